@@ -1,0 +1,31 @@
+"""A stream of clicks for the examples: a user, the items clicked before, the items bought before."""
+
+from collections.abc import Iterator
+
+import torch
+
+import skirl
+
+USERS, ITEMS = 100_000, 500_000
+
+
+class Clicks:
+    """Batches of (ids, labels); each pass yields the same."""
+
+    def __init__(self, batches: int, size: int = 256, seed: int = 0) -> None:
+        self.batches, self.size, self.seed = batches, size, seed
+
+    def __iter__(self) -> Iterator[skirl.Batch]:
+        chance = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.batches):
+            lengths = torch.cat([torch.ones(self.size), torch.randint(0, 5, (2 * self.size,), generator=chance)]).long()
+            users = _skewed(self.size, USERS, chance)
+            items = _skewed(int(lengths[self.size :].sum()), ITEMS, chance)
+            ids = skirl.KeyedJagged(["user", "clicked", "bought"], torch.cat([users, items]), lengths=lengths)
+            labels = ((users * 2654435761) % 1000 < 300).float()  # some users click, whatever they see
+            yield skirl.Batch(torch.empty(self.size, 0), ids, labels)
+
+
+def _skewed(count: int, rows: int, chance: torch.Generator) -> torch.Tensor:
+    """Few rows take most accesses, as in real logs."""
+    return (rows ** torch.rand(count, generator=chance, dtype=torch.float64)).long() - 1

@@ -1,0 +1,33 @@
+"""skirl trains recommendation models whose embedding tables do not fit on the device."""
+
+from skirl.batch import Batch, KeyedJagged
+from skirl.checkpoint import load, save
+from skirl.export import export
+from skirl.initial import Constant, Normal, Uniform
+from skirl.lookahead import Lookahead, lookahead
+from skirl.nn.modules import EmbeddingBagCollection, EmbeddingCollection, Pooled
+from skirl.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from skirl.sealed import CheckpointError
+from skirl.tables import Table
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Batch",
+    "CheckpointError",
+    "Constant",
+    "EmbeddingBagCollection",
+    "EmbeddingCollection",
+    "KeyedJagged",
+    "Lookahead",
+    "Normal",
+    "Pooled",
+    "RowwiseAdagrad",
+    "Table",
+    "Uniform",
+    "export",
+    "load",
+    "lookahead",
+    "save",
+]

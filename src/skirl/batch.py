@@ -1,0 +1,107 @@
+"""What enters: jagged ids of many features, and a batch that carries them.
+
+`KeyedJagged` has the methods of TorchRec's KeyedJaggedTensor that skirl calls; either may be passed, by duck typing, and so
+may any class with these methods. It is a plain holder of at most four tensors, so making one costs microseconds; a padded
+[batch, features, longest] tensor would be simpler and cost the longest bag for every sample.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+
+@runtime_checkable
+class Sparse(Protocol):
+    """The methods that skirl calls on a batch's ids; TorchRec's KeyedJaggedTensor has them."""
+
+    def keys(self) -> Sequence[str]: ...
+    def values(self) -> torch.Tensor: ...
+    def offsets(self) -> torch.Tensor: ...
+    def weights_or_none(self) -> torch.Tensor | None: ...
+
+
+class KeyedJagged:
+    """Ids of several features, any number for each sample: values in order of (feature, sample, place in the bag).
+
+    >>> sparse = KeyedJagged(["user", "clicked"], values=torch.tensor([7, 8, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 1]))
+    >>> sparse.offsets().tolist()
+    [0, 1, 2, 4, 5]
+    >>> sparse.stride()
+    2
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: torch.Tensor,
+        *,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+    ) -> None:
+        if (lengths is None) == (offsets is None):
+            raise ValueError("pass either lengths or offsets, one of the two")
+        self._keys = list(keys)
+        self._values = values
+        self._lengths = lengths
+        self._offsets = offsets
+        self._weights = weights
+
+    @classmethod
+    def one_hot(cls, keys: Sequence[str], ids: torch.Tensor) -> "KeyedJagged":
+        """Exactly one id a feature and sample: `ids` is [batch, features].
+
+        >>> KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 2], [3, 4]])).values().tolist()
+        [1, 3, 2, 4]
+        """
+        batch, features = ids.shape
+        if features != len(keys):
+            raise ValueError(f"ids has {features} columns for {len(keys)} features: they must be as many")
+        return cls(keys, ids.t().reshape(-1), offsets=torch.arange(batch * features + 1, dtype=torch.int32))
+
+    def keys(self) -> list[str]:
+        """Names of the features."""
+        return self._keys
+
+    def values(self) -> torch.Tensor:
+        """All ids, feature after feature."""
+        return self._values
+
+    def offsets(self) -> torch.Tensor:
+        """Where each bag starts, feature after feature; one more at the end."""
+        if self._offsets is None:
+            assert self._lengths is not None
+            self._offsets = torch.zeros(self._lengths.numel() + 1, dtype=torch.int64)
+            torch.cumsum(self._lengths, 0, out=self._offsets[1:])
+        return self._offsets
+
+    def lengths(self) -> torch.Tensor:
+        """The number of ids in each bag."""
+        if self._lengths is None:
+            self._lengths = self.offsets().diff()
+        return self._lengths
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        """A weight for each id, if there are weights."""
+        return self._weights
+
+    def stride(self) -> int:
+        """The number of samples."""
+        return (self.offsets().numel() - 1) // max(1, len(self._keys))
+
+    def __repr__(self) -> str:
+        return f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids)"
+
+
+@dataclass
+class Batch:
+    """Samples of a click log, as skirl's own readers yield them."""
+
+    dense: torch.Tensor
+    """[batch, dense features], float32."""
+    sparse: Any
+    """The ids: a KeyedJagged, or anything with its methods."""
+    labels: torch.Tensor
+    """[batch], float32: 1 for a click."""

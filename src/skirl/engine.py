@@ -1,0 +1,435 @@
+"""The rows of a collection: cache, store, optimizer and what is known of every row, behind the module.
+
+The engine moves rows by Steps and applies gradients to them; it decides nothing. All of it runs in the caller's thread:
+moves between staging and cache cost one copy of 15,000 x 260 bytes a step at batch 16,384 (about 1 ms), and in the caller's
+thread they need no lock against forward and backward.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from skirl.cache import Cache, CacheSize, parse_cache, split_cache
+from skirl.ids import BankIds, Captured, keys_of, resolve
+from skirl.initial import InitialTable, fill
+from skirl.nn import cpu
+from skirl.optim import RowOptimizer
+from skirl.oracle.seen import Seen
+from skirl.oracle.step import Step
+from skirl.staging import Staging
+from skirl.store import Record, Store, open_store
+from skirl.tables import Schema, Table
+from skirl.threads import run
+from skirl.work import Work
+
+_DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+
+
+@dataclass
+class Counters:
+    """Rows moved since the engine was made; counted where they move, not where they were planned."""
+
+    steps: int = 0
+    fetched: int = 0
+    """Rows brought in again, out of the store or out of a pending write-back."""
+    forwarded: int = 0
+    """Those of them out of a pending write-back."""
+    new: int = 0
+    written: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+class Damaged(RuntimeError):
+    """Rows were lost on the way; the message says how, and what to do."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one bank takes in memory beside the store.
+
+    >>> print(Size(dim=64, rows=1_000_000, slots=50_000, staging_rows=4_000, record_bytes=260, staging_bytes=900_000))
+    dim 64: 50,000 of 1,000,000 rows in the cache (12.4 MiB), 4,000 on their way (1.0 MiB; 0.9 MiB allocated)
+    """
+
+    dim: int
+    rows: int
+    """Of all its tables."""
+    slots: int
+    """Rows that the cache holds."""
+    staging_rows: int
+    """Rows on their way beside them, at most; one step that needs more goes alone."""
+    record_bytes: int
+    staging_bytes: int
+    """Memory of staging buffers now."""
+
+    @property
+    def nbytes(self) -> int:
+        """Cache and staging as planned."""
+        return (self.slots + self.staging_rows) * self.record_bytes
+
+    def __str__(self) -> str:
+        cache, staging = self.slots * self.record_bytes, self.staging_rows * self.record_bytes
+        return (
+            f"dim {self.dim}: {self.slots:,} of {self.rows:,} rows in the cache ({cache / (1 << 20):.1f} MiB), "
+            f"{self.staging_rows:,} on their way ({staging / (1 << 20):.1f} MiB; {self.staging_bytes / (1 << 20):.1f} MiB "
+            "allocated)"
+        )
+
+
+class Engine:
+    """Everything but the module around it."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        optimizer: RowOptimizer,
+        cache: CacheSize,
+        store: str | Store,
+        dtype: torch.dtype,
+        seed: int,
+        resume: bool,
+        pooled: bool = True,
+    ) -> None:
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype is {dtype}: set it to torch.float32 or torch.float64")
+        if not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
+        if not isinstance(optimizer, RowOptimizer):
+            raise TypeError(
+                f"optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__}: rows have their own, set it to "
+                "skirl.SGD, skirl.Adagrad, skirl.RowwiseAdagrad or skirl.Adam"
+            )
+        parse_cache(cache)
+        self.schema = Schema.of(tables)
+        self.optimizer = optimizer
+        self.cache_size = cache
+        self.torch_dtype, self.dtype = dtype, _DTYPES[dtype]
+        self.seed = seed
+        self.pooled = pooled
+        self.widths = [optimizer.width(bank.dim) for bank in self.schema.banks]
+        records = {t: Record(self.widths[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
+        self.store = open_store(store, records)
+        self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
+        self.seen = Seen(self.schema)
+        if len(self.store):
+            if not resume:
+                refusal = (
+                    f"the store {self.store!r} already holds {len(self.store)} rows: pass resume=True to go on with them, "
+                    "or name an empty store"
+                )
+                if self.store is not store:
+                    self.store.close()  # opened here; a second try must find it free
+                raise ValueError(refusal)
+            self.seen.rebuild(self.store.keys())
+        self.caches: list[Cache] = []
+        self.staging_rows: list[int] = []
+        self.split_by_one = False
+        """The cache was split by the demand of a single batch, before any lookahead."""
+        self.table_steps = np.zeros(len(self.schema.tables), np.int64)
+        self.counters = Counters()
+        self.damage: str | None = None
+        """What happened and what to do; every later use repeats it."""
+        self._cause: BaseException | None = None
+        self.staging = [Staging(width, self.dtype) for width in self.widths]
+        self._pid = os.getpid()
+        self._pending: list[dict[int, np.ndarray]] = [{} for _ in self.schema.banks]
+
+    @property
+    def in_flight_rows(self) -> int:
+        """Rows held for a step's write-back or for forwarding, right now."""
+        return sum(len(rows) for pending in self._pending for rows in pending.values())
+
+    def check(self) -> None:
+        """Refuse to go on when rows were lost, after `close`, or in a forked child."""
+        if self.damage:
+            raise Damaged(self.damage) from self._cause
+        self.check_process()
+        if self.store.closed:
+            raise RuntimeError(
+                "these embeddings are closed: make new ones, with resume=True if the store has kept its rows"
+            )
+
+    def check_process(self) -> None:
+        """Refuse to go on in a forked child."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this process is a fork of the one that made the embeddings: rows move by threads, which a fork does not "
+                "inherit. Make the embeddings in the child, or start it with the 'spawn' method"
+            )
+
+    def lose(self, what: str, cause: BaseException | None = None) -> None:
+        """Rows are lost: from now on every use is refused with this sentence. The first loss is the one to know of."""
+        if self.damage is None:
+            self.damage, self._cause = f"{what}. Make new embeddings and resume from a checkpoint", cause
+
+    def keys(self, captured: Sequence[Captured]) -> list[np.ndarray]:
+        """Check a step's ids and build its keys, for every bank."""
+        parts = [[keys_of(one, self.schema, bank) for one in captured] for bank in range(len(self.schema.banks))]
+        return [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
+
+    def resolve(self, captured: Captured) -> list[BankIds]:
+        """Check a batch's ids and build keys and bags for every bank."""
+        parts = [resolve(captured, self.schema, bank, self.dtype) for bank in range(len(self.schema.banks))]
+        return parts if self.pooled else [ids.unpooled() for ids in parts]
+
+    def forget_split(self) -> None:
+        """A lookahead begins: what a batch looked up alone has decided of the cache does not hold for its window."""
+        if not self.split_by_one:
+            return
+        self.flush()
+        self.forget_moves()
+        self.caches, self.staging_rows, self.split_by_one = [], [], False
+
+    def make_caches(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> None:
+        """Allocate the caches, once: split between banks by the demand of the first window."""
+        if self.caches:
+            return
+        banks = self.schema.banks
+        slots, self.staging_rows = split_cache(
+            self.cache_size,
+            rows=[sum(self.schema.tables[t].rows for t in bank.tables) for bank in banks],
+            record_bytes=[width * self.dtype.itemsize for width in self.widths],
+            dims=[bank.dim for bank in banks],
+            distinct=distinct,
+            largest=largest,
+            in_flight=in_flight,
+        )
+        self._allocate(slots)
+
+    def _allocate(self, slots: Sequence[int]) -> None:
+        for staging, rows in zip(self.staging, self.staging_rows, strict=True):
+            staging.most = rows
+        self.caches = [Cache(n, width, self.torch_dtype) for n, width in zip(slots, self.widths, strict=True)]
+
+    @property
+    def split(self) -> dict[str, Any] | None:
+        """How the cache was split between banks, for a resumed run; None before it was."""
+        if not self.caches:
+            return None
+        return {"cache": self.cache_size, "slots": [len(c) for c in self.caches], "staging_rows": self.staging_rows}
+
+    @property
+    def staging_halves(self) -> list[int]:
+        """For each bank: rows that may be on their way in, and as many on their way out."""
+        return [rows // 2 for rows in self.staging_rows]
+
+    def sizes(self) -> list[Size]:
+        """What is held in memory, once the first batches have decided it: one entry for each dim."""
+        tables = self.schema.tables
+        return [
+            Size(
+                dim=bank.dim,
+                rows=sum(tables[t].rows for t in bank.tables),
+                slots=len(self.caches[i]),
+                staging_rows=self.staging_rows[i],
+                record_bytes=self.widths[i] * self.dtype.itemsize,
+                staging_bytes=self.staging[i].nbytes,
+            )
+            for i, bank in enumerate(self.schema.banks[: len(self.caches)])
+        ]
+
+    def load(self, work: Work, write_back: Callable[[int, list[tuple[np.ndarray, np.ndarray]]], None]) -> None:
+        """Make the rows of a step resident: evict, forward, put what was fetched, make what is new."""
+        try:
+            leaving = [self._load_bank(bank, step, work.fetched[bank]) for bank, step in enumerate(work.steps)]
+        except BaseException as error:
+            self.lose(f"rows of step {work.number} were being moved when {error!r} happened", error)
+            raise
+        work.fetched = []
+        self.counters.steps += 1
+        write_back(work.number, leaving)
+
+    def _load_bank(self, bank: int, step: Step, fetched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        cache, pending, staging = self.caches[bank], self._pending[bank], self.staging[bank]
+        for number in [n for n in pending if n < step.hold_from]:
+            staging.release(pending.pop(number))
+        leaving = staging.take(len(step.evict_keys))
+        self._run(cpu.take, len(leaving), cache.array, step.evict_slots, leaving)
+        pending[step.number] = leaving
+        staging.retain(leaving)  # one owner is the write-back, the other the chance to forward
+        for number in np.unique(step.forward_step):
+            which = step.forward_step == number
+            rows = pending[int(number)][step.forward_index[which]]
+            cpu.put(cache.array, step.forward_slots[which], rows, 0, len(rows))
+        self._run(cpu.put, len(fetched), cache.array, step.fetch_slots, fetched)
+        self._make(bank, step.new_keys, step.new_slots, cache.array)
+        staging.release(fetched)
+        came = [
+            (step.fetch_keys, step.fetch_slots),
+            (step.forward_keys, step.forward_slots),
+            (step.new_keys, step.new_slots),
+        ]
+        cache.record(step.evict_slots, came, step.rows)
+        record_bytes = self.widths[bank] * self.dtype.itemsize
+        self.counters.fetched += step.fetches
+        self.counters.forwarded += len(step.forward_keys)
+        self.counters.new += len(step.new_keys)
+        self.counters.written += len(step.evict_keys)
+        self.counters.bytes_read += len(step.fetch_keys) * record_bytes
+        self.counters.bytes_written += len(step.evict_keys) * record_bytes
+        return step.evict_keys, leaving
+
+    def fetch(self, step: Step, bank: int) -> np.ndarray:
+        """Read a step's rows from the store into staging."""
+        rows = self.staging[bank].take(len(step.fetch_keys))
+        if len(rows):
+            found = self.store.read(step.fetch_keys, rows)
+            if not found.all():
+                key = int(step.fetch_keys[np.argmin(found)])
+                raise Damaged(
+                    f"row {key & ((1 << 48) - 1)} of table {self.schema.tables[key >> 48].name!r} was trained before and is "
+                    f"not in the store {self.store!r}: the store was changed by someone else; resume from a checkpoint"
+                )
+        return rows
+
+    def write(self, leaving: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Write what left the cache in one step, and give its buffers back."""
+        for bank, (keys, rows) in enumerate(leaving):
+            if len(keys):
+                try:
+                    self.store.write(keys, rows)
+                except BaseException as error:
+                    lost = f"{len(keys)} rows that left the cache could not be written to {self.store!r}: {error!r}"
+                    self.lose(lost, error)
+                    raise
+            self.staging[bank].release(rows)
+
+    def forget_moves(self) -> None:
+        """All is written and nothing will be forwarded any more: let go of what is on its way."""
+        for pending, staging in zip(self._pending, self.staging, strict=True):
+            pending.clear()
+            staging.reset()
+
+    def pool(self, rows: np.ndarray, bank: int, ids: BankIds, slots: np.ndarray) -> torch.Tensor:
+        """Gather and pool from any array of records: [bags, dim]."""
+        dim, features, offsets = self.schema.banks[bank].dim, len(self.schema.banks[bank].features), ids.offsets
+        if not ids.pooled:
+            features, offsets = 1, np.arange(len(slots) + 1, dtype=np.int32)
+        out = torch.empty((ids.bags, dim), dtype=self.torch_dtype)
+        self._run(cpu.pool, len(out), rows, dim, slots, offsets, features, ids.scale, out.numpy())
+        return out
+
+    def update(self, work: Work, lr: float) -> None:
+        """Backward's end: sum the gradients of every row and apply the row optimizer once."""
+        raised = np.zeros(len(self.schema.tables), np.bool_)
+        for (bank, _), live in work.live.items():
+            for feature in self.schema.banks[bank].features:
+                raised[feature.table] |= bool(live[feature.column])
+        self.table_steps += raised
+        scalars = self.optimizer.scalars(lr, self.table_steps, self.dtype)
+        for bank in range(len(self.schema.banks)):
+            self._update_bank(work, bank, scalars)
+        work.updated = True
+        work.grads.clear()
+
+    def _update_bank(self, work: Work, bank: int, scalars: np.ndarray) -> None:
+        parts = [work.grads.get((bank, m)) for m in range(len(work.micros))]
+        if not any(part is not None for part in parts):
+            return
+        dim = self.schema.banks[bank].dim
+        bags = [m.ids[bank].bags for m in work.micros]
+        live = self._live(work, bank)
+        if len(parts) == 1:
+            assert parts[0] is not None
+            grads, bag_of, scale = parts[0].numpy(), work.micros[0].ids[bank].bag_of, work.micros[0].ids[bank].scale
+        else:
+            grads = np.zeros((sum(bags), dim), self.dtype)
+            starts = np.concatenate([[0], np.cumsum(bags)])
+            for m, part in enumerate(parts):
+                if part is not None:
+                    grads[starts[m] : starts[m + 1]] = part.numpy()
+            bag_of = np.concatenate([m.ids[bank].bag_of + starts[i] for i, m in enumerate(work.micros)]).astype(
+                np.int32
+            )
+            scale = _join_scales(work, bank, self.dtype)
+        step = work.steps[bank]
+        self._run(
+            cpu.update, len(step.rows), self.caches[bank].array, dim, self.optimizer.kind, step.rows, step.keys,
+            step.group_start, step.group_pos, bag_of, scale, grads, live, scalars, self.dtype.type(self.optimizer.clip_norm),
+        )  # fmt: skip
+
+    def _live(self, work: Work, bank: int) -> np.ndarray:
+        """Which rows of the output got a gradient: by feature where that is enough, else one by one."""
+        features = len(self.schema.banks[bank].features)
+        masks = [work.live.get((bank, m), np.zeros(features, np.bool_)) for m in range(len(work.micros))]
+        if all(mask.all() for mask in masks):
+            return np.ones(1, np.bool_)
+        if self.pooled and all((mask == masks[0]).all() for mask in masks):
+            return masks[0]
+        return np.concatenate([m.ids[bank].by_bag(mask) for mask, m in zip(masks, work.micros, strict=True)])
+
+    def peek(self, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.ndarray]:
+        """The executed state of some rows, changing nothing: their records, and the place of each key among them."""
+        distinct, place = np.unique(keys, return_inverse=True)
+        rows = np.empty((len(distinct), self.widths[bank]), self.dtype)
+        slots = self.caches[bank].find(distinct) if self.caches else np.full(len(distinct), -1)
+        here = slots >= 0
+        rows[here] = self.caches[bank].array[slots[here]] if self.caches else 0
+        away = np.flatnonzero(~here)
+        known = away[self.seen.has(distinct[away])]
+        found = np.zeros(len(distinct), np.bool_)
+        found[here] = True
+        if len(known):
+            records = np.empty((len(known), self.widths[bank]), self.dtype)
+            held = self.store.read(distinct[known], records)
+            rows[known[held]] = records[held]
+            found[known[held]] = True
+        fresh = np.flatnonzero(~found).astype(np.int32)
+        self._make(bank, distinct[fresh], fresh, rows)
+        return rows, place.astype(np.int32)
+
+    def flush(self) -> None:
+        """Write every resident row to the store; all stay resident. Write-backs must be drained."""
+        self.check()
+        for cache in self.caches:
+            slots = np.flatnonzero(cache.key_of >= 0)
+            for part in np.array_split(slots, max(1, len(slots) // 65536)):
+                if len(part):
+                    self.store.write(cache.key_of[part], np.ascontiguousarray(cache.array[part]))
+        self.store.flush()
+
+    def restore(
+        self, folder: Path, *, table_steps: Sequence[int], counters: Counters, split: dict[str, Any] | None
+    ) -> None:
+        """Take all rows from a store's snapshot; what was here is gone. No lookahead may be iterating.
+
+        A cache of the same size is split as it was: another split could leave a bank too few slots for a batch to come.
+        """
+        self.check_process()
+        self.store.restore(folder)  # all or nothing; from here on nothing is expected to fail
+        self.damage = "rows were being restored when something happened: load again"
+        self.forget_moves()
+        self.staging = [Staging(width, self.dtype) for width in self.widths]
+        self.caches, self.staging_rows, self.split_by_one = [], [], False
+        if split is not None and split["cache"] == self.cache_size:
+            self.staging_rows = list(split["staging_rows"])
+            self._allocate(split["slots"])
+        self.seen.rebuild(self.store.keys())
+        self.table_steps[:] = table_steps
+        self.counters = counters
+        self.damage = None
+
+    def _make(self, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
+        dim, initial = self.schema.banks[bank].dim, self.initial
+        state = self.optimizer.initial_state
+        self._run(
+            fill, len(keys), keys, slots, into, dim, self.seed, initial.kind, initial.scale, initial.quantiles, state
+        )  # fmt: skip
+
+    def _run(self, kernel: Callable[..., None], n: int, *args: object) -> None:
+        run(kernel, n, *args, threads=torch.get_num_threads())
+
+
+def _join_scales(work: Work, bank: int, dtype: np.dtype) -> np.ndarray:
+    """Scales of all micro-batches; ones where only some have them."""
+    ids = [m.ids[bank] for m in work.micros]
+    if not any(len(i.scale) for i in ids):
+        return ids[0].scale
+    return np.concatenate([i.scale if len(i.scale) else np.ones(len(i.keys), dtype) for i in ids])

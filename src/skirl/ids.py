@@ -1,0 +1,255 @@
+"""From a batch's jagged ids to the keys and bags that the planner and the kernels use.
+
+Three parts, for they run at three times. `capture` calls the user's object in the user's thread and copies what it
+returns: a loader may reuse its buffers, and a copy of 3.4 MB (16,384 x 26 ids) takes 0.4 ms. `keys_of` checks every id and
+builds keys in the planner's thread, without the GIL, when a batch enters the window. `resolve` adds the bags when the batch
+is planned: the keys and bags of a whole window would take more memory than its ids; 3-4 ns an id for both. Checking in the
+module's forward instead would put the same work on the critical path, and a bad id would be found only when its rows were
+already on their way.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numba import njit
+
+from skirl.batch import Sparse
+from skirl.tables import ROW_BITS, Schema
+
+NO_SCALE = np.empty(0, np.float32)
+
+
+@dataclass(slots=True)
+class Captured:
+    """One micro-batch as it came, in memory of our own."""
+
+    keys: tuple[str, ...]
+    values: np.ndarray
+    offsets: np.ndarray
+    weights: np.ndarray | None
+
+    @property
+    def batch(self) -> int:
+        """The number of samples."""
+        return (len(self.offsets) - 1) // len(self.keys)
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds in memory."""
+        return self.values.nbytes + self.offsets.nbytes + (0 if self.weights is None else self.weights.nbytes)
+
+
+@dataclass(slots=True)
+class BankIds:
+    """One micro-batch for one bank."""
+
+    keys: np.ndarray
+    """int64 [n], by (feature, sample, place in the bag)."""
+    offsets: np.ndarray
+    """int32 [features * batch + 1]: where each bag starts."""
+    bag_of: np.ndarray
+    """int32 [n]: each position's row in the output seen as [batch * features, dim]."""
+    scale: np.ndarray
+    """[n] in the rows' dtype: weight, or weight / count for a mean; empty when every factor is 1."""
+    batch: int
+    pooled: bool = True
+
+    @property
+    def bags(self) -> int:
+        """Rows of the output: bags, or ids when nothing is pooled."""
+        return len(self.offsets) - 1 if self.pooled else len(self.keys)
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds in memory."""
+        return self.keys.nbytes + self.offsets.nbytes + self.bag_of.nbytes + self.scale.nbytes
+
+    def by_bag(self, mask: np.ndarray) -> np.ndarray:
+        """A value a feature, spread over the rows of the output."""
+        if self.pooled:
+            return np.tile(mask, self.batch)
+        return np.repeat(
+            mask, np.diff(self.offsets[:: max(1, self.batch)]) if self.batch else np.zeros(len(mask), np.int64)
+        )
+
+    def unpooled(self) -> "BankIds":
+        """The same ids, each its own bag."""
+        n = len(self.keys)
+        return BankIds(self.keys, self.offsets, np.arange(n, dtype=np.int32), self.scale[:0], self.batch, False)
+
+
+class BadIds(ValueError):
+    """Ids that cannot be looked up: says which, where, and what is allowed."""
+
+
+def capture(sparse: Sparse, schema: Schema, *, copy: bool = True) -> Captured:
+    """Read a batch's ids into arrays of our own and check their form.
+
+    >>> from skirl import KeyedJagged, Table
+    >>> ids = KeyedJagged(["a"], torch.tensor([3, 4, 4]), lengths=torch.tensor([1, 2]))
+    >>> capture(ids, Schema.of([Table("a", 10, 4)])).offsets.tolist()
+    [0, 1, 3]
+    """
+    for either in (("keys",), ("values",), ("offsets", "lengths"), ("weights_or_none",)):
+        if not any(callable(getattr(sparse, method, None)) for method in either):
+            raise TypeError(
+                f"ids are a {type(sparse).__name__}, which has no {either[0]}(): pass a KeyedJagged or a KeyedJaggedTensor, "
+                "or tell lookahead where it is with sparse=lambda batch: ..."
+            )
+    keys = tuple(sparse.keys())
+    values = _array(sparse.values(), "ids", (torch.int64, torch.int32), copy)
+    offsets = _offsets(sparse, copy)
+    weights = sparse.weights_or_none()
+    missing = [name for name in schema.features if name not in keys]
+    if missing:
+        raise BadIds(f"the batch has no feature {missing[0]!r}: it has {', '.join(map(repr, keys)) or 'none'}")
+    if len(set(keys)) != len(keys):
+        raise BadIds("the batch names a feature twice: names must differ")
+    if (len(offsets) - 1) % len(keys) or not len(offsets):
+        raise BadIds(
+            f"offsets has {len(offsets)} entries: {len(keys)} features need a multiple of {len(keys)}, and one"
+        )
+    array = None
+    if weights is not None:
+        array = _array(weights.detach(), "weights", (torch.float32, torch.float64, torch.float16, torch.bfloat16), copy)
+        if len(array) != len(values):
+            raise BadIds(f"{len(array)} weights for {len(values)} ids: pass one a id")
+    if offsets[0] != 0 or offsets[-1] != len(values) or not _ascending(offsets):
+        raise BadIds(
+            f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}"
+            + ("" if _ascending(offsets) else " and fall on the way: a length is negative")
+        )
+    return Captured(keys, values, offsets, array)
+
+
+def _offsets(sparse: Sparse, copy: bool) -> np.ndarray:
+    """Where bags start: as given, or from their lengths."""
+    if callable(getattr(sparse, "offsets", None)):
+        return _array(sparse.offsets(), "offsets", (torch.int64, torch.int32), copy)
+    lengths = _array(sparse.lengths(), "lengths", (torch.int64, torch.int32), False)  # type: ignore[attr-defined]
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _array(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], copy: bool) -> np.ndarray:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{what} are a {type(tensor).__name__}: pass a torch.Tensor")
+    if tensor.dtype not in allowed:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed[:2])
+        raise TypeError(f"{what} are {str(tensor.dtype).removeprefix('torch.')}: pass {names}")
+    if tensor.dim() != 1:
+        raise ValueError(f"{what} have shape {list(tensor.shape)}: pass one dimension")
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.float()
+    array = tensor.cpu().contiguous().numpy()
+    return array.copy() if copy and tensor.device.type == "cpu" else array
+
+
+def keys_of(captured: Captured, schema: Schema, bank: int) -> np.ndarray:
+    """Check every id of a bank's features and build its keys: int64, by (feature, sample, place in the bag).
+
+    >>> from skirl import KeyedJagged, Table
+    >>> schema = Schema.of([Table("a", 10, 4)])
+    >>> ids = KeyedJagged(["a"], torch.tensor([3, 10]), lengths=torch.tensor([1, 1]))
+    >>> keys_of(capture(ids, schema), schema, 0)
+    Traceback (most recent call last):
+        ...
+    skirl.ids.BadIds: feature 'a', sample 1: id 10 is outside table 'a', which has rows 0 to 9
+    """
+    batch, features = captured.batch, schema.banks[bank].features
+    parts = _parts(captured, schema, bank)
+    total = int((parts[:, 1] - parts[:, 0]).sum())
+    if max(total, batch * len(features)) >= 1 << 31:
+        raise BadIds(f"a batch of {total} ids is too large: split it below 2**31")
+    table = np.array([f.table for f in features], np.int64)
+    rows = np.array([schema.tables[f.table].rows for f in features], np.int64)
+    keys = np.empty(total, np.int64)
+    bad = _keys(captured.values, parts, table, rows, keys)
+    if bad >= 0:
+        raise BadIds(_complaint(captured, schema, int(bad), batch))
+    return keys
+
+
+def resolve(captured: Captured, schema: Schema, bank: int, dtype: np.dtype) -> BankIds:
+    """Keys, bags and scales of a bank's features; ids are checked as by `keys_of`.
+
+    >>> from skirl import KeyedJagged, Table
+    >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
+    >>> ids = KeyedJagged(["a", "b"], torch.tensor([3, 4, 5]), lengths=torch.tensor([1, 0, 0, 2]))
+    >>> resolve(capture(ids, schema), schema, 0, np.dtype(np.float32)).bag_of.tolist()  # sample 0: bags 0, 1
+    [0, 3, 3]
+    """
+    keys = keys_of(captured, schema, bank)
+    batch, features = captured.batch, schema.banks[bank].features
+    place = np.array([captured.keys.index(f.name) for f in features], np.int64)
+    mean = np.array([schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
+    offsets = np.empty(len(features) * batch + 1, np.int32)
+    bag_of = np.empty(len(keys), np.int32)
+    scaled = captured.weights is not None or bool(mean.any())
+    scale = np.empty(len(keys) if scaled else 0, dtype)
+    weights = NO_SCALE.astype(dtype) if captured.weights is None else captured.weights.astype(dtype, copy=False)
+    _bags(captured.offsets, weights, place, mean, batch, offsets, bag_of, scale)
+    return BankIds(keys, offsets, bag_of, scale, batch)
+
+
+def _parts(captured: Captured, schema: Schema, bank: int) -> np.ndarray:
+    """Where the ids of each feature begin and end: int64 [features, 2]."""
+    batch, starts = captured.batch, captured.offsets
+    place = [captured.keys.index(f.name) for f in schema.banks[bank].features]
+    return np.array([(starts[p * batch], starts[(p + 1) * batch]) for p in place], np.int64).reshape(-1, 2)
+
+
+def _complaint(captured: Captured, schema: Schema, position: int, batch: int) -> str:
+    bag = int(np.searchsorted(captured.offsets, position, side="right")) - 1
+    name = captured.keys[bag // batch]
+    table = next(t for t in schema.tables if name in t.features)
+    return (
+        f"feature {name!r}, sample {bag % batch}: id {captured.values[position]} is outside table {table.name!r}, "
+        f"which has rows 0 to {table.rows - 1}"
+    )
+
+
+@njit(nogil=True, cache=True)
+def _ascending(offsets):
+    falls = 0
+    for i in range(1, len(offsets)):
+        falls += offsets[i] < offsets[i - 1]
+    return falls == 0
+
+
+@njit(nogil=True, cache=True)
+def _keys(values, parts, table, rows, keys):
+    """Fill keys; return the position of a bad id, or -1."""
+    n = 0
+    for f in range(len(parts)):
+        high = np.int64(table[f]) << ROW_BITS
+        for p in range(parts[f, 0], parts[f, 1]):
+            value = np.int64(values[p])
+            if value < 0 or value >= rows[f]:
+                return p
+            keys[n] = high | value
+            n += 1
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _bags(starts, weights, place, mean, batch, offsets, bag_of, scale):
+    """Fill offsets, bag_of and scale."""
+    features = len(place)
+    one = weights.dtype.type(1)
+    n = 0
+    offsets[0] = 0
+    for f in range(features):
+        for b in range(batch):
+            begin = starts[place[f] * batch + b]
+            end = starts[place[f] * batch + b + 1]
+            count = weights.dtype.type(end - begin)
+            for p in range(begin, end):
+                bag_of[n] = b * features + f
+                if len(scale):
+                    factor = weights[p] if len(weights) else one
+                    scale[n] = factor / count if mean[f] else factor
+                n += 1
+            offsets[f * batch + b + 1] = n

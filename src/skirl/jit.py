@@ -1,0 +1,39 @@
+"""One way to compile a hot loop: `@kernel`.
+
+Every loop over ids or rows is plain Python that Numba compiles, so a reader can step through it: with NUMBA_DISABLE_JIT=1
+the same functions run as they are written, about 100x slower. A C++ extension would compile ahead of time and pin the
+library to one ABI of torch, which is what users of its peers complain of first.
+
+The flags are a promise, not a tuning. `nogil`: kernels run beside each other in our own threads. No `fastmath`: LLVM may
+then neither fuse a multiply with an add nor reorder a sum, so the bits depend on no vector width. `error_model="numpy"`:
+a division by zero gives inf or nan as it does in torch; Python's check for it would keep loops from being vectorised.
+The cache on disk notices a change of a kernel's own file only: after a change here, delete the __pycache__ folders.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import config, njit
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kernel(function: F) -> F:
+    """Compile a function of arrays and numbers, at its first call; the result is cached on disk.
+
+    >>> @kernel
+    ... def double(x, lo, hi):
+    ...     for i in range(lo, hi):
+    ...         x[i] = x[i] + x[i]
+    >>> x = np.ones(3, np.float32)
+    >>> double(x, 1, 3)
+    >>> x.tolist()
+    [1.0, 2.0, 2.0]
+    """
+    if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
+        # Compiled code wraps and divides without a word; numpy's scalars would warn at each of them.
+        return np.errstate(all="ignore")(function)
+    # A doctest has no file to keep a cache beside.
+    cached = "<" not in function.__code__.co_filename
+    return cast(F, njit(nogil=True, cache=cached, error_model="numpy")(function))

@@ -1,0 +1,45 @@
+"""What a figure was measured on: times without it say nothing."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, threads, versions; nothing that names the machine or its user.
+
+    >>> machine()["cores"] >= 1
+    True
+    """
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "skirl": skirl_version(),
+    }
+
+
+def skirl_version() -> str:
+    """The version installed; of a bare source tree nothing is known."""
+    try:
+        return version("skirl")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

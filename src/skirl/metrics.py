@@ -1,0 +1,129 @@
+"""Metrics over a stream of any length: AUC and log loss, from logits.
+
+The AUC of n samples needs their order. Keeping all scores is exact and takes 22 GB for the 4.4 billion samples of an
+epoch of Criteo Terabyte; `StreamingAUC` counts clicks and others in 2**18 bins of the float32 number line: 4 MiB,
+whatever n. Samples of one bin count as ties, so the result is exact for scores that differ in their first 18 bits, and
+`error_bound` says how far off it can be for the rest: about 2e-4 for usual logits, the true error being some hundred
+times less. Bins over [0, 1], the usual choice, waste most of them when clicks are rare.
+
+Counts are integers: the order of updates, and how a stream is split between trainers, change nothing.
+"""
+
+import math
+
+import numpy as np
+import torch
+
+_BITS = 18
+Scores = torch.Tensor | np.ndarray
+
+
+class StreamingAUC:
+    """The area under the ROC curve: how often a click scores above a sample that is none, ties counting one half.
+
+    >>> auc = StreamingAUC()
+    >>> auc.update(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    >>> auc.value()
+    0.75
+    """
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((2, 1 << _BITS), np.int64)  # of no click, of click
+
+    def update(self, logits: Scores, labels: Scores) -> None:
+        """Count a batch. Any score that rises with the click's probability will do."""
+        scores, clicks = _checked(logits, labels)
+        bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)  # + 0: the two zeros are one score
+        # Floats order like their bits, negative ones the other way round: turn those over, then shift all above zero.
+        ordered = np.where(bits < 0, ~bits, bits | np.int32(-(2**31))).view(np.uint32)
+        bins = (ordered >> np.uint32(32 - _BITS)).astype(np.int64)
+        for clicked in (0, 1):
+            self._counts[clicked] += np.bincount(bins[clicks == clicked], minlength=1 << _BITS)
+
+    def merge(self, other: "StreamingAUC") -> None:
+        """Add what another one counted."""
+        self._counts += other._counts
+
+    def value(self) -> float:
+        """The AUC of all samples so far; nan until there are both clicks and others."""
+        others, clicks = self._counts.astype(np.float64)
+        below = np.cumsum(others) - others
+        return _ratio(float(np.sum(clicks * (below + others / 2))), float(clicks.sum() * others.sum()))
+
+    def error_bound(self) -> float:
+        """The true AUC is at most this far from `value()`: half the pairs that fell into one bin."""
+        others, clicks = self._counts.astype(np.float64)
+        return _ratio(float(np.sum(clicks * others)) / 2, float(clicks.sum() * others.sum()))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The counts, for a checkpoint."""
+        return {"counts": torch.from_numpy(self._counts.copy())}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from a checkpoint's counts."""
+        self._counts[:] = state["counts"].numpy()
+
+
+class LogLoss:
+    """Mean binary cross-entropy, in nats, and what is read off beside it.
+
+    >>> loss = LogLoss()
+    >>> loss.update(np.array([0.0, 0.0]), np.array([0, 1]))
+    >>> round(loss.value(), 4), loss.normalised_entropy(), loss.calibration()
+    (0.6931, 1.0, 1.0)
+    """
+
+    def __init__(self) -> None:
+        self._samples = self._clicks = 0
+        self._loss = self._predicted = 0.0
+
+    def update(self, logits: Scores, labels: Scores) -> None:
+        """Add a batch, summed in float64."""
+        x, clicks = _checked(logits, labels)
+        tail = np.exp(-np.abs(x))  # never overflows
+        self._loss += float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
+        self._predicted += float(np.sum(np.where(x >= 0, 1.0, tail) / (1 + tail)))
+        self._samples += x.size
+        self._clicks += int(clicks.sum())
+
+    def value(self) -> float:
+        """The mean over all samples so far; nan before the first."""
+        return _ratio(self._loss, self._samples)
+
+    def click_rate(self) -> float:
+        """The share of clicks."""
+        return _ratio(self._clicks, self._samples)
+
+    def calibration(self) -> float:
+        """Predicted clicks for each real one: 1 is right."""
+        return _ratio(self._predicted, self._clicks)
+
+    def normalised_entropy(self) -> float:
+        """The loss relative to that of always predicting the click rate: below 1 is better than that."""
+        p = self.click_rate()
+        if not 0 < p < 1:
+            return math.nan
+        return self.value() / -(p * math.log(p) + (1 - p) * math.log(1 - p))
+
+
+def _checked(logits: Scores, labels: Scores) -> tuple[np.ndarray, np.ndarray]:
+    """Both as flat float64 arrays; what would corrupt a metric silently is refused."""
+    x, y = (_flat(values) for values in (logits, labels))
+    if x.size != y.size:
+        raise ValueError(f"{x.size} logits for {y.size} labels: pass one label for each logit")
+    if not np.isfinite(x).all():
+        raise ValueError(
+            f"{np.count_nonzero(~np.isfinite(x))} of {x.size} logits are not finite: has training diverged?"
+        )
+    if not ((y == 0) | (y == 1)).all():
+        raise ValueError("labels have other values than 0 and 1: set each to one of the two")
+    return x, y
+
+
+def _flat(values: Scores) -> np.ndarray:
+    array = values.detach().double().cpu().numpy() if isinstance(values, torch.Tensor) else values
+    return np.asarray(array, np.float64).reshape(-1)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan

@@ -1,0 +1,156 @@
+"""Autograd of a lookup: forward gathers and pools, backward hands the gradients to the engine, which updates the rows.
+
+One node for all banks of a batch, so that one backward makes one update of every row, whatever features it came from. The
+nodes behind it note which features got a gradient at all: a feature without one is not updated, as in plain PyTorch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skirl.nn import cpu
+from skirl.threads import run
+from skirl.work import Work
+
+if TYPE_CHECKING:
+    from skirl.nn.modules import Collection
+
+
+class Ticket:
+    """One bank of one micro-batch on its way through autograd: which features' gradients came back."""
+
+    def __init__(self, collection: "Collection", work: Work, micro: int, bank: int) -> None:
+        self.collection = collection
+        self.work = work
+        self.micro = micro
+        self.bank = bank
+        self.ids = work.micros[micro].ids[bank]
+        self.features = len(collection.engine.schema.banks[bank].features)
+        self.live = np.zeros(self.features, np.bool_)
+        self.used = False
+
+    def release(self) -> None:
+        """Let go of the batch: who keeps a loss keeps its graph, and this ticket with it."""
+        del self.work, self.ids
+
+
+class Lookup(torch.autograd.Function):
+    """Forward: gather and pool each bank. Backward: hand the gradients to the engine, which updates the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, tickets: list[Ticket]) -> tuple[Tensor, ...]:
+        ctx.tickets = tickets
+        ctx.set_materialize_grads(False)
+        out = []
+        for ticket in tickets:
+            collection = ticket.collection
+            cache = collection.engine.caches[ticket.bank].array
+            slots = ticket.work.steps[ticket.bank].slots[ticket.work.positions(ticket.bank, ticket.micro)]
+            flat = collection.engine.pool(cache, ticket.bank, ticket.ids, slots)
+            out.append(collection._shaped(flat, ticket.bank, ticket.ids))
+        return tuple(out)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        first = ctx.tickets[0]
+        if first.used:
+            raise RuntimeError(
+                "backward ran twice over one batch: its rows were already updated. Sum the losses and call it once"
+            )
+        collection, work = first.collection, first.work
+        collection.require_current(work)
+        first.used = True
+        weights = work.micros[first.micro].weights
+        weights_grad = None if weights is None else torch.zeros_like(weights)
+        for ticket, grad in zip(ctx.tickets, grads, strict=True):
+            collection.returned(ticket, grad)
+            if weights_grad is not None:
+                _weight_grad(ticket, weights_grad)
+        collection.backward_done(work)
+        for ticket in ctx.tickets:
+            ticket.release()
+        return None, weights_grad, None
+
+
+def _weight_grad(ticket: Ticket, out: Tensor) -> None:
+    """The gradient of the ids' weights, before the rows change."""
+    collection, work = ticket.collection, ticket.work
+    grads = work.grads.get((ticket.bank, ticket.micro))
+    if grads is None or not collection.pooled:
+        return
+    engine, ids = collection.engine, ticket.ids
+    slots = work.steps[ticket.bank].slots[work.positions(ticket.bank, ticket.micro)]
+    dots = np.empty(len(slots), engine.dtype)
+    dim = engine.schema.banks[ticket.bank].dim
+    cache = engine.caches[ticket.bank].array
+    run(cpu.weight_grad, len(slots), cache, dim, slots, ids.bag_of, grads.numpy(), ticket.live, dots, threads=1)
+    captured = work.micros[ticket.micro].captured
+    n = 0
+    for feature in engine.schema.banks[ticket.bank].features:
+        place = captured.keys.index(feature.name)
+        starts = captured.offsets[place * ids.batch : (place + 1) * ids.batch + 1]
+        part = dots[n : n + int(starts[-1] - starts[0])]
+        if engine.schema.tables[feature.table].pooling == "mean":
+            part = part / np.repeat(np.diff(starts), np.diff(starts))
+        out[int(starts[0]) : int(starts[-1])] = torch.from_numpy(np.ascontiguousarray(part)).to(out.dtype)
+        n += len(part)
+
+
+class Whole(torch.autograd.Function):
+    """The stacked output: a gradient for it is one for every feature."""
+
+    @staticmethod
+    def forward(ctx: Any, bank: Tensor, ticket: Ticket) -> Tensor:
+        ctx.ticket = ticket
+        return bank.view_as(bank)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.ticket.live[:] = True
+        return grad, None
+
+
+class Unbind(torch.autograd.Function):
+    """Features one by one: remembers which of them got a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, bank: Tensor, ticket: Ticket) -> tuple[Tensor, ...]:
+        ctx.ticket, ctx.shape, ctx.dtype = ticket, bank.shape, bank.dtype
+        ctx.set_materialize_grads(False)
+        return tuple(bank.unbind(1))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        out = torch.zeros(ctx.shape, dtype=ctx.dtype)
+        for column, grad in enumerate(grads):
+            if grad is not None:
+                out[:, column] = grad
+                ctx.ticket.live[column] = True
+        return out, None
+
+
+class Split(torch.autograd.Function):
+    """Unpooled features one by one: a gradient counts for all ids of its feature."""
+
+    @staticmethod
+    def forward(ctx: Any, bank: Tensor, ticket: Ticket, sizes: list[int]) -> tuple[Tensor, ...]:
+        ctx.ticket, ctx.shape, ctx.dtype, ctx.sizes = ticket, bank.shape, bank.dtype, sizes
+        ctx.set_materialize_grads(False)
+        return tuple(bank.split(sizes))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        out = torch.zeros(ctx.shape, dtype=ctx.dtype)
+        begin = 0
+        for column, (grad, size) in enumerate(zip(grads, ctx.sizes, strict=True)):
+            if grad is not None:
+                out[begin : begin + size] = grad
+                ctx.ticket.live[column] = True
+            begin += size
+        return out, None, None

@@ -1,0 +1,86 @@
+"""What a collection returns for a batch: tensors by feature, or all of them stacked.
+
+Both views share one node of the autograd graph. Which of them is used is known only afterwards, so the split by feature is
+made when first asked for: models that take `stacked()` never pay for 26 small gradients being copied together.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from skirl.ids import BankIds
+from skirl.nn.lookup import Split, Ticket, Unbind, Whole
+
+if TYPE_CHECKING:
+    from skirl.nn.modules import Collection
+
+
+class Pooled(Mapping[str, Tensor]):
+    """What a collection returns for a batch: a [batch, dim] tensor for each feature, by name.
+
+    >>> import skirl, torch
+    >>> tables = [skirl.Table("user", 10, 2), skirl.Table("item", 10, 2)]
+    >>> embeddings = skirl.EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.1), cache=10)
+    >>> out = embeddings(skirl.KeyedJagged.one_hot(["user", "item"], torch.tensor([[1, 2], [3, 4], [5, 6]])))
+    >>> list(out), out["item"].shape, out.stacked().shape
+    (['user', 'item'], torch.Size([3, 2]), torch.Size([3, 2, 2]))
+    """
+
+    def __init__(
+        self, collection: "Collection", banks: list[Tensor], tickets: "list[Ticket] | None", ids: list[BankIds]
+    ) -> None:
+        self._collection = collection
+        self._banks = banks
+        self._tickets = tickets
+        self._ids = ids
+        self._split: dict[int, tuple[Tensor, ...]] = {}
+        self._place = {
+            feature.name: (bank, feature.column)
+            for bank, members in enumerate(collection.engine.schema.banks)
+            for feature in members.features
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._place:
+            raise KeyError(f"no feature {name!r}: there are {', '.join(map(repr, self))}")
+        bank, column = self._place[name]
+        if bank not in self._split:
+            self._split[bank] = self._unbind(bank)
+        return self._split[bank][column]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._collection.engine.schema.features)
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def _unbind(self, bank: int) -> tuple[Tensor, ...]:
+        if self._tickets is None:
+            return tuple(self._banks[bank].unbind(1))
+        return Unbind.apply(self._banks[bank], self._tickets[bank])
+
+    def stacked(self) -> Tensor:
+        """All features as one [batch, features, dim] tensor, features in table order; all dims must be equal."""
+        if len(self._banks) != 1:
+            dims = [bank.dim for bank in self._collection.engine.schema.banks]
+            raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
+        if self._tickets is None:
+            return self._banks[0]
+        return Whole.apply(self._banks[0], self._tickets[0])
+
+
+class Unpooled(Pooled):
+    """What an EmbeddingCollection returns: for each feature one [ids, dim] tensor, a row an id in the batch's order."""
+
+    def _unbind(self, bank: int) -> tuple[Tensor, ...]:
+        ids = self._ids[bank]
+        features = len(self._collection.engine.schema.banks[bank].features)
+        sizes = [int(ids.offsets[(f + 1) * ids.batch] - ids.offsets[f * ids.batch]) for f in range(features)]
+        if self._tickets is None:
+            return tuple(self._banks[bank].split(sizes))
+        return Split.apply(self._banks[bank], self._tickets[bank], sizes)
+
+    def stacked(self) -> Tensor:
+        """Unpooled features have different lengths."""
+        raise ValueError("an EmbeddingCollection returns rows by feature, of different lengths: take out[feature]")

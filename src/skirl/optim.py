@@ -1,0 +1,228 @@
+"""Row optimizers: how a row changes once its gradients are summed, and what state travels with it.
+
+A record is the weight and its state side by side, so a row and its moments move, are checkpointed and are evicted as one.
+The state is what a row costs: SGD none, RowwiseAdagrad one number (64 floats become 65, 1.6% more traffic), Adagrad twice
+and Adam three times the weight. Keeping the state in a second table would halve the record of an evaluation, and double the
+requests of every training step.
+
+Each is defined by its reference on coalesced sparse gradients: torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam
+and FBGEMM's exact row-wise Adagrad. They are parameters only: the arithmetic is in nn/cpu.py, and once more in
+reference.py. Weight decay exists where the reference has it for sparse gradients, which is row-wise Adagrad.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+
+KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM = 0, 1, 2, 3
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What all row optimizers share: a learning rate, a clip and the layout of a record."""
+
+    kind: ClassVar[int]
+    """Which branch of the update kernel."""
+    state_names: ClassVar[tuple[str, ...]]
+    """Parts of a record after the weight, in order, named as the reference names them."""
+    lr: float
+    clip: float | None
+    """A row's summed gradient is scaled down to this norm; None to leave it. Over one row, never over the model."""
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip as the kernel takes it: inf when there is none."""
+        return inf if self.clip is None else float(self.clip)
+
+    @property
+    def initial_state(self) -> float:
+        """What every number of a new row's state starts from."""
+        return 0.0
+
+    def state_width(self, dim: int) -> int:
+        """Numbers of state a row of `dim` weights carries."""
+        return len(self.state_names) * dim
+
+    def width(self, dim: int) -> int:
+        """Numbers in one record.
+
+        >>> SGD().width(64), RowwiseAdagrad().width(64), Adagrad().width(64), Adam().width(64)
+        (64, 65, 128, 192)
+        """
+        return dim + self.state_width(dim)
+
+    def unpack(self, dim: int) -> dict[str, slice]:
+        """Where in a record each part is.
+
+        >>> Adam().unpack(8)
+        {'weight': slice(0, 8, None), 'exp_avg': slice(8, 16, None), 'exp_avg_sq': slice(16, 24, None)}
+        """
+        parts = {"weight": slice(0, dim)}
+        each = self.state_width(dim) // max(1, len(self.state_names))
+        for i, name in enumerate(self.state_names):
+            parts[name] = slice(dim + i * each, dim + (i + 1) * each)
+        return parts
+
+    def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """What the kernel needs for each table, [tables, k] in the dtype of the rows; rounded once, from float64.
+
+        table_steps: how many updates each table has had, the coming one included.
+
+        >>> SGD().scalars(0.5, np.array([1, 7])).tolist()
+        [[0.5], [0.5]]
+        """
+        # A table without a gradient may still be at 0, and its entry is never read: spare it a division by zero.
+        steps = np.maximum(np.asarray(table_steps, np.int64), 1)
+        return np.array([self._scalars_at(float(lr), int(t)) for t in steps], dtype).reshape(len(steps), -1)
+
+    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+        raise NotImplementedError
+
+    def _check(self, **least: float) -> None:
+        """Refuse parameters below their least value, and what is not a number."""
+        name = type(self).__name__
+        for field, bound in least.items():
+            value = getattr(self, field)
+            if not (isfinite(value) and value >= bound):
+                raise ValueError(f"{name}: {field} is {value}, set it to a finite number, {bound:g} or more")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"{name}: clip is {self.clip}, set it to a norm above 0, or to None for no clipping")
+
+
+@dataclass(frozen=True)
+class SGD(_Rule):
+    """w = w - lr * g, as torch.optim.SGD without momentum.
+
+    >>> SGD(lr=-1)
+    Traceback (most recent call last):
+    ValueError: SGD: lr is -1, set it to a finite number, 0 or more
+    """
+
+    kind: ClassVar[int] = KIND_SGD
+    state_names: ClassVar[tuple[str, ...]] = ()
+    lr: float = 0.01
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check(lr=0)
+
+    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+        return (lr,)
+
+
+@dataclass(frozen=True)
+class Adagrad(_Rule):
+    """s = s + g*g; w = w - clr * (g / (sqrt(s) + eps)), as torch.optim.Adagrad.
+
+    clr = lr / (1 + (t - 1) * lr_decay), t the table's count of updates.
+    """
+
+    kind: ClassVar[int] = KIND_ADAGRAD
+    state_names: ClassVar[tuple[str, ...]] = ("sum",)
+    lr: float = 0.01
+    lr_decay: float = 0.0
+    eps: float = 1e-10
+    initial_accumulator_value: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check(lr=0, lr_decay=0, eps=0, initial_accumulator_value=0)
+
+    @property
+    def initial_state(self) -> float:
+        return float(self.initial_accumulator_value)
+
+    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+        return lr / (1 + (step - 1) * self.lr_decay), self.eps
+
+
+@dataclass(frozen=True)
+class RowwiseAdagrad(_Rule):
+    """s = s + mean(g*g); w = w - lr / (sqrt(s) + eps) * g, with one s a row, as FBGEMM's EXACT_ROWWISE_ADAGRAD.
+
+    weight_decay is its L2 mode: weight_decay * w is added to the gradient first. FBGEMM's CUDA kernel does this; its
+    CPU operator (1.8.0) ignores the parameter.
+    """
+
+    kind: ClassVar[int] = KIND_ROWWISE_ADAGRAD
+    state_names: ClassVar[tuple[str, ...]] = ("sum",)
+    lr: float = 0.01
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check(lr=0, eps=0, weight_decay=0)
+
+    def state_width(self, dim: int) -> int:
+        return 1
+
+    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+        return lr, self.eps, self.weight_decay
+
+
+@dataclass(frozen=True)
+class Adam(_Rule):
+    """m += (g - m) * (1 - b1); v += (g*g - v) * (1 - b2); w = w - size * (m / (sqrt(v) + eps)), as torch.optim.SparseAdam.
+
+    size = lr * sqrt(1 - b2**t) / (1 - b1**t), t the table's count of updates: rows that were not in a batch do not decay.
+
+    >>> Adam(betas=(0.9, 1.0))
+    Traceback (most recent call last):
+    ValueError: Adam: betas is (0.9, 1.0), set both to 0 or more and below 1
+    """
+
+    kind: ClassVar[int] = KIND_ADAM
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check(lr=0, eps=0)
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"Adam: betas is {self.betas}, set both to 0 or more and below 1")
+
+    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+        b1, b2 = self.betas
+        return lr * sqrt(1 - b2**step) / (1 - b1**step), 1 - b1, 1 - b2, self.eps
+
+
+RowOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam
+
+
+class TorchHandle(torch.optim.Optimizer):
+    """The rows' learning rate as a torch optimizer, so that torch's schedulers drive it and its state_dict keeps it.
+
+    Rows are updated in backward, with the learning rate found here then; step() does nothing.
+
+    >>> handle = TorchHandle(SGD(lr=0.5), torch.zeros(1, requires_grad=True))
+    >>> schedule = torch.optim.lr_scheduler.ExponentialLR(handle, gamma=0.1)
+    >>> schedule.step()
+    >>> handle.lr
+    0.05
+    """
+
+    def __init__(self, optimizer: RowOptimizer, anchor: torch.Tensor) -> None:
+        super().__init__([anchor], {"lr": optimizer.lr})
+        # Schedulers warn when no step() came before theirs. Backward is our step.
+        self._opt_called = True
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next backward."""
+        return float(self.param_groups[0]["lr"])
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Nothing, but for calling the closure as torch's optimizers do."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()

@@ -1,0 +1,287 @@
+"""The stages around the oracle: plan, fetch, write back, each in a thread of its own, beside the training loop.
+
+    loop: feed ->  plan  -> planned ->  fetch  -> ready -> loop: next, which makes the rows resident
+                                          ^                        |
+                                      the store  <-  write  <- writes
+
+No stage can starve another: the planner stops when `prefetch + 1` plans wait, the fetcher when `prefetch` steps are ready
+or its half of staging is full, the loop when the writer is behind by the other half. Each waits only for steps before its
+own, so there is no cycle; and the loop feeds the planner while it waits, because the step that it waits for may need one
+more batch in the window.
+"""
+
+import os
+import time
+from collections import deque
+
+import numpy as np
+
+from skirl.engine import Engine
+from skirl.interrupts import Hold, uninterrupted
+from skirl.oracle.planner import Plan
+from skirl.planning import FIRST_WINDOW, Window
+from skirl.spool import Epoch
+from skirl.stages import LOOP, StageHook, Stages, Times
+from skirl.watch import StageStuck
+from skirl.work import Micro, Work
+
+__all__ = ["FIRST_WINDOW", "Pipeline", "StageHook", "StageStuck", "Times"]
+
+STAGES = ("plan", "fetch", "write")
+BACKLOG = 4
+"""Batches that wait for the planner, at most."""
+
+Leaving = list[tuple[np.ndarray, np.ndarray]]
+"""Rows that left the cache in one step: for each bank their keys and records."""
+
+
+class Pipeline:
+    """Runs one pass over a stream of batches."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        *,
+        patience: float = 600.0,
+        hook: StageHook | None = None,
+        epoch: Epoch | None = None,
+        times: Times | None = None,
+    ) -> None:
+        self.times = times or Times()
+        self.done = 0
+        """Steps whose rows were made resident."""
+        self._engine = engine
+        self._plan = plan
+        self._window = Window(engine, plan, epoch)
+        self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
+        self._lock = self._stages.lock
+        self._inbox: deque[list[Micro]] = deque()
+        self._ended = False
+        self._planned: deque[Work] = deque()
+        self._all_planned = False
+        self._credits = plan.prefetch
+        self._ready: deque[Work] = deque()
+        self._all_ready = False
+        self._writes: deque[tuple[int, Leaving]] = deque()
+        self._written = -1
+        self._write_failure: BaseException | None = None
+        banks = range(len(engine.schema.banks))
+        self._fetched_rows = [0 for _ in banks]
+        self._unwritten_rows = [0 for _ in banks]
+        self._closed = False
+        self._pid = os.getpid()
+        self._stages.start({"plan": self._plan_all, "fetch": self._fetch_all, "write": self._write_all})
+
+    @property
+    def window(self) -> int:
+        """Batches known to the planner and not yet planned."""
+        return len(self._window)
+
+    # The training loop's side. All of it runs while interrupts are held back.
+
+    def check(self) -> None:
+        """Raise what a stage has raised."""
+        self._stages.check()
+
+    def request(self) -> None:
+        """The loop wants one more step: rows of one more may travel."""
+        with self._lock:
+            self._credits += 1
+            self._stages.wake("fetch")
+
+    def lacks_batches(self, hold: Hold) -> bool:
+        """Wait until the next step is ready (False) or the planner needs a batch first (True)."""
+        self._stages.wait(hold, lambda: self._is_ready() or self._is_hungry(), f"rows of step {self.done}")
+        return not self._is_ready()
+
+    def hungry(self) -> bool:
+        """Whether the planner could use another batch soon."""
+        with self._lock:
+            self._stages.check()
+            return self._is_hungry()
+
+    def feed(self, micros: list[Micro]) -> None:
+        """The next step's micro-batches, in memory of our own."""
+        with self._lock:
+            self._stages.check()
+            self._inbox.append(micros)
+            self._stages.wake("plan")
+
+    def end(self) -> None:
+        """No more batches will come."""
+        with self._lock:
+            self._ended = True
+            self._stages.wake("plan")
+
+    def next(self, hold: Hold) -> Work | None:
+        """The next step, its rows resident; None when all steps are done."""
+        self._stages.wait(hold, self._is_ready, f"rows of step {self.done}")
+        if not self._ready:
+            return None
+        work = self._ready[0]
+        leaving = [len(step.evict_keys) for step in work.steps]
+        self._stages.wait(hold, lambda: self._fits(self._unwritten_rows, leaving), "write-backs")
+        self._stages.call_hook("load", work.number)
+        started = time.perf_counter()
+        with self._lock:
+            self._ready.popleft()
+            _add(self._fetched_rows, [-len(rows) for rows in work.fetched])
+            self._stages.wake("fetch")
+        self._engine.load(work, self._write_back)
+        self.done = work.number + 1
+        self.times.busy["load"] += time.perf_counter() - started
+        return work
+
+    def drain(self) -> None:
+        """Wait until all rows that have left the cache are in the store."""
+        with uninterrupted() as hold:
+            self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs")
+
+    def close(self) -> None:
+        """Stop all stages; what was executed stays, what was only planned never happened."""
+        if self._closed or os.getpid() != self._pid:  # in a forked child the threads are its parent's
+            return
+        with uninterrupted() as hold:
+            self._closed = True
+            self._stages.close()
+            stuck = self._stages.join(hold)
+            if "write" in stuck or "plan" in stuck:
+                self._engine.lose(
+                    f"the {' and '.join(stuck)} stage did not stop ({self._stages.what_is_busy()}): rows may be lost"
+                )
+            if "plan" not in stuck:
+                self._window.rollback(self.done)
+            self._engine.forget_moves()
+            if stuck and not hold.count:
+                raise StageStuck(
+                    self._engine.damage
+                    or f"the fetch stage did not stop ({self._stages.what_is_busy()}): no row is lost"
+                )
+            if self._write_failure is not None:
+                raise self._write_failure
+
+    def abandon(self) -> None:
+        """Let the threads end by themselves; safe wherever the garbage collector may call it."""
+        self._stages.abandon()
+
+    def _is_ready(self) -> bool:
+        return bool(self._ready) or self._all_ready
+
+    def _is_hungry(self) -> bool:
+        waiting = len(self._planned) + len(self._ready)
+        return not self._ended and len(self._inbox) < BACKLOG and waiting <= self._plan.prefetch
+
+    def _write_back(self, number: int, leaving: Leaving) -> None:
+        with self._lock:
+            self._writes.append((number, leaving))
+            _add(self._unwritten_rows, [len(keys) for keys, _ in leaving])
+            self._stages.wake("write")
+
+    def _fits(self, taken: list[int], more: list[int]) -> bool:
+        """Whether staging has room in one of its halves; a step too large for it goes alone."""
+        halves = self._engine.staging_halves
+        return all(not t or t + m <= most for t, m, most in zip(taken, more, halves, strict=True))
+
+    # The stages, each in its thread.
+
+    def _plan_all(self) -> None:
+        """Enter batches, plan every step whose window is full."""
+        stages, window = self._stages, self._window
+        while True:
+            with self._lock:
+                stages.pause("plan", self._may_plan)
+                if stages.stopping:
+                    return
+                micros = self._inbox.popleft() if self._inbox else None
+                stages.wake(LOOP)
+            with stages.working("plan", window.entered):
+                if micros is not None:
+                    window.enter(micros)
+                else:
+                    window.end()
+            while True:
+                with stages.working("plan", window.next_number):
+                    work = window.next()
+                if work is None:
+                    break
+                with self._lock:
+                    self._planned.append(work)
+                    stages.wake("fetch")
+                    stages.pause("plan", self._may_plan_more)
+                    if stages.stopping:
+                        return
+                    done = self.done
+                window.executed(done)
+            if micros is None:
+                with self._lock:
+                    self._all_planned = True
+                    stages.wake("fetch")
+                return
+
+    def _may_plan(self) -> bool:
+        return self._stages.stopping or (bool(self._inbox or self._ended) and self._may_plan_more())
+
+    def _may_plan_more(self) -> bool:
+        return self._stages.stopping or len(self._planned) <= self._plan.prefetch
+
+    def _fetch_all(self) -> None:
+        """Read the rows of planned steps, in order."""
+        stages = self._stages
+        while True:
+            with self._lock:
+                stages.pause("fetch", self._may_fetch)
+                if stages.stopping:
+                    return
+                if not self._planned:
+                    self._all_ready = True
+                    stages.wake(LOOP)
+                    return
+                self._credits -= 1
+                work = self._planned.popleft()
+                stages.wake("plan", LOOP)
+                rows = [len(step.fetch_keys) for step in work.steps]
+                after = max(step.fetch_after for step in work.steps)
+                stages.pause("fetch", lambda r=rows, a=after: stages.stopping or self._may_read(r, a))
+                if stages.stopping:
+                    return
+                _add(self._fetched_rows, rows)
+            with stages.working("fetch", work.number):
+                for bank, step in enumerate(work.steps):
+                    work.fetched.append(self._engine.fetch(step, bank))
+            with self._lock:
+                self._ready.append(work)
+                stages.wake(LOOP)
+
+    def _may_fetch(self) -> bool:
+        if self._stages.stopping:
+            return True
+        return bool(self._credits) if self._planned else self._all_planned
+
+    def _may_read(self, rows: list[int], after: int) -> bool:
+        return self._written >= after and self._fits(self._fetched_rows, rows)
+
+    def _write_all(self) -> None:
+        """Write evicted rows, in order. It outlives a failure elsewhere: the loop may be moving rows at that moment."""
+        stages = self._stages
+        while True:
+            with self._lock:
+                stages.pause("write", lambda: stages.closing or self._writes)
+                if not self._writes:
+                    return
+                number, leaving = self._writes.popleft()
+            with stages.working("write", number):
+                try:
+                    self._engine.write(leaving)
+                except BaseException as error:
+                    self._write_failure = error
+                    raise
+            with self._lock:
+                self._written = number
+                _add(self._unwritten_rows, [-len(keys) for keys, _ in leaving])
+                stages.wake("fetch", LOOP)
+
+
+def _add(counts: list[int], more: list[int]) -> None:
+    for i, n in enumerate(more):
+        counts[i] += n

@@ -1,0 +1,143 @@
+"""How far a run is: a panel that stays in place on a terminal, a line every few seconds anywhere else.
+
+The facts are asked for only when they are shown, at most five times a second, so a step of a millisecond pays a look at
+the clock, 0.1 us. rich can also draw from a thread of its own; that thread would take the interpreter away from the
+training loop in the middle of a step.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+Facts = Mapping[str, str]
+ON_TERMINAL = 0.2
+"""Seconds between two pictures."""
+ELSEWHERE = 3.0
+"""Seconds between two lines."""
+
+
+class Progress:
+    """Shows one loop; use it in a with-block and call it once a step.
+
+    >>> with Progress("train", steps=2, to=sys.stdout) as progress:
+    ...     for done in (1, 2):
+    ...         progress(done, lambda: {"loss": "0.693"})
+    train 1/2 · loss 0.693
+    train 2/2 · loss 0.693
+    """
+
+    def __init__(self, title: str, *, steps: int, to: TextIO | None = None, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._title = title
+        self._steps = steps
+        self._to = to or sys.stdout
+        console = Console(file=self._to)
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else None
+        self._started = time.monotonic()
+        self._first: tuple[float, int] | None = None
+        self._due = 0.0
+        self._shown = -1
+        self._last: tuple[int, Callable[[], Facts]] | None = None
+
+    def __call__(self, done: int, facts: Callable[[], Facts]) -> None:
+        """`done` steps of all are done; `facts` says what else to show, if it is time to."""
+        if self._quiet:
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, done)  # the first step compiles: it says nothing about those to come
+        self._last = (done, facts)
+        if now >= self._due:
+            self._show(now)
+
+    def __enter__(self) -> "Progress":
+        if self._live is not None:
+            self._live.start()
+            self._live.update(Text(f"{self._title} ..."), refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None and self._last is not None and self._last[0] != self._shown:
+                self._show(time.monotonic())
+        finally:
+            if self._live is not None:
+                self._live.stop()
+
+    def _show(self, now: float) -> None:
+        assert self._last is not None
+        done, facts = self._last
+        self._shown = done
+        if self._live is not None:
+            self._live.update(self._panel(done, facts(), now), refresh=True)
+            self._due = now + ON_TERMINAL
+        else:
+            text = " · ".join(f"{name} {value}" for name, value in facts().items())
+            print(f"{self._title} {done}/{self._steps} · {text}", file=self._to, flush=True)
+            self._due = now + ELSEWHERE
+
+    def _panel(self, done: int, facts: Facts, now: float) -> Group:
+        head = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=self._steps, completed=done, width=30)
+        head.add_row(Text(self._title, "bold"), f"step {done:,} of {self._steps:,}", bar, self._times(done, now))
+        body = Table.grid(padding=(0, 2))
+        for width in (0, 20, 16, 20):  # so that nothing jumps when a number grows
+            body.add_column(min_width=width)
+        items = list(facts.items())
+        for i in range(0, len(items), 3):
+            cells = [Text.assemble((f"{name} ", "dim"), (value, "cyan")) for name, value in items[i : i + 3]]
+            body.add_row("", *cells)
+        return Group(head, body)
+
+    def _times(self, done: int, now: float) -> str:
+        spent = clock(now - self._started)
+        if self._first is None or done <= self._first[1]:
+            return spent
+        since, step = self._first
+        return f"{spent}, {clock((now - since) / (done - step) * (self._steps - done))} to go"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> clock(75.2), clock(3700)
+    ('1:15', '1:01:40')
+    """
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{left:02}" if minutes >= 60 else f"{minutes}:{left:02}"
+
+
+def size(count: float) -> str:
+    """Bytes as people read them.
+
+    >>> size(512), size(3 * 2**20), size(5.5 * 2**30)
+    ('512 B', '3.0 MiB', '5.5 GiB')
+    """
+    unit = 0
+    while count >= 1024 and unit < 4:
+        count /= 1024
+        unit += 1
+    return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[unit - 1]}"
+
+
+def listed(facts: Facts) -> str:
+    """Facts one under another.
+
+    >>> print(listed({"loss": "0.693", "rows": "10\\nof 100"}))
+      loss  0.693
+      rows  10
+            of 100
+    """
+    width = max(map(len, facts))
+    lines = [f"  {name:<{width}}  " + value.replace("\n", "\n" + " " * (width + 4)) for name, value in facts.items()]
+    return "\n".join(lines)

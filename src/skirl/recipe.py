@@ -1,0 +1,202 @@
+"""What a run trains and on what: the flags that `skirl train` and `skirl verify` share.
+
+A recipe is data; nothing is opened or counted until a method is called. All flags are checked when it is made, by the
+classes that own them, so a wrong one ends the command before anything runs. A configuration file would carry the same
+fields in a second syntax; a shell script of flags is as repeatable.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from skirl.batch import Sparse
+from skirl.cache import CacheSize, parse_cache
+from skirl.data import Synthetic
+from skirl.ids import capture, resolve
+from skirl.lookahead import Lookahead, lookahead
+from skirl.models import DLRM
+from skirl.models.dlrm import Embeddings
+from skirl.nn.modules import EmbeddingBagCollection
+from skirl.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.oracle.planner import Depth, Plan
+from skirl.oracle.seen import Seen
+from skirl.tables import Schema, Table
+
+MODELS = {"dlrm": DLRM.paper, "dlrm-tiny": DLRM.tiny}
+ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
+    "rowwise-adagrad": RowwiseAdagrad,
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "adam": Adam,
+}
+OptimizerName = Literal["rowwise-adagrad", "sgd", "adagrad", "adam"]
+_TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model, its data, and how much of its tables the cache holds.
+
+    >>> Recipe(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000)
+    200
+    >>> Recipe(cache="4GiB").cache_size(touched=0)
+    '4GiB'
+    """
+
+    data: str = "synthetic:criteo-kaggle"
+    """Where batches come from: synthetic:NAME, with tiny, avazu, criteo-kaggle or criteo-terabyte for NAME."""
+    model: Literal["dlrm", "dlrm-tiny"] = "dlrm"
+    """The model: dlrm has the sizes of the paper, dlrm-tiny some thousand weights."""
+    optimizer: OptimizerName = "rowwise-adagrad"
+    """The optimizer of the rows; dense weights have Adam."""
+    lr: float = 0.02
+    """Learning rate of the rows."""
+    dense_lr: float = 1e-3
+    """Learning rate of the dense weights."""
+    dim: int = 48
+    """Numbers in the vector of one row."""
+    batch: int = 4096
+    """Samples a step."""
+    steps: int = 1000
+    """Steps of the whole run."""
+    cache: str = "10%"
+    """Rows on the device: a number, 10% (of all rows), 4GiB, or touched:10% (of those this run touches, counted first)."""
+    depth: Depth = "auto"
+    """Batches the oracle reads ahead: a number, auto (four times the cache in rows) or epoch (the whole run, read twice)."""
+    prefetch: int = 2
+    """Steps ahead that rows travel; changes when, never what."""
+    policy: Literal["min", "lru", "lfu", "ttl"] = "min"
+    """Which rows leave the cache: min is the optimum, the others are there to compare."""
+    store: str = "memory"
+    """Where the other rows are: memory, or disk:FOLDER."""
+    seed: int = 0
+    """Decides data, initial rows and initial weights."""
+    threads: int | None = None
+    """Threads that compute; torch's choice if not given. The bits of a run belong to its number of threads."""
+    rows_scale: float = 1.0
+    """Multiplies the rows of synthetic tables."""
+    pooling_factor: int = 1
+    """Ids of a feature in a synthetic sample, on average; 1 is exactly one."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}: set it to 1 or more")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads is {self.threads}: set it to 1 or more")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed is {self.seed}: set it between 0 and 2**63 - 1")
+        if not 0 <= self.dense_lr < float("inf"):
+            raise ValueError(f"dense_lr is {self.dense_lr}: set it to a finite number, 0 or more")
+        if self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
+            raise ValueError(f"store is {self.store!r}: set it to memory or disk:FOLDER")
+        self._cache()
+        Plan(self.depth, self.prefetch, self.policy)
+        self.tables()
+        self.row_optimizer()
+
+    def stream(self) -> Synthetic:
+        """The batches of the run."""
+        kind, _, name = self.data.partition(":")
+        if kind in ("criteo", "avazu", "parquet"):
+            raise ValueError(f"data is {self.data!r}: reading files comes in a later version, set it to synthetic:NAME")
+        if kind != "synthetic":
+            raise ValueError(f"data is {self.data!r}: set it to synthetic:NAME, such as synthetic:criteo-kaggle")
+        return Synthetic(
+            name,
+            batch_size=self.batch,
+            batches=self.steps,
+            seed=self.seed,
+            rows_scale=self.rows_scale,
+            pooling_factor=self.pooling_factor,
+        )
+
+    def tables(self) -> list[Table]:
+        """The tables that the data looks rows up in."""
+        return self.stream().tables(self.dim)
+
+    def row_optimizer(self) -> RowOptimizer:
+        """The optimizer of the rows."""
+        return ROW_OPTIMIZERS[self.optimizer](lr=self.lr)
+
+    @property
+    def counts_first(self) -> bool:
+        """Whether the cache is a share of the rows that the run touches, which takes a pass to know."""
+        return self._cache()[0] == "touched"
+
+    def cache_size(self, touched: int) -> CacheSize:
+        """The cache as the embeddings take it, once it is known how many rows the run touches."""
+        kind, amount = self._cache()
+        if kind == "touched":
+            return max(1, int(touched * amount))
+        return int(amount) if kind == "rows" else self.cache
+
+    def embeddings(self, cache: CacheSize, *, resume: bool = False) -> EmbeddingBagCollection:
+        """The embeddings, their rows where `store` says; the store has to be empty but to resume."""
+        return EmbeddingBagCollection(
+            self.tables(), optimizer=self.row_optimizer(), cache=cache, store=self.store, seed=self.seed, resume=resume
+        )
+
+    def model_over(self, embeddings: Embeddings) -> tuple[DLRM, torch.optim.Optimizer]:
+        """The model with its initial weights, and its dense optimizer."""
+        torch.manual_seed(self.seed)
+        model = MODELS[self.model](embeddings, dense_features=self.stream().dense_features)
+        return model, torch.optim.Adam(model.parameters(), lr=self.dense_lr)
+
+    def lookahead(self, model: nn.Module) -> Lookahead:
+        """The batches, with their rows in place."""
+        return lookahead(self.stream(), model, depth=self.depth, prefetch=self.prefetch, policy=self.policy)
+
+    def use_threads(self) -> None:
+        """Compute with as many threads as the recipe says."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+    def _cache(self) -> tuple[str, float]:
+        """What the flag means: ("rows", n), ("share", of all rows), ("bytes", n) or ("touched", share)."""
+        of_touched = _TOUCHED.fullmatch(self.cache)
+        if of_touched is None:
+            text = self.cache.strip()
+            return parse_cache(int(text) if re.fullmatch(r"[-+]?\d+", text) else text)
+        try:
+            kind, share = parse_cache(of_touched[1])
+        except ValueError:
+            kind, share = "none", 0.0
+        if kind != "share":
+            raise ValueError(f"cache is {self.cache!r}: after touched: comes a share above 0% and up to 100%, like 10%")
+        return "touched", share
+
+
+class Touched:
+    """Counts the distinct rows of batches that pass by.
+
+    >>> import skirl
+    >>> touched = Touched([Table("a", rows=10, dim=2)])
+    >>> touched.add(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3], [4], [3]])))
+    >>> touched.rows
+    2
+    """
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self.schema = Schema.of(list(tables))
+        self._seen = Seen(self.schema)
+
+    @property
+    def rows(self) -> int:
+        """How many rows were in a batch so far."""
+        return len(self._seen)
+
+    def add(self, sparse: Sparse) -> None:
+        """One more batch."""
+        self._seen.add(keys_of(sparse, self.schema))
+
+
+def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
+    """The keys of all ids in a batch."""
+    captured = capture(sparse, schema, copy=False)
+    banks = range(len(schema.banks))
+    return np.concatenate([resolve(captured, schema, bank, np.dtype(np.float32)).keys for bank in banks])

@@ -1,0 +1,38 @@
+"""Where rows live when they are not on the device."""
+
+from collections.abc import Mapping
+
+from skirl.store.base import Layout, Record, Store
+from skirl.store.disk import DiskError, DiskFull, DiskStore
+from skirl.store.memory import MemoryStore
+from skirl.store.snapshot import SnapshotError
+
+__all__ = [
+    "DiskError",
+    "DiskFull",
+    "DiskStore",
+    "Layout",
+    "MemoryStore",
+    "Record",
+    "SnapshotError",
+    "Store",
+    "open_store",
+]
+
+
+def open_store(spec: str | Store, layout: Layout | Mapping[int, Record]) -> Store:
+    """The store that a user's `store=` names; a store given as one is checked and used.
+
+    >>> len(open_store("memory", {0: Record(65)}))
+    0
+    """
+    if isinstance(spec, Store):
+        layout = layout if isinstance(layout, Layout) else Layout(layout)
+        if spec.layout != layout:
+            raise ValueError(f"the store given has {spec.layout}, the tables need {layout}: open it with the latter")
+        return spec
+    if spec == "memory":
+        return MemoryStore(layout)
+    if spec.startswith("disk:") and spec != "disk:":
+        return DiskStore(spec.removeprefix("disk:"), layout)
+    raise ValueError(f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER' or pass a skirl.store.Store")

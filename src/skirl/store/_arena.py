@@ -1,0 +1,79 @@
+"""An array that grows in place, without a second copy of itself.
+
+np.resize, or a list that doubles, holds the old and the new array at once: three times the rows for a moment. An
+anonymous memory map is grown by mremap instead: the kernel moves page table entries, 8 bytes for each 4 KiB, and not
+one row. Pages never touched take no memory, so growing by half each time costs address space only. Where there is no
+mremap (macOS) the map is copied after all. Fixed segments would need no moving anywhere, but every access would look
+its segment up first.
+"""
+
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+_SMALLEST = 64 << 10
+
+
+class Arena:
+    """`array` has room for `len(arena)` items of a dtype and shape; new room is all zero bytes.
+
+    `reserve` may move the array: whoever uses it takes it from `array` anew, and keeps no view meanwhile.
+
+    >>> arena = Arena("float32", (3,))
+    >>> arena.reserve(2)
+    >>> arena.array[1] = 1
+    >>> arena.reserve(100_000)
+    >>> arena.array[1]
+    array([1., 1., 1.], dtype=float32)
+    """
+
+    def __init__(self, dtype: DTypeLike, shape: tuple[int, ...] = ()) -> None:
+        self._dtype = np.dtype(dtype)
+        self._shape = shape
+        self._item = self._dtype.itemsize * int(np.prod(shape))
+        self._map = _anonymous(_SMALLEST)
+
+    def __len__(self) -> int:
+        return len(self._map) // self._item
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """A view of all the room; made anew each time (1 us), since a map with views on it cannot be grown in place."""
+        numbers = len(self) * (self._item // self._dtype.itemsize)
+        return np.frombuffer(self._map, self._dtype, numbers).reshape(len(self), *self._shape)
+
+    def reserve(self, items: int) -> None:
+        """Make room for `items` in all, and half as much again as there was when that is more."""
+        if items > len(self):
+            self._map = _grown(self._map, _whole_pages(max(items * self._item, len(self._map) * 3 // 2)))
+
+
+def _anonymous(size: int) -> mmap.mmap:
+    if hasattr(mmap, "MAP_PRIVATE"):
+        # Python's default is shared memory, which cannot grow on Linux and which a forked child would write to.
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, size)
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+def _grown(old: mmap.mmap, size: int) -> mmap.mmap:
+    """The same bytes in a map of a larger size."""
+    try:
+        old.resize(size)
+        return old
+    except (SystemError, ValueError, BufferError):  # no mremap here, or a traceback still holds a view
+        return _copied(old, size)
+    except OSError as error:
+        raise MemoryError(f"no room to grow to {size:,} bytes: set a smaller cache, or keep rows on disk") from error
+
+
+def _copied(old: mmap.mmap, size: int) -> mmap.mmap:
+    new = _anonymous(size)
+    with memoryview(old) as source, memoryview(new) as target:
+        target[: len(source)] = source
+    return new

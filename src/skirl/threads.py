@@ -1,0 +1,146 @@
+"""Run a kernel over 0..n in several threads, on a static partition.
+
+Kernels take `lo, hi` and never share a sum across that border, so the bits do not depend on the number of threads. Handing
+out a part costs about 10 us; kernels of a training step run for milliseconds. Numba's prange would do the same with less
+code here, but its thread layers abort under fork or when two threads of ours call at once, which a pipeline does all the
+time; concurrent.futures joins its threads at exit, so a stuck kernel would hang the interpreter.
+
+The threads are daemons, started when first needed, shared by all callers, and made anew in a forked child. Who waits for
+a disk in a kernel brings threads of its own: on the shared ones a training step would wait behind it.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class _Run:
+    """One call of `run`: counts its parts down and keeps the first error."""
+
+    def __init__(self, parts: int) -> None:
+        self.left = parts
+        self.error: BaseException | None = None
+        self.lock = threading.Lock()
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def part(self, kernel: Callable[..., Any], args: tuple[Any, ...], lo: int, hi: int) -> None:
+        try:
+            if lo < hi:
+                kernel(*args, lo, hi)
+        except BaseException as error:
+            self.error = self.error or error
+        finally:
+            with self.lock:
+                self.left -= 1
+                if self.left == 0:
+                    self.done.release()
+
+    def wait(self) -> None:
+        """Until every part has ended, Ctrl-C included: a part still running writes into the caller's arrays."""
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self.done.acquire()
+                break
+            except KeyboardInterrupt as caught:
+                interrupt = caught
+        if interrupt is not None:
+            raise interrupt
+        if self.error is not None:
+            raise self.error
+
+
+class Threads:
+    """Workers and the queue they share."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.lock = threading.Lock()
+        self.count = 0
+
+    def ensure(self, count: int) -> None:
+        with self.lock:
+            while self.count < count:
+                thread = threading.Thread(
+                    target=_work, args=(self.queue,), name=f"skirl-kernel-{self.count}", daemon=True
+                )
+                thread.start()
+                self.count += 1
+
+
+def _work(queue: "SimpleQueue[Callable[[], None]]") -> None:
+    while True:
+        queue.get()()
+
+
+_threads = Threads()
+
+
+def _forget() -> None:
+    """In a forked child: the parent's threads are not here, and its locks may be held for ever."""
+    global _threads
+    _threads = Threads()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def partition(n: int, parts: int, work: NDArray[Any] | None = None) -> list[int]:
+    """Borders of `parts` ranges that cover 0..n: part p is borders[p]..borders[p + 1].
+
+    work: [n + 1] ascending, what items before each cost in sum, such as the group starts of rows; equal items when None.
+
+    >>> partition(10, 4)
+    [0, 2, 5, 7, 10]
+    >>> partition(4, 2, work=np.array([0, 97, 98, 99, 100]))
+    [0, 1, 4]
+    """
+    if work is None:
+        return [n * p // parts for p in range(parts + 1)]
+    first, last = int(work[0]), int(work[n])
+    aims = [first + (last - first) * p // parts for p in range(1, parts)]
+    return [0, *np.searchsorted(work[: n + 1], aims).tolist(), n]
+
+
+def run(
+    kernel: Callable[..., Any],
+    n: int,
+    *args: Any,
+    threads: int = 1,
+    work: NDArray[Any] | None = None,
+    pool: Threads | None = None,
+) -> None:
+    """Call kernel(*args, lo, hi) so that the ranges cover 0..n, in up to `threads` threads, this one among them.
+
+    Returns when all parts have ended. An exception of any part is raised here, with its traceback. pool: the workers
+    to use; those of the process when None.
+
+    >>> x = np.zeros(5)
+    >>> def add(x, amount, lo, hi):
+    ...     x[lo:hi] += amount
+    >>> run(add, 5, x, 2.0, threads=3)
+    >>> x.tolist()
+    [2.0, 2.0, 2.0, 2.0, 2.0]
+    """
+    if threads < 1:
+        raise ValueError(f"threads is {threads}, set it to 1 or more")
+    parts = max(1, min(threads, n))
+    if parts == 1:
+        if n > 0:
+            kernel(*args, 0, n)
+        return
+    borders = partition(n, parts, work)
+    mine = _Run(parts)
+    workers = pool or _threads
+    workers.ensure(parts - 1)
+    for p in range(1, parts):
+        workers.queue.put(lambda lo=borders[p], hi=borders[p + 1]: mine.part(kernel, args, lo, hi))
+    mine.part(kernel, args, borders[0], borders[1])
+    mine.wait()

@@ -1,0 +1,182 @@
+"""`skirl train`: the training loop, and what watches it.
+
+All of training is `steps`, a generator of nine lines: whoever consumes it (the command here, `skirl verify`, a test) sees
+each step after its update and cannot change it. A trainer class with callbacks would hide the order of forward, backward
+and update, which is what a reader comes for.
+"""
+
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from skirl.batch import Batch
+from skirl.checkpoint import load, save
+from skirl.lookahead import Lookahead
+from skirl.machine import machine
+from skirl.meter import Meter
+from skirl.progress import Progress, clock, size
+from skirl.recipe import Recipe, Touched
+
+
+@dataclass(slots=True)
+class Done:
+    """One step after its update."""
+
+    batch: Batch
+    logits: Tensor
+    loss: float
+
+
+def steps(model: nn.Module, dense: torch.optim.Optimizer, batches: Iterable[Batch]) -> Iterator[Done]:
+    """Train on every batch: this is all there is to it."""
+    for batch in batches:
+        logits = model(batch)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        dense.zero_grad()
+        loss.backward()  # rows are updated here,
+        dense.step()  # dense weights here
+        yield Done(batch, logits.detach(), loss.item())
+
+
+@dataclass(frozen=True)
+class Train(Recipe):
+    """Train a model whose tables are larger than the cache.
+
+    >>> result = Train("synthetic:tiny", "dlrm-tiny", dim=4, batch=64, steps=20, cache="touched:25%", quiet=True).run()
+    >>> result["rows"]["touched"] >= 4 * result["rows"]["cache"], result["failed"]
+    (True, None)
+    """
+
+    save: Path | None = None
+    """A folder for checkpoints; the run is saved there at its end."""
+    save_every: int | None = None
+    """Steps between two checkpoints."""
+    resume: bool = False
+    """Go on from the checkpoint in --save."""
+    assert_ratio: float | None = None
+    """Fail unless the run touches at least this many times the rows of the cache and fetches rows again."""
+    json: bool = False
+    """Print the results as one line of JSON; progress then goes to the standard error."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.assert_ratio is not None and not self.assert_ratio > 0:
+            raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
+        if self.save_every is not None and self.save_every < 1:
+            raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
+        if self.save is None and (self.save_every or self.resume):
+            raise ValueError("save_every and resume need a folder: set save")
+
+    def run(self) -> dict[str, Any]:
+        """Train, showing progress; what came of it."""
+        self.use_threads()
+        cache = self.cache_size(self._count() if self.counts_first else 0)
+        embeddings = self.embeddings(cache, resume=self.resume)
+        model, dense = self.model_over(embeddings)
+        meter = Meter()
+        with self.lookahead(model) as batches, self._progress("train") as progress:
+            whole = {"model": model, "optimizers": [dense, meter], "data": batches}
+            if self.save and self.resume:
+                load(self.save, **whole)
+            begun = batches.step
+            for done in steps(model, dense, batches):
+                meter.add(done.loss, done.logits, done.batch.labels)
+                progress(batches.step, lambda: meter.facts(batches))
+                if self.save and self._saves_at(batches.step):
+                    save(self.save, **whole)
+            result = self._result(meter, batches, begun)
+        embeddings.close()
+        return result
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        rows, loss, moved = result["rows"], result["loss"], result["counters"]
+        done = result["steps"] - result["begun_at"]
+        share = f", {rows['touched'] / rows['cache']:.1f} times the cache" if rows["cache"] else ""
+        auc = "none yet" if result["auc"] is None else f"{result['auc']:.4f}"
+        lines = {
+            "time": f"{clock(result['seconds'])} for {done:,} steps of {self.batch:,} samples",
+            "speed": f"{result['samples_per_second']:,.0f} samples/s after the first step",
+            "loss": f"{loss['first']:.4f} at first, {loss['last']:.4f} at last, {loss['mean']:.4f} on average",
+            "AUC": f"{auc} of all predictions, each made before its sample was trained on",
+            "tables": f"{rows['tables']:,} rows of {self.dim}, {size(rows['bytes_of_all'])} with their state",
+            "touched": f"{rows['touched']:,} rows{share}",
+            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
+            "staging": f"room for {rows['staging']:,} rows on their way, {size(result['staging_bytes'])} beside the cache",
+            "fetched": f"{moved['fetched']:,} rows again, {moved['forwarded']:,} of them out of a pending write",
+            "new": f"{moved['new']:,} rows made where they were needed",
+            "written": f"{moved['written']:,} rows, {size(moved['bytes_written'])}",
+            "hidden": f"{result['movement']['hidden']:.0%} of the movement",
+            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
+        }
+        if self.save:
+            lines["saved"] = f"step {result['steps']:,} in {self.save}; more --steps and --resume go on from there"
+        if self.assert_ratio is not None and not result["failed"]:
+            lines["asserted"] = (
+                f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"
+                f"and {moved['fetched']:,} rows were fetched again"
+            )
+        return lines
+
+    def _saves_at(self, step: int) -> bool:
+        return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
+
+    def _progress(self, title: str) -> Progress:
+        return Progress(title, steps=self.steps, to=sys.stderr if self.json else sys.stdout, quiet=self.quiet)
+
+    def _count(self) -> int:
+        """A pass over the ids: how many rows the run will touch."""
+        touched = Touched(self.tables())
+        with self._progress("count rows") as progress:
+            for number, batch in enumerate(self.stream(), start=1):
+                touched.add(batch.sparse)
+                progress(number, lambda: {"touched": f"{touched.rows:,}"})
+        return touched.rows
+
+    def _result(self, meter: Meter, batches: Lookahead, begun: int) -> dict[str, Any]:
+        engine, times = batches.engine, batches.times
+        widths = [engine.optimizer.width(table.dim) for table in engine.schema.tables]
+        rows = {
+            "tables": sum(table.rows for table in engine.schema.tables),
+            "touched": len(engine.seen),
+            "cache": sum(len(cache) for cache in engine.caches),
+            "in_cache": sum(cache.filled for cache in engine.caches),
+            "staging": sum(engine.staging_rows),
+        }
+        rows["bytes_of_all"] = sum(
+            table.rows * w * engine.dtype.itemsize for table, w in zip(engine.schema.tables, widths)
+        )
+        return {
+            "command": "train",
+            **{name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()},
+            **meter.result(),
+            "steps": batches.step,
+            "begun_at": begun,
+            "rows": rows,
+            "cache_bytes": sum(cache.rows.nbytes for cache in engine.caches),
+            "staging_bytes": sum(size.staging_rows * size.record_bytes for size in engine.sizes()),
+            "counters": asdict(engine.counters),
+            "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+            "machine": machine(),
+            "failed": self._failure(rows, engine.counters.fetched),
+        }
+
+    def _failure(self, rows: dict[str, int], fetched: int) -> str | None:
+        if self.assert_ratio is None:
+            return None
+        if rows["touched"] < self.assert_ratio * rows["cache"]:
+            return (
+                f"{rows['touched']:,} rows were touched, less than {self.assert_ratio:g} x the cache of {rows['cache']:,}: "
+                "use a smaller --cache or more --steps"
+            )
+        return None if fetched else "no row was fetched again: use a smaller --cache or more --steps"

@@ -1,0 +1,113 @@
+"""What all tests share: reproducible settings, real data where there is some, golden traces, a campaign's report.
+
+Tests run with one torch thread. The bits of torch's own matrix products may depend on the thread count, and one process
+for each core uses the machine better than many threads for each small product.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; subprocesses inherit it
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+
+# A compile or a busy neighbour makes single examples slow: time is not what these tests are about.
+QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
+settings.register_profile("ci", derandomize=True, database=None, **QUIET)
+settings.register_profile("campaign", max_examples=2000, **QUIET)
+settings.load_profile("ci")  # --hypothesis-profile comes later and wins
+
+GOLDEN = Path(__file__).parent / "golden"
+GOLDEN_TOLERANCE = 1e-4  # relative, on another machine or torch than the one recorded on
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("skirl")
+    group.addoption("--record-golden", action="store_true", help="write golden traces anew instead of comparing")
+    group.addoption("--report", type=Path, help="write a campaign's outcome to this JSON file")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of real data sets that no licence lets us ship; the test is skipped without it."""
+    folder = os.environ.get("SKIRL_DATA")
+    if not folder:
+        pytest.skip("needs real data: set SKIRL_DATA to the folder that holds it")
+    path = Path(folder)
+    if not path.is_dir():
+        pytest.fail(f"SKIRL_DATA is {folder!r}, which is no folder: set it to the data's folder, or unset it")
+    return path
+
+
+@pytest.fixture(scope="session")
+def campaign_seed(pytestconfig: pytest.Config) -> int:
+    """The seed of tests that draw their cases themselves: 0, or what `make campaign SEED=` says."""
+    return int(pytestconfig.getoption("--hypothesis-seed") or 0)
+
+
+@pytest.fixture
+def golden(pytestconfig: pytest.Config) -> Callable[[str, Sequence[float]], None]:
+    """`golden("dlrm-tiny", losses)`: compares with tests/golden/dlrm-tiny.json.
+
+    Every bit has to agree where machine and torch are those of the recording, else GOLDEN_TOLERANCE is granted: matrix
+    products differ between CPUs.
+    """
+
+    def check(name: str, values: Sequence[float]) -> None:
+        path = GOLDEN / f"{name}.json"
+        if pytestconfig.getoption("--record-golden"):
+            GOLDEN.mkdir(exist_ok=True)
+            path.write_text(json.dumps({"recorded_on": fingerprint(), "values": list(values)}, indent=1) + "\n")
+            return
+        recorded = json.loads(path.read_text())
+        if recorded["recorded_on"] == fingerprint():
+            assert list(values) == recorded["values"], f"{name}: bits changed; CONTRIBUTING.md says what to do"
+        else:
+            assert list(values) == pytest.approx(recorded["values"], rel=GOLDEN_TOLERANCE), name
+
+    return check
+
+
+def fingerprint() -> dict[str, str]:
+    """What the bits of torch's own operations depend on, besides the thread count, which is fixed above."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = "\n".join(sorted({line for line in lines if line.startswith(("vendor_id", "model", "flags"))}))
+    except OSError:
+        cpu = platform.processor()
+    return {
+        "torch": version("torch").split("+")[0],
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "cpu": hashlib.sha256(cpu.encode()).hexdigest()[:8],
+    }
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
+    path: Path | None = config.getoption("--report")
+    if path is None:
+        return
+    kinds = ("passed", "failed", "error", "skipped")
+    outcomes = {kind: terminalreporter.stats.get(kind, []) for kind in kinds}
+    report = {
+        "skirl": version("skirl"),
+        "torch": torch.__version__,
+        "seed": config.getoption("--hypothesis-seed"),
+        "exit_status": int(exitstatus),
+        **{kind: len(tests) for kind, tests in outcomes.items()},
+        "tests": [
+            {"test": test.nodeid, "outcome": kind, "seconds": round(test.duration, 3)}
+            for kind, tests in outcomes.items()
+            for test in tests
+        ],
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    terminalreporter.write_line(f"report: {path}")

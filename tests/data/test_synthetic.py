@@ -1,0 +1,281 @@
+"""The published counts of Criteo Kaggle, streams that resume bit for bit, and labels that can be learnt."""
+
+import threading
+import time
+from dataclasses import dataclass
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from skirl.batch import Batch
+from skirl.data import Synthetic
+from skirl.data.skew import EXPONENT, OFFSET
+from skirl.data.synthetic import SHAPES
+from skirl.jit import kernel
+from skirl.metrics import StreamingAUC
+from skirl.models import DLRM
+
+# The counts
+
+
+@kernel
+def mark(ids, base, samples, bitmap):
+    """Set each id's bit; return how many were not set before. `base` is the first bit of each table."""
+    fresh = 0
+    for position in range(ids.size):
+        bit = base[position // samples] + ids[position]
+        if not bitmap[bit >> 3] >> (bit & 7) & 1:
+            bitmap[bit >> 3] |= 1 << (bit & 7)
+            fresh += 1
+    return fresh
+
+
+@kernel
+def among(ids, base, samples, bitmap):
+    """How many ids have their bit set."""
+    hits = 0
+    for position in range(ids.size):
+        bit = base[position // samples] + ids[position]
+        hits += bitmap[bit >> 3] >> (bit & 7) & 1
+    return hits
+
+
+def ranks_in(data: Synthetic, number: int) -> list[int]:
+    """How many of the hottest `number` rows of all tables lie in each: those above one common probability."""
+
+    def ranks_above(p: float, rows: int) -> int:
+        mass = (rows + OFFSET) ** (1 - EXPONENT) - OFFSET ** (1 - EXPONENT)
+        return int(np.clip(((1 - EXPONENT) / (mass * p)) ** (1 / EXPONENT) - OFFSET, 0, rows))
+
+    low, high = 1e-15, 1.0
+    for _ in range(100):
+        middle = (low * high) ** 0.5
+        many = sum(ranks_above(middle, rows) for rows in data.rows.values()) > number
+        low, high = (middle, high) if many else (low, middle)
+    return [ranks_above(high, rows) for rows in data.rows.values()]
+
+
+@dataclass
+class Counts:
+    hottest_share: float
+    distinct_in_batch: float
+    distinct_in_50: int
+    distinct_in_200: int
+
+
+@pytest.fixture(scope="module")
+def counts() -> Counts:
+    """One pass over 200 batches of 16,384: 85 million ids."""
+    data = Synthetic("criteo-kaggle", batch_size=16_384, batches=200, seed=1)
+    rows = np.fromiter(data.rows.values(), np.int64)
+    total = int(rows.sum())
+    base = np.cumsum(rows) - rows
+    hot = np.zeros(total // 8 + 1, np.uint8)
+    for name, first, number in zip(data.rows, base, ranks_in(data, total // 100)):
+        mark(data.hottest(name, number) + first, np.zeros(1, np.int64), number, hot)
+    assert np.bitwise_count(hot).sum() == pytest.approx(total / 100, rel=1e-3)
+    seen = np.zeros(total // 8 + 1, np.uint8)
+    distinct, single, hits = [0], [], 0
+    for i, batch in enumerate(data):
+        ids = batch.sparse.values().numpy()
+        distinct.append(distinct[-1] + mark(ids, base, 16_384, seen))
+        if i < 5:
+            single.append(mark(ids, base, 16_384, np.zeros(total // 8 + 1, np.uint8)))
+        hits += among(ids, base, 16_384, hot)
+    return Counts(hits / (200 * 16_384 * 26), float(np.mean(single)), distinct[50], distinct[200])
+
+
+def test_hottest_percent_of_rows_takes_92_percent(counts: Counts) -> None:
+    assert counts.hottest_share == pytest.approx(0.92, abs=0.005)
+
+
+def test_a_batch_holds_93_thousand_rows(counts: Counts) -> None:
+    assert counts.distinct_in_batch == pytest.approx(93_000, rel=0.03)
+
+
+def test_200_batches_hold_4_6_million_rows(counts: Counts) -> None:
+    assert counts.distinct_in_200 == pytest.approx(4_600_000, rel=0.03)
+    assert counts.distinct_in_50 == pytest.approx(1_730_000, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "tables", "rows"),
+    [("avazu", 21, 9.45e6), ("criteo-kaggle", 26, 33.76e6), ("criteo-terabyte", 26, 882.8e6)],
+)
+def test_shapes_are_the_published_ones(name: str, tables: int, rows: float) -> None:
+    made = Synthetic(name).tables(dim=48)
+    assert len(made) == tables
+    assert sum(table.rows for table in made) == pytest.approx(rows, rel=5e-4)
+
+
+# The stream
+
+
+def same(a: Batch, b: Batch) -> bool:
+    pairs = [(a.dense, b.dense), (a.labels, b.labels)]
+    pairs += [(a.sparse.values(), b.sparse.values()), (a.sparse.offsets(), b.sparse.offsets())]
+    return a.sparse.keys() == b.sparse.keys() and all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("pooling_factor", [1, 3])
+def test_batch_is_a_pure_function_of_seed_and_index(pooling_factor: int) -> None:
+    def made(**options: Any) -> Synthetic:
+        return Synthetic("tiny", 64, pooling_factor=pooling_factor, **options)
+
+    whole = list(made(batches=6, seed=3))
+    assert len(whole) == len(made(batches=6)) == 6
+    assert all(same(whole[i], made(seed=3).batch(i)) for i in (5, 0, 3))
+    assert all(same(a, b) for a, b in zip(whole[4:], made(batches=6, seed=3, start=4), strict=True))
+    assert all(same(a, b) for a, b in zip(whole, islice(made(seed=3), 6), strict=True))
+    assert not same(whole[0], whole[1])
+    assert not same(whole[0], made(seed=4).batch(0))
+
+
+def test_every_batch_has_memory_of_its_own() -> None:
+    data = Synthetic("tiny", 64, batches=2)
+    assert data.yields_fresh
+    first = data.batch(0)
+    kept = first.sparse.values().clone()
+    data.batch(1).sparse.values().fill_(-1)
+    assert torch.equal(first.sparse.values(), kept)
+
+
+def test_state_resumes_once_and_knows_its_stream() -> None:
+    data = Synthetic("tiny", 64, batches=5)
+    whole = list(data)
+    stream = iter(data)
+    next(stream), next(stream)
+    state = data.state_dict()
+    resumed = Synthetic("tiny", 64, batches=5)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert all(same(a, b) for a, b in zip(whole[2:], resumed, strict=True))
+    assert all(same(a, b) for a, b in zip(whole, resumed, strict=True)), "the next pass is a whole one"
+    with pytest.raises(ValueError, match="seed=0: set seed to that"):
+        Synthetic("tiny", 64, seed=1).load_state_dict(state)
+
+
+def test_ids_lie_in_their_tables_and_use_them() -> None:
+    data = Synthetic("tiny", 4096)
+    batch = data.batch(0)
+    assert batch.sparse.keys() == list(SHAPES["tiny"].rows)
+    assert batch.dense.shape == (4096, data.dense_features)
+    assert batch.dense.dtype == batch.labels.dtype == torch.float32
+    for ids, rows in zip(batch.sparse.values().view(6, 4096), data.rows.values()):
+        assert ids.min() >= 0 and ids.max() < rows
+    assert len(batch.sparse.values()[-4096:].unique()) == 7, "all weekdays"
+
+
+def test_multi_hot_bags_have_random_lengths() -> None:
+    data = Synthetic("tiny", 2000, pooling_factor=3)
+    sparse = data.batch(0).sparse
+    lengths = sparse.lengths()
+    assert sparse.values().numel() == lengths.sum() == sparse.offsets()[-1]
+    assert sorted(lengths.unique().tolist()) == list(range(7)), "empty bags too"
+    assert float(lengths.double().mean()) == pytest.approx(3, abs=0.1)
+    for first, end, rows in zip(sparse.offsets()[::2000], sparse.offsets()[2000::2000], data.rows.values()):
+        assert int(sparse.values()[first:end].max()) < rows
+
+
+def test_rows_scale() -> None:
+    data = Synthetic("criteo-kaggle", 256, rows_scale=0.001)
+    assert data.rows["C3"] == 10_131 and data.rows["C9"] == 3 and data.rows["C6"] == 10
+    ids = data.batch(0).sparse.values().view(26, 256)
+    assert all(int(column.max()) < rows for column, rows in zip(ids, data.rows.values()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "criteo"}, "set name to one of tiny, avazu"),
+        ({"batch_size": 0}, "batch_size is 0, set it to 1 or more"),
+        ({"batches": 3, "start": 4}, "batches, the end, is 3: set it to start, 4, or more"),
+        ({"pooling_factor": 0}, "pooling_factor is 0"),
+        ({"rows_scale": 0.0}, "rows_scale is 0.0"),
+        ({"start": -1}, "start is -1"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Synthetic(**{"name": "tiny", **options})
+    with pytest.raises(TypeError, match="set batches"):
+        len(Synthetic("tiny"))
+
+
+def test_drawing_leaves_the_gil_alone() -> None:
+    """A Python thread goes on while a large batch is drawn."""
+    data = Synthetic("criteo-kaggle", 200_000)
+    data.batch(0)  # compiled
+    ticks, done = [0], threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            ticks[0] += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = ticks[0]
+    data.batch(1)
+    after = ticks[0]
+    done.set()
+    thread.join()
+    assert after - before > 10  # of about 200: one core may be all there is
+
+
+# The labels
+
+
+class Touched(nn.Module):
+    """Plain embeddings of the rows that some batches touch, so that tables of millions fit a test."""
+
+    def __init__(self, data: Synthetic, batches: list[Batch], dim: int) -> None:
+        super().__init__()
+        self.tables = data.tables(dim)
+        columns = torch.cat([batch.sparse.values().view(len(self.tables), -1) for batch in batches], dim=1)
+        self.ids = [column.unique() for column in columns]
+        self.base = np.cumsum([0, *(len(ids) for ids in self.ids)]).tolist()
+        bound = torch.cat([torch.full((len(i), 1), t.rows**-0.5) for i, t in zip(self.ids, self.tables)])
+        self.weight = nn.Parameter((torch.rand(self.base[-1], dim) * 2 - 1) * bound)
+
+    def forward(self, sparse: Any) -> Any:
+        columns = sparse.values().view(len(self.tables), -1)
+        places = [torch.searchsorted(i, c) + b for i, c, b in zip(self.ids, columns, self.base)]
+        vectors = nn.functional.embedding(torch.stack(places, dim=1), self.weight, sparse=True)
+        return SimpleNamespace(stacked=lambda: vectors)
+
+
+@pytest.mark.parametrize("name", ["tiny", "criteo-kaggle"])
+def test_a_small_dlrm_learns_the_labels_in_200_steps(name: str) -> None:
+    """Prequential AUC: each batch is scored before it is trained on."""
+    data = Synthetic(name, 1024, batches=200)
+    batches = list(data)
+    assert float(torch.cat([batch.labels for batch in batches]).mean()) == pytest.approx(0.25, abs=0.015)
+    torch.manual_seed(0)
+    embeddings = Touched(data, batches, dim=8)
+    model = DLRM.tiny(embeddings, data.dense_features)
+    dense = torch.optim.Adam([*model.bottom.parameters(), *model.top.parameters()], lr=1e-3)
+    windows = []
+    for i, batch in enumerate(batches):
+        if i % 40 == 0:
+            windows.append(StreamingAUC())
+        logits = model(batch)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        loss.backward()
+        dense.step()
+        dense.zero_grad()
+        with torch.no_grad():  # steps of one size, whatever the gradient's: no state is needed to learn fast
+            assert embeddings.weight.grad is not None
+            gradient = embeddings.weight.grad.coalesce()
+            embeddings.weight.index_add_(0, gradient.indices()[0], gradient.values().sign(), alpha=-0.02)
+            embeddings.weight.grad = None
+        windows[-1].update(logits, batch.labels)
+    values = [auc.value() for auc in windows]
+    assert values[0] < 0.68, values
+    assert values[-1] > 0.7, values
+    assert values[-1] > values[0] + 0.05, values

@@ -1,0 +1,101 @@
+"""A few runs that together touch everything that a row goes through; seconds with compiled kernels, and without."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import skirl
+from skirl import SGD, Adagrad, Adam, Constant, KeyedJagged, Normal, RowwiseAdagrad, Table, Uniform
+from skirl.oracle.plan import BankPlanner, BatchTooLarge
+from skirl.oracle.seen import Seen
+from tests import runs
+from tests.oracle.execute import Cache
+from tests.oracle.traces import SCHEMA, keys_of
+from tests.runs import Case, Part, Run
+from tests.test_exact_torch import test_trained_weights_get_the_gradient_of_per_sample_weights as trained_weights
+
+TABLES = (
+    Table("a", 60, 3, features=("x", "y"), init=Normal(0.5)),
+    Table("b", 50_000_000, 5, pooling="mean", init=Uniform(0.5)),
+    Table("c", 40, 3, pooling="mean", init=Constant(0.0)),
+)
+ONE_DIM = (Table("a", 60, 3, features=("x", "y")), Table("c", 40, 3, pooling="mean"))
+STORMY = (Part(0, 14, (9,)), Part(9, 14), Part(0, 6, alone=True), Part(4, 14, (None, 5)), Part(14, 20, (3,)))
+
+CASES = {
+    "plain": Case(ONE_DIM, SGD(lr=0.3), (Part(0, 16),), universe=16, longest=4, weights=1.0),
+    "everything": Case(
+        TABLES, Adam(lr=0.05), STORMY, depth=3, use="some", lost=0.3, evaluate=0.2, weights=0.5, gamma=0.9, fresh=False,
+        universe=60,
+    ),
+    "epoch": Case(
+        TABLES, Adagrad(lr=0.1, lr_decay=0.1, initial_accumulator_value=0.1), (Part(0, 14, (None, None)),),
+        depth="epoch", accumulate=2, use="some", lost=0.3, fresh=False, universe=12,
+    ),
+    "deep": Case(TABLES, Adam(lr=0.05), (Part(0, 40),), depth=30, spare=12, universe=40, sizes=(2, 5)),
+    "warm": Case(ONE_DIM, SGD(lr=0.1), (Part(0, 20, (None, None, 7)),), depth=4, spare=6),
+    "lru": Case(
+        TABLES, RowwiseAdagrad(lr=0.1, weight_decay=0.01), (Part(0, 14),), policy="lru", prefetch=5, lost=0.2
+    ),
+    "lfu": Case(ONE_DIM, Adagrad(lr=0.1, clip=0.05), (Part(0, 14),), policy="lfu", dtype=torch.float64),
+    "ttl": Case(ONE_DIM, SGD(lr=0.1), (Part(0, 14),), policy="ttl", depth=3),
+    "stacked": Case(ONE_DIM, RowwiseAdagrad(lr=0.1), (Part(0, 10, (7,)), Part(7, 10)), use="stacked", prefetch=0),
+    "unpooled": Case(TABLES, Adam(lr=0.05), (Part(0, 10),), unpooled=True, use="some", accumulate=3),
+    "alone": Case(TABLES, Adam(lr=0.05, clip=0.05), (Part(0, 12, alone=True),), evaluate=0.3, weights=0.5),
+    "slow writes": Case(ONE_DIM, Adam(lr=0.05), (Part(0, 24),), slow_write=0.01, evaluate=0.2, universe=40, spare=3),
+    "two banks": Case(TABLES, SGD(lr=0.1), (Part(0, 24),), slow_write=0.01, sizes=(2, 2), longest=1, prefetch=0, depth=8),
+    "wide": Case((Table("w", 50, 300),), Adam(lr=0.05), (Part(0, 10),), sizes=(1, 5)),
+    "long ago": Case(
+        ONE_DIM, SGD(lr=0.1), (Part(0, 40),), slow_write=0.02, prefetch=0, sizes=(1, 2), longest=1, depth=2, spare=4,
+        universe=12,
+    ),
+    "tight epoch": Case(ONE_DIM, SGD(lr=0.1), (Part(0, 30),), depth="epoch", universe=60, sizes=(1, 4)),
+}  # fmt: skip
+
+
+def too_large(ahead: bool) -> None:
+    """One row too many for the cache is refused, in the loop, by the right name."""
+    embeddings = skirl.EmbeddingBagCollection([Table("a", 10, 2)], optimizer=SGD(), cache=3)
+    batch = KeyedJagged.one_hot(["a"], torch.arange(4).reshape(-1, 1))
+    with pytest.raises(BatchTooLarge, match="batch 0 needs 4 rows"):
+        if not ahead:
+            embeddings(batch)
+        with skirl.lookahead([batch], embeddings, sparse=lambda ids: ids, patience=runs.PATIENCE) as batches:
+            next(iter(batches))
+
+
+def plans(shift: int) -> None:
+    """Steps carried out as late as they allow, whatever the timing of a run: rows return long after they left."""
+    rng = np.random.default_rng(shift)
+    planner = BankPlanner(SCHEMA, 0, 6, depth=2, seen=Seen(SCHEMA), hold=1, hold_rows=2)
+    world = Cache(6, hold=1, hold_rows=2)
+    batches = [keys_of(rng.integers(0, 14, 3)) for _ in range(80)]
+    planner.enter(batches[0])
+    for number, batch in enumerate(batches):
+        if number + 1 < len(batches):
+            planner.enter(batches[number + 1])
+        world.run(planner.plan(), batch)
+
+
+def battery(shift: int) -> dict[str, Callable[[], object]]:
+    """All checks; `shift` is added to the seeds of the runs."""
+    return {
+        "plans": lambda: plans(shift),
+        "batch too large": lambda: too_large(False),
+        "batch too large for a lookahead": lambda: too_large(True),
+        **{name: lambda case=case: Run(replace(case, seed=case.seed + shift)).go() for name, case in CASES.items()},
+        "trained weights": lambda: trained_weights(True),
+    }
+
+
+def run_battery(shift: int = 0) -> str | None:
+    """The first check that fails and its message; None when all pass."""
+    for name, check in battery(shift).items():
+        try:
+            check()
+        except BaseException as error:
+            return f"{name}: {type(error).__name__}: {error}"
+    return None

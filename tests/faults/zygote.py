@@ -1,0 +1,118 @@
+"""Runs the battery under one fault after the other: each in a fork of this process, which has imported torch already.
+
+`python -m tests.faults.zygote AREA` prints a JSON object: what caught each fault, null where nothing did. The sources are
+changed as they are imported, never on disk. Run it with NUMBA_DISABLE_JIT=1, so that kernels are their own source.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+
+ATTEMPTS = 3
+"""A fault that needs a race may get away with it once, on a busy machine."""
+LIMIT = 60.0
+"""Seconds for one fault; longer is reported as a hang, which is no clear failure."""
+
+
+class Planted(importlib.machinery.SourceFileLoader):
+    """Loads one module with changed source."""
+
+    def __init__(self, fullname: str, path: str, old: str, new: str) -> None:
+        super().__init__(fullname, path)
+        self._old, self._new = old, new
+
+    def get_code(self, fullname: str):
+        source = self.get_source(fullname)
+        assert source is not None
+        found = source.count(self._old)
+        if found != 1:
+            raise LookupError(f"{self._old!r} stands {found} times in {self.path}: write this fault anew")
+        return compile(source.replace(self._old, self._new), self.path, "exec")
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds that module."""
+
+    def __init__(self, module: str, old: str, new: str) -> None:
+        self._module, self._old, self._new = module, old, new
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None):
+        if fullname != self._module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None and spec.origin is not None
+        spec.loader = Planted(fullname, spec.origin, self._old, self._new)
+        return spec
+
+
+def outcome(module: str, old: str, new: str, shifts: range) -> str | None:
+    """In a fork: plant the fault, run the battery."""
+    if module:
+        sys.meta_path.insert(0, Finder(module, old, new))
+    warnings.simplefilter("ignore")
+    from tests import runs
+    from tests.faults.battery import run_battery
+
+    runs.PATIENCE = 3.0
+    return next(filter(None, (run_battery(shift) for shift in shifts)), None)
+
+
+def in_fork(module: str, old: str, new: str, shifts: range) -> str | None:
+    """The outcome, from a process of its own that may crash or hang."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(read)
+            try:
+                result = outcome(module, old, new, shifts)
+            except LookupError as error:
+                result = f"NOT PLANTED: {error}"
+            except BaseException as error:  # the fault shows while importing
+                result = f"import: {type(error).__name__}: {error}"
+            os.write(write, json.dumps(result and result[:900]).encode())  # fits the pipe's buffer
+        finally:
+            os._exit(0)
+    os.close(write)
+    ready, _, _ = select.select([read], [], [], LIMIT)
+    if not ready:
+        os.kill(child, signal.SIGKILL)
+    data = os.read(read, 65536) if ready else b'"HUNG"'
+    os.close(read)
+    os.waitpid(child, 0)
+    return json.loads(data or b'"CRASHED"')
+
+
+def main() -> None:
+    import hypothesis  # noqa: F401
+    import numba  # noqa: F401
+    import pytest  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    weight = torch.ones(1, requires_grad=True)
+    weight.sum().backward()
+    torch.optim.Adam([weight]).step()  # imports what each fork would import again
+    from tests.faults.catalogue import AREAS
+
+    results = {}
+    for fault in AREAS[sys.argv[1]]:
+        started = time.monotonic()
+        results[fault.name] = in_fork(f"skirl.{fault.module}", fault.old, fault.new, range(ATTEMPTS))
+        print(f"{time.monotonic() - started:5.1f} s  {fault.name}: {results[fault.name]}"[:300], file=sys.stderr)
+    area = list(AREAS).index(sys.argv[1])
+    results[""] = in_fork("", "", "", range(area, area + 1))  # without a fault, each area with seeds of its own
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Runs that are killed while they save, for tests/test_checkpoint.py: `python -m tests.killed FOLDER everywhere|KILLS SEED`.
+
+Processes are forked from this one, which has imported and compiled everything and has no threads: a run takes 0.1 s then.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skirl.checkpoint import HEADER
+from tests.resume import Run, Setup
+
+ENDLESS = Setup(batches=None, passes=1, depth=5)  # type: ignore[arg-type]
+
+
+def resumed(folder: Path) -> Run:
+    """The run, from where its last checkpoint is."""
+    run = Run(ENDLESS)
+    return run.load(folder) if (folder / HEADER).exists() else run
+
+
+def forked(child: Callable[[Callable[[], object]], None]) -> tuple[int, int]:
+    """A process that trains; returns, when it begins to, its id and a pipe that closes when it ends."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            child(lambda: os.write(writing, b"x"))
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+    os.close(writing)
+    os.read(reading, 1)
+    return pid, reading
+
+
+def ended(pid: int, reading: int) -> int:
+    """How a process ended."""
+    os.close(reading)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def at_random(folder: Path, kills: int, seed: int) -> None:
+    """Train and save after every step; kill, resume, kill, resume."""
+    rng = random.Random(seed)
+
+    def child(begins: Callable[[], object]) -> None:
+        run = resumed(folder)
+
+        def saved(step: int) -> Path:
+            if step == run.begun + 2:  # one save is through, so that each process comes further than the one before
+                begins()
+            return folder
+
+        run.train(saved=saved)
+
+    for _ in range(kills):
+        pid, reading = forked(child)
+        time.sleep(rng.uniform(0.01, 0.2))
+        os.kill(pid, signal.SIGKILL)
+        assert ended(pid, reading) == -signal.SIGKILL
+        marks = {path.name.split("-")[-1][:16] for path in folder.iterdir() if path.name != HEADER}
+        print("killed", "while saving" if len(marks) > 1 else "between saves", flush=True)
+
+
+def everywhere(folder: Path) -> None:
+    """Kill one save at its first touch of a file, the next at its second, and so on, until one is through."""
+    for touches in range(200):
+        before = step_of(folder)
+
+        def child(begins: Callable[[], object], left: int = touches, stop: int = before + 2) -> None:
+            run = resumed(folder).train(until=stop)
+            begins()
+            if left:  # the first save is whole, so that all others have one to leave
+                kill_at_touch(folder, left)
+            run.save(folder)
+
+        status = ended(*forked(child))
+        print(touches, status, before, step_of(folder), flush=True)
+        if touches and status != -signal.SIGKILL:
+            return
+
+
+def kill_at_touch(folder: Path, left: int) -> None:
+    """Kill this process when it is about to open, name or remove a file in the folder for the n-th time."""
+
+    def touched(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir") and str(folder) in str(args[0]):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(touched)
+
+
+def step_of(folder: Path) -> int:
+    """The step of the checkpoint that is there, which has to be whole; 0: none."""
+    if not (folder / HEADER).exists():
+        return 0
+    run = Run(ENDLESS)
+    run.load(folder)
+    return run.batches.step
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, how, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    model = Run(ENDLESS).model
+    for i in range(30):  # without a lookahead there are no threads: compile what can be
+        model.loss(ENDLESS.data.batch(i)).backward()
+    model.rows.flush()
+    if how == "everywhere":
+        everywhere(folder)
+    else:
+        at_random(folder, int(how), seed)
+
+
+if __name__ == "__main__":
+    main()

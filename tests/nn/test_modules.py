@@ -1,0 +1,345 @@
+"""The modules as a user's model holds them: what they refuse, what they leave alone, and what torch does with them."""
+
+import copy
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from skirl import (
+    SGD,
+    Adagrad,
+    Adam,
+    Constant,
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    KeyedJagged,
+    Table,
+    lookahead,
+)
+from tests.streams import stored_rows
+
+A = Table("a", 100, 2, features=("x", "y"), init=Constant(1.0))
+B = Table("b", 100, 2, init=Constant(1.0))
+WIDE = Table("wide", 100, 3)
+
+
+def made(*tables: Table, kind=EmbeddingBagCollection, **options):
+    options = {"optimizer": SGD(lr=0.5), "cache": 50, **options}
+    return kind(tables or (A, B), **options)
+
+
+def one_hot(*rows: tuple[int, ...], keys: tuple[str, ...] = ("x", "y", "b")) -> KeyedJagged:
+    return KeyedJagged.one_hot(keys, torch.tensor(rows))
+
+
+@contextmanager
+def ahead(embeddings, batches: list[KeyedJagged], **options) -> Iterator[Iterator[KeyedJagged]]:
+    with lookahead(batches, embeddings, sparse=lambda ids: ids, **options) as opened:
+        yield iter(opened)
+
+
+def weight(embeddings, row: int, table: int = 0) -> list[float]:
+    """A row's weight, as evaluation sees it."""
+    place = embeddings.engine.schema.banks[0]
+    names = embeddings.tables[table].features
+    others = [f.name for f in place.features if f.name not in names]
+    lengths = torch.tensor([1] + [0] * (len(names) - 1 + len(others)))
+    with torch.no_grad():
+        return embeddings(KeyedJagged([*names, *others], torch.tensor([row]), lengths=lengths))[names[0]][0].tolist()
+
+
+class TestOneBatchOneStep:
+    def test_a_second_forward_is_refused(self):
+        embeddings = made()
+        with ahead(embeddings, [one_hot((1, 2, 3))]) as batches:
+            ids = next(batches)
+            out = embeddings(ids)
+            with pytest.raises(RuntimeError, match=r"already had its forward.*accumulate=k"):
+                embeddings(ids)
+            out["x"].sum().backward()  # the first one is as good as before
+        assert weight(embeddings, 1) == [0.5, 0.5]
+
+    def test_without_a_lookahead_each_forward_is_a_step(self):
+        embeddings = made()
+        for _ in range(2):
+            embeddings(one_hot((1, 2, 3)))["x"].sum().backward()
+        assert weight(embeddings, 1) == [0.0, 0.0]
+
+    def test_a_forward_outside_the_loop_is_refused(self):
+        embeddings = made()
+        with ahead(embeddings, [one_hot((1, 2, 3))]), pytest.raises(RuntimeError, match="no batch is current"):
+            embeddings(one_hot((1, 2, 3)))
+
+    def test_another_number_of_ids_is_refused(self):
+        embeddings = made()
+        with ahead(embeddings, [one_hot((1, 2, 3))]) as batches:
+            next(batches)
+            with pytest.raises(ValueError, match="forward got 6 ids, the current batch has 3"):
+                embeddings(one_hot((1, 2, 3), (4, 5, 6)))
+
+    def test_debug_compares_every_id(self):
+        for other in (
+            one_hot((1, 2, 4)),
+            KeyedJagged(["x", "y", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1, 0])),
+        ):
+            embeddings = made(debug=True)
+            with ahead(embeddings, [one_hot((1, 2, 3))]) as batches:
+                ids = next(batches)
+                with pytest.raises(ValueError, match="forward got other ids than the current batch has"):
+                    embeddings(other)
+                embeddings(ids)
+
+    def test_backward_twice_is_refused(self):
+        embeddings = made()
+        loss = embeddings(one_hot((1, 2, 3)))["x"].sum()
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match=r"backward ran twice over one batch.*Sum the losses"):
+            loss.backward()
+        assert weight(embeddings, 1) == [0.5, 0.5]
+
+    @pytest.mark.parametrize("under_lookahead", [False, True])
+    def test_backward_after_the_next_batch_is_refused(self, under_lookahead):
+        embeddings = made()
+        first, second = one_hot((1, 2, 3)), one_hot((1, 5, 6))
+        if under_lookahead:
+            with ahead(embeddings, [first, second]) as batches:
+                loss = embeddings(next(batches))["x"].sum()
+                next(batches)
+                with pytest.raises(RuntimeError, match=r"not current any more.*before the next batch is taken"):
+                    loss.backward()
+        else:
+            loss = embeddings(first)["x"].sum()
+            embeddings(second)
+            with pytest.raises(RuntimeError, match="not current any more"):
+                loss.backward()
+        assert weight(embeddings, 1) == [1.0, 1.0]
+
+    def test_a_late_backward_among_micro_batches_is_refused(self):
+        """It would be dropped without a word otherwise: its step has been applied already."""
+        embeddings = made()
+        with ahead(embeddings, [one_hot((i, i, i)) for i in range(6)], accumulate=3) as batches:
+            late = embeddings(next(batches))["x"].sum()
+            embeddings(next(batches))["x"].sum().backward()
+            next(batches)
+            next(batches)
+            with pytest.raises(RuntimeError, match="not current any more"):
+                late.backward()
+        assert weight(embeddings, 0) == [1.0, 1.0] and weight(embeddings, 1) == [0.5, 0.5]
+
+
+class TestFeatures:
+    def test_a_missing_feature_is_named(self):
+        embeddings = made()
+        with pytest.raises(ValueError, match="the batch has no feature 'b': it has 'x', 'y'"):
+            embeddings(one_hot((1, 2), keys=("x", "y")))
+
+    def test_an_unknown_feature_of_the_output_is_named(self):
+        out = made()(one_hot((1, 2, 3)))
+        with pytest.raises(KeyError, match="no feature 'z': there are 'x', 'y', 'b'"):
+            out["z"]
+        assert list(out) == ["x", "y", "b"] and len(out) == 3 and "z" not in out
+
+    def test_stacked_needs_one_dim(self):
+        embeddings = made(A, WIDE)
+        out = embeddings(one_hot((1, 2, 3), keys=("x", "y", "wide")))
+        with pytest.raises(ValueError, match=r"stacked\(\) needs tables of one dim, these have \[2, 3\]"):
+            out.stacked()
+
+    def test_stacked_is_not_for_unpooled_rows(self):
+        out = made(kind=EmbeddingCollection)(one_hot((1, 2, 3)))
+        with pytest.raises(ValueError, match=r"of different lengths: take out\[feature\]"):
+            out.stacked()
+
+    def test_both_views_may_be_used_at_once(self):
+        embeddings = made()
+        out = embeddings(one_hot((1, 2, 3)))
+        (out.stacked().sum() + 2 * out["x"].sum()).backward()
+        assert weight(embeddings, 1) == [-0.5, -0.5] and weight(embeddings, 2) == [0.5, 0.5]
+
+    def test_a_batch_without_samples(self):
+        embeddings = made()
+        out = embeddings(
+            KeyedJagged(["x", "y", "b"], torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64))
+        )
+        assert out["b"].shape == (0, 2) and out.stacked().shape == (0, 3, 2)
+        out.stacked().sum().backward()
+
+
+class TestWeights:
+    def batch(self, weights: torch.Tensor | None) -> KeyedJagged:
+        return KeyedJagged(["x", "y", "b"], torch.tensor([1, 2, 3]), lengths=torch.ones(3).long(), weights=weights)
+
+    def test_weights_made_in_the_loop_count(self):
+        embeddings = made()
+        with ahead(embeddings, [self.batch(None)]) as batches:
+            next(batches)
+            out = embeddings(self.batch(torch.tensor([2.0, 3.0, 4.0])))
+            assert [out[name][0, 0].item() for name in out] == [2.0, 3.0, 4.0]
+            out["x"].sum().backward()
+        assert weight(embeddings, 1) == [0.0, 0.0]
+
+    def test_weights_changed_in_the_loop_count(self):
+        embeddings = made()
+        with ahead(embeddings, [self.batch(torch.ones(3))]) as batches:
+            next(batches)
+            out = embeddings(self.batch(torch.tensor([0.0, 3.0, 4.0])))
+            assert [out[name][0, 0].item() for name in out] == [0.0, 3.0, 4.0]
+
+    def test_weights_that_got_lost_are_noticed(self):
+        embeddings = made()
+        with ahead(embeddings, [self.batch(torch.ones(3))]) as batches:
+            next(batches)
+            with pytest.raises(ValueError, match="forward got no weights, the current batch has some"):
+                embeddings(self.batch(None))
+
+
+class TestAsAModule:
+    def test_no_row_is_a_parameter_or_in_the_state(self):
+        model = nn.ModuleDict({"rows": made(), "top": nn.Linear(2, 1)})
+        model["rows"](one_hot((1, 2, 3)))["x"].sum().backward()
+        assert [name for name, _ in model.named_parameters()] == ["top.weight", "top.bias"]
+        assert not list(model.buffers())
+        state = model.state_dict()
+        assert list(state) == ["rows._extra_state", "top.weight", "top.bias"]
+        store = model["rows"].engine.store
+        assert state["rows._extra_state"] == {"identity": store.identity, "generation": 0, "steps": 1}
+        model.load_state_dict(state)
+        other = nn.ModuleDict({"rows": made(), "top": nn.Linear(2, 1)})
+        with pytest.raises(RuntimeError, match=r"another store's rows.*skirl\.load"):
+            other.load_state_dict(state)
+
+    def test_casts_and_moves_leave_rows_alone(self):
+        model = nn.Sequential(made()).double().to("cpu").half().share_memory()
+        out = model(one_hot((1, 2, 3)))
+        assert out["x"].dtype == torch.float32
+        out["x"].sum().backward()
+        assert weight(model[0], 1) == [0.5, 0.5]
+
+    def test_other_devices_are_not_built_yet(self):
+        with pytest.raises(NotImplementedError, match="keeps its cache in CPU memory; set device='cpu'"):
+            made(device="cuda")
+        with pytest.raises(ValueError, match=r"store 'zmq://here' is not known, set it to 'memory'"):
+            made(store="zmq://here")
+
+    @pytest.mark.parametrize("how", [copy.deepcopy, copy.copy, pickle.dumps])
+    def test_a_copy_is_refused(self, how):
+        """Two modules over one cache would each plan for themselves, and a copy of the store is a store of its own."""
+        for module in (made(), nn.Sequential(made())):
+            if how is copy.copy and isinstance(module, nn.Sequential):
+                continue  # shares its children, as torch does it
+            with pytest.raises(TypeError, match=r"embeddings cannot be copied or pickled.*skirl\.save and skirl\.load"):
+                how(module)
+
+    def test_backward_runs_where_no_parameter_comes_before(self):
+        out = made()(one_hot((1, 2, 3)))
+        assert out["x"].requires_grad and out["x"].grad_fn is not None
+
+    def test_evaluation_has_no_graph_and_makes_no_rows(self):
+        embeddings = made()
+        embeddings.eval()
+        out = embeddings(one_hot((1, 2, 3)))
+        assert not out["x"].requires_grad and not out.stacked().requires_grad
+        assert len(embeddings.engine.seen) == 0 and not embeddings.engine.caches
+        embeddings.train()
+        assert embeddings(one_hot((1, 2, 3)))["x"].requires_grad
+
+
+class TestTraining:
+    def test_schedulers_drive_the_rows(self):
+        embeddings = made(optimizer=SGD(lr=1.0))
+        schedule = torch.optim.lr_scheduler.LambdaLR(embeddings.optimizer, lambda n: [1.0, 0.25, 0.0][n])
+        seen = []
+        with ahead(embeddings, [one_hot((1, 2, 3))] * 3, depth=3, prefetch=2) as batches:
+            for ids in batches:
+                embeddings(ids)["x"].sum().backward()
+                embeddings.optimizer.step()  # does nothing, and may be called
+                seen.append(weight(embeddings, 1)[0])
+                schedule.step() if len(seen) < 3 else None
+        assert seen == [0.0, -0.25, -0.25]
+
+    def test_the_handle_keeps_the_rate_in_its_state(self):
+        handle = made(optimizer=Adagrad(lr=0.5)).optimizer
+        other = made(optimizer=Adagrad(lr=0.1)).optimizer
+        other.load_state_dict(handle.state_dict())
+        assert other.lr == 0.5
+
+    def test_clipping_is_by_row(self):
+        embeddings = made(optimizer=SGD(lr=1.0, clip=0.5))
+        out = embeddings(one_hot((1, 2, 3)))
+        (3 * out["x"][:, 0] + 4 * out["x"][:, 1] + 0.1 * out["y"][:, 0]).sum().backward()
+        np.testing.assert_allclose(weight(embeddings, 1), [1 - 0.3, 1 - 0.4], rtol=1e-6)  # norm 5 becomes 0.5
+        np.testing.assert_allclose(weight(embeddings, 2), [1 - 0.1, 1.0], rtol=1e-6)  # norm 0.1 stays
+
+    def test_amp_skips_what_gradscaler_skips(self):
+        """Scaled losses train rows as plain ones do, bit for bit; an overflow is a step that never was, for rows too."""
+        plain, scaled = made(optimizer=Adam(lr=0.1)), made(optimizer=Adam(lr=0.1))
+        tops = [nn.Linear(2, 1), nn.Linear(2, 1)]
+        tops[1].load_state_dict(tops[0].state_dict())
+        dense = [torch.optim.SGD(top.parameters(), lr=0.1) for top in tops]
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        scaled.grad_scaler = scaler
+        for step in range(4):
+            ids = one_hot((1, 2, step))
+            if step == 2:  # overflows, and is skipped in both: by hand in the plain run
+                before = tops[1].weight.clone(), weight(scaled, 1)
+                scaler.scale(tops[1](scaled(ids)["x"]).sum() * torch.inf).backward()
+                scaler.step(dense[1])
+                scaler.update()
+                assert torch.equal(tops[1].weight, before[0]) and weight(scaled, 1) == before[1]
+                assert scaler.get_scale() == 512.0
+                plain(ids)
+            else:
+                tops[0](plain(ids)["x"]).sum().backward()
+                dense[0].step()
+                scaler.scale(tops[1](scaled(ids)["x"]).sum()).backward()
+                scaler.step(dense[1])
+                scaler.update()
+            for optimizer in dense:
+                optimizer.zero_grad()
+        assert scaled.engine.table_steps.tolist() == plain.engine.table_steps.tolist() == [3, 0]
+        plain.flush(), scaled.flush()
+        ours, expected = stored_rows(scaled.engine), stored_rows(plain.engine)
+        assert ours.keys() == expected.keys()
+        for key in expected:
+            np.testing.assert_array_equal(ours[key], expected[key])
+
+    def test_amp_needs_every_gradient_of_a_step_to_be_finite(self):
+        """One bank overflows: the rows of the other wait too."""
+        embeddings = made(A, WIDE, grad_scaler=torch.amp.GradScaler("cpu", init_scale=1.0))
+        out = embeddings(one_hot((1, 2, 3), keys=("x", "y", "wide")))
+        embeddings.grad_scaler.scale(out["x"].sum() + torch.nan * out["wide"].sum()).backward()
+        assert embeddings.engine.table_steps.tolist() == [0, 0]
+
+    def test_the_scaler_hears_of_rows_that_overflow(self):
+        embeddings = made()
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+        embeddings.grad_scaler = scaler
+        scales = []
+        for factor in (1.0, torch.inf, 1.0):
+            scaler.scale(embeddings(one_hot((1, 2, 3)))["x"].sum() * factor).backward()
+            scaler.step(embeddings.optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        assert scales == [16.0, 8.0, 16.0] and weight(embeddings, 1) == [0.0, 0.0]
+
+    def test_micro_batches_update_once_after_the_last(self):
+        embeddings = made(optimizer=Adam(lr=0.1))
+        seen = []
+        with ahead(embeddings, [one_hot((1, 2, 3))] * 4, accumulate=2) as batches:
+            for ids in batches:
+                embeddings(ids)["x"].sum().backward()
+                seen.append(embeddings.engine.table_steps.tolist())
+                assert (weight(embeddings, 1) == [1.0, 1.0]) == (len(seen) == 1)
+        assert seen == [[0, 0], [1, 0], [1, 0], [2, 0]]
+
+    def test_a_backward_that_never_comes_is_no_update(self):
+        embeddings = made(optimizer=Adam(lr=0.1))
+        with ahead(embeddings, [one_hot((1, 2, 3))] * 3) as batches:
+            for ids in batches:
+                embeddings(ids)
+        assert embeddings.engine.table_steps.tolist() == [0, 0] and weight(embeddings, 1) == [1.0, 1.0]

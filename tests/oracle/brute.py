@@ -1,0 +1,147 @@
+"""What a batch-level cache does, in plain Python: slow, obvious, and without a line of skirl.
+
+All distinct ids of a batch must be resident together; a victim is chosen among the residents outside the batch. Every
+function returns the ids brought in, first uses included, as a list for each batch, or victims likewise.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+Trace = Sequence[Sequence[int]]
+
+
+def distinct(batch: Sequence[int]) -> list[int]:
+    """The ids of a batch in order of their last position."""
+    last = {key: position for position, key in enumerate(batch)}
+    return sorted(last, key=last.__getitem__)
+
+
+def lru(trace: Trace, capacity: int) -> list[list[int]]:
+    """Arrivals under least recently used."""
+    cache: OrderedDict[int, None] = OrderedDict()
+    out = []
+    for batch in trace:
+        keys = distinct(batch)
+        out.append([key for key in keys if key not in cache])
+        for key in keys:
+            cache[key] = None
+            cache.move_to_end(key)
+        while len(cache) > capacity:
+            cache.popitem(last=False)
+    return out
+
+
+def belady(trace: Trace, capacity: int) -> list[list[int]]:
+    """Arrivals under the farthest next batch, with a heap; ties as they come, they cannot change a count."""
+    uses: dict[int, list[int]] = {}
+    for number in reversed(range(len(trace))):
+        for key in set(trace[number]):
+            uses.setdefault(key, []).append(number)
+    resident: dict[int, int] = {}
+    heap: list[tuple[int, int]] = []
+    out = []
+    for batch in trace:
+        keys = distinct(batch)
+        out.append([key for key in keys if key not in resident])
+        for key in keys:
+            uses[key].pop()
+            resident[key] = uses[key][-1] if uses[key] else len(trace)
+        spared = [(-resident[key], key) for key in keys]
+        while len(resident) > capacity:
+            next_use, key = heapq.heappop(heap)
+            if key not in keys and resident.get(key) == -next_use:
+                del resident[key]
+        for entry in spared:
+            heapq.heappush(heap, entry)
+    return out
+
+
+def least_arrivals(trace: Trace, capacity: int) -> int:
+    """The fewest arrivals of any choice of victims: all of them are tried."""
+    states = {frozenset[int](): 0}
+    for batch in trace:
+        need = frozenset(batch)
+        following: dict[frozenset[int], int] = {}
+        for resident, cost in states.items():
+            others = resident - need
+            cost += len(need - resident)
+            for kept in range(min(len(others), capacity - len(need)) + 1):
+                for some in combinations(sorted(others), kept):
+                    state = need | frozenset(some)
+                    following[state] = min(cost, following.get(state, cost))
+        states = following
+    return min(states.values())
+
+
+def victims(trace: Trace, capacity: int, ends: Sequence[int], cached: Sequence[int] = ()) -> list[list[int]]:
+    """Victims, in order, when the choice for batch t knows the batches before `ends[t]`.
+
+    Unknown futures leave first, by least recent use; then the farthest next batch, ties by least recent use. `cached` ids
+    are resident at the start, the least recently used first.
+    """
+    recency = {key: place - len(cached) for place, key in enumerate(cached)}
+    resident = set(cached)
+    clock = 0
+    out = []
+    for number, batch in enumerate(trace):
+        keys = distinct(batch)
+        leave = []
+        for _ in range(len(resident | set(keys)) - capacity):
+
+            def urgency(key: int, number: int = number) -> tuple[int, int]:
+                known = [b for b in range(number + 1, ends[number]) if key in trace[b]]
+                return (-known[0] if known else -len(trace) - 1, recency[key])
+
+            victim = min(resident - set(keys), key=urgency)
+            resident.remove(victim)
+            leave.append(victim)
+        for key in keys:
+            recency[key] = clock
+            clock += 1
+        resident |= set(keys)
+        out.append(leave)
+    return out
+
+
+def window_ends(
+    trace: Trace,
+    *,
+    depth: int | str,
+    capacity: int,
+    ramp: bool = True,
+    nbytes: Callable[[int], int] = lambda number: 0,
+    window_bytes: int = 1 << 60,
+) -> list[int]:
+    """Where the window ends when each batch is planned, by the rules of `Plan`."""
+    ends, end = [], 0
+    for number in range(len(trace)):
+        while end < len(trace):
+            window = range(number, end)
+            rows = {key for b in window for key in trace[b]}
+            if window and (
+                sum(map(nbytes, window)) >= window_bytes
+                or (ramp and len(window) >= 2 * number + 8)
+                or (len(rows) >= 4 * capacity if depth == "auto" else len(window) >= int(depth))
+            ):
+                break
+            end += 1
+        ends.append(end)
+    return ends
+
+
+def refetches(arrivals: list[list[int]]) -> int:
+    """Arrivals that are no first uses."""
+    return sum(map(len, arrivals)) - len({key for batch in arrivals for key in batch})
+
+
+def longest_reuse(trace: Trace) -> int:
+    """The most batches between two uses of one id, the later one included."""
+    last: dict[int, int] = {}
+    longest = 1
+    for number, batch in enumerate(trace):
+        for key in set(batch):
+            longest = max(longest, number - last.get(key, number))
+            last[key] = number
+    return longest

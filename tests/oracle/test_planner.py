@@ -1,0 +1,248 @@
+"""All banks together: how far the window reaches, and what that knowledge is worth: never more fetches than LRU, the least
+of all when the future is known."""
+
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl import Table
+from skirl.oracle.plan import Resident
+from skirl.oracle.planner import Plan, Planner
+from skirl.oracle.seen import Seen
+from skirl.oracle.step import Step
+from skirl.spool import Epoch
+from skirl.tables import Schema
+from tests.cases import cases
+from tests.oracle import brute
+from tests.oracle.execute import Cache
+from tests.oracle.traces import SCHEMA, keys_of, largest, random_trace, traces
+
+ONE = Schema.of([Table("a", 1000, 4)])
+RANDOM_TRACES = 10_000
+
+
+def plan_all(
+    schema: Schema, batches: list[list[np.ndarray]], capacities: list[int], plan: Plan, **options
+) -> list[list[Step]]:
+    """Steps of a whole stream, by bank."""
+    planner = Planner(schema, capacities, plan, options.pop("seen", None) or Seen(schema), **options)
+    for batch in batches:
+        planner.add(batch, 1)
+    planner.end()
+    return list(iter(planner.next, None))
+
+
+def plan_one(trace: list[list[int]], capacity: int, plan: Plan) -> list[Step]:
+    return [steps[0] for steps in plan_all(ONE, [[np.array(batch, np.int64)] for batch in trace], [capacity], plan)]
+
+
+def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents: list[Resident] | None = None):
+    """Steps of a stream whose next uses come from a spool."""
+    with Epoch(SCHEMA) as epoch:
+        for batch in batches:
+            epoch.add(batch)
+        epoch.scan()
+        first = None if residents is None else [epoch.first_uses(bank, r.keys) for bank, r in enumerate(residents)]
+        planner = Planner(SCHEMA, capacities, Plan("epoch"), Seen(SCHEMA), residents=residents, resident_next=first)
+        for batch in batches:
+            planner.add(batch, 0, epoch.next_uses(batch))
+        planner.end()
+        return list(iter(planner.next, None))
+
+
+def two_banks(trace: list[list[int]]) -> list[list[np.ndarray]]:
+    """The ids for the bank of three tables, and every other one for the bank of one."""
+    return [[keys_of(batch), np.int64(1) << 48 | np.array(batch[::2], np.int64)] for batch in trace]
+
+
+def test_never_more_fetches_than_lru_at_any_depth():
+    """The promise, on 10,000 random traces, each at a random depth and the smallest caches most often."""
+    rng = np.random.default_rng(20)
+    count = better = 0
+    depths = ["auto", 1, 2, 3, 4, 6, 9, 40]
+    for number in range(RANDOM_TRACES):
+        trace = random_trace(rng, most_rows=30)
+        capacity = largest(trace) + int(rng.geometric(0.3)) - 1
+        plan = Plan(depths[number % len(depths)], ramp=bool(number // len(depths) % 2))
+        steps = plan_one(trace, capacity, plan)
+        fetches = sum(step.fetches for step in steps)
+        lru = brute.refetches(brute.lru(trace, capacity))
+        assert fetches <= lru, (plan, capacity, trace)
+        better += fetches < lru
+        count += 1
+    assert count == 10_000
+    assert better > 3000  # the window did know something
+
+
+@cases(150)
+@given(data=st.data(), trace=traces(rows=7))
+def test_brute_force_agrees_with_itself(data, trace):
+    """The yardsticks below, against a search through every choice of victims, and each other."""
+    trace = [batch[:3] for batch in trace[:9]]
+    capacity = largest(trace) + data.draw(st.integers(0, 2))
+    ends = [len(trace)] * len(trace)
+    arrivals = brute.belady(trace, capacity)
+    assert sum(map(len, arrivals)) == brute.least_arrivals(trace, capacity)
+    held = min(capacity, len({key for batch in trace for key in batch}))
+    assert sum(map(len, brute.victims(trace, capacity, ends))) == sum(map(len, arrivals)) - held
+    nothing = list(range(1, len(trace) + 1))
+    assert sum(map(len, brute.victims(trace, capacity, nothing))) == sum(map(len, brute.lru(trace, capacity))) - held
+
+
+@cases(200)
+@given(data=st.data(), trace=traces())
+def test_the_least_fetches_of_all_when_depth_reaches_the_longest_reuse(data, trace):
+    capacity = largest(trace) + data.draw(st.integers(0, 6))
+    depth = brute.longest_reuse(trace) + data.draw(st.sampled_from([0, 1, 50]))
+    steps = plan_one(trace, capacity, Plan(depth, ramp=False))
+    assert [step.evict_keys.tolist() for step in steps] == brute.victims(trace, capacity, [len(trace)] * len(trace))
+    assert sum(step.fetches for step in steps) == brute.refetches(brute.belady(trace, capacity))
+
+
+@cases(200)
+@given(data=st.data(), trace=traces())
+def test_the_least_fetches_of_all_over_an_epoch(data, trace):
+    """Of each bank, and by Steps that keep their promises."""
+    batches = two_banks(trace)
+    sides = [[batch[bank].tolist() for batch in batches] for bank in (0, 1)]
+    capacities = [largest(side) + data.draw(st.integers(0, 6)) for side in sides]
+    steps = plan_epoch(batches, capacities)
+    assert len(steps) == len(trace)
+    for bank, side in enumerate(sides):
+        cache = Cache(capacities[bank], hold=4, hold_rows=capacities[bank])
+        for step, batch in zip(steps, batches, strict=True):
+            cache.run(step[bank], batch[bank])
+        assert cache.fetched + cache.forwarded == brute.refetches(brute.belady(side, capacities[bank]))
+        wanted = brute.victims(side, capacities[bank], [len(side)] * len(side))
+        assert [step[bank].evict_keys.tolist() for step in steps] == wanted
+
+
+@cases(100)
+@given(data=st.data(), before=traces(), trace=traces())
+def test_an_epoch_knows_the_future_of_rows_that_are_resident_at_its_start(data, before, trace):
+    capacity = largest([*before, *trace]) + data.draw(st.integers(0, 6))
+    cache = Cache(capacity, hold=4, hold_rows=capacity)
+    for step, batch in zip(plan_epoch(two_banks(before), [capacity, 99]), two_banks(before), strict=True):
+        cache.run(step[0], batch[0])
+    cache.next_pass()
+    residents = [
+        Resident(
+            np.array([k for k, _ in cache.resident], np.int64), np.array([s for _, s in cache.resident], np.int32)
+        ),
+        Resident(np.empty(0, np.int64), np.empty(0, np.int32)),
+    ]
+    batches = two_banks(trace)
+    steps = plan_epoch(batches, [capacity, 99], residents)
+    side = [batch[0].tolist() for batch in batches]
+    wanted = brute.victims(side, capacity, [len(side)] * len(side), cached=residents[0].keys.tolist())
+    assert [step[0].evict_keys.tolist() for step in steps] == wanted
+
+
+@cases(300)
+@given(
+    data=st.data(),
+    trace=traces(rows=40),
+    depth=st.sampled_from([1, 2, 5, 30, "auto", "auto"]),
+    ramp=st.booleans(),
+    window_bytes=st.sampled_from([1, 30, 1 << 40, 1 << 40]),
+)
+def test_the_window_follows_its_rules(data, trace, depth, ramp, window_bytes):
+    """min(depth, 2t + 8) batches; auto: until it has four times the cache in rows; never beyond its bytes. Victims too."""
+    capacity = largest(trace) + data.draw(st.integers(0, 2))
+    sizes = [zlib.crc32(bytes(batch)) % 10 for batch in trace]
+    planner = Planner(ONE, [capacity], Plan(depth, ramp=ramp, window_bytes=window_bytes), Seen(ONE))
+    for batch, size in zip(trace, sizes, strict=True):
+        planner.add([np.array(batch, np.int64)], size)
+    planner.end()
+    ends, evicted = [], []
+    while steps := planner.next():
+        ends.append(len(ends) + 1 + planner.window)
+        evicted.append(steps[0].evict_keys.tolist())
+        assert planner.waiting == len(trace) - ends[-1]
+    wanted = brute.window_ends(
+        trace, depth=depth, capacity=capacity, ramp=ramp, nbytes=sizes.__getitem__, window_bytes=window_bytes
+    )
+    assert ends == wanted
+    assert evicted == brute.victims(trace, capacity, wanted)
+
+
+def test_auto_counts_a_row_of_the_window_once_however_often_it_is_used():
+    """Also when its first use is planned and others are still to come."""
+    planner = Planner(ONE, [3], Plan("auto", ramp=False), Seen(ONE))
+    trace = [[number % 3, 100 + number // 2] for number in range(60)]
+    for batch in trace:
+        planner.add([np.array(batch)], 0)
+    for number in range(30):
+        assert planner.next() is not None
+        window = {key for batch in trace[number : number + 1 + planner.window] for key in batch}
+        before = {key for batch in trace[number : number + planner.window] for key in batch}
+        assert len(before) < 12 <= len(window)
+
+
+def test_auto_waits_for_the_bank_that_fills_last():
+    schema = Schema.of([Table("a", 100, 4), Table("b", 100, 8)])
+    planner = Planner(schema, [1, 2], Plan("auto", ramp=False), Seen(schema))
+    for number in range(11):
+        planner.add([np.array([number]), (1 << 48) + np.array([number])], 0)
+    assert planner.next() is not None
+    assert planner.window == 4 * 2 - 1
+
+
+@cases(100)
+@given(data=st.data(), trace=traces(), depth=st.sampled_from([1, 2, 5, "auto"]), ramp=st.booleans())
+def test_steps_do_not_depend_on_when_batches_come(data, trace, depth, ramp):
+    batches = two_banks(trace)
+    capacities = [largest([b[bank].tolist() for b in batches]) + data.draw(st.integers(0, 4)) for bank in (0, 1)]
+    plan = Plan(depth, ramp=ramp)
+    at_once = plan_all(SCHEMA, batches, capacities, plan)
+    planner = Planner(SCHEMA, capacities, plan, Seen(SCHEMA))
+    slowly = []
+    for batch in batches:
+        planner.add(batch, 1)
+        for _ in range(data.draw(st.integers(0, 3))):
+            if steps := planner.next():
+                slowly.append(steps)
+        planner.executed(len(slowly))
+    planner.end()
+    slowly += iter(planner.next, None)
+    assert len(at_once) == len(slowly) == len(trace)
+    for one, other in zip(at_once, slowly, strict=True):
+        for bank in (0, 1):
+            for name in Step.__slots__:
+                assert np.array_equal(getattr(one[bank], name), getattr(other[bank], name)), name
+
+
+def test_rollback_reaches_all_banks():
+    seen = Seen(SCHEMA)
+    planner = Planner(SCHEMA, [9, 9], Plan(1), seen)
+    for batch in two_banks([[1, 2], [3, 4], [5, 6]]):
+        planner.add(batch, 0)
+    planner.end()
+    assert len(list(iter(planner.next, None))) == 3
+    planner.rollback(1)
+    wanted = Seen(SCHEMA)
+    for part in two_banks([[1, 2]])[0]:
+        wanted.add(part)
+    assert np.array_equal(seen.bits, wanted.bits)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 0}, "depth is 0: set it to 1 or more"),
+        ({"depth": 1 << 24}, r"depth is 16777216: set it between 1 and 16777215, or to 'epoch'"),
+        ({"depth": True}, "depth is True: set it to a number of batches, 'auto' or 'epoch'"),
+        ({"depth": "all"}, "depth is 'all': set it to a number of batches, 'auto' or 'epoch'"),
+        ({"depth": 2.5}, "depth is 2.5: set it to a number of batches"),
+        ({"prefetch": -1}, "prefetch is -1: set it between 0 and 1024 steps"),
+        ({"prefetch": 1.5}, "prefetch is 1.5: set it between 0 and 1024 steps"),
+        ({"window_bytes": 0}, "window_bytes is 0: set it to 1 or more"),
+        ({"policy": "fifo"}, "policy is 'fifo': set it to one of lfu, lru, min, ttl"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(**options)

@@ -1,0 +1,124 @@
+"""LRU, LFU and BagPipe's rule leave the very rows, in the very order, that an obvious version in plain Python does."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from skirl import Table
+from skirl.oracle.plan import BankPlanner, Resident
+from skirl.oracle.planner import Plan
+from skirl.oracle.policy import make_policy
+from skirl.oracle.seen import Seen
+from skirl.tables import Schema
+
+Batches = list[list[int]]
+
+
+class Obvious:
+    """A cache of keys under a rule: who is worth least leaves first."""
+
+    def __init__(self, rule: str, depth: int, resident: list[int]) -> None:
+        self.rule, self.interval, self.depth = rule, max(1, depth // 4), depth
+        self.last = {key: i - len(resident) for i, key in enumerate(resident)}
+        self.count = dict.fromkeys(resident, 1)
+        self.until = dict.fromkeys(resident, -1)
+        self.resident = set(resident)
+        self.clock = 0
+
+    def step(self, t: int, batches: Batches, capacity: int) -> list[int]:
+        """The keys that leave for batch t."""
+        batch = set(batches[t])
+        need = max(0, len(self.resident | batch) - capacity)
+        others = sorted(self.resident - batch, key=lambda key: self.worth(key, t))
+        if self.rule == "ttl" and t % self.interval == 0:
+            need = max(need, sum(self.until[key] < t for key in others))
+        left = others[:need]
+        for key in left:
+            self.resident.remove(key)
+            del self.count[key], self.until[key]
+        window = batches[t : t + self.depth]
+        for key in batches[t]:
+            self.last[key] = self.clock
+            self.clock += 1
+        for key in batch:
+            self.resident.add(key)
+            self.count[key] = self.count.get(key, 0) + 1
+            self.until[key] = t + max(i for i, later in enumerate(window) if key in later)
+        return left
+
+    def worth(self, key: int, t: int) -> tuple[int, ...]:
+        if self.rule == "lru":
+            return (self.last[key],)
+        if self.rule == "lfu":
+            return self.count[key], self.last[key]
+        if self.until[key] < t:
+            return 0, self.until[key], self.last[key]
+        return 1, -self.until[key], self.last[key]
+
+
+def victims(
+    policy: str, batches: Batches, capacity: int, depth: int, resident: list[int], rows: int = 100
+) -> list[list[int]]:
+    """The keys that leave for each batch, by skirl's planner with its window kept full."""
+    schema = Schema.of([Table("a", rows, 4)])
+    start = Resident(np.array(resident, np.int64), np.arange(len(resident), dtype=np.int32))
+    planner = BankPlanner(schema, 0, capacity, depth=depth, seen=Seen(schema), policy=policy, resident=start)
+    out = []
+    for t, batch in enumerate(batches):
+        planner.enter(np.array(batch, np.int64))
+        if t + 1 >= depth:
+            out.append(planner.plan().evict_keys.tolist())
+    while len(out) < len(batches):
+        out.append(planner.plan().evict_keys.tolist())
+    return out
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "ttl"])
+@given(
+    batches=st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=5), min_size=1, max_size=30),
+    spare=st.integers(0, 5),
+    depth=st.integers(1, 40),
+    residents=st.lists(st.integers(0, 15), unique=True, max_size=10),
+)
+@example(batches=[[0], [1], [2], [3], [0], [4], [1], [0]], spare=1, depth=4, residents=[])
+def test_the_rows_that_leave_are_those_of_the_obvious_version(policy, batches, spare, depth, residents):
+    capacity = max(len(set(batch)) for batch in batches) + spare
+    resident = residents[:capacity]
+    obvious = Obvious(policy, depth, resident)
+    expected = [obvious.step(t, batches, capacity) for t in range(len(batches))]
+    assert victims(policy, batches, capacity, depth, resident) == expected
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "ttl"])
+def test_with_thousands_of_rows_too(policy):
+    # More rows than the planner has room for at its start, so that every column grows on the way.
+    rng = np.random.default_rng(5)
+    batches = [(rng.zipf(1.2, 64) % 20_000).tolist() for _ in range(300)]
+    obvious = Obvious(policy, 60, [])
+    expected = [obvious.step(t, batches, 2_000) for t in range(len(batches))]
+    got = victims(policy, batches, 2_000, 60, [], rows=20_000)
+    assert got == expected
+    assert sum(map(len, got)) > 1_000
+
+
+def test_a_time_to_live_is_not_lengthened_by_a_batch_that_enters_later():
+    # Row 7 expires after batch 0: the window of two batches does not show its next use then. It leaves at the clean-up
+    # before batch 1, although batch 2, which uses it, has entered by then.
+    assert victims("ttl", [[7], [8], [7], [9]], 4, 2, []) == [[], [7], [8], [7]]
+
+
+def test_an_expired_row_leaves_although_there_is_room_and_lru_keeps_it():
+    batches = [[1], [2], [2], [2], [2], [2], [2], [2]]
+    assert sum(map(len, victims("ttl", batches, 50, 4, []))) == 1
+    assert sum(map(len, victims("lru", batches, 50, 4, []))) == 0
+
+
+def test_times_to_live_need_a_window():
+    with pytest.raises(ValueError, match="set depth to a number"):
+        Plan(depth="epoch", policy="ttl")
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(ValueError, match="set it to one of lfu, lru, min, ttl"):
+        make_policy("fifo", None, 1)  # type: ignore[arg-type]

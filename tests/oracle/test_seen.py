@@ -1,0 +1,64 @@
+"""Which rows exist, against a set."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl import Table
+from skirl.oracle.seen import Seen
+from skirl.tables import Schema
+from tests.cases import cases
+
+ROWS = [1, 63, 64, 65, 200, 300_000_000]
+SCHEMA = Schema.of([Table(f"t{i}", rows, 4 + i % 2) for i, rows in enumerate(ROWS)])
+
+rows = st.sampled_from(range(len(ROWS))).flatmap(
+    lambda t: st.one_of(st.integers(0, ROWS[t] - 1), st.sampled_from([0, ROWS[t] - 1])).map(lambda row: t << 48 | row)
+)
+some = st.lists(rows, max_size=30).map(lambda keys: np.array(keys, np.int64))
+
+
+@cases(200)
+@given(changes=st.lists(st.tuples(st.booleans(), some), max_size=8), asked=some)
+def test_a_set_of_rows(changes, asked):
+    seen, held = Seen(SCHEMA), set()
+    for add, keys in changes:
+        (seen.add if add else seen.discard)(keys)
+        held = held | set(keys.tolist()) if add else held - set(keys.tolist())
+    assert len(seen) == len(held)
+    asked = np.concatenate([asked, *(keys for _, keys in changes)])
+    assert seen.has(asked).tolist() == [key in held for key in asked.tolist()]
+
+
+def test_rebuilt_from_a_store():
+    seen = Seen(SCHEMA)
+    seen.add(np.array([2 << 48 | 5]))
+    seen.rebuild([np.array([1 << 48 | 62, 0]), np.empty(0, np.int64), np.array([5 << 48 | 299_999_999])])
+    assert len(seen) == 3
+    assert seen.has(np.array([2 << 48 | 5, 1 << 48 | 62, 0, 5 << 48 | 299_999_999])).tolist() == [
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (1 << 48 | 63, "row 63 of table 't1' is there, which has rows 0 to 62: give the table as many rows as it had"),
+        (5 << 48 | 300_000_000, "row 300000000 of table 't5' is there"),
+        (6 << 48 | 3, "row 3 of table number 6 is there, of 6 tables"),
+        (-1, "of table number -1 is there"),
+    ],
+)
+def test_rows_that_the_tables_do_not_have_are_refused(key, message):
+    """They come from a store that was filled with larger tables; their bits would be another row's."""
+    seen = Seen(SCHEMA)
+    with pytest.raises(ValueError, match=message):
+        seen.rebuild([np.array([0, key, 1 << 48])])
+
+
+def test_a_bit_a_row():
+    assert Seen(SCHEMA).bits.nbytes == 8 * sum((rows + 63) // 64 for rows in ROWS)

@@ -1,0 +1,70 @@
+"""Traces for the oracle's tests: ids of the kinds that tell good eviction from bad."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+
+from skirl import Table
+from skirl.oracle.plan import BankPlanner
+from skirl.oracle.step import Step
+from skirl.tables import ROW_BITS, Schema
+
+# The bank of dim 4 has tables 0, 2 and 3: two in the dense index, one that is far too large for it.
+SCHEMA = Schema.of([Table("a", 40, 4), Table("other", 50, 8), Table("b", 1_000_000_000, 4), Table("c", 7, 4)])
+BANK = 0
+
+
+def keys_of(ids: Sequence[int]) -> np.ndarray:
+    """Small numbers as keys of three tables."""
+    ids = np.asarray(ids, np.int64)
+    table = np.array([0, 2, 3])[ids % 3]
+    row = ids // 3
+    return table << ROW_BITS | np.where(table == 2, row * 87_654_321 % 1_000_000_000, row)
+
+
+def random_trace(rng: np.random.Generator, most_rows: int = 20) -> list[list[int]]:
+    """A short trace: uniform, skewed, a loop longer than most caches, or drifting; batches of uneven size."""
+    rows = int(rng.integers(3, most_rows + 1))
+    batch = int(rng.integers(1, 7))
+    count = int(rng.integers(4, 24))
+    sizes = np.full(count, batch) if rng.random() < 0.5 else rng.integers(0, batch + 1, count)
+    total = int(sizes.sum())
+    kind = rng.integers(4)
+    if kind == 0:
+        ids = rng.integers(0, rows, total)
+    elif kind == 1:
+        ids = (rng.random(total) ** 3 * rows).astype(np.int64)
+    elif kind == 2:
+        ids = (np.arange(total) + (rng.random(total) < 0.1) * rng.integers(0, rows, total)) % rows
+    else:
+        ids = (np.arange(total) // 4 + rng.integers(0, max(1, rows // 2), total)) % rows
+    return [part.tolist() for part in np.split(ids, np.cumsum(sizes)[:-1])]
+
+
+def largest(trace: Sequence[Sequence[int]]) -> int:
+    """The smallest cache that holds each batch."""
+    return max(1, *(len(set(batch)) for batch in trace))
+
+
+def drive(planner: BankPlanner, batches: Sequence[np.ndarray], ends: Sequence[int]) -> Iterator[Step]:
+    """Plan all batches from the next one on, each when those before `ends[number]` have entered."""
+    for number in range(planner.planned, len(batches)):
+        while planner.entered < ends[number]:
+            planner.enter(batches[planner.entered])
+        yield planner.plan()
+
+
+def traces(rows: int = 20) -> st.SearchStrategy[list[list[int]]]:
+    """Traces that shrink."""
+    return st.lists(st.lists(st.integers(0, rows - 1), max_size=6), min_size=1, max_size=25)
+
+
+@st.composite
+def windows(draw: st.DrawFn, batches: int) -> list[int]:
+    """Window ends that never move back."""
+    ends, end = [], 0
+    for number in range(batches):
+        end = min(batches, max(end, number + 1) + draw(st.sampled_from([0, 0, 1, 1, 2, 5])))
+        ends.append(end)
+    return ends

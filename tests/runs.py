@@ -1,0 +1,445 @@
+"""Train with a cache and with the reference, batch by batch, and compare every bit on the way and at the end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+
+import skirl
+from skirl import KeyedJagged, Table
+from skirl.cache import split_cache
+from skirl.optim import RowOptimizer
+from skirl.pipeline import FIRST_WINDOW
+from skirl.reference import Bags, Reference
+from skirl.tables import Schema
+from skirl.work import Work
+from tests.plans import Residents, windows
+from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
+
+SMALLEST = 0
+PATIENCE = 20.0
+"""Seconds until a stage counts as stuck."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of the stream: under a lookahead, or looked up batch by batch without one."""
+
+    begin: int
+    end: int
+    passes: tuple[int | None, ...] = (None,)
+    """For each pass over the stretch, the batches after which the loop breaks; None: it does not."""
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, and all that may not change its bits."""
+
+    tables: tuple[Table, ...]
+    optimizer: RowOptimizer
+    parts: tuple[Part, ...] = (Part(0, 12),)
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    unpooled: bool = False
+    # The batches.
+    sizes: tuple[int, int] = (1, 4)
+    longest: int = 3
+    universe: int = 20
+    weights: float = 0.0
+    wide: bool = True
+    # The plan.
+    spare: int = SMALLEST
+    """Rows that the cache holds beyond those of the largest batch."""
+    depth: Any = 4
+    prefetch: int = 2
+    policy: str = "min"
+    ramp: bool = True
+    window_bytes: int = 4 << 30
+    # The loop.
+    accumulate: int = 1
+    use: str = "all"
+    """Which features the loss takes: all, some (drawn for each batch), stacked."""
+    lost: float = 0.0
+    """Share of batches whose backward never comes, or not even their forward."""
+    evaluate: float = 0.0
+    """Chance of an evaluation before a forward, between it and backward, and after that."""
+    gamma: float = 1.0
+    """The learning rate is multiplied by it at the end of every batch."""
+    nap: float = 0.0
+    """The longest sleep of a stage, in seconds."""
+    slow_write: float = 0.0
+    """What every write takes besides."""
+    fresh: bool = True
+    """Whether the loader yields batches of their own, or reuses its buffers."""
+    threads: int = 1
+
+
+@dataclass
+class Report:
+    """What happened in a run, for quotas."""
+
+    works: list[Work] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    evaluations: int = 0
+    updates: int = 0
+    shared: bool = False
+    """A row was used by two features of one batch."""
+    near: int = 0
+    """Rows fetched again at most `prefetch` steps after they left."""
+    forwarded: int = 0
+    fetched: int = 0
+    tight: bool = False
+    """A batch needed every slot of its bank."""
+
+
+class Difference(AssertionError):
+    """Two runs that should agree do not."""
+
+
+def same_bits(what: str, ours: Any, expected: Any) -> None:
+    """Every bit equal, signs of zeros and all."""
+    a, b = (x.detach().numpy() if isinstance(x, torch.Tensor) else np.asarray(x) for x in (ours, expected))
+    if a.shape != b.shape or a.dtype != b.dtype:
+        raise Difference(f"{what}: {a.dtype} {a.shape}, expected {b.dtype} {b.shape}")
+    if np.ascontiguousarray(a).tobytes() != np.ascontiguousarray(b).tobytes():
+        raise Difference(f"{what}: {a.tolist()}, expected {b.tolist()}")
+
+
+class Head(torch.nn.Module):
+    """The dense part: one score a sample from all features that it is given, and a bounded loss."""
+
+    def __init__(self, tables: Sequence[Table], dtype: torch.dtype) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weights = torch.nn.ParameterDict(
+            {name: torch.randn(t.dim, generator=generator, dtype=dtype) for t in tables for name in t.features}
+        )
+
+    def forward(self, parts: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        # Copied: torch may sum a strided or unaligned view in another order than the same numbers side by side.
+        parts = {name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()}
+        scores = [torch.mv(part, self.weights[name]) for name, part in parts.items()]
+        if len({len(score) for score in scores}) == 1 and len(scores[0]) == len(targets):
+            total = torch.stack(scores).sum(0)
+            return (total * targets.to(total.dtype)).tanh().sum()
+        return torch.cat(scores).tanh().sum()  # unpooled: as many scores as ids
+
+
+class Run:
+    """One case on its way."""
+
+    def __init__(self, case: Case, make: Any = KeyedJagged) -> None:
+        self.case = case
+        stream = Stream(
+            case.tables, seed=case.seed, universe=case.universe, sizes=case.sizes, longest=case.longest,
+            weights=case.weights, wide=case.wide, unpooled=case.unpooled, make=make,
+        )  # fmt: skip
+        length = max(part.end for part in case.parts)
+        self.items = [stream.draw(i) for i in range(length)]
+        self.extra = [stream.draw(length + i) for i in range(3)]
+        """Batches for evaluation, with rows that may never be trained."""
+        self.bags = stream.bags
+        self.rng = np.random.default_rng([case.seed, 1])
+        self.nap = Naps(case.nap, case.seed)
+        self.schema = Schema.of(case.tables)
+        numpy_dtype = np.dtype(str(case.dtype).removeprefix("torch."))
+        self.reference = Reference(case.tables, case.optimizer, seed=case.seed, dtype=numpy_dtype)
+        kind = skirl.EmbeddingCollection if case.unpooled else skirl.EmbeddingBagCollection
+        store = SlowStore(case.tables, case.optimizer, case.dtype, Naps(case.nap, case.seed + 1), case.slow_write)
+        self.ours = kind(
+            case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
+            debug=True,
+        )  # fmt: skip
+        self.heads = Head(case.tables, case.dtype), Head(case.tables, case.dtype)
+        self.dense = [torch.optim.Adam(head.parameters(), lr=0.01) for head in self.heads]
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.ours.optimizer, case.gamma)
+        self.lr = case.optimizer.lr
+        self.report = Report()
+        self.residents: list[Residents] = []
+        self.left: list[dict[int, int]] = [{} for _ in self.schema.banks]
+        self._spy()
+
+    def go(self) -> Report:
+        """Run all parts and compare."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.case.threads)
+        try:
+            for part in self.case.parts:
+                if part.alone:
+                    self._alone(part)
+                else:
+                    self._ahead(part)
+        finally:
+            torch.set_num_threads(threads)
+        self._compare_end()
+        return self.report
+
+    def _ahead(self, part: Part) -> None:
+        case = self.case
+        items = self.items[part.begin : part.end]
+        loader = Loader(items, self.nap, fresh=case.fresh)
+        options = {
+            name: getattr(case, name) for name in ("depth", "prefetch", "accumulate", "policy", "ramp", "window_bytes")
+        }
+        model = torch.nn.ModuleList([self.ours, self.heads[0]])
+        hook = Naps(case.nap, case.seed + 2)
+        with skirl.lookahead(loader, model, patience=PATIENCE, hook=hook, **options) as batches:
+            for stop in part.passes:
+                taken, before = 0, len(self.report.works)
+                if stop != 0:
+                    if self.ours.engine.split_by_one:
+                        self.residents = []  # the cache is split anew, and starts empty
+                    for item in batches:
+                        if taken % case.accumulate == 0:
+                            self._begin(items[taken : taken + case.accumulate])
+                        if item.number != items[taken].number:
+                            raise Difference(f"batch {item.number} was yielded, expected {items[taken].number}")
+                        self._batch(item)
+                        self.nap()
+                        taken += 1
+                        if taken == stop:
+                            break
+                if taken != (len(items) if stop is None else min(stop, len(items))):
+                    raise Difference(f"{taken} batches were yielded, expected {len(items)}")
+                self._check_plan(items, case.accumulate, case.depth, case.policy, self.report.works[before:])
+        self._finish()
+        self._evaluate(1.0)
+
+    def _alone(self, part: Part) -> None:
+        before = len(self.report.works)
+        items = self.items[part.begin : part.end]
+        for item in items:
+            self._begin([item])
+            self._batch(item, skip_forward=False)
+        self.ours.finish()
+        self._finish()
+        self._check_plan(items, 1, 1, "min", self.report.works[before:])
+
+    def _check_plan(self, items: list[Item], accumulate: int, depth: Any, policy: str, works: list[Work]) -> None:
+        """The rows that left are those that the promise names; not for what it does not define."""
+        case = self.case
+        if not works or depth == "auto" or case.policy not in ("min", "lru") or case.window_bytes < 1 << 20:
+            return
+        if not self.residents:
+            self.residents = [Residents(slots, policy) for slots in self.report.slots]
+        for bank, residents in enumerate(self.residents):
+            residents.policy = policy
+            steps = [
+                [key for item in items[i : i + accumulate] for key in self._keys(item, bank)]
+                for i in range(0, len(items), accumulate)
+            ]
+            expected = residents.run(steps, windows(depth, len(steps), case.ramp), len(works))
+            for work, leaving in zip(works, expected, strict=True):
+                left = set(work.steps[bank].evict_keys.tolist())
+                if left != leaving:
+                    raise Difference(f"step {work.number}: {sorted(left)} left, expected {sorted(leaving)}")
+
+    def _begin(self, items: list[Item]) -> None:
+        """A step begins: the reference looks all its micro-batches up, which changes nothing before the update."""
+        self._finish()
+        self.expected = [
+            self.reference.forward(self.bags[item.number], accumulate=bool(i)) for i, item in enumerate(items)
+        ]
+        self.grads: list[dict[str, np.ndarray]] = [{} for _ in items]
+        self.micro = -1
+        self.returned = 0
+        self.updated = False
+
+    def _finish(self) -> None:
+        """A step ends: gradients of some micro-batches count though others never came."""
+        if getattr(self, "returned", 0) and not self.updated:
+            self._update()
+
+    def _update(self) -> None:
+        self.reference.backward(*self.grads, lr=self.lr)
+        self.updated = True
+        self.report.updates += 1
+
+    def _batch(self, item: Item, skip_forward: bool = True) -> None:
+        case = self.case
+        self.micro += 1
+        self._note_shared(self.bags[item.number])
+        self._evaluate(case.evaluate)
+        if skip_forward and self.rng.random() < case.lost / 2:
+            return
+        out = self.ours(item.sparse)
+        expected = self.expected[self.micro]
+        for name, values in expected.items():
+            same_bits(f"batch {item.number}, output {name}", out[name], values)
+        names = self._used(expected)
+        leaves = {name: torch.from_numpy(expected[name].copy()).requires_grad_() for name in names}
+        self._evaluate(case.evaluate)
+        if names and self.rng.random() >= case.lost / 2:
+            losses = []
+            for side, head in enumerate(self.heads):
+                parts = self._parts(out if side == 0 else leaves, names, stacked=case.use == "stacked")
+                loss = head(parts, item.targets)
+                loss.backward()
+                losses.append(loss)
+            same_bits(f"batch {item.number}, loss", losses[0], losses[1])
+            self.grads[self.micro] = {name: leaf.grad.numpy() for name, leaf in leaves.items()}
+            self.returned += 1
+            if self.returned == len(self.expected):
+                self._update()
+        self._evaluate(case.evaluate)
+        for optimizer in self.dense:
+            optimizer.step()
+            optimizer.zero_grad()
+        if case.gamma != 1:
+            self.schedule.step()
+            self.lr *= case.gamma
+
+    def _used(self, expected: dict[str, Any]) -> list[str]:
+        names = list(expected)
+        if self.case.use != "some":
+            return names
+        return [name for name in names if self.rng.random() < 0.5]
+
+    def _parts(self, out: Any, names: list[str], stacked: bool) -> dict[str, torch.Tensor]:
+        if not stacked:
+            return {name: out[name] for name in names}
+        whole = torch.stack([out[name] for name in names], 1) if isinstance(out, dict) else out.stacked()
+        return {name: whole[:, i] for i, name in enumerate(names)}
+
+    def _evaluate(self, chance: float) -> None:
+        """Look another batch up, with what is known now; nothing may change, not even what is resident."""
+        if self.rng.random() >= chance:
+            return
+        item = [*self.extra, *self.items][self.rng.integers(len(self.extra) + len(self.items))]
+        engine = self.ours.engine
+        before = self._state()
+        if self.rng.random() < 0.5:
+            with torch.no_grad():
+                out = self.ours(item.sparse)
+        else:
+            self.ours.eval()
+            out = self.ours(item.sparse)
+            self.ours.train()
+        expected = self.reference.forward(self.bags[item.number], evaluate=True)
+        for name, values in expected.items():
+            same_bits(f"evaluation, output {name}", out[name], values)
+        if engine.caches and self._state() != before:
+            raise Difference("an evaluation changed the cache or the counters")
+        self.report.evaluations += 1
+
+    def _state(self) -> tuple[Any, ...]:
+        engine = self.ours.engine
+        caches = [
+            (c.key_of.tobytes(), c.used.tobytes(), c.array[c.key_of >= 0].tobytes(), c._clock) for c in engine.caches
+        ]
+        return caches, replace(engine.counters), engine.table_steps.tolist()
+
+    def _compare_end(self) -> None:
+        engine, reference = self.ours.engine, self.reference
+        self.ours.flush()
+        for ours, expected in zip(self.heads[0].parameters(), self.heads[1].parameters(), strict=True):
+            same_bits("a dense parameter", ours, expected)
+        if engine.table_steps.tolist() != reference.table_steps:
+            raise Difference(f"updates by table: {engine.table_steps.tolist()}, expected {reference.table_steps}")
+        rows = stored_rows(engine)
+        if rows.keys() != reference.rows.keys():
+            raise Difference(
+                f"rows stored and not trained, or not stored: {sorted(rows.keys() ^ reference.rows.keys())}"
+            )
+        for key, row in rows.items():
+            same_bits(f"row {key & (1 << 48) - 1} of table {key >> 48}", row, reference.rows[key])
+        if len(engine.seen) != len(rows) or not engine.seen.has(np.array([*rows], np.int64)).all():
+            raise Difference(f"{len(engine.seen)} rows are noted as existing, {len(rows)} do")
+        counters, works = engine.counters, self.report.works
+        planned = [
+            sum(count(step) for work in works for step in work.steps)
+            for count in (lambda s: s.fetches, lambda s: len(s.new_keys), lambda s: len(s.evict_keys))
+        ]
+        if planned != [counters.fetched, counters.new, counters.written] or counters.new != len(rows):
+            raise Difference(f"counted {counters}, planned {planned}, and there are {len(rows)} rows")
+        if engine.in_flight_rows > 0 and not self.case.parts[-1].alone:
+            raise Difference(f"{engine.in_flight_rows} rows are still in flight")
+
+    # What the steps did.
+
+    def _spy(self) -> None:
+        engine = self.ours.engine
+        load = engine.load
+
+        def spied(work: Work, write_back: Any) -> None:
+            load(work, write_back)
+            self._note_step(work)
+
+        engine.load = spied
+
+    def _note_step(self, work: Work) -> None:
+        """Check a step against what was resident, and count."""
+        report, case = self.report, self.case
+        if work.number == 0:
+            self.left = [{} for _ in self.schema.banks]  # numbers begin anew with each planner
+        report.slots = [len(cache) for cache in self.ours.engine.caches]
+        for bank, step in enumerate(work.steps):
+            left = self.left[bank]
+            left.update((key, work.number) for key in step.evict_keys.tolist())
+            for key in (*step.fetch_keys.tolist(), *step.forward_keys.tolist()):
+                report.near += work.number - left.get(key, -(10**9)) <= case.prefetch
+            report.forwarded += len(step.forward_keys)
+            report.fetched += step.fetches
+            report.tight |= len(step.rows) == report.slots[bank]
+            if len(np.unique(step.rows)) != len(step.keys):
+                raise Difference(f"step {work.number}: two rows in one slot")
+        report.works.append(work)
+
+    def _note_shared(self, bags: dict[str, Bags]) -> None:
+        for table in self.case.tables:
+            sets = [set(bags[name][0]) for name in table.features]
+            self.report.shared |= len(set().union(*sets)) < sum(map(len, sets))
+
+    def _cache(self) -> int:
+        """The least rows that hold every batch, and `spare`: the split by the first window's demand comes on top."""
+        case = self.case
+        steps = [
+            self.items[i : i + case.accumulate] for i in range(max(1, len(self.items) - case.accumulate + 1))
+        ]  # wherever a step begins after a break
+        need = np.max([self._demand(step) for step in steps], axis=0)
+        first = case.parts[0]
+        if first.alone:
+            window = [[self.items[first.begin]]]
+        else:
+            count = FIRST_WINDOW if isinstance(case.depth, str) else min(FIRST_WINDOW, case.depth)
+            begins = range(first.begin, first.end, case.accumulate)
+            window = [self.items[i : min(i + case.accumulate, first.end)] for i in begins][:count]
+        # A small window ends the first one too, after how many batches is not worked out here.
+        least = len(window) if case.window_bytes > 1 << 20 else 1
+        cache = int(max(1, sum(need)))
+        while not all((self._split(cache, window[:n]) >= need).all() for n in range(least, len(window) + 1)):
+            cache += ceil(cache / 50)
+        return cache + case.spare
+
+    def _split(self, cache: int, window: list[list[Item]]) -> np.ndarray:
+        """The slots of each bank."""
+        largest = np.max([self._demand(step) for step in window], axis=0)
+        banks = self.schema.banks
+        if len(banks) == 1:
+            return np.array([cache])
+        if cache < sum(largest):
+            return np.zeros(len(banks))
+        slots, _ = split_cache(
+            cache,
+            rows=[sum(self.case.tables[t].rows for t in bank.tables) for bank in banks],
+            record_bytes=[1] * len(banks),
+            dims=[bank.dim for bank in banks],
+            distinct=self._demand([item for step in window for item in step]).tolist(),
+            largest=largest.tolist(),
+            in_flight=1,
+        )
+        return np.array(slots)
+
+    def _demand(self, items: list[Item]) -> np.ndarray:
+        """Distinct rows in each bank."""
+        banks = range(len(self.schema.banks))
+        return np.array([len({key for item in items for key in self._keys(item, bank)}) for bank in banks])
+
+    def _keys(self, item: Item, bank: int) -> list[int]:
+        """The keys of a batch, position by position."""
+        features = self.schema.banks[bank].features
+        return [f.table << 48 | i for f in features for i in self.bags[item.number][f.name][0]]

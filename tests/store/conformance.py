@@ -1,0 +1,435 @@
+"""What every store has to pass: subclass `StoreConformance` in its test module and say how one is made."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from skirl.store import Layout, Record, SnapshotError, Store
+
+LAYOUT = Layout({0: Record(4), 1: Record(9), 2: Record(4), 5: Record(3, "float64"), 6: Record(3)})
+TABLES = sorted(LAYOUT.records)
+MOST_TABLE = 6
+
+
+def key(table: int, row: int) -> int:
+    return table << 48 | row
+
+
+def table_keys(table: int, rows) -> np.ndarray:
+    return np.asarray(rows, np.int64) + key(table, 0)
+
+
+def blank(table: int, n: int) -> np.ndarray:
+    record = LAYOUT.records[table]
+    return np.full((n, record.width), -7, record.dtype)
+
+
+def random_rows(table: int, n: int, seed: int) -> np.ndarray:
+    """Any bits at all: NaNs with payloads, infinities, denormals, minus zero."""
+    record = LAYOUT.records[table]
+    out = np.frombuffer(
+        np.random.default_rng(seed).bytes(n * record.width * np.dtype(record.dtype).itemsize), record.dtype
+    )
+    return out.reshape(n, record.width)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def contents(store: Store) -> dict[int, bytes]:
+    """Every row by key, read the way an export would."""
+    held: dict[int, bytes] = {}
+    for keys in store.keys():  # noqa: SIM118
+        assert keys.dtype == np.int64 and keys.size
+        out = blank(int(keys[0] >> 48), keys.size)
+        assert store.read(keys, out).all()
+        for k, row in zip(keys.tolist(), out, strict=True):
+            assert k not in held
+            held[k] = row.tobytes()
+    assert len(held) == len(store)
+    return held
+
+
+def filled(make: Callable[[Layout], Store], n: int = 50) -> Store:
+    store = make(LAYOUT)
+    for table in TABLES:
+        store.write(table_keys(table, np.arange(n) * 97), random_rows(table, n, table))
+    return store
+
+
+class StoreConformance:
+    def make(self, layout: Layout) -> Store:
+        """An empty store."""
+        raise NotImplementedError
+
+    # Reading and writing
+
+    def test_rows_not_held_leave_out_alone(self):
+        store = self.make(LAYOUT)
+        store.write(table_keys(0, [3, 8]), random_rows(0, 2, seed=1))
+        out = blank(0, 4)
+        assert store.read(np.array([key(0, 8), key(0, 1), key(2, 3), key(0, 3)]), out).tolist() == [
+            True,
+            False,
+            False,
+            True,
+        ]
+        assert same_bits(out[[3, 0]], random_rows(0, 2, seed=1))
+        assert (out[1:3] == -7).all()
+
+    def test_every_bit_comes_back(self):
+        store = self.make(LAYOUT)
+        for table in TABLES:
+            keys = np.random.default_rng(table).permutation(1000)[:300] + key(table, 0)
+            store.write(keys, random_rows(table, 300, table))
+            out = blank(table, 300)
+            assert store.read(keys[::-1], out).all()
+            assert same_bits(out[::-1], random_rows(table, 300, table))
+
+    def test_last_write_wins(self):
+        store = self.make(LAYOUT)
+        for seed in range(3):
+            store.write(table_keys(1, range(seed, 10)), random_rows(1, 10 - seed, seed))
+        out = blank(1, 10)
+        assert store.read(table_keys(1, range(10)), out).all()
+        assert same_bits(out[2:], random_rows(1, 8, seed=2))
+        assert same_bits(out[1:2], random_rows(1, 9, seed=1)[:1])
+        assert len(store) == 10
+
+    def test_holds_a_copy(self):
+        store = self.make(LAYOUT)
+        rows = np.ones((1, 4), np.float32)
+        store.write(table_keys(0, [1]), rows)
+        rows[:] = 2
+        out = blank(0, 1)
+        store.read(table_keys(0, [1]), out)
+        assert (out == 1).all()
+
+    def test_tables_of_one_kind_in_one_call(self):
+        store = self.make(LAYOUT)
+        keys = np.array([key(2, 1), key(0, 1), key(0, 0)])
+        store.write(keys, random_rows(0, 3, seed=0))
+        out = blank(0, 3)
+        assert store.read(keys, out).all() and same_bits(out, random_rows(0, 3, seed=0))
+
+    def test_widest_keys(self):
+        keys = np.array([0, key(0, (1 << 48) - 1), key(2, 0), key(2, (1 << 48) - 1)])
+        store = self.make(LAYOUT)
+        store.write(keys, random_rows(0, 4, seed=0))
+        out = blank(0, 4)
+        assert store.read(keys, out).all() and same_bits(out, random_rows(0, 4, seed=0))
+
+    def test_views_of_larger_arrays(self):
+        store, rows = self.make(LAYOUT), random_rows(0, 10, seed=0)
+        store.write(np.arange(20)[::2], rows)
+        out = blank(0, 30)
+        assert store.read(np.arange(20)[::2], out[10:20]).all()
+        assert same_bits(out[10:20], rows) and (out[:10] == -7).all() and (out[20:] == -7).all()
+
+    def test_nothing_asked(self):
+        store = self.make(LAYOUT)
+        none = np.empty(0, np.int64)
+        store.write(none, blank(1, 0))
+        assert store.read(none, blank(1, 0)).shape == (0,)
+        assert len(store) == 0 and list(store.keys()) == []
+
+    def test_keys_lists_every_row_once(self):
+        store = filled(self.make)
+        held = contents(store)
+        assert sorted(held) == sorted(key(table, row * 97) for table in TABLES for row in range(50))
+        store.flush()
+        assert contents(store) == held
+
+    # Refusals
+
+    @pytest.mark.parametrize(
+        ("keys", "rows", "words"),
+        [
+            (
+                np.array([0]),
+                np.zeros((1, 5), np.float32),
+                r"rows are \[5\] float32, this store holds \[3\] float32, .*",
+            ),
+            (np.array([0]), np.zeros((1, 4), np.float64), r"rows are \[4\] float64"),
+            (
+                np.array([key(1, 0)]),
+                np.zeros((1, 4), np.float32),
+                r"table 1, whose records are \[9\] float32, not \[4\]",
+            ),
+            (np.array([key(3, 0)]), np.zeros((1, 4), np.float32), "table 3, which is not in the layout"),
+            (np.array([key(7, 0)]), np.zeros((1, 4), np.float32), "table 7, which is not in the layout"),
+            (np.array([-1]), np.zeros((1, 4), np.float32), "key -1 is negative"),
+            (np.array([0, 1]), np.zeros((1, 4), np.float32), r"pass an array \[2, width\]"),
+            (np.array([0]), np.zeros(4, np.float32), r"pass an array \[1, width\]"),
+            (np.array([0, 1]), np.zeros((4, 2), np.float32).T, "not contiguous"),
+            (np.array([0], np.int32), np.zeros((1, 4), np.float32), "pass an int64 array"),
+            (np.array([0.0]), np.zeros((1, 4), np.float32), "pass an int64 array"),
+            ([0], np.zeros((1, 4), np.float32), "keys are list"),
+        ],
+    )
+    def test_refuses(self, keys, rows, words):
+        store = self.make(LAYOUT)
+        for call in (store.read, store.write):
+            with pytest.raises((TypeError, ValueError), match=words):
+                call(keys, rows)
+        assert len(store) == 0
+
+    def test_refuses_a_read_only_out(self):
+        out = blank(0, 1)
+        out.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            self.make(LAYOUT).read(np.array([0]), out)
+
+    def test_closed(self, tmp_path):
+        store = filled(self.make)
+        with store:
+            pass
+        store.close()
+        calls: list[Callable[[], object]] = [
+            lambda: store.read(np.array([0]), blank(0, 1)),
+            lambda: store.write(np.array([0]), blank(0, 1)),
+            lambda: list(store.keys()),
+            lambda: store.snapshot(tmp_path),
+            lambda: store.restore(tmp_path),
+            lambda: store.flush(),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match="closed"):
+                call()
+
+    # Snapshots
+
+    def test_snapshot_and_restore(self, tmp_path):
+        store = filled(self.make)
+        held = contents(store)
+        store.snapshot(tmp_path / "deep" / "a")
+        other = self.make(LAYOUT)
+        assert other.identity != store.identity
+        other.restore(tmp_path / "deep" / "a")
+        assert contents(other) == held
+        assert (other.identity, other.generation) == (store.identity, 1)
+        store.write(np.array([0]), blank(0, 1))
+        other.write(np.array([1]), blank(0, 1))
+        assert len(other) == len(held) + 1, "a restored store takes new rows"
+
+    def test_restore_replaces(self, tmp_path):
+        store = filled(self.make)
+        held = contents(store)
+        store.snapshot(tmp_path)
+        store.write(table_keys(0, range(1000, 1100)), random_rows(0, 100, seed=9))
+        store.write(table_keys(0, [0]), random_rows(0, 1, seed=9))
+        store.restore(tmp_path)
+        assert contents(store) == held
+
+    def test_empty_snapshot(self, tmp_path):
+        self.make(LAYOUT).snapshot(tmp_path)
+        store = filled(self.make)
+        store.restore(tmp_path)
+        assert len(store) == 0 and contents(store) == {}
+
+    def test_one_folder_for_many_snapshots(self, tmp_path):
+        store, files = filled(self.make), []
+        for generation in range(1, 4):
+            store.write(np.array([0]), random_rows(0, 1, generation))
+            store.snapshot(tmp_path)
+            files.append(len(_files(tmp_path)))
+            other = self.make(LAYOUT)
+            other.restore(tmp_path)
+            assert contents(other) == contents(store)
+            assert other.generation == store.generation == generation
+        assert len(set(files)) == 1, "files of older snapshots are left"
+
+    def test_the_older_snapshot_outlives_a_failed_one(self, tmp_path, monkeypatch):
+        store = filled(self.make)
+        held = contents(store)
+        store.snapshot(tmp_path)
+        store.write(np.array([0]), blank(0, 1))
+        files = sorted(tmp_path.rglob("*"))
+        for name in ("fsync", "replace"):
+            with monkeypatch.context() as patch:
+                patch.setattr(f"os.{name}", _fails)
+                with pytest.raises(OSError, match="disk full"):
+                    store.snapshot(tmp_path)
+            assert sorted(tmp_path.rglob("*")) == files
+            assert store.generation == 1
+            other = self.make(LAYOUT)
+            other.restore(tmp_path)
+            assert contents(other) == held
+        store.write(table_keys(0, np.arange(5000)), random_rows(0, 5000, seed=1))  # and the store still grows
+        assert store.read(np.arange(5000), out := blank(0, 5000)).all() and same_bits(out, random_rows(0, 5000, seed=1))
+
+    def test_any_flipped_bit_is_refused(self, tmp_path):
+        filled(self.make, n=20).snapshot(tmp_path)
+        store = filled(self.make)
+        held = contents(store)
+        rng = np.random.default_rng(0)
+        for path in _files(tmp_path):
+            data = path.read_bytes()
+            for at in {0, len(data) - 1, *rng.integers(0, len(data), 20).tolist()}:
+                flipped = bytearray(data)
+                flipped[at] ^= 1 << int(rng.integers(8))
+                path.write_bytes(flipped)
+                with pytest.raises(SnapshotError, match=path.name):
+                    store.restore(tmp_path)
+            path.write_bytes(data)
+        assert contents(store) == held and store.generation == 0
+        store.restore(tmp_path)
+        assert len(store) == 20 * len(TABLES)
+
+    def test_files_cut_short_grown_or_missing_are_refused(self, tmp_path):
+        filled(self.make, n=20).snapshot(tmp_path)
+        store = self.make(LAYOUT)
+        for path in _files(tmp_path):
+            data = path.read_bytes()
+            for wrong in (b"", data[:1], data[:-1], data + b"\0", data + data):
+                path.write_bytes(wrong)
+                with pytest.raises(SnapshotError, match=path.name):
+                    store.restore(tmp_path)
+            path.unlink()
+            with pytest.raises(SnapshotError, match=path.name):
+                store.restore(tmp_path)
+            path.write_bytes(data)
+        with pytest.raises(SnapshotError, match="missing"):
+            store.restore(tmp_path / "elsewhere")
+        assert len(store) == 0
+
+    def test_a_snapshot_of_other_tables_is_refused(self, tmp_path):
+        filled(self.make).snapshot(tmp_path)
+        for records in ({0: Record(4)}, {**LAYOUT.records, 0: Record(5)}, {**LAYOUT.records, 0: Record(4, "float64")}):
+            with pytest.raises(SnapshotError, match="same tables"):
+                self.make(Layout(records)).restore(tmp_path)
+
+    # Threads
+
+    def test_a_reader_and_a_writer_at_once(self, tmp_path):
+        """Threads write new rows and read older ones back, each its own keys: every bit, through many growths."""
+        store, rounds, n = self.make(LAYOUT), 40, 257
+        start, errors = threading.Barrier(4), []
+
+        def work(table: int) -> None:
+            try:
+                rng = np.random.default_rng(table)
+                start.wait()
+                for i in range(rounds):
+                    store.write(table_keys(table, np.arange(n) + i * n), random_rows(table, n, i))
+                    j = int(rng.integers(i + 1))
+                    out = blank(table, n + 1)
+                    found = store.read(table_keys(table, np.arange(n + 1) + j * n), out)
+                    assert found[:n].all()
+                    assert same_bits(out[:n], random_rows(table, n, j))
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(table,)) for table in (0, 1, 2, 5)]
+        for thread in threads:
+            thread.start()
+        start_snapshots = 3
+        for i in range(start_snapshots):
+            store.snapshot(tmp_path / str(i))
+        for thread in threads:
+            thread.join(timeout=120)
+            assert not thread.is_alive(), "a deadlock"
+        assert not errors, errors
+        assert len(store) == len(contents(store)) == 4 * rounds * n
+
+    # Everything, in any order
+
+    def test_agrees_with_a_dict(self, tmp_path):
+        make, counter = self.make, iter(range(1 << 30))
+
+        def fresh_folder() -> Path:
+            return tmp_path / str(next(counter))
+
+        class Machine(AgainstDict):
+            def __init__(self) -> None:
+                super().__init__(make, fresh_folder())
+
+        run_state_machine_as_test(Machine, settings=settings(max_examples=40, stateful_step_count=25))
+
+
+def _fails(*args, **more):
+    raise OSError("disk full")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+ROWS = st.lists(st.integers(0, 60), max_size=20, unique=True)
+
+
+class AgainstDict(RuleBasedStateMachine):
+    """A store and a dict given the same calls hold the same bits."""
+
+    def __init__(self, make: Callable[[Layout], Store], folder: Path) -> None:
+        super().__init__()
+        self.make, self.folder = make, folder
+        self.saved: tuple[str, dict[int, bytes]] | None = None
+
+    @initialize()
+    def begin(self) -> None:
+        self.store = self.make(LAYOUT)
+        self.model: dict[int, bytes] = {}
+
+    @rule(table=st.sampled_from(TABLES), rows=ROWS, seed=st.integers(0, 9))
+    def write(self, table: int, rows: list[int], seed: int) -> None:
+        keys, values = table_keys(table, rows), random_rows(table, len(rows), seed)
+        self.store.write(keys, values)
+        self.model.update((k, row.tobytes()) for k, row in zip(keys.tolist(), values, strict=True))
+
+    @rule(table=st.sampled_from(TABLES), rows=ROWS)
+    def read(self, table: int, rows: list[int]) -> None:
+        keys, out = table_keys(table, rows), blank(table, len(rows))
+        untouched = blank(table, 1).tobytes()
+        found = self.store.read(keys, out)
+        assert found.tolist() == [k in self.model for k in keys.tolist()]
+        for k, row in zip(keys.tolist(), out, strict=True):
+            assert row.tobytes() == self.model.get(k, untouched)
+
+    @rule()
+    def flush(self) -> None:
+        self.store.flush()
+
+    @rule()
+    def snapshot(self) -> None:
+        generation = self.store.generation
+        self.store.snapshot(self.folder)
+        self.saved = self.store.identity, dict(self.model)
+        assert self.store.generation == generation + 1
+
+    @precondition(lambda self: self.saved)
+    @rule(anew=st.booleans())
+    def restore(self, anew: bool) -> None:
+        assert self.saved
+        if anew:
+            self.store.close()
+            self.store = self.make(LAYOUT)
+        self.store.restore(self.folder)
+        identity, self.model = self.saved[0], dict(self.saved[1])
+        assert self.store.identity == identity
+
+    @rule()
+    def compare(self) -> None:
+        assert contents(self.store) == self.model
+
+    @invariant()
+    def length(self) -> None:
+        assert len(self.store) == len(self.model)
+
+    def teardown(self) -> None:
+        assert contents(self.store) == self.model
+        self.store.close()

@@ -1,0 +1,160 @@
+"""Random batches of ids, a loader that yields them at any speed, and a store that takes its time."""
+
+import copy
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from skirl import KeyedJagged, Table
+from skirl.engine import Engine
+from skirl.reference import Bags
+from skirl.store import MemoryStore, Record
+from skirl.tables import Schema
+
+
+@dataclass
+class Item:
+    """One batch, as a loader yields it."""
+
+    number: int
+    sparse: Any
+    targets: torch.Tensor
+
+
+class Stream:
+    """Batches drawn from a seed; ids crowd on a small universe in every table, so that rows come back."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        seed: int,
+        universe: int = 20,
+        sizes: tuple[int, int] = (1, 4),
+        longest: int = 3,
+        weights: float = 0.0,
+        wide: bool = True,
+        unpooled: bool = False,
+        make: Any = KeyedJagged,
+    ) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._tables = tables
+        self._sizes, self._longest, self._weights = sizes, longest, weights
+        self._dtype = torch.int64 if wide else torch.int32
+        self._unpooled = unpooled
+        self._make = make
+        self.bags: dict[int, dict[str, Bags]] = {}
+        """The ids of every batch drawn, as the reference takes them."""
+        self._ids = []
+        for table in tables:
+            some = self._rng.integers(0, table.rows, universe)
+            some[:2] = 0, table.rows - 1
+            self._ids.append(np.unique(some))
+
+    def draw(self, number: int) -> Item:
+        """One batch: sizes, bags, weights and the order of features are drawn."""
+        rng = self._rng
+        batch = int(rng.integers(self._sizes[0], self._sizes[1] + 1))
+        weighted = rng.random() < self._weights
+        names = [(name, t) for t, table in enumerate(self._tables) for name in table.features]
+        bags = self.bags[number] = {}
+        parts, lengths, scales = {}, {}, {}
+        for name, t in names:
+            sizes = rng.integers(0, self._longest + 1, batch)
+            count = int(sizes.sum())
+            # Half of the ids are hot: a quarter of the universe.
+            hot = rng.random(count) < 0.5
+            pool = len(self._ids[t])
+            ids = self._ids[t][np.where(hot, rng.integers(0, max(1, pool // 4), count), rng.integers(0, pool, count))]
+            scale = torch.from_numpy(rng.normal(size=count).astype(np.float32))
+            offsets = np.concatenate([[0], np.cumsum(sizes)])
+            if self._unpooled:
+                bags[name] = (ids.tolist(), list(range(count + 1)), None)
+            else:
+                bags[name] = (ids.tolist(), offsets.tolist(), scale.tolist() if weighted else None)
+            parts[name], lengths[name], scales[name] = torch.from_numpy(ids).to(self._dtype), sizes, scale
+        order = [name for name, _ in names]
+        rng.shuffle(order)
+        if rng.random() < 0.3:  # a feature that no table asked for
+            order.insert(int(rng.integers(0, len(order) + 1)), "stranger")
+            parts["stranger"], lengths["stranger"] = torch.full((batch,), 10**9, dtype=self._dtype), np.ones(batch, int)
+            scales["stranger"] = torch.ones(batch)
+        sizes = torch.from_numpy(np.concatenate([lengths[name] for name in order])).long()
+        splits = {"lengths": sizes}
+        if rng.random() < 0.5:
+            splits = {"offsets": torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])}
+        weights = torch.cat([scales[name] for name in order]) if weighted else None
+        sparse = self._make(keys=order, values=torch.cat([parts[n] for n in order]), weights=weights, **splits)
+        targets = torch.from_numpy(rng.choice([-1.0, 1.0], batch))
+        return Item(number, sparse, targets)
+
+
+class Naps:
+    """Sleeps of random length, up to `longest` seconds, at one call in three."""
+
+    def __init__(self, longest: float, seed: int) -> None:
+        self._longest = longest
+        self._random = random.Random(seed)
+
+    def __call__(self, *_: object) -> None:
+        if self._longest and self._random.random() < 0.33:
+            time.sleep(self._random.random() * self._longest)
+
+
+class Loader:
+    """Yields items slowly, and reuses its buffers unless it yields fresh ones: an item spoils when the next is read."""
+
+    def __init__(self, items: Sequence[Item], nap: Naps, *, fresh: bool) -> None:
+        self._items = items
+        self._nap = nap
+        self.yields_fresh = fresh
+
+    def __iter__(self) -> Iterator[Item]:
+        for item in self._items:
+            self._nap()
+            if self.yields_fresh:
+                yield item
+                continue
+            reused = copy.deepcopy(item)
+            yield reused
+            reused.sparse.values().fill_(-1)
+
+
+class SlowStore(MemoryStore):
+    """A store that naps before it writes, so that a row read too early is found stale."""
+
+    def __init__(
+        self, tables: Sequence[Table], optimizer: Any, dtype: torch.dtype, nap: Naps, slow_write: float
+    ) -> None:
+        schema = Schema.of(tables)
+        name = str(dtype).removeprefix("torch.")
+        super().__init__({i: Record(optimizer.width(t.dim), name) for i, t in enumerate(schema.tables)})
+        self._nap = nap
+        self._slow_write = slow_write
+
+    def _read(self, kind: int, keys: Any, out: Any, found: Any) -> None:
+        self._nap()
+        super()._read(kind, keys, out, found)
+
+    def _write(self, kind: int, keys: Any, rows: Any) -> None:
+        self._nap()
+        time.sleep(self._slow_write)
+        super()._write(kind, keys, rows)
+
+
+def stored_rows(engine: Engine) -> dict[int, np.ndarray]:
+    """All rows of a flushed store."""
+    rows = {}
+    held = engine.store.keys()
+    for keys in held:
+        table = int(keys[0]) >> 48
+        bank = next(i for i, b in enumerate(engine.schema.banks) if table in b.tables)
+        out = np.empty((len(keys), engine.widths[bank]), engine.dtype)
+        assert engine.store.read(keys, out).all()
+        rows.update(zip(keys.tolist(), out, strict=True))
+    return rows

@@ -1,0 +1,347 @@
+"""The command line as a user meets it: what it prints where, and its exit codes."""
+
+import dataclasses
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skirl import cli
+from skirl.engine import Damaged
+from skirl.train import Train
+from skirl.verify import Verify
+
+SOURCE = str(Path(cli.__file__).parents[1])
+SMALL = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 40 --threads 1".split()  # noqa: SIM905
+
+
+def skirl(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*args), capture_output=True, text=True, env=environment(), timeout=120, **more)
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "skirl.cli", *args]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": SOURCE}
+
+
+def exit_code(*args: str) -> int:
+    """Of the command in this process; tyro leaves by SystemExit."""
+    try:
+        return cli.main(args)
+    except SystemExit as left:
+        assert isinstance(left.code, int)
+        return left.code
+
+
+def one_line(text: str) -> str:
+    """What stands in a box that tyro wraps."""
+    return " ".join(text.replace("│", " ").split())
+
+
+# Words.
+
+
+def test_help_lists_the_commands_without_importing_any():
+    code = "import sys; from skirl import cli; print(cli.main(['--help']), 'skirl.train' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+    for name in cli.COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+def test_version(capsys):
+    assert exit_code("--version") == 0
+    assert capsys.readouterr().out.startswith("skirl ")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "name a command"),
+        (["trian"], "'trian' is no command; did you mean 'train'?"),
+        (["bench"], "'bench' is no command"),
+        (["bench", "trafic"], "did you mean 'bench traffic'?"),
+        (["--steps", "3"], "'--steps' is no command"),
+    ],
+)
+def test_a_wrong_command_is_exit_code_2(capsys, args, said):
+    assert exit_code(*args) == 2
+    caught = capsys.readouterr()
+    assert said in caught.err and not caught.out
+
+
+@pytest.mark.parametrize("name", ["train", "verify"])
+def test_every_flag_is_explained(capsys, name):
+    assert exit_code(name, "--help") == 0
+    shown = one_line(capsys.readouterr().out)
+    owner = {"train": Train, "verify": Verify}[name]
+    for field in dataclasses.fields(owner):
+        assert f"--{field.name.replace('_', '-')} " in shown
+    assert ">>>" not in shown
+
+
+# Flags.
+
+
+@pytest.mark.parametrize("name", ["train", "verify"])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--cach 10%", "Unrecognized options: --cach"),
+        ("--steps many", "invalid literal for int() with base 10: 'many'"),
+        ("--steps 0", "steps is 0: set it to 1 or more"),
+        ("--batch 0", "batch_size is 0, set it to 1 or more"),
+        ("--dim 0", "dim is 0, set it to 1 or more"),
+        ("--lr -1", "lr is -1.0, set it to a finite number"),
+        ("--dense-lr nan", "dense_lr is nan: set it to a finite number"),
+        ("--threads 0", "threads is 0: set it to 1 or more"),
+        ("--seed -1", "seed is -1: set it between 0 and"),
+        ("--prefetch -1", "prefetch is -1: set it between 0 and 1024"),
+        ("--depth 0", "depth is 0: set it to 1 or more"),
+        ("--depth all", "does not match choices ('auto', 'epoch')"),
+        ("--policy best", "best"),
+        ("--model dlrn", "dlrn"),
+        ("--cache 0", "cache is 0 rows: set it to 1 or more"),
+        ("--cache 120%", "set a share above 0% and up to 100%"),
+        ("--cache some", "set it to a number of rows, a share like '10%' or a size like '4GiB'"),
+        ("--cache touched:5", "after touched: comes a share above 0% and up to 100%"),
+        ("--cache touched:0%", "after touched: comes a share above 0% and up to 100%"),
+        ("--data synthetic:criteo", "no synthetic data set 'criteo': set name to one of tiny, avazu"),
+        ("--data criteo:day_0", "reading files comes in a later version, set it to synthetic:NAME"),
+        ("--data day_0.tsv", "set it to synthetic:NAME, such as synthetic:criteo-kaggle"),
+        ("--store disk:", "store is 'disk:': set it to memory or disk:FOLDER"),
+        ("--store s3:rows", "set it to memory or disk:FOLDER"),
+        ("--rows-scale 0", "rows_scale is 0.0, set it above 0"),
+    ],
+)
+def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, name, flags, said):
+    assert exit_code(name, *flags.split()) == 2
+    caught = capsys.readouterr()
+    assert said in one_line(caught.err)
+    assert "Traceback" not in caught.err and not caught.out
+
+
+# Running.
+
+
+def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary():
+    done = skirl("train", *SMALL, "--cache", "touched:20%")
+    assert done.returncode == 0 and not done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("count rows 1/40 · touched ")
+    last = next(line for line in lines if line.startswith("train 40/40 · "))
+    for fact in ("samples/s ", "loss ", "AUC ", "fetched ", "new ", "written ", "cache 100% full", "hidden "):
+        assert fact in last
+    for label in ("time", "speed", "loss", "AUC", "touched", "cache", "fetched", "hidden", "memory"):
+        assert any(line.startswith(f"  {label} ") for line in lines)
+    assert "\x1b" not in done.stdout
+
+
+def test_json_is_one_line_alone_on_stdout():
+    done = skirl("train", *SMALL, "--cache", "touched:20%", "--json")
+    assert done.returncode == 0 and "train 40/40" in done.stderr
+    (line,) = done.stdout.splitlines()
+    report = json.loads(line, parse_constant=pytest.fail)  # NaN is no JSON
+    assert report["command"] == "train" and report["steps"] == 40 and report["samples"] == 40 * 64
+    assert report["counters"]["steps"] == 40 and report["seed"] == 0 and report["machine"]["threads"] == 1
+    assert report["failed"] is None
+
+
+def test_a_terminal_gets_a_panel_that_stays_in_place():
+    output = on_a_terminal("train", *SMALL, "--cache", "touched:20%")
+    assert "\x1b[1A" in output or "\x1b[2K" in output  # moves up, or clears a line
+    assert "step 40 of 40" in output and "samples/s" in output
+    assert "train 40/40 ·" not in output
+
+
+def on_a_terminal(*args: str) -> str:
+    ours, theirs = pty.openpty()
+    env = {**environment(), "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(command(*args), stdout=theirs, stderr=theirs, stdin=theirs, env=env) as process:
+        os.close(theirs)
+        output = b""
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            output += piece
+    os.close(ours)
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+def test_a_batch_larger_than_the_cache_is_a_sentence_and_exit_code_1(capsys):
+    assert exit_code("train", *SMALL, "--cache", "10", "--quiet") == 1
+    caught = capsys.readouterr()
+    assert caught.err.startswith("skirl train: batch 0 needs ") and "set cache to" in caught.err
+
+
+def test_a_ratio_that_is_not_reached_is_exit_code_1(capsys):
+    flags = [*SMALL, "--quiet", "--assert-ratio", "5"]
+    assert exit_code("train", *flags, "--cache", "touched:50%", "--json") == 1
+    caught = capsys.readouterr()
+    assert "less than 5 x the cache" in caught.err and "less than 5 x the cache" in json.loads(caught.out)["failed"]
+    assert exit_code("train", *flags, "--cache", "touched:20%") == 0
+    assert "are at least 5 x " in capsys.readouterr().out
+
+
+def test_ctrl_c_is_exit_code_130():
+    endless = [*SMALL, "--steps", "1000000", "--cache", "2000"]
+    with subprocess.Popen(
+        command("train", *endless), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        while "train 1/" not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.stderr.read().splitlines() == ["skirl train: stopped by Ctrl-C"]
+    assert process.returncode == 130
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    endless = [*SMALL, "--steps", "1000000", "--cache", "2000"]
+    with subprocess.Popen(
+        command("train", *endless), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 1
+
+
+# Checkpoints.
+
+
+def test_a_run_that_was_killed_goes_on_with_the_bits_of_one_that_was_not(capsys, tmp_path):
+    def result(*flags: str) -> dict[str, Any]:
+        assert exit_code("train", *SMALL, "--cache", "500", "--optimizer", "adam", "--quiet", "--json", *flags) == 0
+        return json.loads(capsys.readouterr().out)
+
+    saving = ["--save", str(tmp_path)]
+    endless = [*SMALL, "--cache", "500", "--optimizer", "adam", *saving, "--save-every", "20", "--steps", "1000000"]
+    with subprocess.Popen(command("train", *endless), stdout=subprocess.DEVNULL, env=environment()) as process:
+        while not (tmp_path / "checkpoint.json").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    whole, resumed = result("--steps", "600"), result(*saving, "--steps", "600", "--resume")
+    assert resumed["begun_at"] % 20 == 0 and 0 < resumed["begun_at"] < 600
+    for what in ("steps", "samples", "loss", "auc"):
+        assert resumed[what] == whole[what]
+    assert resumed["rows"]["touched"] == whole["rows"]["touched"]
+    longer = result(*saving, "--steps", "650", "--resume")
+    assert longer["begun_at"] == 600
+    assert longer["loss"] == result("--steps", "650")["loss"]
+
+
+def test_rows_on_disk_go_on_from_a_checkpoint_with_the_same_bits(capsys, tmp_path):
+    def losses(*flags: str) -> dict[str, Any]:
+        assert exit_code("train", *SMALL, "--cache", "500", "--quiet", "--json", *flags) == 0
+        return json.loads(capsys.readouterr().out)["loss"]
+
+    on_disk = ["--store", f"disk:{tmp_path / 'rows'}", "--save", str(tmp_path / "run")]
+    losses(*on_disk, "--steps", "25")
+    assert losses(*on_disk, "--resume") == losses()
+    assert exit_code("train", *SMALL, "--cache", "500", "--quiet", *on_disk) == 1
+    assert "already holds" in capsys.readouterr().err
+
+
+def test_resuming_what_is_not_there_or_is_another_run_is_exit_code_1(capsys, tmp_path):
+    flags = [*SMALL, "--cache", "500", "--quiet", "--save", str(tmp_path / "run")]
+    assert exit_code("train", *flags, "--resume") == 1
+    assert "is missing: give a folder that holds a finished checkpoint" in capsys.readouterr().err
+    assert exit_code("train", *flags, "--steps", "3") == 0
+    assert "step 3 in " in capsys.readouterr().out
+    assert exit_code("train", *flags, "--resume", "--seed", "1") == 1
+    assert capsys.readouterr().err.startswith("skirl train: ")
+
+
+def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
+    flags = [*SMALL, "--cache", "500", "--quiet", "--save", str(tmp_path)]
+    assert exit_code("train", *flags) == 0
+    capsys.readouterr()
+    assert exit_code("train", *flags, "--resume") == 0
+    assert "for 0 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--save-every 5", "save_every and resume need a folder: set save"),
+        ("--resume", "save_every and resume need a folder: set save"),
+        ("--save x --save-every 0", "save_every is 0: set it to 1 or more steps"),
+        ("--assert-ratio 0", "assert_ratio is 0.0: set it to a number above 0"),
+    ],
+)
+def test_flags_of_train_that_do_not_go_together(capsys, flags, said):
+    assert exit_code("train", *flags.split()) == 2
+    assert said in one_line(capsys.readouterr().err)
+
+
+# Any command.
+
+
+@dataclass
+class Command:
+    """Counts."""
+
+    number: int = 3
+    """What to return."""
+    json: bool = False
+    """As JSON."""
+
+    def run(self) -> Mapping[str, object]:
+        if self.number < 0:
+            raise [ValueError("say more"), KeyError("a bug"), Damaged("rows were lost")][-1 - self.number]
+        return {"number": self.number, "failed": "it is 13" if self.number == 13 else None}
+
+    def summary(self, result: Mapping[str, object]) -> dict[str, str]:
+        return {"number": str(result["number"]), "is": "a\nb"}
+
+
+@pytest.fixture
+def command_of_ours(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ours", SimpleNamespace(Command=Command))
+    monkeypatch.setitem(cli.COMMANDS, "bench traffic", ("ours:Command", "count"))
+
+
+@pytest.mark.usefixtures("command_of_ours")
+def test_a_nested_command_prints_its_summary_and_fails_by_its_result(capsys):
+    assert exit_code("bench", "traffic", "--number", "7") == 0
+    assert capsys.readouterr().out == "  number  7\n  is      a\n          b\n"
+    assert exit_code("bench", "traffic", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"number": 3, "failed": None}
+    assert exit_code("bench", "traffic", "--number", "13") == 1
+    assert capsys.readouterr().err == "skirl bench traffic: it is 13\n"
+
+
+@pytest.mark.usefixtures("command_of_ours")
+def test_errors_that_are_sentences_have_no_traceback_and_others_do(capsys, monkeypatch):
+    assert exit_code("bench", "traffic", "--number", "-1") == 1
+    assert capsys.readouterr().err == "skirl bench traffic: say more\n"
+    assert exit_code("bench", "traffic", "--number", "-3") == 1
+    assert capsys.readouterr().err == "skirl bench traffic: rows were lost\n"
+    with pytest.raises(KeyError):
+        exit_code("bench", "traffic", "--number", "-2")
+    monkeypatch.setenv("SKIRL_TRACEBACK", "1")
+    with pytest.raises(ValueError):
+        exit_code("bench", "traffic", "--number", "-1")

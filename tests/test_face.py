@@ -1,0 +1,141 @@
+"""The face: the example that skirl was designed towards runs as it is written, and the README shows it.
+
+One value is replaced because what it names is not built yet, and raises a clear error in this version (tested here too):
+`device="cuda"`. Two are replaced to have the test small: the size of the cache and how often the run is saved. MyModel and
+the loader are the reader's own.
+"""
+
+import ast
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import skirl
+
+# fmt: off
+FACE = """
+import torch, skirl
+
+tables = [
+    skirl.Table("user", rows=10_000_000, dim=64),
+    skirl.Table("item", rows=50_000_000, dim=64, features=("clicked", "bought"), pooling="mean"),
+]
+embeddings = skirl.EmbeddingBagCollection(
+    tables,
+    optimizer=skirl.RowwiseAdagrad(lr=0.02),
+    cache="4GiB",                       # of the device; or "10%" of the tables' rows, or an int: rows
+    store="disk:rows/",                 # "memory" | "disk:PATH" | "zmq://host:port,..." | "rpc://..."
+    device="cuda", seed=0,
+)
+model = MyModel(embeddings)             # embeddings(batch.sparse)["clicked"] is a [batch, dim] tensor; .stacked() is [batch, features, dim]
+dense = torch.optim.Adam(model.parameters(), lr=1e-3)     # rows are no Parameters: they have their own optimizer
+
+with skirl.lookahead(loader, model) as batches:           # sparse=lambda b: b.sparse, depth="auto", prefetch=2
+    for batch in batches:
+        loss = model.loss(batch)
+        loss.backward()                 # rows are updated here
+        dense.step(); dense.zero_grad()
+        if batches.step % 10_000 == 0:
+            skirl.save("checkpoint/", model=model, optimizers=[dense], data=batches)
+"""  # noqa: E501
+# fmt: on
+NOT_BUILT = {'device="cuda"': 'device="cpu"'}
+IN_MEMORY = {'store="disk:rows/"': 'store="memory"'}
+SMALLER = {'cache="4GiB"': 'cache="24KiB"', "10_000 == 0": "10 == 0"}
+STEPS = 40
+
+
+def example(replacements: dict[str, str]) -> str:
+    """The face, with some values replaced."""
+    code = FACE
+    for old, new in replacements.items():
+        assert code.count(old) == 1, f"{old} is not in the example"
+        code = code.replace(old, new)
+    return code
+
+
+class MyModel(nn.Module):
+    """What the example leaves to its reader."""
+
+    def __init__(self, embeddings: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embeddings = embeddings
+        self.top = nn.Linear(3 * 64, 1)
+        self.losses: list[float] = []
+
+    def loss(self, batch: skirl.Batch) -> torch.Tensor:
+        out = self.embeddings(batch.sparse)
+        assert out["clicked"].shape == (8, 64) and out.stacked().shape == (8, 3, 64)
+        logits = self.top(torch.cat([out[name] for name in ("user", "clicked", "bought")], 1))[:, 0]
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        self.losses.append(loss.item())
+        return loss
+
+
+def batches() -> list[skirl.Batch]:
+    """Users and items out of the whole tables, some of them often."""
+    chance = torch.Generator().manual_seed(0)
+    users = torch.randint(0, 10_000_000, (30,), generator=chance)
+    items = torch.randint(0, 50_000_000, (60,), generator=chance)
+    out = []
+    for _ in range(STEPS):
+        lengths = torch.cat([torch.ones(8), torch.randint(0, 3, (16,), generator=chance)]).long()
+        ids = torch.cat(
+            [
+                users[torch.randint(0, 30, (8,), generator=chance)],
+                items[torch.randint(0, 60, (int(lengths[8:].sum()),), generator=chance)],
+            ]
+        )
+        sparse = skirl.KeyedJagged(["user", "clicked", "bought"], ids, lengths=lengths)
+        out.append(skirl.Batch(torch.empty(8, 0), sparse, (users[:8] % 2).float()))
+    return out
+
+
+def run(code: str) -> dict[str, Any]:
+    names = {"MyModel": MyModel, "loader": batches()}
+    exec(compile(code, "face", "exec"), names)
+    return names
+
+
+def test_the_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run(example(NOT_BUILT | SMALLER))
+    model, counters = names["model"], names["embeddings"].engine.counters
+    assert names["batches"].step == STEPS == len(model.losses)
+    assert counters.fetched > 100, "the cache was to be smaller than what is used"
+    assert model.losses[-1] < model.losses[0]
+    assert (tmp_path / "checkpoint").is_dir()
+    assert sum(p.numel() for p in model.parameters()) == 3 * 64 + 1  # rows are no Parameters
+
+
+def test_what_the_example_saved_goes_on_with_the_same_bits(tmp_path, monkeypatch):
+    """Saved at step 30 of 40, loaded into a new run of the same lines."""
+    monkeypatch.chdir(tmp_path)
+    code = example(NOT_BUILT | SMALLER | {"10_000 == 0": "30 == 0"})
+    whole = run(code)["model"].losses
+    resume = "    skirl.load('checkpoint/', model=model, optimizers=[dense], data=batches)\n"
+    begin = "    for batch in batches:\n"
+    assert code.count(begin) == 1
+    shutil.rmtree("rows")  # the checkpoint has its own copy
+    resumed = run(code.replace(begin, resume + begin))["model"].losses
+    assert resumed == whole[30:]
+
+
+def test_the_readme_shows_it():
+    """The same statements, whatever their layout and comments, with rows on disk or in memory."""
+    block = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
+    assert block
+    faces = [example(some) for some in ({}, NOT_BUILT, NOT_BUILT | IN_MEMORY)]
+    assert ast.dump(ast.parse(block[1])) in [ast.dump(ast.parse(face)) for face in faces]
+
+
+def test_what_is_not_built_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotImplementedError, match=r"device 'cuda': .* set device='cpu'"):
+        run(example(SMALLER))

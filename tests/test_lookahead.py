@@ -1,0 +1,369 @@
+"""The loop's side: what a for-loop over a lookahead sees, for every kind of loader."""
+
+import gc
+import itertools
+import math
+import time
+import weakref
+
+import pytest
+import torch
+
+import skirl
+from skirl import Batch, KeyedJagged
+from tests.loops import (
+    FEATURES,
+    Broken,
+    Replay,
+    collection,
+    endless,
+    every_row,
+    loop,
+    our_threads,
+    stream,
+    train,
+    wait_for,
+)
+
+STEPS = 24
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    wait_for(lambda: not our_threads(), 5)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return stream(STEPS)
+
+
+@pytest.mark.parametrize("depth", [1, "auto", "epoch"])
+def test_no_batches(depth):
+    embeddings = collection()
+    with skirl.lookahead([], embeddings, depth=depth) as batches:
+        assert list(batches) == []
+        assert list(batches) == []
+    assert batches.step == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"depth": 1000}, {"depth": 1000, "ramp": False}, {"prefetch": 0}, {"prefetch": 50}]
+)
+def test_more_ahead_than_there_is(data, options):
+    embeddings = collection()
+    with skirl.lookahead(data[0], embeddings, **options) as batches:
+        assert loop(batches, embeddings) == STEPS
+    Replay(data[1]).check(embeddings, STEPS)
+
+
+def test_several_epochs(data):
+    embeddings = collection()
+    with skirl.lookahead(data[0], embeddings) as batches:
+        for _ in range(3):
+            assert loop(batches, embeddings) == STEPS
+    assert batches.step == 3 * STEPS
+    Replay(data[1] * 3).check(embeddings, 3 * STEPS)
+
+
+def test_a_loader_without_end(data):
+    embeddings = collection()
+    with skirl.lookahead(endless(data[0]), embeddings) as batches:
+        for batch in itertools.islice(batches, 2 * STEPS):
+            train(embeddings, batch)
+    Replay(data[1] * 2).check(embeddings, 2 * STEPS)
+
+
+def test_the_end_is_the_end(data):
+    embeddings = collection()
+    with skirl.lookahead(data[0], embeddings) as batches:
+        rest = iter(batches)
+        assert loop(rest, embeddings) == STEPS
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                next(rest)
+
+
+def test_an_iterator_goes_on_where_it_is(data):
+    """As any iterator: a for-loop over one that has begun does not begin anew."""
+    embeddings = collection()
+    with skirl.lookahead(data[0], embeddings) as batches:
+        rest = iter(batches)
+        train(embeddings, next(rest))
+        for batch in rest:
+            train(embeddings, batch)
+    Replay(data[1]).check(embeddings, STEPS)
+
+
+def test_a_new_pass_begins_anew_and_ends_the_old(data):
+    embeddings = collection()
+    with skirl.lookahead(data[0], embeddings) as batches:
+        old = iter(batches)
+        for _ in range(5):
+            train(embeddings, next(old))
+        assert loop(batches, embeddings) == STEPS
+        with pytest.raises(RuntimeError, match="this pass is over"):
+            next(old)
+    Replay(data[1][:5] + data[1]).check(embeddings, 5 + STEPS)
+
+
+def test_a_used_up_iterator_is_refused(data):
+    embeddings = collection()
+    with skirl.lookahead(iter(data[0]), embeddings) as batches:
+        assert loop(batches, embeddings) == STEPS
+        with pytest.raises(RuntimeError, match=r"the loader is an iterator: .* pass a list or a DataLoader"):
+            iter(batches)
+
+
+def test_a_lookahead_can_be_opened_again(data):
+    embeddings = collection()
+    batches = skirl.lookahead(data[0], embeddings)
+    for _ in range(2):
+        with batches:
+            assert loop(batches, embeddings) == STEPS
+    Replay(data[1] * 2).check(embeddings, 2 * STEPS)
+
+
+def accumulate(embeddings, data, k, stop=None, fail=None):
+    with skirl.lookahead(data[0], embeddings, accumulate=k) as batches:
+        for number, batch in enumerate(batches, start=1):
+            train(embeddings, batch)
+            if number == fail:
+                raise Broken
+            if number == stop:
+                break
+    return batches.step
+
+
+def test_accumulating_more_than_there_is_makes_one_step(data):
+    first, second = collection(cache="100%"), collection(cache="100%")
+    assert accumulate(first, data, 1000) == 1
+    assert accumulate(second, data, STEPS) == 1
+    assert (every_row(first) == every_row(second)).all()
+    assert first.engine.table_steps.tolist() == [1, 1, 1]
+
+
+def test_the_last_step_may_be_short(data):
+    embeddings = collection(cache="100%")
+    assert accumulate(embeddings, data, 10) == 3
+    assert embeddings.engine.table_steps.tolist() == [3, 3, 3]
+
+
+def test_a_break_applies_the_micro_batches_that_came_back(data):
+    embeddings = collection(cache="100%")
+    accumulate(embeddings, data, 4, stop=6)
+    assert embeddings.engine.table_steps.tolist() == [2, 2, 2]
+
+
+def test_an_error_drops_the_step_that_is_not_whole(data):
+    embeddings, whole = collection(cache="100%"), collection(cache="100%")
+    with pytest.raises(Broken):
+        accumulate(embeddings, data, 4, fail=6)
+    accumulate(whole, data, 4, stop=4)
+    assert embeddings.engine.table_steps.tolist() == [1, 1, 1]
+    assert (every_row(embeddings) == every_row(whole)).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"accumulate": 0}, "accumulate is 0: set it to 1 or more"),
+        ({"patience": 0}, "patience is 0: set it to seconds above 0"),
+        ({"patience": math.nan}, "patience is nan"),
+        ({"prefetch": -1}, "prefetch is -1"),
+        ({"depth": 0}, "depth is 0"),
+    ],
+)
+def test_wrong_settings(data, wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        skirl.lookahead(data[0], collection(), **wrong)
+
+
+def test_a_model_without_tables_or_with_two_collections(data):
+    with pytest.raises(ValueError, match="the model has 0 skirl collections"):
+        skirl.lookahead(data[0], torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="the model has 2 skirl collections"):
+        skirl.lookahead(data[0], torch.nn.ModuleList([collection(), collection()]))
+
+
+def test_epoch_depth_needs_a_loader_that_can_be_read_twice(data):
+    with pytest.raises(ValueError, match="reads the loader twice"):
+        skirl.lookahead(iter(data[0]), collection(), depth="epoch")
+
+
+def test_making_a_lookahead_does_not_start_the_loader(data):
+    class Loader:
+        def __iter__(self):
+            raise Broken
+
+    for depth in ("auto", "epoch"):
+        skirl.lookahead(Loader(), collection(), depth=depth)
+    embeddings = collection()
+    with pytest.raises(Broken), skirl.lookahead(Loader(), embeddings) as batches:
+        iter(batches)
+    assert embeddings.lookahead is None
+
+
+def test_an_error_in_sparse_reaches_the_loop(data):
+    embeddings = collection()
+    with (
+        pytest.raises(AttributeError, match="no_such_part"),
+        skirl.lookahead(data[0], embeddings, sparse=lambda b: b.no_such_part) as batches,
+    ):
+        loop(batches, embeddings)
+
+
+def test_a_batch_that_cannot_be_copied(data):
+    class Stubborn(Batch):
+        def __deepcopy__(self, memo):
+            raise Broken("not me")
+
+    batch = data[0][0]
+    loader = [Stubborn(batch.dense, batch.sparse, batch.labels)]
+    embeddings = collection()
+    with (
+        pytest.raises(TypeError, match=r"a batch of type Stubborn cannot be copied \(not me\): .*yields_fresh = True"),
+        skirl.lookahead(loader, embeddings) as batches,
+    ):
+        loop(batches, embeddings)
+
+
+class Reusing:
+    """A loader that fills the same buffers again."""
+
+    def __init__(self, batches, fresh):
+        self.batches = batches
+        self.yields_fresh = fresh
+
+    def __iter__(self):
+        dense = torch.zeros(2, 1)
+        for number, batch in enumerate(self.batches):
+            dense.fill_(number)
+            yield Batch(dense, batch.sparse, batch.labels)
+
+
+def test_batches_are_copied_unless_the_loader_yields_fresh_ones(data):
+    for fresh in (False, True):
+        embeddings = collection()
+        with skirl.lookahead(Reusing(data[0], fresh), embeddings) as batches:
+            numbers = [int(batch.dense[0, 0]) for batch in batches]
+        assert (numbers == list(range(STEPS))) != fresh
+
+
+def test_the_window_is_capped_by_what_its_batches_weigh(data):
+    """Each brings 80 KB beside its ids, and the window may hold 400."""
+
+    class Loader:
+        read = 0
+
+        def __iter__(self):
+            for batch in endless(data[0]):
+                self.read += 1
+                yield Batch(torch.zeros(2, 10_000), batch.sparse, batch.labels)
+
+    loader, embeddings = Loader(), collection(cache="100%")
+    with skirl.lookahead(loader, embeddings, window_bytes=400_000, ramp=False) as batches:
+        for batch in batches:
+            train(embeddings, batch)
+            assert loader.read - batches.step <= 5 + 4 + 3 + 2  # window, backlog, planned, at hand
+            if batches.step == 40:
+                break
+
+
+def test_nothing_of_a_step_is_kept_by_who_keeps_its_loss(data):
+    embeddings, batches_seen, kept = collection(), [], []
+    with skirl.lookahead(data[0], embeddings) as batches:
+        for batch in batches:
+            out = embeddings(batch.sparse)
+            loss = sum(part.sum() for part in out.values())
+            loss.backward()
+            kept.append(loss)
+            batches_seen.append(weakref.ref(batch))
+            del batch, out, loss
+    gc.collect()
+    assert [number for number, seen in enumerate(batches_seen) if seen() is not None] == []
+    with pytest.raises(RuntimeError):  # torch's own or ours: a graph is used once
+        kept[-1].backward()
+
+
+def test_a_lookahead_that_nobody_closed_lets_its_threads_go(data):
+    embeddings = collection()
+    ahead = skirl.lookahead(data[0], embeddings).__enter__()
+    next(iter(ahead))
+    assert our_threads()
+    gone = weakref.ref(embeddings.engine)
+    del embeddings, ahead
+    gc.collect()
+    wait_for(lambda: not our_threads(), 5)
+    gc.collect()
+    assert gone() is None
+
+
+def test_read_and_stall_are_timed(data):
+    def slow():
+        for batch in data[0][:5]:
+            time.sleep(0.02)
+            yield batch
+
+    embeddings = collection()
+    with skirl.lookahead(slow(), embeddings) as batches:
+        loop(batches, embeddings)
+    assert batches.times.read > 0.09
+    assert batches.times.busy["plan"] > 0
+    assert 0 <= batches.times.hidden <= 1
+
+
+def test_a_batch_looked_up_alone_does_not_decide_the_split(data):
+    """Rows that it trained stay trained, and the lookahead splits the cache by its own window."""
+    batches, _ = data
+    plain, tried = collection(), collection()
+    tiny = KeyedJagged(FEATURES, torch.zeros(4, dtype=torch.int64), lengths=torch.tensor([1, 1, 1, 1]))
+    train(tried, Batch(torch.zeros(1, 1), tiny, torch.zeros(1)))
+    train(plain, Batch(torch.zeros(1, 1), tiny, torch.zeros(1)))
+    assert len(tried.engine.caches) == 2
+    for embeddings in (plain, tried):
+        if embeddings is plain:  # a split that never was
+            embeddings.engine.forget_split()
+        with skirl.lookahead(batches, embeddings) as ahead:
+            for batch in ahead:
+                train(embeddings, batch)
+    assert [len(c) for c in tried.engine.caches] == [len(c) for c in plain.engine.caches]
+    fresh = collection()
+    with skirl.lookahead(batches, fresh) as ahead:
+        for batch in ahead:
+            train(fresh, batch)
+    assert [len(c) for c in tried.engine.caches] == [len(c) for c in fresh.engine.caches]
+    assert tried.engine.staging_rows == fresh.engine.staging_rows
+
+
+def test_a_model_in_eval_mode_is_refused(data):
+    embeddings = collection().eval()
+    with (
+        skirl.lookahead(data[0], embeddings) as ahead,
+        pytest.raises(RuntimeError, match=r"call model.train\(\) first"),
+    ):
+        iter(ahead)
+    assert embeddings.engine.counters.steps == 0
+
+
+def test_ids_made_out_of_a_batch_count_as_memory(data):
+    """Each of these batches brings 800 bytes of its own and 800 of ids: three fill the window."""
+    embeddings = skirl.EmbeddingBagCollection([skirl.Table("x", 100, 2)], optimizer=skirl.SGD(), cache=100)
+    loader = [torch.arange(100)[:, None] for _ in range(40)]
+    windows = []
+    for sparse_of in (
+        lambda ids: KeyedJagged(["x"], ids[:, 0], lengths=torch.ones(100, dtype=torch.int32)),
+        lambda ids: KeyedJagged(["x"], ids[:, 0].clone(), lengths=torch.ones(100, dtype=torch.int32)),
+    ):
+        with skirl.lookahead(loader, embeddings, sparse=sparse_of, ramp=False, window_bytes=12_000) as ahead:
+            for _ in ahead:
+                windows.append(ahead.window)
+                break
+    assert all(0 < window < 10 for window in windows)
+
+
+def test_a_loader_of_something_else_is_told_about_sparse(data):
+    embeddings = collection()
+    with skirl.lookahead([1, 2], embeddings) as ahead, pytest.raises(TypeError, match="sparse=lambda batch"):
+        next(iter(ahead))

@@ -1,0 +1,70 @@
+"""A process that trains tables of 882.8 million rows takes what the rows in hand take, and stays there."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from skirl.data.synthetic import SHAPES
+
+MB = 1 << 20
+BATCH, DEPTH, CACHE, DIM = 512, 32, 40_000, 16
+RUN = """
+import json, os, resource, sys
+import torch
+import skirl
+from skirl.data import Synthetic
+from skirl.owned import weigh
+
+torch.set_num_threads(1)
+batch, depth, cache, dim, steps = map(int, sys.argv[1:])
+data = Synthetic("criteo-terabyte", batch_size=batch, batches=steps)
+embeddings = skirl.EmbeddingBagCollection(data.tables(dim), optimizer=skirl.RowwiseAdagrad(lr=0.1), cache=cache)
+rows, resident = [], []
+with skirl.lookahead(data, embeddings, depth=depth) as batches:
+    for batch in batches:
+        embeddings(batch.sparse).stacked().sum().backward()
+        with open("/proc/self/statm") as file:
+            resident.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        rows.append(len(embeddings.engine.store))
+print(json.dumps({
+    "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    "batch": weigh(batch),
+    "record": embeddings.engine.widths[0] * 4,
+    "rows": rows,
+    "resident": resident,
+    "fetched": embeddings.engine.counters.fetched,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def run() -> dict:
+    """One run in a process of its own: peaks cannot be told apart in this one."""
+    # The first run compiles kernels, which takes 100 MB once; later ones, of any process, find them on disk.
+    for steps in (60, 500):
+        sizes = [str(size) for size in (BATCH, DEPTH, CACHE, DIM, steps)]
+        result = subprocess.run([sys.executable, "-c", RUN, *sizes], capture_output=True, text=True, timeout=140)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_peak_is_bit_map_cache_window_touched_rows_and_600_mb(run):
+    """Whole process, Python, torch and Numba included."""
+    bit_map = sum(SHAPES["criteo-terabyte"].rows.values()) / 8
+    cache = CACHE * run["record"]
+    window = DEPTH * run["batch"]
+    touched = run["rows"][-1] * run["record"]
+    bound = bit_map + cache + window + touched + 600 * MB
+    assert run["fetched"] > 10_000 and run["rows"][-1] > 20 * CACHE  # rows come and go
+    assert run["peak"] < bound, f"{run['peak'] / MB:.0f} MB, the bound is {bound / MB:.0f} MB"
+
+
+def test_a_long_stream_grows_by_the_rows_that_it_stores(run):
+    """From one half of the run to the other: the rows' payload, 20 bytes a row beside it, and 16 MB."""
+    half = len(run["rows"]) // 2
+    rows = run["rows"][-DEPTH] - run["rows"][half]
+    grown = run["resident"][-DEPTH] - run["resident"][half]
+    assert rows > 100_000
+    assert grown < rows * (run["record"] + 20) + 16 * MB

@@ -1,0 +1,76 @@
+"""What a user installs: it imports without any extra, has one version, and names nothing of our machines."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = ("torchrec", "fbgemm_gpu", "pyarrow", "tensorboard", "zmq", "matplotlib", "triton", "pytest", "hypothesis")
+
+# Written so that none of these patterns finds itself.
+MACHINE_PATH = re.compile(r"(?<![\w.~*-])/(?:home|root|work|Users|opt|mnt)/\w")
+REGISTRY_HOST = re.compile(r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|registry\.npmjs|anaconda\.(?:org|com)")
+
+
+@pytest.mark.parametrize("module", ["skirl", "skirl.cli"])
+def test_imports_without_any_extra(module):
+    # None in sys.modules makes an import fail as if the package were not there. torch comes first: it may try triton.
+    code = f"""
+import sys
+import torch
+for extra in {EXTRAS!r}:
+    sys.modules[extra] = None
+import {module}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_loads_no_extra():
+    code = f"import skirl, sys; print([extra for extra in {EXTRAS!r} if extra in sys.modules and extra != 'triton'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version_is_that_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert importlib.metadata.version("skirl") == project["version"]
+    assert f"## [{project['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_pinned_package_has_one_version():
+    pins = [
+        line.split("#")[0].strip()
+        for name in ("dev.txt", "peers.txt")
+        for line in (ROOT / "constraints" / name).read_text().splitlines()
+    ]
+    names = [re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() for pin in pins if pin]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins if pin)
+    assert len(names) == len(set(names))
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: no list of tracked files")
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_tracked_file_names_a_machine_path_or_a_registry():
+    found = []
+    for path in tracked_files():
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        for number, line in enumerate(text.splitlines(), start=1):
+            if MACHINE_PATH.search(line) or REGISTRY_HOST.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("bad", ["/".join(["", "home", "me", "data"]), ".".join(["https://pypi", "org/simple"])])
+def test_the_patterns_find_what_they_are_for(bad):
+    assert MACHINE_PATH.search(bad) or REGISTRY_HOST.search(bad)

@@ -1,0 +1,924 @@
+"""Whatever fails, hangs or is interrupted: one clear error or correct bits, and no thread is left."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+import skirl
+from skirl import KeyedJagged
+from skirl.engine import Damaged
+from skirl.ids import BadIds
+from skirl.nn import cpu
+from skirl.oracle.plan import BatchTooLarge
+from skirl.watch import StageStuck
+from tests.loops import (
+    FEATURES,
+    Broken,
+    Hang,
+    ProbedStore,
+    Replay,
+    collection,
+    endless,
+    every_row,
+    fail_at,
+    loop,
+    our_threads,
+    stream,
+    train,
+    wait_for,
+)
+
+STEPS = 40
+SHORT = 0.4
+"""Seconds of patience where a stage hangs."""
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    wait_for(lambda: not our_threads(), 5)
+
+
+class Data:
+    """One stream for all tests, and the reference after any number of its steps."""
+
+    def __init__(self):
+        self.batches, self.bags = stream(STEPS)
+        self.replay = Replay(self.bags)
+
+    def __getitem__(self, i):
+        return (self.batches, self.bags)[i]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return Data()
+
+
+def run_until_it_fails(embeddings, loader, error, **options):
+    """Train until `error` reaches the loop; how many steps were executed, and the error."""
+    steps = 0
+    with (
+        pytest.raises(error) as caught,
+        skirl.lookahead(loader, embeddings, **options) as batches,
+    ):
+        for batch in batches:
+            train(embeddings, batch)
+            steps += 1
+    return steps, caught.value
+
+
+def goes_on(embeddings, data, steps, **options):
+    """Training after the failure, with a new lookahead, from where it stopped: correct to the last bit."""
+    batches, replay = data.batches, data.replay
+    replay.check(embeddings, steps)
+    with skirl.lookahead(batches[steps:], embeddings, **options) as ahead:
+        assert loop(ahead, embeddings) == len(batches) - steps
+    replay.check(embeddings, len(batches))
+
+
+def trace_of(error):
+    return "".join(traceback.format_exception(error))
+
+
+# Loaders.
+
+
+def test_a_failing_loader(data):
+    def loader():
+        yield from data[0][:25]
+        raise Broken("no more")
+
+    embeddings = collection()
+    steps, error = run_until_it_fails(embeddings, loader(), Broken, depth=3)
+    assert 10 <= steps <= 25
+    assert "in loader" in trace_of(error)
+    goes_on(embeddings, data, steps)
+
+
+def test_a_hanging_loader_is_interrupted_where_it_hangs(data):
+    def loader():
+        yield from data[0][:25]
+        threading.Event().wait()
+
+    embeddings = collection()
+    steps, error = run_until_it_fails(embeddings, loader(), StageStuck, patience=SHORT)
+    assert "the loader is at batch 25 for 0.4 s" in str(error)
+    assert "in loader" in trace_of(error)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    goes_on(embeddings, data, steps)
+
+
+def test_a_loader_that_hangs_in_the_first_pass_of_an_epoch(data):
+    class Loader:
+        def __iter__(self):
+            yield from data.batches[:7]
+            time.sleep(60)
+
+    embeddings = collection()
+    steps, error = run_until_it_fails(embeddings, Loader(), StageStuck, patience=SHORT, depth="epoch")
+    assert "the loader is at batch 7 for 0.4 s" in str(error)
+    goes_on(embeddings, data, steps)
+
+
+def test_patience_is_for_each_micro_batch(data):
+    def loader():
+        for batch in data.batches[:8]:
+            time.sleep(0.15)
+            yield batch
+
+    embeddings = collection(cache="100%")
+    with skirl.lookahead(loader(), embeddings, patience=SHORT, accumulate=8) as batches:
+        assert loop(batches, embeddings) == 8
+
+
+def test_a_loader_slower_than_patience_over_many_batches_is_only_slow(data):
+    def loader():
+        for batch in data[0][:12]:
+            time.sleep(0.05)
+            yield batch
+
+    embeddings = collection()
+    with skirl.lookahead(loader(), embeddings, patience=0.3) as batches:
+        assert loop(batches, embeddings) == 12
+    data.replay.check(embeddings, 12)
+
+
+def test_a_loader_that_swallows_errors_is_interrupted_again(data):
+    caught = []
+
+    def loader():
+        yield data[0][0]
+        for _ in range(2):
+            try:
+                time.sleep(30)
+            except StageStuck as error:
+                caught.append(error)
+        yield data[0][1]
+
+    embeddings = collection()
+    with skirl.lookahead(loader(), embeddings, patience=SHORT) as batches:
+        assert loop(batches, embeddings) == 2
+    assert len(caught) == 2
+
+
+def test_outside_the_main_thread_a_hanging_loader_is_logged(data, caplog):
+    go = threading.Event()
+
+    def loader():
+        yield data[0][0]
+        go.wait()
+
+    embeddings, steps = collection(), []
+
+    def body():
+        with skirl.lookahead(loader(), embeddings, patience=SHORT) as batches:
+            steps.append(loop(batches, embeddings))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    wait_for(lambda: "the loader is at batch 1 for 0.4 s" in caplog.text)
+    go.set()
+    thread.join()
+    assert steps == [1]
+
+
+# The store.
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_failing_read(data, prefetch):
+    store = ProbedStore()
+    store.on_read = fail_at(20)
+    embeddings = collection(store)
+    steps, error = run_until_it_fails(embeddings, data[0], Broken, prefetch=prefetch)
+    assert "in on_read" in trace_of(error) or "in probe" in trace_of(error)
+    assert embeddings.engine.damage is None
+    assert steps > 3
+    goes_on(embeddings, data, steps)
+
+
+def test_a_read_fails_while_the_loop_is_moving_rows(data, monkeypatch):
+    """The rows that leave then have to be written, though all stages but the writer have ended."""
+    store = ProbedStore()
+    failed = threading.Event()
+
+    def fail(number):
+        if number == 20:
+            failed.set()
+            raise Broken("read")
+
+    store.on_read = fail
+    embeddings = collection(store)
+    load = embeddings.engine.load
+
+    def load_late(work, write_back):
+        if failed.is_set() or (work.number >= 3 and failed.wait(0.2)):
+            wait_for(lambda: "skirl-fetch" not in our_threads() and "skirl-plan" not in our_threads())
+            time.sleep(0.05)
+        load(work, write_back)
+
+    monkeypatch.setattr(embeddings.engine, "load", load_late)
+    steps, _ = run_until_it_fails(embeddings, data[0], Broken)
+    monkeypatch.undo()
+    goes_on(embeddings, data, steps)
+
+
+def test_a_failing_write_damages_and_says_so_ever_after(data):
+    store = ProbedStore()
+    store.on_write = fail_at(12)
+    embeddings = collection(store)
+    _, error = run_until_it_fails(embeddings, data[0], (Broken, Damaged))
+    assert "in probe" in trace_of(error)
+    sentence = "could not be written to .* Make new embeddings and resume from a checkpoint"
+    for use in (
+        lambda: embeddings(data[0][0].sparse),
+        lambda: embeddings.eval()(data[0][0].sparse),
+        lambda: embeddings.flush(),
+        lambda: embeddings.close(),
+        lambda: run(embeddings, data[0]),
+    ):
+        with pytest.raises(Damaged, match=sentence) as caught:
+            use()
+        assert isinstance(caught.value.__cause__, Broken)
+
+
+def run(embeddings, batches, **options):
+    with skirl.lookahead(batches, embeddings, **options) as ahead:
+        return loop(ahead, embeddings)
+
+
+def test_a_write_that_fails_after_the_loop_is_not_silent(data):
+    store = ProbedStore()
+    hang = Hang(12)
+    embeddings = collection(store)
+
+    def fail_late(number):
+        hang(number)
+        fail_at(12)(number)
+
+    store.on_write = fail_late
+    with pytest.raises(Broken), skirl.lookahead(data[0], embeddings) as batches:
+        for batch in batches:
+            train(embeddings, batch)
+            if hang.reached.is_set():
+                threading.Timer(0.2, hang.go.set).start()
+                break
+    with pytest.raises(Damaged):
+        embeddings(data[0][0].sparse)
+
+
+def test_a_failing_read_and_a_failing_write_are_both_known(data):
+    store = ProbedStore()
+    store.on_read = fail_at(20)
+
+    def slow_then_fail(number):
+        if number == 12:
+            time.sleep(0.3)
+            raise Broken("write")
+
+    store.on_write = slow_then_fail
+    embeddings = collection(store)
+    run_until_it_fails(embeddings, data[0], (Broken, Damaged))
+    with pytest.raises(Damaged):
+        embeddings(data[0][0].sparse)
+
+
+@pytest.mark.parametrize("stage", ["read", "write"])
+def test_a_hanging_store(data, stage):
+    store, hang = ProbedStore(), Hang(12)
+    setattr(store, f"on_{stage}", hang)
+    embeddings = collection(store)
+    began = time.monotonic()
+    steps, error = run_until_it_fails(embeddings, data[0], StageStuck, patience=SHORT)
+    assert time.monotonic() - began < 10
+    name = {"read": "fetch", "write": "write"}[stage]
+    assert f"the {name} stage is at step " in str(error)
+    assert "no stage made progress for 0." in str(error)
+    assert "raise lookahead(patience=...)" in str(error)
+    hang.go.set()
+    wait_for(lambda: not our_threads())
+    if stage == "read":  # nothing was lost
+        goes_on(embeddings, data, steps)
+    else:
+        with pytest.raises(Damaged, match="the write stage did not stop"):
+            embeddings(data[0][0].sparse)
+
+
+def test_a_hanging_write_without_lookahead_can_be_interrupted_twice(data):
+    store, hang = ProbedStore(), Hang(3)
+    store.on_write = hang
+    embeddings = collection(store)
+
+    def press():
+        hang.reached.wait(20)
+        for _ in range(2):
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt):
+        for batch in data[0]:
+            train(embeddings, batch)
+    presser.join()
+    with pytest.raises(Damaged, match="could not be written"):
+        train(embeddings, data[0][0])
+
+
+def test_a_row_that_vanished_from_the_store(data):
+    store = ProbedStore()
+    embeddings = collection(store)
+
+    def lose(number):
+        if number == 20:
+            store._kinds = store._empty()
+
+    store.on_read = lose
+    _, error = run_until_it_fails(embeddings, data[0], Damaged)
+    assert "was trained before and is not in the store" in str(error)
+
+
+# Kernels.
+
+
+@pytest.mark.parametrize("name", ["take", "put", "update"])
+def test_a_failing_kernel_that_changes_rows(data, monkeypatch, name):
+    embeddings = collection()
+    run(embeddings, data[0][:5])
+    monkeypatch.setattr(cpu, name, breaks := fails)
+    _, error = run_until_it_fails(embeddings, data[0][5:], Broken)
+    assert breaks.__name__ in trace_of(error)
+    monkeypatch.undo()
+    with pytest.raises(Damaged, match="Make new embeddings and resume from a checkpoint"):
+        embeddings(data[0][0].sparse)
+
+
+def fails(*args):
+    raise Broken("kernel")
+
+
+def test_a_failing_kernel_that_changes_nothing(data, monkeypatch):
+    embeddings = collection()
+    run(embeddings, data[0][:5])
+    monkeypatch.setattr(cpu, "pool", fails)
+    run_until_it_fails(embeddings, data[0][5:], Broken)
+    monkeypatch.undo()
+    goes_on(embeddings, data, 5)
+
+
+def test_a_failing_kernel_of_the_planner(data, monkeypatch):
+    embeddings = collection()
+    run(embeddings, data[0][:5])
+    monkeypatch.setattr("skirl.oracle.plan._group", fails)
+    run_until_it_fails(embeddings, data[0][5:], Broken)
+    monkeypatch.undo()
+    goes_on(embeddings, data, 5)
+
+
+def test_a_hanging_kernel_of_the_planner(data, monkeypatch):
+    embeddings = collection()
+    run(embeddings, data[0][:5])
+    hang = Hang(1)
+    monkeypatch.setattr("skirl.ids._keys", lambda *args: hang(1))
+    _, error = run_until_it_fails(embeddings, data[0][5:], StageStuck, patience=SHORT)
+    assert "the plan stage is at step 0 for 0." in str(error)
+    hang.go.set()
+    with pytest.raises(Damaged, match="the plan stage did not stop"):
+        embeddings(data[0][0].sparse)
+
+
+# Full queues: slow is not stuck.
+
+
+@pytest.mark.parametrize("slow", ["read", "write", "loop", "plan", "load"])
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_slow_stages_slow_the_others(data, slow, prefetch):
+    store = ProbedStore()
+    # With two record widths and a cache of bytes, staging holds a few rows only.
+    embeddings = collection(store, cache="2500B")
+
+    def nap(number):
+        time.sleep(0.004)
+
+    if slow in ("read", "write"):
+        setattr(store, f"on_{slow}", nap)
+
+    def hook(stage, number):
+        if stage == slow:
+            nap(number)
+
+    with skirl.lookahead(data[0], embeddings, prefetch=prefetch, patience=5, hook=hook) as batches:
+        for batch in batches:
+            train(embeddings, batch)
+            if slow == "loop":
+                nap(0)
+    assert embeddings.engine.counters.fetched > 20
+    data.replay.check(embeddings, STEPS)
+
+
+def test_a_long_backlog_of_slow_writes_is_not_stuck(data):
+    store = ProbedStore()
+    store.on_write = lambda number: time.sleep(0.15)
+    embeddings = collection(store)
+    with skirl.lookahead(data[0][:12], embeddings, patience=0.4) as batches:
+        for batch in batches:
+            train(embeddings, batch)
+            embeddings.eval()(batch.sparse)  # waits for all writes
+            embeddings.train()
+    data.replay.check(embeddings, 12)
+
+
+# Ctrl-C.
+
+
+class Alarm:
+    """SIGINT after a time, as if typed."""
+
+    def __init__(self, seconds, again=0.0):
+        self._seconds, self._again = seconds, again
+
+    def __enter__(self):
+        self._before = signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, self._seconds, self._again)
+        return self
+
+    def stop(self):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def __exit__(self, *error):
+        self.stop()
+        signal.signal(signal.SIGALRM, self._before)
+
+
+@pytest.mark.parametrize("moment", range(60))
+def test_ctrl_c_at_a_random_moment(data, moment):
+    batches, bags = data
+    rng = random.Random(moment)
+    embeddings = collection()
+    run(embeddings, batches[:2])
+    begun = [2]
+    options = {"prefetch": rng.randrange(4), "depth": rng.choice([1, 4, "auto", "epoch"])}
+    with Alarm(rng.uniform(0.0001, 0.03)) as alarm:
+        try:
+            with skirl.lookahead(batches[2:], embeddings, **options) as ahead:
+                for batch in ahead:
+                    begun[0] += 1
+                    train(embeddings, batch)
+            while True:  # too late: it comes here
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            alarm.stop()
+    assert embeddings.lookahead is None
+    steps = data.replay.find(embeddings, range(begun[0] - 1, begun[0] + 1))
+    goes_on(embeddings, data, steps)
+
+
+@pytest.mark.parametrize("moment", range(20))
+def test_ctrl_c_at_a_random_moment_without_lookahead(data, moment):
+    batches, bags = data
+    embeddings = collection()
+    for batch in batches[:2]:
+        train(embeddings, batch)
+    begun = 2
+    with Alarm(random.Random(moment).uniform(0.0001, 0.02)) as alarm:
+        try:
+            for batch in batches[2:]:
+                begun += 1
+                train(embeddings, batch)
+            while True:
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            alarm.stop()
+    steps = data.replay.find(embeddings, range(begun - 1, begun + 1))
+    goes_on(embeddings, data, steps)
+
+
+@pytest.mark.parametrize("moment", range(10))
+def test_many_ctrl_cs_in_a_row(data, moment):
+    """Fingers on the keys until the with-block is left, or until a sentence says how to leave it."""
+    batches, bags = data
+    embeddings = collection()
+    run(embeddings, batches[:2])
+    begun, interrupts = 2, 0
+    with Alarm(random.Random(moment).uniform(0.002, 0.02), again=0.0007) as alarm:
+        ahead = skirl.lookahead(batches[2:], embeddings)
+        try:
+            with ahead:
+                for batch in ahead:
+                    begun += 1
+                    train(embeddings, batch)
+        except KeyboardInterrupt:
+            interrupts += 1
+        finally:
+            while True:
+                try:
+                    alarm.stop()
+                    break
+                except KeyboardInterrupt:
+                    interrupts += 1
+    if embeddings.lookahead is not None:
+        with pytest.raises(RuntimeError, match=r"embeddings\.lookahead\.close\(\)"):
+            run(embeddings, batches)
+        embeddings.lookahead.close()
+    assert interrupts
+    if embeddings.engine.damage is None:
+        steps = data.replay.find(embeddings, range(begun - 1, begun + 1))
+        goes_on(embeddings, data, steps)
+    else:
+        with pytest.raises(Damaged, match="did not stop"):
+            run(embeddings, batches)
+
+
+def test_ctrl_c_while_waiting_for_a_store(data):
+    store, hang = ProbedStore(), Hang(12)
+    store.on_read = hang
+    embeddings = collection(store)
+    threading.Thread(
+        target=lambda: (hang.reached.wait(20), time.sleep(0.3), press(), time.sleep(0.3), hang.go.set())
+    ).start()
+    steps, _ = run_until_it_fails(embeddings, data[0], KeyboardInterrupt)
+    goes_on(embeddings, data, steps)
+
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_while_closing_gives_the_store_a_moment(data, monkeypatch):
+    monkeypatch.setattr("skirl.stages.GRACE", 0.3)
+    store, hang = ProbedStore(), Hang(12)
+    store.on_write = hang
+    embeddings = collection(store)
+    began = 0.0
+    with pytest.raises(KeyboardInterrupt), skirl.lookahead(data[0], embeddings) as batches:
+        for batch in batches:
+            train(embeddings, batch)
+            if hang.reached.is_set():
+                threading.Timer(0.2, press).start()
+                began = time.monotonic()
+                break
+    assert 0.4 < time.monotonic() - began < 5
+    with pytest.raises(Damaged, match="the write stage did not stop"):
+        embeddings(data[0][0].sparse)
+    hang.go.set()
+
+
+def test_a_pass_that_was_interrupted_refuses_to_go_on(data):
+    def loader():
+        yield from data[0][:20]
+        raise KeyboardInterrupt
+        yield  # a generator that raised is over: without the refusal the data would just seem to end
+
+    embeddings, steps = collection(), 0
+    with skirl.lookahead(loader(), embeddings) as batches:
+        rest = iter(batches)
+        with pytest.raises(KeyboardInterrupt):
+            for batch in rest:
+                train(embeddings, batch)
+                steps += 1
+        with pytest.raises(RuntimeError, match="cannot go on without losing it"):
+            next(rest)
+        with pytest.raises(RuntimeError, match="the loader is an iterator"):
+            iter(batches)
+    goes_on(embeddings, data, steps)
+
+
+def test_the_users_own_handler_is_called_and_kept(data):
+    calls = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
+    try:
+        mine = signal.getsignal(signal.SIGINT)
+        embeddings = collection()
+        with Alarm(0.002, again=0.002) as alarm:
+            assert run(embeddings, data[0]) == STEPS  # it only takes note: the loop goes on
+            alarm.stop()
+        assert calls
+        assert signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, before)
+    data.replay.check(embeddings, STEPS)
+
+
+# Batches that do not fit, ids that are wrong.
+
+
+def one_hot(ids, batch=2, features=FEATURES):
+    ids = torch.as_tensor(ids)
+    return skirl.Batch(
+        torch.zeros(batch, 1), KeyedJagged(features, ids, lengths=torch.ones(len(ids), dtype=torch.int64)), None
+    )  # type: ignore[arg-type]
+
+
+def test_a_batch_too_large_names_itself(data):
+    embeddings = collection()
+    large = one_hot(np.concatenate([np.arange(20) % 20] * 4), batch=20)
+    steps, error = run_until_it_fails(embeddings, [*data[0][:25], large], BatchTooLarge, depth=3)
+    has = len(embeddings.engine.caches[0])
+    assert str(error).startswith(
+        f"batch 25 needs 40 rows of dim 3 together, the cache holds {has}: set cache to 40 rows"
+    )
+    assert steps > 5
+    goes_on(embeddings, data, steps)
+
+
+def test_a_first_batch_too_large(data):
+    embeddings = collection()
+    large = one_hot(np.concatenate([np.arange(20) % 20] * 4), batch=20)
+    steps, error = run_until_it_fails(embeddings, [large], ValueError)
+    assert steps == 0
+    assert "cache 26 is 26 rows, one batch of the first window needs 60" in str(error)
+    goes_on(embeddings, data, 0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "sentence"),
+    [
+        (lambda ids: ids.index_fill_(0, torch.tensor([2]), -1), BadIds, "id -1 is outside table"),
+        (lambda ids: ids.index_fill_(0, torch.tensor([2]), 10**12), BadIds, "id 1000000000000 is outside table"),
+        (lambda ids: ids.float(), TypeError, "ids are float32: pass int64 or int32"),
+        (lambda ids: ids[None], ValueError, r"ids have shape \[1, 8\]: pass one dimension"),
+        (lambda ids: ids[:-1], BadIds, "offsets must rise from 0 to the number of ids"),
+        (lambda ids: ids.numpy(), TypeError, "ids are a ndarray"),
+    ],
+)
+def test_bad_ids_in_the_middle_of_the_stream(data, spoil, error, sentence):
+    bad = one_hot([1, 2, 3, 4, 5, 6, 7, 8])
+    bad.sparse._values = spoil(bad.sparse._values)
+    embeddings = collection()
+    steps, caught = run_until_it_fails(embeddings, [*data[0][:25], bad], error, depth=3)
+    assert re.search(sentence, str(caught))
+    assert steps > 5
+    goes_on(embeddings, data, steps)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gradients_that_are_not_finite_give_the_bits_of_the_reference(data, value):
+    embeddings = collection()
+    with skirl.lookahead(data[0][:10], embeddings) as batches:
+        for batch in batches:
+            train(embeddings, batch, factor=value if batches.step == 4 else 1.0)
+    with np.errstate(all="ignore"):
+        replay = Replay(data.bags)
+        replay.after(3)
+        replay._factor = value
+        replay.after(4)
+        replay._factor = 1.0
+        replay.check(embeddings, 10)
+
+
+def test_a_forward_of_another_batch(data):
+    embeddings = collection()
+    other = one_hot([1, 2, 3, 4])
+    with skirl.lookahead(data[0], embeddings) as batches:
+        for batch in batches:
+            with pytest.raises(ValueError, match="pass the batch that the lookahead yielded"):
+                embeddings(other.sparse)
+            train(embeddings, batch)
+            if batches.step == 5:
+                break
+    goes_on(embeddings, data, 5)
+
+
+# Wrong uses.
+
+
+def test_two_lookaheads_at_once(data):
+    embeddings = collection()
+    with skirl.lookahead(data[0], embeddings) as first:
+        with (
+            pytest.raises(RuntimeError, match="another lookahead over these embeddings is open"),
+            skirl.lookahead(data[0], embeddings),
+        ):
+            pass
+        assert loop(first, embeddings) == STEPS
+    data.replay.check(embeddings, STEPS)
+
+
+def test_use_after_close(data):
+    embeddings = collection()
+    ahead = skirl.lookahead(data[0], embeddings)
+    with pytest.raises(RuntimeError, match="open the lookahead first"):
+        iter(ahead)
+    with ahead:
+        rest = iter(ahead)
+        next(rest)
+        with pytest.raises(RuntimeError, match="leave its with-block first"):
+            embeddings.close()
+    with pytest.raises(RuntimeError, match="this pass is over"):
+        next(rest)
+    with pytest.raises(RuntimeError, match="open the lookahead first"):
+        iter(ahead)
+    embeddings.close()
+    embeddings.close()
+    for use in (lambda: embeddings(data[0][0].sparse), lambda: embeddings.flush(), lambda: run(embeddings, data[0])):
+        with pytest.raises(RuntimeError, match="these embeddings are closed"):
+            use()
+
+
+def test_an_error_in_the_loop_is_the_one_that_is_raised(data):
+    """Also when closing fails on top of it: that becomes a note."""
+    store, hang = ProbedStore(), Hang(12)
+    store.on_write = lambda number: (hang(number), fail_at(12)(number))
+    embeddings = collection(store)
+
+    def body():
+        with skirl.lookahead(data[0], embeddings) as batches:
+            for batch in batches:
+                train(embeddings, batch)
+                if hang.reached.is_set():
+                    threading.Timer(0.2, hang.go.set).start()
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        body()
+    assert "and while closing the lookahead: call 12" in caught.value.__notes__
+
+
+# Forks.
+
+
+@contextmanager
+def held_by_another_thread(lock):
+    held, go = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            go.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(20)
+    pid = os.getpid()
+    yield
+    if os.getpid() == pid:
+        go.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_told(data):
+    embeddings = collection()
+    read, write = os.pipe()
+    with skirl.lookahead(data[0], embeddings) as batches:
+        for batch in batches:
+            if batches.step == 10:
+                with held_by_another_thread(batches._pipeline._lock):
+                    pid = os.fork()
+                if pid == 0:
+                    signal.alarm(15)  # ends it, should it hang
+                    told = 0
+                    for use in (
+                        lambda: embeddings(data.batches[0].sparse),
+                        lambda: embeddings.flush(),
+                        lambda: iter(batches),
+                        lambda: next(batches._pass),
+                    ):
+                        try:
+                            use()
+                        except RuntimeError as error:
+                            told += "this process is a fork" in str(error)
+                    batches.close()
+                    os.write(write, bytes([told]))
+                    os._exit(0)
+            train(embeddings, batch)
+    os.close(write)
+    end = time.monotonic() + 20
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    assert os.read(read, 1) == bytes([4])
+    os.close(read)
+    data.replay.check(embeddings, STEPS)
+
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, count):
+        self.batches = stream(20)[0]
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return self.batches[i % 20]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_of_a_dataloader_beside_our_threads(method):
+    count = 300
+    batches, bags = stream(20)
+    loader = torch.utils.data.DataLoader(
+        Samples(count), batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=False
+    )
+
+    def started_late():
+        """Its workers start when our threads run, and it yields what lies in shared memory."""
+        yield from loader
+
+    embeddings, open_files = collection(), []
+    with skirl.lookahead(started_late(), embeddings, depth=150) as ahead:
+        for batch in ahead:
+            assert not batch.sparse.values().is_shared()
+            train(embeddings, batch)
+            open_files.append(len(os.listdir("/proc/self/fd")))
+    assert len(open_files) == count
+    assert max(open_files[20:280]) <= max(open_files[:20]) + 8
+    Replay(bags * 15).check(embeddings, count)
+
+
+# The end of the process.
+
+HERE = os.path.dirname(os.path.dirname(__file__))
+SCRIPT = """
+import time, skirl
+from tests.loops import collection, stream, train, ProbedStore
+batches, _ = stream(40)
+store = ProbedStore()
+store.on_{stage} = lambda number: time.sleep(1000) if number == 12 else None
+embeddings = collection(store)
+try:
+    {body}
+finally:
+    print(time.time())
+"""
+
+
+@pytest.mark.parametrize(
+    ("stage", "body"),
+    [
+        (
+            "write",
+            "with skirl.lookahead(batches, embeddings, patience=0.4) as ahead:\n"
+            "        for batch in ahead: train(embeddings, batch)",
+        ),
+        (
+            "read",
+            "ahead = skirl.lookahead(batches, embeddings, patience=0.4).__enter__()\n"
+            "    for batch in ahead: train(embeddings, batch)",
+        ),
+    ],
+    ids=["closed", "left open"],
+)
+def test_the_process_exits_when_a_stage_hangs(stage, body):
+    script = SCRIPT.format(stage=stage, body=body)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, cwd=HERE, check=False
+    )
+    assert time.time() - float(done.stdout) < 5
+    assert done.returncode == 1, done.stderr
+    assert "StageStuck" in done.stderr  # a note on the write-back that never ended may follow
+
+
+def test_ctrl_c_ends_a_process_whose_store_is_slow():
+    script = textwrap.dedent("""
+        import time, skirl
+        from tests.loops import collection, endless, stream, train, ProbedStore
+        store = ProbedStore()
+        store.on_read = store.on_write = lambda number: time.sleep(0.05)
+        embeddings = collection(store)
+        with skirl.lookahead(endless(stream(40)[0]), embeddings) as ahead:
+            for batch in ahead:
+                train(embeddings, batch)
+                print(ahead.step, flush=True)
+    """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
+    )
+    assert process.stdout is not None
+    while process.stdout.readline().strip() != "12":
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_every_row_is_compared():
+    """The helper sees a change of any row."""
+    batches, bags = stream(3)
+    embeddings = collection()
+    for batch in batches:
+        train(embeddings, batch)
+    Replay(bags).check(embeddings, 3)
+    before = every_row(embeddings)
+    embeddings.engine.caches[0].array[0] += 1
+    assert (every_row(embeddings) != before).any()
+    with pytest.raises(AssertionError, match="not the rows after 3 steps"):
+        Replay(bags).check(embeddings, 3)
+    assert len(list(zip(range(5), endless(batches)))) == 5
