@@ -91,6 +91,13 @@ def fingerprint() -> dict[str, str]:
     }
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure is told at once: a run that is cut off later never comes to its summary."""
+    if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
+        last = str(report.longrepr).strip().splitlines()[-1:]
+        print(f"\nFAILED {report.nodeid}: {''.join(last)}", flush=True)
+
+
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
     path: Path | None = config.getoption("--report")
     if path is None:

@@ -1,8 +1,15 @@
 """The kernels are plain Python: they run uncompiled, with the same bits and without a warning."""
 
 import os
+import signal
 import subprocess
 import sys
+
+import numpy as np
+import pytest
+from numba.core import event
+
+from skirl.jit import kernel
 
 SCRIPT = """
 import numpy as np
@@ -39,3 +46,35 @@ def run_script(**environment):
 
 def test_uncompiled_kernels_give_the_same_bits():
     assert run_script(NUMBA_DISABLE_JIT="1") == run_script(NUMBA_DISABLE_JIT="0")
+
+
+def test_a_ctrl_c_waits_for_the_compiler():
+    """Raised inside it, it leaves Numba's registries half filled, and a later kernel does not compile."""
+    inside, counts = [], []
+
+    class Press(event.Listener):
+        def on_start(self, event):
+            inside.append(None)
+            signal.raise_signal(signal.SIGINT)
+            counts.append(len(inside))
+
+        def on_end(self, event):
+            pass
+
+    @kernel
+    def plus(x, lo, hi):
+        for i in range(lo, hi):
+            x[i] += 1
+
+    press = Press()
+    event.register("numba:compile", press)
+    try:
+        x = np.zeros(3)
+        with pytest.raises(KeyboardInterrupt):
+            plus(x, 0, 3)
+    finally:
+        event.unregister("numba:compile", press)
+    assert inside and len(counts) == len(inside)  # the handler did not raise where the signal came
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    plus(x, 0, 3)
+    assert x.tolist() == [1, 1, 1]

@@ -11,7 +11,7 @@ from skirl.data.synthetic import SHAPES
 MB = 1 << 20
 BATCH, DEPTH, CACHE, DIM = 512, 32, 40_000, 16
 RUN = """
-import json, os, resource, sys
+import json, os, re, sys
 import torch
 import skirl
 from skirl.data import Synthetic
@@ -28,8 +28,11 @@ with skirl.lookahead(data, embeddings, depth=depth) as batches:
         with open("/proc/self/statm") as file:
             resident.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
         rows.append(len(embeddings.engine.store))
+# Not getrusage: its peak is that of the process that started this one, if that was larger.
+with open("/proc/self/status") as file:
+    peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", file.read())[1]) * 1024
 print(json.dumps({
-    "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    "peak": peak,
     "batch": weigh(batch),
     "record": embeddings.engine.widths[0] * 4,
     "rows": rows,

@@ -7,14 +7,21 @@ library to one ABI of torch, which is what users of its peers complain of first.
 The flags are a promise, not a tuning. `nogil`: kernels run beside each other in our own threads. No `fastmath`: LLVM may
 then neither fuse a multiply with an add nor reorder a sum, so the bits depend on no vector width. `error_model="numpy"`:
 a division by zero gives inf or nan as it does in torch; Python's check for it would keep loops from being vectorised.
+Numba cannot be interrupted: a Ctrl-C inside the compiler leaves its registries half filled, and the next kernel fails with
+"generator raised StopIteration". So SIGINT waits until the compiler's lock is free, at most some seconds.
+
 The cache on disk notices a change of a kernel's own file only: after a change here, delete the __pycache__ folders.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import config, njit
+from numba.core import event
+
+from skirl.interrupts import Hold, uninterrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,3 +44,21 @@ def kernel(function: F) -> F:
     # A doctest has no file to keep a cache beside.
     cached = "<" not in function.__code__.co_filename
     return cast(F, njit(nogil=True, cache=cached, error_model="numpy")(function))
+
+
+class _Quiet(event.Listener):
+    """Holds Ctrl-C back for as long as the main thread has the compiler's lock, or waits for it."""
+
+    def __init__(self) -> None:
+        self._holds: list[Hold] = []
+
+    def on_start(self, event: event.Event) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._holds.append(uninterrupted().__enter__())
+
+    def on_end(self, event: event.Event) -> None:
+        if self._holds and threading.current_thread() is threading.main_thread():
+            self._holds.pop().__exit__(None, None, None)
+
+
+event.register("numba:compiler_lock", _Quiet())

@@ -148,12 +148,10 @@ class Collection(nn.Module):
 
     def finish(self, apply: bool = True) -> None:
         """The lookahead's word: the current step is over; apply what came back if only a part did, or drop it."""
-        work = self.work
-        try:
+        with uninterrupted():
+            work, self.work = self.work, None
             if apply and work is not None and work.returned and not work.updated:
                 self._update(work)
-        finally:
-            self.work = None
 
     def forget(self) -> None:
         """The rows have been replaced: no step is current, and no plan holds."""
@@ -272,9 +270,10 @@ class Collection(nn.Module):
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
-        work.returned += 1
-        if work.returned == len(work.micros):
-            self._update(work)
+        with uninterrupted():  # a step that returned and was not updated would be applied later, by `finish`
+            work.returned += 1
+            if work.returned == len(work.micros):
+                self._update(work)
 
     def require_current(self, work: Work) -> None:
         """Refuse a backward that comes too late."""
@@ -285,17 +284,17 @@ class Collection(nn.Module):
             )
 
     def _update(self, work: Work) -> None:
+        """Under `uninterrupted`."""
+        if self.grad_scaler is not None and not self._unscale(work):
+            work.updated = True
+            self.anchor.grad = torch.full((), torch.inf)
+            return
         lr = self.optimizer.lr
-        with uninterrupted():
-            if self.grad_scaler is not None and not self._unscale(work):
-                work.updated = True
-                self.anchor.grad = torch.full((), torch.inf)
-                return
-            try:
-                self.engine.update(work, lr)
-            except BaseException as error:
-                self.engine.lose(f"rows of a step were being updated when {error!r} happened", error)
-                raise
+        try:
+            self.engine.update(work, lr)
+        except BaseException as error:
+            self.engine.lose(f"rows of a step were being updated when {error!r} happened", error)
+            raise
 
     def _unscale(self, work: Work) -> bool:
         """Divide the loss scale out; False when a gradient is not finite and the step is to be skipped.
