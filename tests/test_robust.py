@@ -64,7 +64,9 @@ class Data:
 
 @pytest.fixture(scope="module")
 def data():
-    return Data()
+    data = Data()
+    run(collection(), data.batches)  # where kernels are compiled first, that alone is longer than the patience of some tests
+    return data
 
 
 def run_until_it_fails(embeddings, loader, error, **options):
