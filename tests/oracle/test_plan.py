@@ -136,9 +136,10 @@ def test_memory_follows_cache_and_window_however_long_the_stream(policy):
         wanted |= {key for batch in batches[number + 1 : ends[number]] for key in batch.tolist()}
         wanted |= {key for n in range(max(0, number - hold), number + 1) for key, _ in cache.left[n]}
         assert planner.rows_known == len(wanted)
-        sizes.append((planner._entries.size, len(planner._entries.hash.keys), len(planner._ring)))
+        rows, uses = planner._rows_for(0), planner._uses
+        sizes.append((len(rows.key), len(rows.index.keys), len(uses.batch) << uses.bits))
     assert len(cache.uses) > 4500
-    assert sizes[-1] == (1024, 1024, 1024)
+    assert sizes[-1] == (1024, 1024, 6 * 32)
 
 
 def test_everything_grows_with_the_window_and_nothing_is_lost():
