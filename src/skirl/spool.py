@@ -141,7 +141,11 @@ class _BankSpool:
         """Handles, those of hashed rows as -1 - handle."""
         assert self._rows is not None
         handles = self._rows.handles(keys)
-        return np.where(self._rows.base[keys >> ROW_BITS] >= 0, handles, -1 - handles) if self._rows.any_hashed else handles
+        return (
+            np.where(self._rows.base[keys >> ROW_BITS] >= 0, handles, -1 - handles)
+            if self._rows.any_hashed
+            else handles
+        )
 
     def _read(self, number: int) -> np.ndarray:
         self.file.seek(self._starts[number] * 4)

@@ -58,7 +58,10 @@ class Finder:
         low = np.empty(len(self._rows), np.int64)
         bad = np.full(len(self._rows), -1, np.int64)
         none = kind(0xFFFF) if kind is np.uint16 else kind(-1)
-        run(_find, borders, self._marks, batch.values, layout.parts, layout.first, layout.at, self._rows, self._found, low, row_of, bad, none)  # fmt: skip
+        run(
+            _find, borders, self._marks, batch.values, layout.parts, layout.first, layout.at, self._rows, self._found, low,
+            row_of, bad, none,
+        )  # fmt: skip
         if (bad >= 0).any():
             raise OutOfRange(int(bad[bad >= 0][0]))
         return Distinct(self._found, low, row_of)

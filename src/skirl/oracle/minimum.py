@@ -3,7 +3,8 @@
 Rows of unknown future come first, the least recently used before the others: outside the window MIN degrades to LRU, and
 so it never fetches more than LRU does. They wait in a queue, in the order of their last use; a row that the window calls
 after all leaves a gap there. Rows with the same next batch share a list. So a use costs two writes and a victim one read; a
-heap would cost 20 comparisons a use at a million rows, and links through the queue a chain of reads that wait for each other.
+heap would cost 20 comparisons a use at a million rows, and links through the queue a chain of reads, each waiting for the
+one before.
 """
 
 import numpy as np
@@ -18,7 +19,7 @@ class Minimum:
     wants_last = False
 
     def __init__(self, capacity: int, depth: int) -> None:
-        # Rows of unknown future: slots in order, and of each slot its place there. A slot whose place says otherwise is a gap.
+        # Rows of unknown future: slots in order, and of each slot its place there. Where that says otherwise is a gap.
         self._queue = np.empty(2 * capacity + 1, np.int32)
         self._place = np.full(capacity, -1, np.int32)
         self._begin = self._end = 0
@@ -54,7 +55,7 @@ class Minimum:
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
         """Every row of the batch moves on to the list of its next batch."""
-        farthest = _last_known(next_uses)
+        farthest = int(_last_known(next_uses))
         self._reach(farthest)
         self._farthest = max(self._farthest, farthest)
         # The rows that waited for this batch are exactly those of its list: they all move, so the list is dropped whole.

@@ -1,15 +1,17 @@
 """The loops of planning: link a batch's uses when it enters, move rows out and in, hand slots on when it is planned.
 
 Those that take `borders, ..., lo, hi` work on stretches lo..hi of the bank's tables and touch nothing of other tables, so
-stretches run side by side. Gathers from all over memory stand in loops of their own: there the processor has ten of them
-under way at once, where a branch that waits for each would let one through at a time.
+stretches run side by side. What lies all over memory is asked for ahead of its turn: see `prefetch`.
 """
 
 import numpy as np
 
-from skirl.jit import kernel
+from skirl.jit import kernel, prefetch
 from skirl.oracle.rows import EVICTED
 from skirl.tables import MAX_ROWS, ROW_BITS
+
+AHEAD = 32
+"""Turns ahead that a loop over places all over memory asks for the next ones."""
 
 NEVER = np.int32(2**31 - 1)
 """A next use that the window does not know of."""
@@ -28,22 +30,24 @@ def link(
     """
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
-            states = dense if base[tables[t]] >= 0 else hashed
             start, n = first[t], first[t + 1] - first[t]
+            mine = handle[place + start : place + start + n]
             if base[tables[t]] >= 0:
-                of, shift = low[t], base[tables[t]]
+                states, of, shift = dense, low[t], base[tables[t]]
                 for i in range(n):
-                    h = shift + found[of + i]
-                    handle[place + start + i] = h
-                    state[start + i] = states[h]
+                    mine[i] = shift + found[of + i]
             else:
-                for i in range(n):
-                    state[start + i] = states[handle[place + start + i]]
+                states = hashed
+            for i in range(n):
+                prefetch(states, mine[min(i + AHEAD, n - 1)])
+                before = states[mine[i]]
+                states[mine[i]] = place + start + i + 1
+                state[start + i] = before
+                prefetch(after, max(before - 1, 0))
             n_called = fresh = 0
             for i in range(n):
                 p = place + start + i
                 before = state[start + i]
-                states[handle[p]] = p + 1
                 after[p] = -1
                 if before > 0:
                     after[before - 1] = p
@@ -87,7 +91,10 @@ def scan(borders, tables, base, entry_key, first, place, handle, slot, keys, mis
 @kernel
 def leave(victims, number, base, entry_key, dense, hashed, slot, slot_row, slot_next, free, n_free, keys):
     """Take rows out of the cache; the first of these evictions has this number."""
-    for i in range(len(victims)):
+    n = len(victims)
+    for i in range(n):
+        prefetch(slot_row, victims[min(i + AHEAD, n - 1)])
+        prefetch(slot_next, victims[min(i + AHEAD, n - 1)])
         s = victims[i]
         free[n_free + i] = s
         row, p = slot_row[s], slot_next[s]
@@ -104,11 +111,12 @@ def leave(victims, number, base, entry_key, dense, hashed, slot, slot_row, slot_
 
 @kernel
 def arrive(
-    tables, row_base, first, counts, missing, place, handle, slot, keys, slot_row, free, n_free, bits, base, held,
+    tables, row_base, first, counts, missing, place, handle, slot, keys, slot_row, free, n_free, bits, base, existed, held,
     held_keys, hold_from, long_ago, fetched, forwarded, new, from_step, from_index,
 ):  # fmt: skip
     """Give each missing row a slot and a source, in the order of the batch.
 
+    existed [uses], of tables whose rows `Seen` keeps in its set: whether a row exists.
     held [steps, 3]: the latest steps whose evictions are known, the number of the first one, and where its keys begin in
     `held_keys`; its last line is the number that the next eviction would have. Returns how many are fetched, forwarded and
     new, and the write-back that fetches wait for.
@@ -122,10 +130,15 @@ def arrive(
         high = np.int64(tables[t]) << ROW_BITS
         dense = row_base[tables[t]] >= 0
         words = base[tables[t]]
-        for j in range(first[t], first[t] + counts[t]):
+        end = first[t] + counts[t]
+        for j in range(first[t], end):
             i = missing[j]
             p = place + i
             key = keys[i]
+            far = missing[min(j + AHEAD, end - 1)]
+            if words >= 0:
+                prefetch(bits, words + ((keys[far] & (MAX_ROWS - 1)) >> 6))
+            prefetch(slot_row, free[max(n_free - AHEAD, 0)])
             before = slot[p]
             n_free -= 1
             s = free[n_free]
@@ -133,14 +146,18 @@ def arrive(
             slot_row[s] = key if dense else high | handle[p]
             if before == -1:  # never evicted, or nothing is remembered of it: the bit of `Seen` tells
                 row = key & (MAX_ROWS - 1)
-                word, bit = words + (row >> 6), one << np.uint64(row & 63)
-                known = bits[word]
-                if known & bit:
+                if words >= 0:
+                    word, bit = words + (row >> 6), one << np.uint64(row & 63)
+                    known = bits[word]
+                    had = (known & bit) != np.uint64(0)
+                    bits[word] = known | bit
+                else:
+                    had = existed[i]
+                if had:
                     fetched[f] = i
                     f += 1
                     after = max(after, long_ago)
                 else:
-                    bits[word] = known | bit
                     new[n] = i
                     n += 1
                 continue
@@ -169,29 +186,36 @@ def arrive(
 @kernel
 def use(
     borders, tables, base, dense, hashed, first, place, bits, batch_of, handle, after, slot, slot_next, rows, next_uses,
-    counts, lo, hi,
+    lasts, counts, lo, hi,
 ):  # fmt: skip
     """Hand every row's slot on to its next use, or leave it in the row's state; counts [tables]: rows that have none.
 
-    Out: rows, the slot of each row, and next_uses, the number of the next batch that uses it.
+    Scratch: lasts [uses]. Out: rows, the slot of each row, and next_uses, the number of the next batch that uses it.
     """
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
             states = dense if base[tables[t]] >= 0 else hashed
-            last = 0
-            for i in range(first[t], first[t + 1]):
-                p = place + i
+            start, end = first[t], first[t + 1]
+            last = start
+            for i in range(start, end):
+                p, far = place + i, place + min(i + AHEAD, end - 1)
+                prefetch(slot, max(after[far], 0))
+                prefetch(slot_next, slot[far])
                 s, q = slot[p], after[p]
                 rows[i] = s
                 slot_next[s] = q
+                lasts[last] = i
+                last += q < 0
                 if q >= 0:
                     slot[q] = s
                     next_uses[i] = batch_of[q >> bits]
                 else:
-                    states[handle[p]] = -1 - s
                     next_uses[i] = NEVER
-                    last += 1
-            counts[t] = last
+                    prefetch(states, handle[p])
+            for j in range(start, last):
+                i = lasts[j]
+                states[handle[place + i]] = -1 - rows[i]
+            counts[t] = last - start
 
 
 @kernel

@@ -184,10 +184,11 @@ class BankPlanner:
         batch = self._window.popleft()
         rows, uses, total = self._rows_for(0), self._uses, batch.rows
         place, borders, first = batch.place, self._borders(), batch.first
-        keys, missing = np.empty(total, np.int64), np.empty(total + 1, np.int32)
+        keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
         counts = np.zeros(len(self._tables), np.int64)
         self._run(
-            moves.scan, borders, self._tables, rows.base, rows.key, first, place, uses.handle, uses.slot, keys, missing, counts
+            moves.scan, borders, self._tables, rows.base, rows.key, first, place, uses.handle, uses.slot, keys, missing,
+            counts,
         )  # fmt: skip
         n_missing = int(counts.sum())
 
@@ -209,8 +210,8 @@ class BankPlanner:
         held, held_keys = self._held()
         f, w, n, fetch_after = moves.arrive(
             self._tables, rows.base, first, counts, missing, place, uses.handle, uses.slot, keys, self._slot_row, self._free,
-            self._n_free, self._seen.bits, self._seen.base, held, held_keys, self._hold_from, number - self._hold - 1,
-            fetched, forwarded, new, from_step, from_index,
+            self._n_free, self._seen.bits, self._seen.base, self._existed(batch, missing, counts, keys), held, held_keys,
+            self._hold_from, number - self._hold - 1, fetched, forwarded, new, from_step, from_index,
         )  # fmt: skip
         self._n_free -= n_missing
         fetched, forwarded, new = fetched[:f], forwarded[:w], new[:n]
@@ -224,10 +225,10 @@ class BankPlanner:
             moves.last_uses(
                 self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch, uses.handle, last
             )  # fmt: skip
-        slots, next_uses = np.empty(total, np.int32), np.empty(total, np.int32)
+        slots, next_uses, lasts = (np.empty(total, np.int32) for _ in range(3))
         self._run(
             moves.use, borders, self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch,
-            uses.handle, uses.next, uses.slot, self._slot_next, slots, next_uses, counts,
+            uses.handle, uses.next, uses.slot, self._slot_next, slots, next_uses, lasts, counts,
         )  # fmt: skip
         self.window_rows -= int(counts.sum())
         uses.give(place, total)
@@ -284,13 +285,22 @@ class BankPlanner:
                 begin = place + first[t]
                 self._uses.handle[begin : begin + count] = rows.handles(keys)
 
+    def _existed(self, batch: _Entered, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Of missing rows that `Seen` keeps in its set and of which no eviction is known: whether they exist."""
+        if not self._seen.any_in_set:
+            return np.empty(0, np.bool_)
+        existed = np.zeros(batch.rows, np.bool_)
+        for t in np.flatnonzero(self._seen.base[self._tables] < 0):
+            which = missing[batch.first[t] : batch.first[t] + counts[t]]
+            which = which[self._uses.slot[batch.place + which] == -1]
+            existed[which] = self._seen.claim(keys[which])
+        return existed
+
     def _adopt(self, resident: Resident, next_uses: np.ndarray | None) -> None:
         """Start with rows already in the cache."""
         rows, keys, slots = self._rows_for(0), resident.keys, resident.slots.astype(np.int32)
         handles = rows.handles(keys)
-        moves.adopt(
-            keys, handles, slots, rows.base, rows.dense, rows.hashed, self._slot_row, self._slot_next
-        )
+        moves.adopt(keys, handles, slots, rows.base, rows.dense, rows.hashed, self._slot_row, self._slot_next)
         taken = np.zeros(self.capacity, np.bool_)
         taken[slots] = True
         free = np.flatnonzero(~taken)[::-1].astype(np.int32)
@@ -330,7 +340,9 @@ class BankPlanner:
             _, begin, keys = self._left.popleft()
             self._rows_for(0).release(keys, begin)
 
-    def _group(self, batch: _Entered, rows: np.ndarray, borders: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _group(
+        self, batch: _Entered, rows: np.ndarray, borders: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         layout = batch.layout
         slots, pos = np.empty(layout.positions, np.int32), np.empty(layout.positions, np.int32)
         start = np.empty(batch.rows + 1, np.int32)

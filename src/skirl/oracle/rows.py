@@ -99,7 +99,7 @@ class Rows:
 
 
 def zeros(count: int) -> np.ndarray:
-    """int32 zeros in large pages, backed when first written: with 4 KB pages a random access waits for the page table too."""
+    """int32 zeros in large pages, backed when first written: with small ones an access waits for the page table too."""
     nbytes = 4 * count
     if nbytes < 1 << 22 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(count, np.int32)

@@ -8,8 +8,8 @@ The slot of a use not yet planned:   slot >= 0   the row is there
                                      -1          it is not known: an earlier use comes first, or the row is nowhere
                                      < -EVICTED  it was evicted: the number of the eviction, as in the row's state
 
-Uses of one batch lie together, in blocks of a power of two; free blocks are taken first fit. So memory is that of the window,
-within two percent, also where batches differ in size, and from a place to its batch's number it is one shift.
+Uses of one batch lie together, in blocks of a power of two; free blocks are taken first fit. So memory is that of the
+window, within two percent, also where batches differ in size, and from a place to its batch's number it is one shift.
 """
 
 import bisect
