@@ -285,10 +285,11 @@ def test_removing_before_the_point_lasts_is_found(tmp_path, monkeypatch):
         with store._gate.alone():
             for log in store._logs:
                 dead = log.dead()
+                store._room.forget(dead)
                 log.drop(dead)
                 store._remove(dead)
         store._write_manifest(store.identity, generation, store._logs)
-        store.generation, store._changed, store._cleaning = generation, False, None
+        store.generation, store._changed = generation, False
 
     monkeypatch.setattr(DiskStore, "_commit", commit)
     with pytest.raises(DiskError, match="missing"):
@@ -414,9 +415,9 @@ def test_a_failure_after_the_rename_loses_nothing_and_no_generation_is_used_twic
 
 WRITER = """
 import sys, numpy as np
-from skirl.store import DiskStore, Record, disk, _log
+from skirl.store import DiskStore, Record, _log, _room
 path, room, n = sys.argv[1], float(sys.argv[2]), 3000
-disk.SLACK, _log.SMALLEST = 1 << 16, 512
+_room.SLACK, _log.SMALLEST = 1 << 16, 512
 store = DiskStore(path, {0: Record(16), 1: Record(3, "float64")}, room=room)
 start = int(store.read(np.array([0]), out := np.zeros((1, 16), np.float32))[0]) and int(out[0, 0])
 for i in range(start + 1, start + 100_000):
