@@ -179,7 +179,7 @@ def test_restores_what_a_memory_store_saved(tmp_path, store):
     assert contents(again) == held == contents(memory)
     again.snapshot(tmp_path / "other")
     again.close()
-    with pytest.raises(SnapshotError, match="of 'disk rows', not of rows"):
+    with pytest.raises(SnapshotError, match=r"holds the rows of a disk store, .*: set store='disk:FOLDER', with a new"):
         memory.restore(tmp_path / "other")
 
 
