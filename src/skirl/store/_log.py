@@ -6,7 +6,7 @@ key is the newest, so a log is read in order to find out what it holds.
 """
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from skirl.store._segment import Entry, Segment, Unusable, check_header, header,
 from skirl.store.base import Record, Rows
 from skirl.tables import MAX_ROWS, ROW_BITS
 
-SLOTS = 1 << (32 - INDEX_BITS)
+SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096
 """Records that a segment takes at least."""
 _SHARE = 32  # a segment takes this part of the rows: what is freed at a time, and what stands ready to be
@@ -32,12 +32,18 @@ _MANY = 8  # small segments that are worth writing into one
 
 
 class Log:
-    """Not safe for threads, but that `rows_at` reads beside `append`: the store has a lock for the rest."""
+    """Not safe for threads, but that `rows_at` reads beside `append`: the store has a lock for the rest.
 
-    def __init__(self, folder: Path, record: Record, files: Files, gate: Gate) -> None:
+    rows: how many each table has whose records these are, None where that is not known.
+    """
+
+    def __init__(
+        self, folder: Path, record: Record, files: Files, gate: Gate, rows: Mapping[int, int] | None = None
+    ) -> None:
         self.folder, self.record = folder, record
         self._files, self._gate = files, gate
-        self.places = Places()
+        self.places = Places(rows)
+        self._rows = rows or {}
         self.stride = stride(record)
         self._words = self.stride // 4 - 1
         self.segments: dict[int, Segment] = {}  # by slot, in order of the log
@@ -177,6 +183,9 @@ class Log:
 
     def append(self, keys: Keys, rows: Words) -> None:
         """Hold rows, flat; returns when all are readable. On an error some may be held."""
+        stranger = self.places.stranger(keys)
+        if stranger >= 0:
+            raise ValueError(f"{self._beyond(keys[stranger])}: open the store with as many rows as there are")
         done = 0
         while done < keys.size:
             segment = self.active or self._begin()
@@ -211,6 +220,9 @@ class Log:
     def seal(self) -> None:
         """Write to no segment of those begun any more."""
         self.active = None
+
+    def _beyond(self, key: int) -> str:
+        return f"{_named(key)} is there, which has {self._rows.get(int(key) >> ROW_BITS, 0):,} rows here"
 
     def _begin(self) -> Segment:
         """A new segment to append to; small ones before it are written into it."""
@@ -319,6 +331,10 @@ class Log:
             check_header(self._files, file, segment.keys_path, self.record, entry.id)
             for start in range(0, entry.count, MOST_PLACED):
                 keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
+                stranger = self.places.stranger(keys)
+                if stranger >= 0:
+                    what = f"{segment.keys_path} is damaged, or {self._beyond(keys[stranger])}"
+                    raise Unusable(what, "give the table as many rows as it had")
                 self.places.reserve(keys.size)
                 self.places.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
         if int(self._sums[slot]) != entry.keys_hash:

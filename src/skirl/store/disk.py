@@ -36,6 +36,9 @@ _PIECE = 1 << 16  # rows looked up and moved at a time
 class DiskStore(Store):
     """Rows in a folder of their own.
 
+    rows: how many each table has, where that is known: an index in memory then takes 7 bytes a row held and not 14.
+    room: bytes on disk for each byte of the rows held, at most. files: what a test puts between this and the system.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with DiskStore(folder, {0: Record(2)}) as store:
@@ -51,10 +54,14 @@ class DiskStore(Store):
         path: str | Path,
         layout: Layout | Mapping[int, Record],
         *,
+        rows: Mapping[int, int] | None = None,
         room: float = 1.5,
         files: Files | None = None,
     ) -> None:
         super().__init__(layout)
+        if rows is not None and (missing := self.layout.records.keys() - rows.keys()):
+            raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
+        self._rows = rows
         if room < 1.3:
             raise ValueError(f"room is {room}: set it to 1.3 or more; the less, the more often rows are written again")
         self.path = Path(path)
@@ -100,7 +107,12 @@ class DiskStore(Store):
             self._write_manifest(self.identity, 0, self._logs)
 
     def _empty(self) -> list[Log]:
-        return [Log(self.path, record, self._files, self._gate) for record in self.layout.kinds]
+        return [Log(self.path, record, self._files, self._gate, self._rows_of(record)) for record in self.layout.kinds]
+
+    def _rows_of(self, record: Record) -> dict[int, int] | None:
+        if self._rows is None:
+            return None
+        return {table: self._rows[table] for table, of in self.layout.records.items() if of == record}
 
     def _set_logs(self, logs: list[Log]) -> None:
         self._logs, self._room = logs, Room(logs, self._share, self._point)
