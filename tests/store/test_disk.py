@@ -42,13 +42,7 @@ from tests.store.conformance import (
     random_rows,
     table_keys,
 )
-
-
-def make_small(monkeypatch) -> None:
-    """Segments of a few records and no slack: every other write cleans, and makes a point that nobody asked for."""
-    monkeypatch.setattr(room_module, "SLACK", 0)
-    monkeypatch.setattr(log_module, "SMALLEST", 16)
-
+from tests.store.crashing import make_small
 
 _FSYNC = os.fsync
 
