@@ -23,6 +23,7 @@ COMMANDS = {
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
     "bench oracle": ("skirl.bench.oracle:Oracle", "time the planner: ids a second, slots and grouping included"),
+    "bench disk": ("skirl.bench.disk:Disk", "reads and writes through the disk store, beside the device's own rates"),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
 }
 OVERVIEW = """usage: skirl COMMAND [flags]

@@ -116,7 +116,7 @@ class Engine:
         self.pooled = pooled
         self.widths = [optimizer.width(bank.dim) for bank in self.schema.banks]
         records = {t: Record(self.widths[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
-        self.store = open_store(store, records)
+        self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
         self.seen = Seen(self.schema)
         if len(self.store):
