@@ -53,6 +53,8 @@ class Setting:
     """Rows of the modes that have a cache."""
     touched: int
     """Rows that the batches use."""
+    largest: int
+    """And the most that one of them uses."""
     link: Link
     store: str
     """memory, or disk:FOLDER, where each mode gets a folder of its own."""
@@ -142,9 +144,8 @@ class Alone(Mode):
 
     def __init__(self, setting: Setting, name: str, kind: type[EmbeddingBagCollection] = EmbeddingBagCollection) -> None:
         store = store_of(setting, name)
-        embeddings = kind(
-            setting.tables, optimizer=SGD(lr=setting.lr), cache=setting.cache, store=store, seed=setting.seed
-        )
+        cache = setting.largest if kind is OnDemand else setting.cache
+        embeddings = kind(setting.tables, optimizer=SGD(lr=setting.lr), cache=cache, store=store, seed=setting.seed)
         super().__init__(setting, embeddings)
         self.store, self.embeddings = store, embeddings
 
