@@ -22,7 +22,10 @@ COMMANDS = {
         "skirl.verify:Verify",
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
-    "bench train": ("skirl.bench.train:TrainSpeed", "training speed beside every row resident, torch, FBGEMM, LRU, on demand"),
+    "bench train": (
+        "skirl.bench.train:TrainSpeed",
+        "training speed beside every row resident, torch, FBGEMM, LRU, on demand",
+    ),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
 }
 OVERVIEW = """usage: skirl COMMAND [flags]

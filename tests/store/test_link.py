@@ -103,7 +103,9 @@ def test_a_spec_names_link_and_store(tmp_path):
         assert "DiskStore" in repr(store)
 
 
-@pytest.mark.parametrize("text", ["", "1Gbit", "1Gbit,", "100us,1Gbit", "0bit,1us", "1Gbit,-1us", "1GB,1us", "fast,1us"])
+@pytest.mark.parametrize(
+    "text", ["", "1Gbit", "1Gbit,", "100us,1Gbit", "0bit,1us", "1Gbit,-1us", "1GB,1us", "fast,1us"]
+)
 def test_refuses_a_link_that_is_none(text):
     with pytest.raises(ValueError, match="write it RATE,DELAY, such as 1Gbit,100us"):
         Link.parse(text)

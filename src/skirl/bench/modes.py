@@ -8,9 +8,11 @@ and would share two cores.
 SGD everywhere, for rows and for dense weights: the one optimizer that all peers define alike.
 """
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +84,8 @@ class Slice:
     sent: int
     """and that went to it."""
     calls: int
+    others: float
+    """Cores that other processes kept busy meanwhile."""
     losses: list[float]
 
 
@@ -117,13 +121,14 @@ class Mode:
         if self._loop is None:
             self._loop = steps(self.model, self._optimizer, self.batches())
         self.rest()
-        received, sent, calls = self._moved()
+        (received, sent, calls), busy = self._moved(), machine_busy()
         began, spent = time.perf_counter(), time.process_time()
         losses = [next(self._loop).loss for _ in range(count)]
         self.rest()
         seconds, used = time.perf_counter() - began, time.process_time() - spent
+        others = max(0.0, machine_busy() - busy - used) / seconds
         received_then, sent_then, calls_then = self._moved()
-        return Slice(seconds, used, received_then - received, sent_then - sent, calls_then - calls, losses)
+        return Slice(seconds, used, received_then - received, sent_then - sent, calls_then - calls, others, losses)
 
     def rest(self) -> None:
         """Return when nothing moves any more before the loop goes on."""
@@ -142,7 +147,9 @@ class Mode:
 class Alone(Mode):
     """Rows in a store, looked up synchronously: an LRU cache of `cache` rows, or whatever `kind` does."""
 
-    def __init__(self, setting: Setting, name: str, kind: type[EmbeddingBagCollection] = EmbeddingBagCollection) -> None:
+    def __init__(
+        self, setting: Setting, name: str, kind: type[EmbeddingBagCollection] = EmbeddingBagCollection
+    ) -> None:
         store = store_of(setting, name)
         cache = setting.largest if kind is OnDemand else setting.cache
         embeddings = kind(setting.tables, optimizer=SGD(lr=setting.lr), cache=cache, store=store, seed=setting.seed)
@@ -284,10 +291,20 @@ class FbgemmTables(nn.Module):
         return SimpleNamespace(stacked=lambda: flat.view(len(flat), len(self.tables), -1))
 
 
+def machine_busy() -> float:
+    """Seconds that all cores of this machine have worked since it was started; 0 where nobody says."""
+    try:
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _, _, irq, soft = (int(word) for word in words[:7])
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
+
+
 def fbgemm_or_none(setting: Setting) -> Mode | None:
     """The mode of FBGEMM; None where it is not installed."""
     try:
-        import fbgemm_gpu  # noqa: F401  # pyright: ignore[reportMissingImports]
+        import fbgemm_gpu  # noqa: F401
     except ImportError:
         return None
     return Mode(setting, FbgemmTables(setting.tables, setting.seed, setting.lr))
