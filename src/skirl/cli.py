@@ -24,6 +24,10 @@ COMMANDS = {
     ),
     "bench oracle": ("skirl.bench.oracle:Oracle", "time the planner: ids a second, slots and grouping included"),
     "bench disk": ("skirl.bench.disk:Disk", "reads and writes through the disk store, beside the device's own rates"),
+    "bench train": (
+        "skirl.bench.train:TrainSpeed",
+        "training speed beside every row resident, torch, FBGEMM, LRU, on demand",
+    ),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
 }
 OVERVIEW = """usage: skirl COMMAND [flags]
