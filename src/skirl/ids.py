@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numba import njit
 
 from skirl.batch import Sparse
+from skirl.jit import kernel
 from skirl.tables import ROW_BITS, Schema
 
 NO_SCALE = np.empty(0, np.float32)
@@ -54,6 +54,8 @@ class BankIds:
     """[n] in the rows' dtype: weight, or weight / count for a mean; empty when every factor is 1."""
     batch: int
     pooled: bool = True
+    one_each: bool = False
+    """Every row of the output is that of exactly one id: nothing has to be summed."""
 
     @property
     def bags(self) -> int:
@@ -76,7 +78,7 @@ class BankIds:
     def unpooled(self) -> "BankIds":
         """The same ids, each its own bag."""
         n = len(self.keys)
-        return BankIds(self.keys, self.offsets, np.arange(n, dtype=np.int32), self.scale[:0], self.batch, False)
+        return BankIds(self.keys, self.offsets, np.arange(n, dtype=np.int32), self.scale[:0], self.batch, False, True)
 
 
 class BadIds(ValueError):
@@ -190,8 +192,8 @@ def resolve(captured: Captured, schema: Schema, bank: int, dtype: np.dtype) -> B
     scaled = captured.weights is not None or bool(mean.any())
     scale = np.empty(len(keys) if scaled else 0, dtype)
     weights = NO_SCALE.astype(dtype) if captured.weights is None else captured.weights.astype(dtype, copy=False)
-    _bags(captured.offsets, weights, place, mean, batch, offsets, bag_of, scale)
-    return BankIds(keys, offsets, bag_of, scale, batch)
+    one_each = _bags(captured.offsets, weights, place, mean, batch, offsets, bag_of, scale)
+    return BankIds(keys, offsets, bag_of, scale, batch, one_each=one_each)
 
 
 def _parts(captured: Captured, schema: Schema, bank: int) -> np.ndarray:
@@ -211,7 +213,7 @@ def _complaint(captured: Captured, schema: Schema, position: int, batch: int) ->
     )
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _ascending(offsets):
     falls = 0
     for i in range(1, len(offsets)):
@@ -219,7 +221,7 @@ def _ascending(offsets):
     return falls == 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _keys(values, parts, table, rows, keys):
     """Fill keys; return the position of a bad id, or -1."""
     n = 0
@@ -234,12 +236,12 @@ def _keys(values, parts, table, rows, keys):
     return -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _bags(starts, weights, place, mean, batch, offsets, bag_of, scale):
-    """Fill offsets, bag_of and scale."""
+    """Fill offsets, bag_of and scale; whether every bag has exactly one id."""
     features = len(place)
     one = weights.dtype.type(1)
-    n = 0
+    n = odd = 0
     offsets[0] = 0
     for f in range(features):
         for b in range(batch):
@@ -252,4 +254,6 @@ def _bags(starts, weights, place, mean, batch, offsets, bag_of, scale):
                     factor = weights[p] if len(weights) else one
                     scale[n] = factor / count if mean[f] else factor
                 n += 1
+            odd += end - begin != 1
             offsets[f * batch + b + 1] = n
+    return odd == 0
