@@ -315,7 +315,7 @@ class Engine:
         dim, features = self.schema.banks[bank].dim, len(self.schema.banks[bank].features) if ids.pooled else 1
         out = self.buffers.take(ids.bags, dim)
         into, offsets = out.numpy(), ids.offsets[:0] if ids.one_each else ids.offsets
-        kernel = wide.pool_for(dim, into, ids.one_each)
+        kernel = wide.pool_for(dim, rows.shape[1], into, ids.one_each)
         self._run(kernel, len(out), rows, dim, slots, offsets, features, ids.scale, into)
         return out
 
@@ -353,9 +353,11 @@ class Engine:
             )
             scale = _join_scales(work, bank, self.dtype)
         step = work.steps[bank]
+        optimizer = self.optimizer
         self._run(
-            wide.update_for(dim, self.dtype, self.optimizer.kind), len(step.rows), self.caches[bank].array, dim, self.optimizer.kind, step.rows, step.keys,
-            step.group_start, step.group_pos, bag_of, scale, grads, live, scalars, self.dtype.type(self.optimizer.clip_norm),
+            wide.update_for(dim, self.dtype, optimizer.kind), len(step.rows), self.caches[bank].array, dim, optimizer.kind,
+            step.rows, step.keys, step.group_start, step.group_pos, bag_of, scale, grads, live, scalars,
+            self.dtype.type(optimizer.clip_norm),
         )  # fmt: skip
 
     def _live(self, work: Work, bank: int) -> np.ndarray:

@@ -6,9 +6,10 @@ ratios; a benchmark of one side after the other moved by 1.3x between two runs o
 in its backward; skirl's oracle has grouped them in another thread by then. That grouping is timed apart and added to our
 side for the figures that count, and left out for those named `kernels`.
 
-All memory comes from one allocator with one policy, glibc's with huge pages and without returning memory, which can only
-be set before a process starts: the measuring runs in a child process. Outside of Linux the environment says nothing, and
-buffers above 32 MiB then page-fault in every step of every side.
+All sides take memory from one allocator, and it is measured twice. `system` is a process as anybody starts it: what malloc
+has no room for is mapped anew, page by page, in every step, save where a side keeps its buffers. `kept` is glibc told to
+give nothing back and to use huge pages, so that nobody ever waits for a page and only the loops are left. That can be set
+before a process starts and never after, so each is a child process; elsewhere than on glibc both are `system`.
 """
 
 import json
@@ -38,9 +39,10 @@ from skirl.tables import Schema, Table
 from skirl.work import Micro
 
 OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
-ALLOCATOR = {
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
-}
+KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
+"""GLIBC_TUNABLES under which no page is given back."""
+Memory = Literal["system", "kept"]
+PEERS = ("fbgemm", "embeddingbag")
 INSTALL = "fbgemm: not installed; pip install --no-deps -r constraints/peers.txt"
 
 
@@ -62,17 +64,19 @@ class Rows:
     """Multiplies the rows of each table: 3.4 million rows in all, 0.9 GB a side at dim 64."""
     rounds: int = 15
     """Steps of each side that are timed, on four batches in turn."""
+    memory: tuple[Memory, ...] = ("system", "kept")
+    """Where all sides get memory from: malloc as it is, or one that keeps it. The first gives the overall figures."""
     threads: int = 1
     """Threads of every side; our own figures with 1 thread stand beside it when more."""
     json: bool = False
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "dim", "optimizer", "pooling"):
+        for name in ("batch", "dim", "optimizer", "pooling", "memory"):
             values = getattr(self, name)
             if not values:
                 raise ValueError(f"{name} is empty: name at least one")
-            if name != "optimizer" and min(values) < 1:
+            if isinstance(values[0], int) and min(values) < 1:
                 raise ValueError(f"{name} is {min(values)}: set it to 1 or more")
         for name in ("rounds", "threads"):
             if getattr(self, name) < 1:
@@ -82,10 +86,18 @@ class Rows:
         Synthetic(self.data, rows_scale=self.rows_scale)  # it checks rows_scale
 
     def run(self) -> dict[str, Any]:
-        """Measure every case in a child process that has the allocator set."""
+        """Measure every case in a child process for each kind of memory."""
+        first, *others = [self._child(memory) for memory in self.memory]
+        cases = first.pop("cases")
+        for other in others:
+            cases += other["cases"]
+            first |= {f"{other['memory']}_{key}": value for key, value in other.items() if "_vs_" in f"_{key}"}
+        return first | {"memory": list(self.memory), "cases": cases}
+
+    def _child(self, memory: Memory) -> dict[str, Any]:
         child = subprocess.run(
-            [sys.executable, "-m", "skirl.bench.rows", json.dumps(asdict(self))],
-            env={**os.environ, **ALLOCATOR},
+            [sys.executable, "-m", "skirl.bench.rows", json.dumps(asdict(self) | {"memory": [memory]})],
+            env={**os.environ, **({"GLIBC_TUNABLES": KEPT} if memory == "kept" else {})},
             stdout=subprocess.PIPE,
             text=True,
             check=False,
@@ -95,16 +107,18 @@ class Rows:
         return json.loads(child.stdout.splitlines()[-1])
 
     def measure(self) -> dict[str, Any]:
-        """Measure every case here, whatever the allocator."""
+        """Measure every case here, whatever the allocator is."""
         torch.set_num_threads(self.threads)
         cases = []
         for pooling in self.pooling:
             for batch in self.batch if pooling == 1 else [min(self.batch)]:
                 for dim in self.dim:
                     for optimizer in self.optimizer:
-                        cases.append(_Case(self, batch, dim, optimizer, pooling).measure())
+                        case = _Case(self, batch, dim, optimizer, pooling)
+                        cases.append(case.measure())
         return {
             "bench": "rows",
+            "memory": self.memory[0],
             **_overall(cases),
             "threads": self.threads,
             "data": self.data,
@@ -119,23 +133,27 @@ class Rows:
         """The result as people read it."""
         facts = {
             "tables": f"{result['rows']:,} rows of {len(Synthetic(self.data).rows)} tables, all resident",
-            "step": "forward, backward and row optimizer; ms of skirl with its grouping, and how many times as long others take",
+            "step": "forward, backward and row optimizer: ms of skirl with its grouping, and the others' time over ours",
         }
         for case in result["cases"]:
-            name = f"{case['batch']} x {case['dim']} {case['optimizer']}" + (
-                f", {case['pooling']} ids" if case["pooling"] > 1 else ""
-            )
+            several = f", {case['pooling']} ids a bag" if case["pooling"] > 1 else ""
+            name = f"{case['memory']} {case['batch']} x {case['dim']} {case['optimizer']}{several}"
             facts[name] = f"{case['ms']['skirl']:8.2f} ms" + "".join(
                 f"   {peer} {case[f'vs_{peer}']:.2f} (kernels {case[f'kernels_vs_{peer}']:.2f})"
-                for peer in ("fbgemm", "embeddingbag")
+                for peer in PEERS
                 if case[f"vs_{peer}"] is not None
             )
-        for name in ("fbgemm", "embeddingbag"):
-            if result[f"vs_{name}_geomean"] is not None:
-                facts[name] = (
-                    f"{result[f'vs_{name}_geomean']:.2f} in geometric mean, {result[f'vs_{name}_min']:.2f} at least; "
-                    f"kernels {result[f'kernels_vs_{name}_geomean']:.2f}"
-                )
+        for memory in result["memory"]:
+            before = "" if memory == result["memory"][0] else f"{memory}_"
+            for peer in PEERS:
+                if result[f"{before}vs_{peer}_geomean"] is not None:
+                    facts[f"{memory}, {peer}"] = (
+                        f"{result[f'{before}vs_{peer}_geomean']:.2f} in geometric mean, "
+                        f"{result[f'{before}vs_{peer}_min']:.2f} at least; "
+                        f"kernels {result[f'{before}kernels_vs_{peer}_geomean']:.2f}"
+                    )
+        if result["thread_scaling_geomean"]:
+            facts["threads"] = f"{result['threads']} are {result['thread_scaling_geomean']:.2f} times as fast as one"
         if result["missing"]:
             facts["missing"] = result["missing"]
         return facts
@@ -144,7 +162,7 @@ class Rows:
 def _overall(cases: list[dict[str, Any]]) -> dict[str, float | None]:
     """Geometric mean and minimum over the cases that have a peer."""
     facts: dict[str, float | None] = {}
-    for peer in ("fbgemm", "embeddingbag"):
+    for peer in PEERS:
         for key in (f"vs_{peer}", f"kernels_vs_{peer}"):
             ratios = [case[key] for case in cases if case[key] is not None]
             facts[f"{key}_geomean"] = round(geometric_mean(ratios), 3) if ratios else None
@@ -158,7 +176,7 @@ class _Case:
 
     def __init__(self, bench: Rows, batch: int, dim: int, optimizer: str, pooling: int) -> None:
         self.bench = bench
-        self.named = {"batch": batch, "dim": dim, "optimizer": optimizer, "pooling": pooling}
+        self.named = {"memory": bench.memory[0], "batch": batch, "dim": dim, "optimizer": optimizer, "pooling": pooling}
         data = Synthetic(bench.data, batch_size=batch, rows_scale=bench.rows_scale, pooling_factor=pooling)
         tables = data.tables(dim)
         features = len(tables)
@@ -189,10 +207,10 @@ class _Case:
                 del out
             if self.bench.threads > 1:
                 torch.set_num_threads(1)
-                took["one_thread"] = _time(lambda: self.sides["skirl"].backward(self.sides["skirl"].forward(given)))[0]
+                took["one_thread"], _ = _time(_step, self.sides["skirl"], given)
                 torch.set_num_threads(self.bench.threads)
                 for name in names[1:]:  # the others take this step as well, so that rows stay equal
-                    self.sides[name].backward(self.sides[name].forward(given))
+                    _step(self.sides[name], given)
             if number < 0:
                 self._compare("outputs", outs)
             else:
@@ -204,7 +222,7 @@ class _Case:
         ms = {name: round(median(r[name] for r in rounds) * 1e3, 3) for name in rounds[0]}
         ms["kernels"], ms["skirl"] = ms["skirl"], round(median(r["skirl"] + r["group"] for r in rounds) * 1e3, 3)
         facts: dict[str, Any] = {**self.named, "ids": len(self.given[0].step.slots), "ms": ms}
-        for peer in ("fbgemm", "embeddingbag"):
+        for peer in PEERS:
             has = peer in self.sides
             facts[f"vs_{peer}"] = round(median(r[peer] / (r["skirl"] + r["group"]) for r in rounds), 3) if has else None
             facts[f"kernels_vs_{peer}"] = round(median(r[peer] / r["skirl"] for r in rounds), 3) if has else None
@@ -244,6 +262,10 @@ def _grouping(step: Step) -> Callable[[], Any]:
     return lambda: _group(row_of, step.rows)
 
 
+def _step(side: Side, given: Given) -> None:
+    side.backward(side.forward(given))
+
+
 def _time(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
     started = time.perf_counter()
     result = call(*args)
@@ -251,5 +273,7 @@ def _time(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
 
 
 if __name__ == "__main__":
-    flags = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[1]).items()}
+    flags: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[1]).items()
+    }
     print(json.dumps(Rows(**flags).measure()))

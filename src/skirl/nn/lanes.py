@@ -31,6 +31,11 @@ _FLOATS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 _INTO_L2, _INTO_L1 = 2, 3
 
 
+def _inlined(typed: Callable[..., Any]) -> Any:
+    """A function of kernels, by its type and the instructions that it stands for."""
+    return intrinsic(prefer_literal=True)(typed)
+
+
 class Lanes(types.Type):
     """Numba's type of `n` floats in registers."""
 
@@ -80,7 +85,7 @@ def _check(array: Any) -> None:
         raise TypeError(f"rows of {array}: pass an array of two dimensions in C order")
 
 
-@intrinsic(prefer_literal=True)
+@_inlined
 def load(typingctx, array, row, column, n):
     """array[row, column : column + n] as lanes."""
     _check(array)
@@ -119,21 +124,21 @@ def _storing(streams: bool) -> Callable[..., Any]:
     return typed
 
 
-store = intrinsic(_storing(False))
+store = _inlined(_storing(False))
 """store(array, row, column, lanes): array[row, column : column + n] = lanes."""
 
-stream = intrinsic(_storing(True))
+stream = _inlined(_storing(True))
 """As `store`, past the caches: a line is not read before it is overwritten. Its address has to be a multiple of 64."""
 
 
-@intrinsic(prefer_literal=True)
+@_inlined
 def zeros(typingctx, array, n):
     """Lanes of 0 in the dtype of an array."""
     lanes = Lanes(array.dtype, n.literal_value)
     return lanes(array, n), lambda context, builder, signature, args: ir.Constant(context.get_value_type(lanes), None)
 
 
-@intrinsic
+@_inlined
 def _spread(typingctx, like, number):
     """A number in all lanes."""
 
@@ -147,7 +152,7 @@ def _spread(typingctx, like, number):
     return like(like, like.dtype), codegen
 
 
-@intrinsic
+@_inlined
 def root(typingctx, lanes):
     """The square root of each."""
 
@@ -161,7 +166,7 @@ def root(typingctx, lanes):
     return lanes(lanes), codegen
 
 
-@intrinsic
+@_inlined
 def total(typingctx, lanes):
     """The sum by halves: fold the upper half onto the lower until one is left."""
 
@@ -185,7 +190,7 @@ def total(typingctx, lanes):
 
 
 def _each(operation: str) -> Callable[..., Any]:
-    @intrinsic
+    @_inlined
     def apply(typingctx, a, b):
         def codegen(context, builder, signature, args):
             pairs = zip(_cut(builder, args[0]), _cut(builder, args[1]), strict=True)
@@ -235,11 +240,11 @@ def _hinting(level: int, writes: int) -> Callable[..., Any]:
     return typed
 
 
-soon = intrinsic(prefer_literal=True)(_hinting(_INTO_L1, 0))
+soon = _inlined(_hinting(_INTO_L1, 0))
 """soon(array, row, n): array[row, :n] will be read after some tens of others; start fetching it."""
 
-later = intrinsic(prefer_literal=True)(_hinting(_INTO_L2, 0))
+later = _inlined(_hinting(_INTO_L2, 0))
 """As `soon`, for farther ahead: into L2, which holds more on its way."""
 
-written_soon = intrinsic(prefer_literal=True)(_hinting(_INTO_L1, 1))
+written_soon = _inlined(_hinting(_INTO_L1, 1))
 """As `soon`, for a row that will be written as well."""

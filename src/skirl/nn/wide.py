@@ -1,9 +1,10 @@
 """The hot loops for rows that are a multiple of 16 floats: those of cpu.py with dim known, a row being one value.
 
-Made for each dim when first used, 0.5 to 1 s of compiling that is cached on disk; for 16 to 256 floats, beyond which a row
-no longer fits in registers. Both loops are bound by memory: they ask for the rows they will need `AHEAD` positions before
-they come to them, which took pooling from 7.5 to 5.3 ms and updating from 7.0 to 4.0 ms at 8192 x 26 x 64. Other dims and
-float64 take the plain loops, at two to three times the time a byte: they are for tests and oddities.
+Made for each dim when first used: 0.4 s of compiling, cached on disk; for 16 to 256 floats, beyond which a row no longer
+fits in registers. Both loops are bound by memory: each asks for the rows that it will need in `AHEAD` positions, which took
+pooling from 7.5 to 5.3 ms and updating from 7.0 to 4.0 ms at 8192 x 26 x 64 on one core. Records that begin on a cache
+line (a RowwiseAdagrad record has one number too many for that) brought nothing on top. Other dims and float64 take the
+plain loops, at two to four times the time: a second set of vectors for what is left over would double this file.
 
 Arguments are those of `cpu.pool` and `cpu.update`, and so are the bits.
 """
@@ -22,8 +23,8 @@ from skirl.nn.lanes import BYTES, later, load, root, soon, store, stream, total,
 from skirl.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 
 WIDEST = 256
-AHEAD = 32
-"""Positions between asking for a row and using it: 100 ns of a memory at 4 ns a position. From 16 to 64 all do as well."""
+AHEAD = 64
+"""Positions between asking for a row and using it. At 24 dim 16 took 1.15x as long, from 64 to 96 all are alike."""
 ROWS_AHEAD = 16
 STREAMED = 32 << 20
 """Bytes of an output from which it is written past the caches: its reader would not find it there anyway."""
@@ -31,11 +32,12 @@ STREAMED = 32 << 20
 Kernel = Callable[..., Any]
 
 
-def pool_for(dim: int, out: np.ndarray, one: bool) -> Kernel:
-    """The kernel that pools rows of `dim` into `out`; one: exactly one id a bag, and offsets are empty."""
+def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
+    """The kernel that pools rows out of records of `width` into `out`; one: exactly one id a bag, and offsets are empty."""
     if not _fits(dim, out.dtype):
         return cpu.pool
-    return (_gather if one else _pool)(dim, out.nbytes >= STREAMED and out.ctypes.data % BYTES == 0)
+    across = width % 16 != 0
+    return (_gather if one else _pool)(dim, across, out.nbytes >= STREAMED and out.ctypes.data % BYTES == 0)
 
 
 def update_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
@@ -50,31 +52,21 @@ def _fits(dim: int, dtype: np.dtype) -> bool:
 
 
 @remember
-def _gather(n: int, streams: bool) -> Kernel:
+def _gather(n: int, across: bool, streams: bool) -> Kernel:
     """Exactly one id a bag: no offsets to read, no inner loop."""
+    near = n + across  # a row that does not begin on a cache line ends on one more
 
     @kernel
     def gather(cache, dim, slots, offsets, features, scale, out, lo, hi):
         batch = slots.size // features
         nothing = zeros(cache, n)
         scaled = scale.size > 0
+        ahead = max(1, AHEAD // features)
         sample, feature = lo // features, lo % features
-        next_sample, next_feature = sample, feature
-        far = min(AHEAD, hi - lo)
-        for row in range(lo - far, hi):
-            if row + far < hi:
-                soon(cache, slots[next_feature * batch + next_sample], n)
-                next_feature += 1
-                if next_feature == features:
-                    next_feature = 0
-                    next_sample += 1
-            if row < lo:
-                continue
-            pos = feature * batch + sample
-            feature += 1
-            if feature == features:
-                feature = 0
-                sample += 1
+        pos = feature * batch + sample
+        for row in range(lo, hi):
+            if sample + ahead < batch:
+                soon(cache, slots[pos + ahead], near)
             acc = load(cache, slots[pos], 0, n)
             if scaled:
                 acc = scale[pos] * acc
@@ -83,37 +75,32 @@ def _gather(n: int, streams: bool) -> Kernel:
                 stream(out, row, 0, acc)
             else:
                 store(out, row, 0, acc)
+            feature += 1
+            pos += batch
+            if feature == features:
+                feature = 0
+                sample += 1
+                pos = sample
 
     return gather
 
 
 @remember
-def _pool(n: int, streams: bool) -> Kernel:
+def _pool(n: int, across: bool, streams: bool) -> Kernel:
+    near = n + across
+
     @kernel
     def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
         batch = (offsets.size - 1) // features
         nothing = zeros(cache, n)
         scaled = scale.size > 0
+        ahead = max(1, AHEAD // features)
         sample, feature = lo // features, lo % features
-        next_sample, next_feature = sample, feature
-        # Bags of several ids are fewer bags ahead.
-        far = min(max(1, AHEAD * (offsets.size - 1) // max(1, slots.size)), hi - lo)
-        for row in range(lo - far, hi):
-            if row + far < hi:
-                bag = next_feature * batch + next_sample
-                for pos in range(offsets[bag], offsets[bag + 1]):
-                    soon(cache, slots[pos], n)
-                next_feature += 1
-                if next_feature == features:
-                    next_feature = 0
-                    next_sample += 1
-            if row < lo:
-                continue
-            bag = feature * batch + sample
-            feature += 1
-            if feature == features:
-                feature = 0
-                sample += 1
+        bag = feature * batch + sample
+        for row in range(lo, hi):
+            if sample + ahead < batch:
+                for pos in range(offsets[bag + ahead], offsets[bag + ahead + 1]):
+                    soon(cache, slots[pos], near)
             acc = nothing  # the sum starts from 0, not from the first term: they differ for -0.0
             for pos in range(offsets[bag], offsets[bag + 1]):
                 if scaled:
@@ -124,6 +111,12 @@ def _pool(n: int, streams: bool) -> Kernel:
                 stream(out, row, 0, acc)
             else:
                 store(out, row, 0, acc)
+            feature += 1
+            bag += batch
+            if feature == features:
+                feature = 0
+                sample += 1
+                bag = sample
 
     return pool
 
