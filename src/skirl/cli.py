@@ -29,6 +29,7 @@ COMMANDS = {
         "training speed beside every row resident, torch, FBGEMM, LRU, on demand",
     ),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
+    "bench rows": ("skirl.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
 }
 OVERVIEW = """usage: skirl COMMAND [flags]
 

@@ -17,7 +17,8 @@ import torch
 from skirl.cache import Cache, CacheSize, parse_cache, split_cache
 from skirl.ids import BankIds, Captured, positions_of, resolve
 from skirl.initial import InitialTable, fill
-from skirl.nn import cpu
+from skirl.nn import cpu, wide
+from skirl.nn.reuse import Reused
 from skirl.optim import RowOptimizer
 from skirl.oracle.positions import Positions
 from skirl.oracle.seen import Seen
@@ -139,6 +140,8 @@ class Engine:
         """What happened and what to do; every later use repeats it."""
         self._cause: BaseException | None = None
         self.staging = [Staging(width, self.dtype) for width in self.widths]
+        self.buffers = Reused(self.dtype)
+        """For outputs and their gradients."""
         self._pid = os.getpid()
         self._pending: list[dict[int, np.ndarray]] = [{} for _ in self.schema.banks]
 
@@ -312,11 +315,11 @@ class Engine:
 
     def pool(self, rows: np.ndarray, bank: int, ids: BankIds, slots: np.ndarray) -> torch.Tensor:
         """Gather and pool from any array of records: [bags, dim]."""
-        dim, features, offsets = self.schema.banks[bank].dim, len(self.schema.banks[bank].features), ids.offsets
-        if not ids.pooled:
-            features, offsets = 1, np.arange(len(slots) + 1, dtype=np.int32)
-        out = torch.empty((ids.bags, dim), dtype=self.torch_dtype)
-        self._run(cpu.pool, len(out), rows, dim, slots, offsets, features, ids.scale, out.numpy())
+        dim, features = self.schema.banks[bank].dim, len(self.schema.banks[bank].features) if ids.pooled else 1
+        out = self.buffers.take(ids.bags, dim)
+        into, offsets = out.numpy(), ids.offsets[:0] if ids.one_each else ids.offsets
+        kernel = wide.pool_for(dim, rows.shape[1], into, ids.one_each)
+        self._run(kernel, len(out), rows, dim, slots, offsets, features, ids.scale, into)
         return out
 
     def update(self, work: Work, lr: float) -> None:
@@ -353,9 +356,11 @@ class Engine:
             )
             scale = _join_scales(work, bank, self.dtype)
         step = work.steps[bank]
+        optimizer = self.optimizer
         self._run(
-            cpu.update, len(step.rows), self.caches[bank].array, dim, self.optimizer.kind, step.rows, step.keys,
-            step.group_start, step.group_pos, bag_of, scale, grads, live, scalars, self.dtype.type(self.optimizer.clip_norm),
+            wide.update_for(dim, self.dtype, optimizer.kind), len(step.rows), self.caches[bank].array, dim, optimizer.kind,
+            step.rows, step.keys, step.group_start, step.group_pos, bag_of, scale, grads, live, scalars,
+            self.dtype.type(optimizer.clip_norm),
         )  # fmt: skip
 
     def _live(self, work: Work, bank: int) -> np.ndarray:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numba import njit
 
 from skirl.batch import Sparse
+from skirl.jit import kernel
 from skirl.oracle.positions import Positions
 from skirl.tables import Schema
 
@@ -55,6 +55,8 @@ class BankIds:
     """[n] in the rows' dtype: weight, or weight / count for a mean; empty when every factor is 1."""
     batch: int
     pooled: bool = True
+    one_each: bool = False
+    """Every row of the output is that of exactly one id: nothing has to be summed."""
 
     @property
     def bags(self) -> int:
@@ -77,7 +79,7 @@ class BankIds:
     def unpooled(self) -> "BankIds":
         """The same ids, each its own bag."""
         n = len(self.keys)
-        return BankIds(self.keys, self.offsets, np.arange(n, dtype=np.int32), self.scale[:0], self.batch, False)
+        return BankIds(self.keys, self.offsets, np.arange(n, dtype=np.int32), self.scale[:0], self.batch, False, True)
 
 
 class BadIds(ValueError):
@@ -203,8 +205,8 @@ def resolve(captured: Captured, schema: Schema, bank: int, dtype: np.dtype) -> B
     scaled = captured.weights is not None or bool(mean.any())
     scale = np.empty(len(keys) if scaled else 0, dtype)
     weights = NO_SCALE.astype(dtype) if captured.weights is None else captured.weights.astype(dtype, copy=False)
-    _bags(captured.offsets, weights, place, mean, batch, offsets, bag_of, scale)
-    return BankIds(keys, offsets, bag_of, scale, batch)
+    one_each = _bags(captured.offsets, weights, place, mean, batch, offsets, bag_of, scale)
+    return BankIds(keys, offsets, bag_of, scale, batch, one_each=one_each)
 
 
 def _complaint(captured: Captured, schema: Schema, position: int) -> str:
@@ -218,7 +220,7 @@ def _complaint(captured: Captured, schema: Schema, position: int) -> str:
     )
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _ascending(offsets):
     falls = 0
     for i in range(1, len(offsets)):
@@ -226,7 +228,7 @@ def _ascending(offsets):
     return falls == 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _check(values, parts, rows):
     """The place of an id that is outside its table, or -1."""
     for f in range(len(parts)):
@@ -240,12 +242,12 @@ def _check(values, parts, rows):
     return -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _bags(starts, weights, place, mean, batch, offsets, bag_of, scale):
-    """Fill offsets, bag_of and scale."""
+    """Fill offsets, bag_of and scale; whether every bag has exactly one id."""
     features = len(place)
     one = weights.dtype.type(1)
-    n = 0
+    n = odd = 0
     offsets[0] = 0
     for f in range(features):
         for b in range(batch):
@@ -258,4 +260,6 @@ def _bags(starts, weights, place, mean, batch, offsets, bag_of, scale):
                     factor = weights[p] if len(weights) else one
                     scale[n] = factor / count if mean[f] else factor
                 n += 1
+            odd += end - begin != 1
             offsets[f * batch + b + 1] = n
+    return odd == 0
