@@ -7,13 +7,13 @@ instead would bound the epoch by RAM.
 The second pass must bring the same batches in the same order: a digest of every batch's ids is compared.
 """
 
-import hashlib
 import tempfile
 from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
 
+from skirl.initial import mix
 from skirl.jit import kernel
 from skirl.oracle.distinct import Finder
 from skirl.oracle.moves import NEVER
@@ -21,6 +21,8 @@ from skirl.oracle.planner import Batch
 from skirl.oracle.positions import Layout, Positions
 from skirl.oracle.rows import MOST_IN_ARRAY, Rows
 from skirl.tables import ROW_BITS, Schema
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class OrderChanged(ValueError):
@@ -41,7 +43,7 @@ class Epoch:
 
     def __init__(self, schema: Schema) -> None:
         self._banks = [_BankSpool(schema, bank) for bank in range(len(schema.banks))]
-        self._digests: list[bytes] = []
+        self._digests: list[tuple[int, ...]] = []
         self._next = 0
 
     def add(self, batch: Sequence[Batch]) -> None:
@@ -155,12 +157,23 @@ class _BankSpool:
         return part
 
 
-def _digest(banks: Sequence[Positions]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for bank in banks:
-        digest.update(np.int64(len(bank)).tobytes())
-        digest.update(bank.keys().data)
-    return digest.digest()
+def _digest(banks: Sequence[Positions]) -> tuple[int, ...]:
+    """Differs where an id, its table or its position does: 64 bits against accidents, at 1 ns an id; blake2b took 8."""
+    return tuple(int(_sum(bank.values, bank.parts)) for bank in banks)
+
+
+@kernel
+def _sum(values, parts):
+    total = np.uint64(0)
+    position = 0
+    for i in range(len(parts)):
+        begin, end = parts[i, 1], parts[i, 2]
+        shift = (parts[i, 0] << ROW_BITS) - parts[i, 3]
+        for v in range(begin, end):
+            place = np.uint64(position + v - begin + 1) * _GOLDEN
+            total += mix(np.uint64(values[v] + shift) ^ place)
+        position += end - begin
+    return total ^ np.uint64(position)
 
 
 @kernel
