@@ -9,6 +9,7 @@ from collections import deque
 import numpy as np
 
 from skirl.engine import Engine
+from skirl.ids import distinct
 from skirl.oracle.planner import Plan, Planner
 from skirl.spool import Epoch
 from skirl.work import Micro, Work
@@ -94,10 +95,10 @@ class Window:
         """Split the cache by the first window's demand, then plan what came so far."""
         engine, epoch = self._engine, self._epoch
         banks = range(len(engine.schema.banks))
-        rows = [[np.unique(keys[bank]) for keys in self._first] for bank in banks]
-        distinct = [len(np.unique(np.concatenate(rows[bank]))) for bank in banks]
+        rows = [[distinct(keys[bank]) for keys in self._first] for bank in banks]
+        demand = [len(distinct(np.concatenate(rows[bank]))) for bank in banks]
         largest = [max(len(r) for r in rows[bank]) for bank in banks]
-        engine.make_caches(distinct, largest, in_flight=2 * self._plan.hold)
+        engine.make_caches(demand, largest, in_flight=2 * self._plan.hold)
         residents = [cache.resident() for cache in engine.caches]
         firsts = None if epoch is None else [epoch.first_uses(bank, r.keys) for bank, r in enumerate(residents)]
         self._planner = Planner(
