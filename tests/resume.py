@@ -45,6 +45,8 @@ class Setup:
     cache: Any = 120
     seed: int = 0
     store: str = "memory"
+    resume: bool = False
+    """The store may hold rows."""
     early: bool = False
     """Save at the top of the loop, before the batch is trained on."""
 
@@ -96,7 +98,7 @@ class Net(nn.Module):
         super().__init__()
         tables = [replace(t, dim=8 if i % 2 else 4) for i, t in enumerate(setup.data.tables(4))]
         self.rows = skirl.EmbeddingBagCollection(
-            tables, optimizer=setup.rows, cache=setup.cache, store=setup.store, seed=3
+            tables, optimizer=setup.rows, cache=setup.cache, store=setup.store, seed=3, resume=setup.resume
         )
         self.norm = nn.BatchNorm1d(sum(t.dim for t in tables))
         self.top = nn.Sequential(nn.Dropout(0.3), nn.Linear(sum(t.dim for t in tables), 5), nn.ReLU(), nn.Linear(5, 1))

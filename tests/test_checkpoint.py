@@ -120,6 +120,10 @@ def test_rows_on_disk(tmp_path: Path) -> None:
     run.batches = run.lookahead()
     run.load(tmp_path / "checkpoint").losses.clear()  # into the store that has gone on since
     assert_same(run.train(), whole)
+    in_memory = Run(setup)
+    with pytest.raises(CheckpointError, match=r"holds the rows of a disk store, .*: set store='disk:FOLDER'"):
+        in_memory.load(tmp_path / "checkpoint")
+    assert_same(in_memory.train(), whole)  # the refusal has changed nothing
 
 
 def test_left_at_the_top_of_the_loop(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from skirl.cache import Cache, CacheSize, parse_cache, split_cache
-from skirl.ids import BankIds, Captured, keys_of, resolve
+from skirl.ids import BankIds, Captured, positions_of, resolve
 from skirl.initial import InitialTable, fill
 from skirl.nn import cpu, wide
 from skirl.nn.reuse import Reused
 from skirl.optim import RowOptimizer
+from skirl.oracle.positions import Positions
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 from skirl.staging import Staging
@@ -116,7 +117,7 @@ class Engine:
         self.pooled = pooled
         self.widths = [optimizer.width(bank.dim) for bank in self.schema.banks]
         records = {t: Record(self.widths[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
-        self.store = open_store(store, records)
+        self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
         self.seen = Seen(self.schema)
         if len(self.store):
@@ -173,10 +174,12 @@ class Engine:
         if self.damage is None:
             self.damage, self._cause = f"{what}. Make new embeddings and resume from a checkpoint", cause
 
-    def keys(self, captured: Sequence[Captured]) -> list[np.ndarray]:
-        """Check a step's ids and build its keys, for every bank."""
-        parts = [[keys_of(one, self.schema, bank) for one in captured] for bank in range(len(self.schema.banks))]
-        return [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
+    def positions(self, captured: Sequence[Captured]) -> list[Positions]:
+        """Check a step's ids, for every bank."""
+        return [
+            Positions.joined([positions_of(one, self.schema, bank) for one in captured])
+            for bank in range(len(self.schema.banks))
+        ]
 
     def resolve(self, captured: Captured) -> list[BankIds]:
         """Check a batch's ids and build keys and bags for every bank."""

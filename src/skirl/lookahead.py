@@ -243,6 +243,11 @@ class Lookahead:
         if self._pipeline is not None:
             self._pipeline.drain()
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is planned, read or written before the loop goes on: a benchmark starts its clock then."""
+        return self._pipeline is None or self._pipeline.idle
+
     def settle(self) -> None:
         """End the step in the loop, so that rows are as after it; unless its batch was not looked up yet."""
         if not self._begun:

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -68,6 +69,7 @@ def read_sealed(
     return body
 
 
+@cache  # reading it takes 0.5 ms, and every durable point of a store says it
 def skirl_version() -> str:
     """The version installed."""
     try:

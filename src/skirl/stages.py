@@ -60,6 +60,8 @@ class Stages:
         self._hook = hook
         self._wakes = {name: threading.Condition(self.lock) for name in (*names, LOOP)}
         self._busy: dict[str, tuple[int, float] | None] = dict.fromkeys(names)
+        self._until: dict[str, Callable[[], object]] = {}
+        """What each stage waits for now."""
         self._moved = time.monotonic()
         self._threads: dict[str, threading.Thread] = {}
 
@@ -83,8 +85,19 @@ class Stages:
 
     def pause(self, name: str, until: Callable[[], object]) -> None:
         """Wait in a stage, which holds the lock; `until` must be true when stopping."""
+        if until():
+            return
+        self._until[name] = until
         while not until():
             self._wakes[name].wait(POLL)
+        del self._until[name]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no stage can go on before the loop does something."""
+        with self.lock:
+            waits = {name: self._until.get(name) for name, thread in self._threads.items() if thread.is_alive()}
+            return all(until is not None and not until() for until in waits.values())
 
     def wake(self, *names: str) -> None:
         """Something changed that these may wait for; the caller holds the lock."""

@@ -1,7 +1,9 @@
 """A few runs that together touch everything that a row goes through; seconds with compiled kernels, and without."""
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tests import runs
 from tests.oracle.execute import Cache
 from tests.oracle.traces import SCHEMA, keys_of
 from tests.runs import Case, Part, Run
+from tests.store.crashing import crash_everywhere, make_small
 from tests.test_exact_torch import test_trained_weights_get_the_gradient_of_per_sample_weights as trained_weights
 
 TABLES = (
@@ -91,9 +94,19 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def run_battery(shift: int = 0) -> str | None:
+def crashes(shift: int) -> None:
+    """A store on disk that is killed, or loses power, at each call of some workloads."""
+    memory = Path("/dev/shm")
+    folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
+    with pytest.MonkeyPatch.context() as patch, folder as name:
+        make_small(patch)
+        crash_everywhere(Path(name), shift, times=1)
+
+
+def run_battery(shift: int = 0, area: str = "") -> str | None:
     """The first check that fails and its message; None when all pass."""
-    for name, check in battery(shift).items():
+    checks = {"crashes": lambda: crashes(shift)} if area == "disk" else battery(shift)
+    for name, check in checks.items():
         try:
             check()
         except BaseException as error:

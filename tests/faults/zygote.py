@@ -1,7 +1,8 @@
 """Runs the battery under one fault after the other: each in a fork of this process, which has imported torch already.
 
 `python -m tests.faults.zygote AREA` prints a JSON object: what caught each fault, null where nothing did. The sources are
-changed as they are imported, never on disk. Run it with NUMBA_DISABLE_JIT=1, so that kernels are their own source.
+changed as they are imported, never on disk. Run it with NUMBA_DISABLE_JIT=1, so that kernels are their own source; faults of
+the disk store are none of kernels.
 """
 
 import importlib.abc
@@ -54,7 +55,7 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def outcome(module: str, old: str, new: str, shifts: range) -> str | None:
+def outcome(module: str, old: str, new: str, shifts: range, area: str) -> str | None:
     """In a fork: plant the fault, run the battery."""
     if module:
         sys.meta_path.insert(0, Finder(module, old, new))
@@ -63,10 +64,10 @@ def outcome(module: str, old: str, new: str, shifts: range) -> str | None:
     from tests.faults.battery import run_battery
 
     runs.PATIENCE = 3.0
-    return next(filter(None, (run_battery(shift) for shift in shifts)), None)
+    return next(filter(None, (run_battery(shift, area) for shift in shifts)), None)
 
 
-def in_fork(module: str, old: str, new: str, shifts: range) -> str | None:
+def in_fork(module: str, old: str, new: str, shifts: range, area: str) -> str | None:
     """The outcome, from a process of its own that may crash or hang."""
     read, write = os.pipe()
     child = os.fork()
@@ -74,7 +75,7 @@ def in_fork(module: str, old: str, new: str, shifts: range) -> str | None:
         try:
             os.close(read)
             try:
-                result = outcome(module, old, new, shifts)
+                result = outcome(module, old, new, shifts, area)
             except LookupError as error:
                 result = f"NOT PLANTED: {error}"
             except BaseException as error:  # the fault shows while importing
@@ -107,10 +108,12 @@ def main() -> None:
     results = {}
     for fault in AREAS[sys.argv[1]]:
         started = time.monotonic()
-        results[fault.name] = in_fork(f"skirl.{fault.module}", fault.old, fault.new, range(ATTEMPTS))
+        results[fault.name] = in_fork(f"skirl.{fault.module}", fault.old, fault.new, range(ATTEMPTS), sys.argv[1])
         print(f"{time.monotonic() - started:5.1f} s  {fault.name}: {results[fault.name]}"[:300], file=sys.stderr)
     area = list(AREAS).index(sys.argv[1])
-    results[""] = in_fork("", "", "", range(area, area + 1))  # without a fault, each area with seeds of its own
+    results[""] = in_fork(
+        "", "", "", range(area, area + 1), sys.argv[1]
+    )  # without a fault, each area with seeds of its own
     print(json.dumps(results))
 
 

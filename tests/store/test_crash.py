@@ -1,204 +1,23 @@
 """Power loss and kill -9, at any moment: what is found is a durable point, whole, and none older than was promised."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import skirl
 from skirl.store import DiskError, DiskStore, Record, SnapshotError
 from skirl.store import _log as log_module
-from tests.store.conformance import LAYOUT, TABLES, contents, random_rows, table_keys
-from tests.store.crash import Disk, Recorder, Unsynced
-from tests.store.test_disk import make_small
+from tests.store.conformance import LAYOUT, contents, random_rows, table_keys
+from tests.store.crash import Recorder, Unsynced
+from tests.store.crashing import Hooked, crash_all, crash_everywhere, make_small, try_restore
 
-
-@dataclass
-class Point:
-    """A manifest that was renamed into place: from then on it may be what is found, once `done` it or a later one is."""
-
-    header: Path
-    at: int
-    content: dict[int, bytes]
-    generation: int
-    done: int | None = None
-
-
-class Hooked(Recorder):
-    """Tells when a manifest is renamed."""
-
-    on_rename = staticmethod(lambda path: None)
-
-    def note(self, *op):
-        if op[0] == "rename" and op[2].suffix == ".json":
-            self.on_rename(op[2])
-        super().note(*op)
-
-
-class Workload:
-    """Random calls on a store that is written down, and what the store may be found to hold after a crash."""
-
-    def __init__(self, root: Path, rng: np.random.Generator, recorder: type[Hooked], counts: Counter) -> None:
-        self.root, self.rng, self.counts = root, rng, counts
-        self.room = float(rng.choice([1.3, 3, 8]))  # cleans at almost every write, or keeps older points for long
-        self.points: list[Point] = []
-        self.content: dict[int, bytes] = {}
-        self.snapshots: dict[Path, dict[int, bytes]] = {}
-        for header in sorted(root.glob("snap*/snapshot.json")):
-            found = try_restore(root, header.parent)
-            assert found is not None
-            self.snapshots[header.parent] = found[0]
-            self.points.append(Point(header, -1, *found, done=-1))
-        held = (root / "store" / "store.json").is_file()
-        self.files = recorder(root)
-        self.files.on_rename = self.renamed
-        self.store = self.open()
-        self.content = contents(self.store)
-        if held:
-            header = root / "store" / "store.json"
-            self.points.append(Point(header, -1, dict(self.content), self.store.generation, done=-1))
-        self.finished()
-
-    def open(self) -> DiskStore:
-        return DiskStore(self.root / "store", LAYOUT, room=self.room, files=self.files)
-
-    def renamed(self, header: Path) -> None:
-        generation = json.loads(header.read_text())["facts"]["generation"]
-        self.points.append(Point(header, len(self.files.ops), dict(self.content), generation))
-
-    def finished(self) -> None:
-        for point in self.points:
-            if point.done is None:
-                point.done = len(self.files.ops)
-
-    def run(self, calls: int) -> None:
-        names = ["write", "flush", "snapshot", "restore", "kill", "close"]
-        for name in self.rng.choice(names, calls, p=[0.7, 0.12, 0.06, 0.02, 0.05, 0.05]).tolist():
-            points = len(self.points)
-            getattr(self, name)()
-            self.finished()
-            self.counts[name] += 1
-            self.counts["own points"] += len(self.points) - points if name == "write" else 0
-
-    def write(self) -> None:
-        table = int(self.rng.choice(TABLES))
-        n = int(self.rng.integers(1, 20))
-        keys = table_keys(table, self.rng.choice(30, n, replace=False))
-        rows = random_rows(table, n, int(self.rng.integers(1 << 30)))
-        self.store.write(keys, rows)
-        self.content.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
-
-    def flush(self) -> None:
-        self.store.flush()
-
-    def snapshot(self) -> None:
-        folder = self.root / f"snap{self.rng.integers(2)}"
-        self.store.snapshot(folder)
-        self.snapshots[folder] = dict(self.content)
-
-    def restore(self) -> None:
-        if self.snapshots:
-            folder = sorted(self.snapshots)[int(self.rng.integers(len(self.snapshots)))]
-            self.content = dict(self.snapshots[folder])
-            self.store.restore(folder)
-
-    def kill(self) -> None:
-        self.store._let_go()
-        self.store = self.open()
-        self.content = dict(max((p for p in self.points if p.header.name == "store.json"), key=lambda p: p.at).content)
-        assert contents(self.store) == self.content
-
-    def close(self) -> None:
-        self.store.close()
-        self.store = self.open()
-        assert contents(self.store) == self.content
-
-    def allowed(self, header: Path, k: int) -> tuple[list[Point], bool]:
-        """The points that may be found at `header` after k calls, and whether one has to be."""
-        begun = [p for p in self.points if p.header == header and p.at < k]
-        last = max((i for i, p in enumerate(begun) if p.done is not None and p.done <= k), default=None)
-        return begun[last or 0 :], last is not None
-
-
-def try_restore(root: Path, folder: Path) -> tuple[dict[int, bytes], int] | None:
-    other = DiskStore(root / "other", LAYOUT, files=Unsynced())
-    try:
-        other.restore(folder)
-        return contents(other), other.generation
-    except SnapshotError as error:
-        assert "snapshot.json is missing" in str(error)
-        return None
-    finally:
-        other._let_go()
-        shutil.rmtree(root / "other")
-
-
-def killed_and_opened(disk: Disk, rng: np.random.Generator, root: Path) -> Disk:
-    """Kill, open again, and then lose the power: what the first life did not sync may be lost still."""
-    disk.killed().write_to(root)
-    files = Recorder(root, disk)
-    DiskStore(root / "store", LAYOUT, files=files)._let_go()
-    shutil.rmtree(root)
-    return files.disk(int(rng.integers(len(files.ops) + 1))).power_off(rng)
-
-
-def found_is_allowed(work: Workload, disk: Disk, k: int, root: Path) -> None:
-    """Open the store and restore the snapshots of a disk after a crash; compare with what was promised to last."""
-    disk.write_to(root)
-    points, surely = work.allowed(work.root / "store" / "store.json", k)
-    with DiskStore(root / "store", LAYOUT, files=Unsynced()) as store:
-        store.check()
-        found = contents(store), store.generation
-        assert not surely or found in [(p.content, p.generation) for p in points]
-        assert surely or found in [*[(p.content, p.generation) for p in points], ({}, 0)]
-    for folder in ("snap0", "snap1"):
-        points, surely = work.allowed(work.root / folder / "snapshot.json", k)
-        found = try_restore(root, root / folder)
-        assert found is not None or not surely
-        assert found is None or found in [(p.content, p.generation) for p in points]
-
-
-def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type[Hooked] = Hooked) -> Counter:
-    """Crash at random calls of random workloads, each second one on a disk that has crashed before."""
-    counts = Counter()
-    start = tmp / "start"
-    for number in range(workloads):
-        rng = np.random.default_rng((seed, number))
-        if number % 2 == 0:
-            shutil.rmtree(start, ignore_errors=True)
-            start.mkdir()
-        work = Workload(start, rng, recorder, counts)
-        work.run(25)
-        work.store._let_go()
-        root = tmp / "found"
-        for crash in range(crashes):
-            k = int(rng.integers(len(work.files.ops) + 1))
-            renames = [point.at + 1 for point in work.points if point.at >= 0]
-            if crash % 10 == 1 and renames:  # between a point and its sync, which is rarely hit by chance
-                k = int(rng.choice(renames))
-            disk = work.files.disk(k)
-            counts["calls"] += 1
-            counts["with writes not synced"] += bool(disk.unsynced)
-            counts["with names not synced"] += bool(disk.unnamed)
-            if crash % 5 == 0:
-                disk = disk.killed()
-            elif crash % 5 == 1:
-                disk = killed_and_opened(disk, rng, root)
-            else:
-                disk = disk.power_off(rng)
-            found_is_allowed(work, disk, k, root)
-            if crash < crashes - 1:
-                shutil.rmtree(root)
-        shutil.rmtree(start)
-        root.rename(start)
-    return counts
+ROOT = Path(__file__).parents[2]
 
 
 def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
@@ -208,6 +27,11 @@ def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
     assert counts["calls"] == 360
     assert min(counts[name] for name in ("with writes not synced", "with names not synced")) > 100
     assert counts["own points"] > 30 and min(counts[name] for name in ("flush", "snapshot", "kill", "close")) > 5
+
+
+def test_a_crash_at_each_call_of_a_script(tmp_path, monkeypatch, campaign_seed):
+    make_small(monkeypatch)
+    assert crash_everywhere(tmp_path, campaign_seed, times=1) > 1000
 
 
 def forgetful(monkeypatch) -> dict[str, type[Hooked]]:
@@ -285,10 +109,11 @@ def test_removing_before_the_point_lasts_is_found(tmp_path, monkeypatch):
         with store._gate.alone():
             for log in store._logs:
                 dead = log.dead()
+                store._room.forget(dead)
                 log.drop(dead)
                 store._remove(dead)
         store._write_manifest(store.identity, generation, store._logs)
-        store.generation, store._changed, store._cleaning = generation, False, None
+        store.generation, store._changed = generation, False
 
     monkeypatch.setattr(DiskStore, "_commit", commit)
     with pytest.raises(DiskError, match="missing"):
@@ -414,9 +239,9 @@ def test_a_failure_after_the_rename_loses_nothing_and_no_generation_is_used_twic
 
 WRITER = """
 import sys, numpy as np
-from skirl.store import DiskStore, Record, disk, _log
+from skirl.store import DiskStore, Record, _log, _room
 path, room, n = sys.argv[1], float(sys.argv[2]), 3000
-disk.SLACK, _log.SMALLEST = 1 << 16, 512
+_room.SLACK, _log.SMALLEST = 1 << 16, 512
 store = DiskStore(path, {0: Record(16), 1: Record(3, "float64")}, room=room)
 start = int(store.read(np.array([0]), out := np.zeros((1, 16), np.float32))[0]) and int(out[0, 0])
 for i in range(start + 1, start + 100_000):
@@ -487,3 +312,30 @@ def test_kill_at_200_moments(tmp_path, campaign_seed):
         if turn % 10 == 9:
             shutil.rmtree(path)
             shutil.rmtree(tmp_path / f"{path.name}-snapshot", ignore_errors=True)
+
+
+def killed_training(folder: Path, kills: int, seed: int) -> list[str]:
+    """What tests/store/killed_training.py has to say, line by line."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.store.killed_training", str(folder), str(kills), str(seed)]
+    source = Path(skirl.__file__).parents[1]
+    env = os.environ | {"NUMBA_DISABLE_JIT": "0", "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)])}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_training_run_that_is_killed_again_and_again(tmp_path, campaign_seed):
+    """After each kill the store holds just what it held at its last point; what goes on has the bits of one never killed."""
+    *kills, last = killed_training(tmp_path / "run", 4, campaign_seed)
+    assert len(kills) == 4 and all(line.startswith("killed; ") for line in kills)
+    assert last.startswith("resumed at step") and last.endswith("with the bits of a run that was never killed")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_training_run_that_is_killed_200_times(tmp_path, campaign_seed):
+    *kills, last = killed_training(tmp_path / "run", 200, campaign_seed)
+    print(last, *kills[-3:], sep="\n")
+    assert len(kills) == 200
+    assert int(last.split()[3].rstrip(",")) > 400, "each process comes two steps further at least"

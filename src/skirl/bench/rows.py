@@ -3,8 +3,8 @@
 One step is forward, backward and the row optimizer, on the ids of a synthetic Criteo-Kaggle stream. The sides take turns on
 the same batch in one process, so that a busy neighbour slows all of them, and what is reported is the median of their
 ratios; a benchmark of one side after the other moved by 1.3x between two runs on a shared machine. FBGEMM sorts the ids
-in its backward; skirl's oracle has grouped them in another thread by then. That grouping is timed apart and added to our
-side for the figures that count, and left out for those named `kernels`.
+in its backward; skirl's oracle has found the distinct rows and grouped the positions in another thread by then. That is
+timed apart and added to our side for the figures that count, and left out for those named `kernels`.
 
 All sides take memory from one allocator, and it is measured twice. `system` is a process as anybody starts it: what malloc
 has no room for is mapped anew, page by page, in every step, save where a side keeps its buffers. `kept` is glibc told to
@@ -32,9 +32,11 @@ from skirl.data import Synthetic
 from skirl.ids import capture, resolve
 from skirl.machine import machine
 from skirl.optim import SGD, RowOptimizer, RowwiseAdagrad
-from skirl.oracle.plan import BankPlanner, _group
+from skirl.oracle import moves
+from skirl.oracle.distinct import Finder
+from skirl.oracle.plan import BankPlanner
+from skirl.oracle.positions import Layout, Positions
 from skirl.oracle.seen import Seen
-from skirl.oracle.step import Step
 from skirl.tables import Schema, Table
 from skirl.work import Micro
 
@@ -188,7 +190,7 @@ class _Case:
         if optimizer == "sgd":
             self.sides["embeddingbag"] = EmbeddingBag(tables, OPTIMIZERS[optimizer], self.grad, ours.weights())
         self.given = [_given(data.batch(i).sparse, tables, i) for i in range(4)]
-        self.groupings = [_grouping(given.step) for given in self.given]
+        self.groupings = [_grouping(given, tables) for given in self.given]
 
     def measure(self) -> dict[str, Any]:
         """Milliseconds of each side and the medians of the ratios, once all sides are seen to agree."""
@@ -255,11 +257,21 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
     return Given(sparse, step, Micro(None, captured, ids))
 
 
-def _grouping(step: Step) -> Callable[[], Any]:
-    """What the planner does in place of FBGEMM's sort, once it knows the distinct rows."""
-    row_of = np.empty(len(step.slots), np.int32)
-    row_of[step.group_pos] = np.repeat(np.arange(len(step.rows), dtype=np.int32), np.diff(step.group_start))
-    return lambda: _group(row_of, step.rows)
+def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:
+    """What the planner does in place of FBGEMM's sort: find the distinct rows and group the positions by them."""
+    count = len(tables)
+    batch = Positions.of(given.micro.ids[0].keys)
+    layout, whole = Layout(batch, np.arange(count), count), np.array([0, count])
+    finder = Finder(np.array([table.rows for table in tables], np.int64))
+    rows, ids = given.step.rows, layout.positions
+
+    def group() -> None:
+        found = finder.find(batch, layout, whole, lambda kernel, *args: kernel(*args, 0, 1))
+        first = np.concatenate([[0], np.cumsum(layout.at[1:] - found.low)])
+        out = (np.empty(ids, np.int32), np.empty(len(rows) + 1, np.int32), np.empty(ids, np.int32))
+        moves.group(whole, layout.parts, layout.first, layout.at, first, found.row_of, rows, *out, 0, 1)
+
+    return group
 
 
 def _step(side: Side, given: Given) -> None:

@@ -15,11 +15,14 @@ import numpy as np
 
 from skirl.oracle.plan import BankPlanner, Resident
 from skirl.oracle.policy import check_policy
+from skirl.oracle.positions import Positions
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 from skirl.tables import Schema
 
 Depth = int | Literal["auto", "epoch"]
+Batch = Positions | np.ndarray
+"""One bank's part of a batch: its ids, or its keys."""
 
 AUTO_ROWS = 4
 """The automatic window ends when it holds this many times the cache in distinct rows."""
@@ -96,7 +99,9 @@ class Planner:
         hold_rows: Sequence[int] | None = None,
         residents: Sequence[Resident] | None = None,
         resident_next: Sequence[np.ndarray] | None = None,
+        threads: int = 1,
     ) -> None:
+        """`threads` that plan; what they plan does not depend on their number."""
         # Each batch of an epoch brings its next uses along: the window needs the batch itself only.
         self._depth = 1 if plan.depth == "epoch" else plan.depth
         self._plan = plan
@@ -110,12 +115,13 @@ class Planner:
                 policy=plan.policy,
                 hold=plan.hold,
                 hold_rows=None if hold_rows is None else hold_rows[bank],
+                threads=threads,
                 resident=None if residents is None else residents[bank],
                 resident_next=None if resident_next is None else resident_next[bank],
             )
             for bank, capacity in enumerate(capacities)
         ]
-        self._inbox: deque[tuple[list[np.ndarray], list[np.ndarray] | None, int]] = deque()
+        self._inbox: deque[tuple[Sequence[Batch], list[np.ndarray] | None, int]] = deque()
         self._ended = False
         self._entered = 0
         self._planned = 0
@@ -132,9 +138,9 @@ class Planner:
         """Batches given and not yet entered."""
         return len(self._inbox)
 
-    def add(self, keys: list[np.ndarray], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
-        """One more batch: keys for every bank, and what its owner holds in memory for it."""
-        self._inbox.append((keys, next_uses, nbytes))
+    def add(self, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
+        """One more batch: ids or keys for every bank, and what its owner holds in memory for it."""
+        self._inbox.append((banks, next_uses, nbytes))
 
     def end(self) -> None:
         """No more batches will come."""
@@ -143,9 +149,9 @@ class Planner:
     def next(self) -> list[Step] | None:
         """The next batch's Steps, one a bank; None until the window is full, or when all is planned."""
         while self._inbox and not self._full():
-            keys, next_uses, nbytes = self._inbox.popleft()
+            batch, next_uses, nbytes = self._inbox.popleft()
             for i, bank in enumerate(self.banks):
-                bank.enter(keys[i], None if next_uses is None else next_uses[i])
+                bank.enter(batch[i], None if next_uses is None else next_uses[i])
             self._entered += 1
             self._sizes.append(nbytes)
             self._bytes += nbytes

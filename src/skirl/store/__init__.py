@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from skirl.store.base import Layout, Record, Store
 from skirl.store.disk import DiskError, DiskFull, DiskStore
+from skirl.store.link import Link, LinkStore, split_spec
 from skirl.store.memory import MemoryStore
 from skirl.store.snapshot import SnapshotError
 
@@ -12,6 +13,8 @@ __all__ = [
     "DiskFull",
     "DiskStore",
     "Layout",
+    "Link",
+    "LinkStore",
     "MemoryStore",
     "Record",
     "SnapshotError",
@@ -20,8 +23,10 @@ __all__ = [
 ]
 
 
-def open_store(spec: str | Store, layout: Layout | Mapping[int, Record]) -> Store:
-    """The store that a user's `store=` names; a store given as one is checked and used.
+def open_store(
+    spec: str | Store, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None
+) -> Store:
+    """The store that a user's `store=` names; a store given as one is checked and used. rows: of each table, if known.
 
     >>> len(open_store("memory", {0: Record(65)}))
     0
@@ -34,5 +39,11 @@ def open_store(spec: str | Store, layout: Layout | Mapping[int, Record]) -> Stor
     if spec == "memory":
         return MemoryStore(layout)
     if spec.startswith("disk:") and spec != "disk:":
-        return DiskStore(spec.removeprefix("disk:"), layout)
-    raise ValueError(f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER' or pass a skirl.store.Store")
+        return DiskStore(spec.removeprefix("disk:"), layout, rows=rows)
+    if spec.startswith("link:"):
+        link, inner = split_spec(spec)
+        return LinkStore(open_store(inner, layout, rows=rows), link)
+    raise ValueError(
+        f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'link:RATE,DELAY:STORE' or pass a "
+        "skirl.store.Store"
+    )

@@ -44,10 +44,13 @@ class Arena:
         numbers = len(self) * (self._item // self._dtype.itemsize)
         return np.frombuffer(self._map, self._dtype, numbers).reshape(len(self), *self._shape)
 
-    def reserve(self, items: int) -> None:
-        """Make room for `items` in all, and half as much again as there was when that is more."""
+    def reserve(self, items: int, *, spare: float = 0.5) -> None:
+        """Make room for `items` in all, and by `spare` more than there was when that is more.
+
+        What is spare takes no memory, and counts all the same where the process has a limit (RLIMIT_DATA).
+        """
         if items > len(self):
-            self._map = _grown(self._map, _whole_pages(max(items * self._item, len(self._map) * 3 // 2)))
+            self._map = _grown(self._map, _whole_pages(max(items * self._item, int(len(self._map) * (1 + spare)))))
 
 
 def _anonymous(size: int) -> mmap.mmap:

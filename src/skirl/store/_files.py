@@ -10,7 +10,11 @@ folder's. Anything later may be there, in any order, or not.
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+
+from skirl.interrupts import uninterrupted
 
 _NOT_HERE = (OSError, NotImplementedError)  # no such call, or not on this file system
 
@@ -20,13 +24,11 @@ class Files:
 
     >>> import tempfile
     >>> files = Files()
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = files.create(Path(folder, "a"))
-    ...     files.write(file, b"123456", 0)
-    ...     files.sync(file)
+    >>> with tempfile.TemporaryDirectory() as folder, Handle(files, lambda: files.create(Path(folder, "a"))) as file:
+    ...     files.write(file.number, b"123456", 0)
+    ...     files.sync(file.number)
     ...     files.sync_folder(Path(folder))
-    ...     print(files.read(file, 3, 2))
-    ...     files.close(file)
+    ...     print(files.read(file.number, 3, 2))
     b'345'
     """
 
@@ -83,11 +85,8 @@ class Files:
 
     def sync_folder(self, path: Path) -> None:
         """Return when the folder's names last."""
-        handle = _opened(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with Handle(self, lambda: _opened(path, os.O_RDONLY)) as folder:
+            os.fsync(folder.number)
 
     def rename(self, old: Path, new: Path) -> None:
         os.replace(old, new)
@@ -106,33 +105,27 @@ class Files:
 
     def put(self, path: Path, data: bytes) -> None:
         """A new file with this content, to last once its folder is synced."""
-        file = self.create(path)
-        try:
-            self.write(file, data, 0)
-            self.sync(file)
-        finally:
-            self.close(file)
+        with Handle(self, lambda: self.create(path)) as file:
+            self.write(file.number, data, 0)
+            self.sync(file.number)
 
     def copy(self, old: Path, new: Path) -> None:
         """As `put`, from another file; under its name only when whole."""
         draft = new.with_name(new.name + ".tmp")
         with contextlib.suppress(FileNotFoundError):
             self.remove(draft)
-        source, target = self.open(old), self.create(draft)
-        try:
-            offset = 0
-            while part := self.read(source, _PIECE, offset):
-                self.write(target, part, offset)
-                offset += len(part)
-            self.sync(target)
-            self.rename(draft, new)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self.remove(draft)
-            raise
-        finally:
-            self.close(source)
-            self.close(target)
+        with Handle(self, lambda: self.open(old)) as source, Handle(self, lambda: self.create(draft)) as target:
+            try:
+                offset = 0
+                while part := self.read(source.number, _PIECE, offset):
+                    self.write(target.number, part, offset)
+                    offset += len(part)
+                self.sync(target.number)
+                self.rename(draft, new)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self.remove(draft)
+                raise
 
     def share(self, old: Path, new: Path) -> None:
         """The same file under a second name where the file system can, else a copy."""
@@ -142,6 +135,57 @@ class Files:
             raise
         except _NOT_HERE:
             self.copy(old, new)
+
+
+class Handle:
+    """The one owner of a descriptor: nobody else closes it, and it is closed once.
+
+    The system gives the number of a closed file to the next one that is opened. So a Ctrl-C between a close and the line
+    that says so must not lead to a second close: it would hit a stranger's file. Here the number is forgotten first, and
+    SIGINT waits; another signal's exception can at worst leave a file open until the owner goes.
+
+    >>> files = Files()
+    >>> with Handle(files, lambda: os.open(os.devnull, os.O_RDONLY)) as file:
+    ...     file.is_open
+    True
+    >>> file.close(), file.number
+    (None, -1)
+    """
+
+    __slots__ = ("_files", "number")
+
+    def __init__(self, files: Files, opened: Callable[[], int] | None = None) -> None:
+        self._files = files
+        self.number = -1
+        if opened is not None:
+            with uninterrupted():
+                self.number = opened()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a file to use or close."""
+        return self.number >= 0
+
+    def close(self) -> None:
+        """Let the file go; a second close does nothing."""
+        with uninterrupted():
+            number, self.number = self.number, -1
+            if number >= 0:
+                self._files.close(number)
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        number, self.number = self.number, -1
+        if number >= 0:
+            with contextlib.suppress(OSError):
+                self._files.close(number)
 
 
 def _opened(path: Path, flags: int) -> int:

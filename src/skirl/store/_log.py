@@ -6,14 +6,15 @@ key is the newest, so a log is read in order to find out what it holds.
 """
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from skirl.store import _records as records
-from skirl.store._files import Files
+from skirl.store._files import Files, Handle
 from skirl.store._gate import Gate
 from skirl.store._places import MOST_PLACED, Places
 from skirl.store._records import HEADER, INDEX_BITS, Keys, Words
@@ -21,7 +22,7 @@ from skirl.store._segment import Entry, Segment, Unusable, check_header, header,
 from skirl.store.base import Record, Rows
 from skirl.tables import MAX_ROWS, ROW_BITS
 
-SLOTS = 1 << (32 - INDEX_BITS)
+SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096
 """Records that a segment takes at least."""
 _SHARE = 32  # a segment takes this part of the rows: what is freed at a time, and what stands ready to be
@@ -31,12 +32,18 @@ _MANY = 8  # small segments that are worth writing into one
 
 
 class Log:
-    """Not safe for threads, but that `rows_at` reads beside `append`: the store has a lock for the rest."""
+    """Not safe for threads, but that `rows_at` reads beside `append`: the store has a lock for the rest.
 
-    def __init__(self, folder: Path, record: Record, files: Files, gate: Gate) -> None:
+    rows: how many each table has whose records these are, None where that is not known.
+    """
+
+    def __init__(
+        self, folder: Path, record: Record, files: Files, gate: Gate, rows: Mapping[int, int] | None = None
+    ) -> None:
         self.folder, self.record = folder, record
         self._files, self._gate = files, gate
-        self.places = Places()
+        self.places = Places(rows)
+        self._rows = rows or {}
         self.stride = stride(record)
         self._words = self.stride // 4 - 1
         self.segments: dict[int, Segment] = {}  # by slot, in order of the log
@@ -98,7 +105,7 @@ class Log:
         what = f"{segment.rows_path}: record {index}, {_named(key)},"
         at = HEADER + index * self.stride
         try:
-            size = len(self._files.read(segment.rows, self.stride, at))
+            size = len(self._files.read(segment.rows.number, self.stride, at))
         except OSError as error:
             raise Unusable(f"{what} cannot be read ({error})") from error
         if size < self.stride:
@@ -108,24 +115,24 @@ class Log:
     def keys_from(self, segment: Segment, start: int) -> tuple[Keys, int]:
         """Live keys of some of a segment's records from `start` on, in order, and where to go on; 0: that was all."""
         stop = min(start + MOST_PLACED, int(self.ends[segment.slot]))
-        file = self._files.open(segment.keys_path)  # the segment's own is the writer's, who may close it
-        try:
-            keys = self._keys(segment, file, start, stop)
-        finally:
-            self._files.close(file)
+        with self._opened(segment.keys_path) as file:  # the segment's own is the writer's, who may close it
+            keys = self._keys(segment, file.number, start, stop)
         keys = keys[self.places.standing(keys, segment.slot << INDEX_BITS | start)]
         return keys, stop if stop < self.ends[segment.slot] else 0
 
     @contextmanager
     def _keys_file(self, segment: Segment) -> Iterator[int]:
-        if segment.keys >= 0:
-            yield segment.keys
+        if segment.keys.is_open:
+            yield segment.keys.number
             return
-        file = self._files.open(segment.keys_path)
-        try:
-            yield file
-        finally:
-            self._files.close(file)
+        with self._opened(segment.keys_path) as file:
+            yield file.number
+
+    def _opened(self, path: Path) -> Handle:
+        return Handle(self._files, lambda: self._files.open(path))
+
+    def _created(self, path: Path) -> Handle:
+        return Handle(self._files, lambda: self._files.create(path))
 
     def _keys(self, segment: Segment, file: int, start: int, stop: int) -> Keys:
         data = self._files.read(file, 8 * (stop - start), HEADER + 8 * start)
@@ -140,7 +147,7 @@ class Log:
         """
         first, last = int(picks[0]), int(picks[-1]) + 1
         size, at = (last - first) * self.stride, HEADER + (start + first) * self.stride
-        data = np.frombuffer(self._files.read(segment.rows, size, at), np.uint8)
+        data = np.frombuffer(self._files.read(segment.rows.number, size, at), np.uint8)
         whole = first + len(data) // self.stride  # fewer than asked where the file was cut short
         there, beyond = picks[picks < whole], picks[picks >= whole]
         words, id = data[: (whole - first) * self.stride].view(np.uint32), self._ids[segment.slot]
@@ -151,7 +158,7 @@ class Log:
         """Read a segment's keys and records and compare all with what was written."""
         id, none = int(self._ids[segment.slot]), np.empty(0, np.uint32)
         with self._keys_file(segment) as file:
-            check_header(self._files, segment.rows, segment.rows_path, self.record, id)
+            check_header(self._files, segment.rows.number, segment.rows_path, self.record, id)
             check_header(self._files, file, segment.keys_path, self.record, id)
             state = np.uint64(0)
             for _, keys in self._all_keys(segment, file):
@@ -176,6 +183,9 @@ class Log:
 
     def append(self, keys: Keys, rows: Words) -> None:
         """Hold rows, flat; returns when all are readable. On an error some may be held."""
+        stranger = self.places.stranger(keys)
+        if stranger >= 0:
+            raise ValueError(f"{self._beyond(keys[stranger])}: open the store with as many rows as there are")
         done = 0
         while done < keys.size:
             segment = self.active or self._begin()
@@ -184,8 +194,8 @@ class Log:
             out = np.empty(some.size * (self._words + 1), np.uint32)
             part = rows[done * self._words : (done + some.size) * self._words]
             records.encode(part, self._words, some, self._ids[segment.slot], end, out)
-            self._files.write(segment.rows, out.data, HEADER + end * self.stride)
-            self._files.write(segment.keys, np.ascontiguousarray(some).data, HEADER + end * 8)
+            self._files.write(segment.rows.number, out.data, HEADER + end * self.stride)
+            self._files.write(segment.keys.number, np.ascontiguousarray(some).data, HEADER + end * 8)
             try:
                 with self._gate.lookup():
                     self.places.reserve(some.size)
@@ -202,12 +212,17 @@ class Log:
         """Have the disk begin with what was appended, so that a point has less to wait for."""
         end = int(self.ends[segment.slot])
         if (end - segment.sent) * self.stride >= _SENT or end >= self._capacity:
-            self._files.send(segment.rows, HEADER + segment.sent * self.stride, (end - segment.sent) * self.stride)
+            self._files.send(
+                segment.rows.number, HEADER + segment.sent * self.stride, (end - segment.sent) * self.stride
+            )
             segment.sent = end
 
     def seal(self) -> None:
         """Write to no segment of those begun any more."""
         self.active = None
+
+    def _beyond(self, key: int) -> str:
+        return f"{_named(key)} is there, which has {self._rows.get(int(key) >> ROW_BITS, 0):,} rows here"
 
     def _begin(self) -> Segment:
         """A new segment to append to; small ones before it are written into it."""
@@ -216,16 +231,15 @@ class Log:
             raise ValueError(f"{self.folder} has {SLOTS} segments, the most of one kind: give some tables another dim")
         name = secrets.token_hex(8)
         rows_path, keys_path = self.folder / f"{name}.rows", self.folder / f"{name}.keys"
-        rows = self._files.create(rows_path)
-        keys = -1
+        rows = self._created(rows_path)
         try:
-            self._files.write(rows, header(".rows", self.record, int(name, 16)), 0)
-            keys = self._files.create(keys_path)
-            self._files.write(keys, header(".keys", self.record, int(name, 16)), 0)
+            self._files.write(rows.number, header(".rows", self.record, int(name, 16)), 0)
+            keys = self._created(keys_path)
+            self._files.write(keys.number, header(".keys", self.record, int(name, 16)), 0)
         except BaseException:
-            self._abandon(rows, rows_path)
-            if keys >= 0:
-                self._abandon(keys, keys_path)
+            for path in (rows_path, keys_path):
+                with suppress(FileNotFoundError):
+                    self._files.remove(path)
             raise
         self._capacity = self.capacity
         segment = Segment(name, slot, rows, keys, rows_path, keys_path)
@@ -239,13 +253,9 @@ class Log:
                     pass
         return self.active or segment
 
-    def _abandon(self, file: int, path: Path) -> None:
-        self._files.close(file)
-        self._files.remove(path)
-
     def _register(self, segment: Segment) -> None:
         slot = segment.slot
-        self._ids[slot], self._handles[slot] = int(segment.name, 16), segment.rows
+        self._ids[slot], self._handles[slot] = int(segment.name, 16), segment.rows.number
         self.ends[slot] = self.live[slot] = self._sums[slot] = 0
         self._begun += 1
         segment.ordinal = self._begun
@@ -253,9 +263,8 @@ class Log:
 
     def rewrite(self, segment: Segment) -> Iterator[int]:
         """Append a segment's live rows again, some at a time; yields how many records that dealt with."""
-        file = self._files.open(segment.keys_path)  # `sync` may close the segment's own in the midst of this
-        try:
-            for start, keys in self._all_keys(segment, file):
+        with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own in the midst of this
+            for start, keys in self._all_keys(segment, file.number):
                 picks = self.places.standing(keys, segment.slot << INDEX_BITS | start)
                 if picks.size:
                     rows = np.empty(picks.size * self._words, np.uint32)
@@ -264,8 +273,6 @@ class Log:
                         self._explain(segment, start + bad, int(keys[bad]))
                     self.append(keys[picks], rows)
                 yield keys.size
-        finally:
-            self._files.close(file)
 
     def sync(self) -> None:
         """Make all records last, and what is in the files; their names are the folder's."""
@@ -278,7 +285,7 @@ class Log:
                 try:
                     with self._keys_file(segment) as file:
                         self._files.sync(file)
-                    self._files.sync(segment.rows)
+                    self._files.sync(segment.rows.number)
                 except BaseException:
                     # After a failed fsync the system may drop the bytes and report success next time.
                     segment.suspect = True
@@ -286,9 +293,8 @@ class Log:
                         self.seal()
                     raise
                 segment.synced = end
-            if segment is not self.active and segment.keys >= 0:
-                self._files.close(segment.keys)
-                segment.keys = -1
+            if segment is not self.active:
+                segment.keys.close()
 
     def drop(self, segments: list[Segment]) -> None:
         """Let segments go: nobody reads in them, and no manifest names them."""
@@ -299,8 +305,8 @@ class Log:
 
     def _release(self, segment: Segment) -> None:
         self._handles[segment.slot] = -1
-        for file in {segment.rows, segment.keys} - {-1}:
-            self._files.close(file)
+        segment.rows.close()
+        segment.keys.close()
 
     def close(self) -> None:
         """Let all files go."""
@@ -317,14 +323,18 @@ class Log:
             if (found := _size(self.folder / name)) < size:
                 raise Unusable(f"{self.folder / name} has {found:,} bytes, {size:,} were written")
         slot = next(slot for slot in range(SLOTS) if slot not in self.segments)
-        rows = self._files.open(paths[0])
-        segment = Segment(entry.name, slot, rows, -1, paths[0], paths[1], synced=-1, named=True)
+        rows, keys = self._opened(paths[0]), Handle(self._files)
+        segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, named=True)
         self._register(segment)
-        check_header(self._files, segment.rows, segment.rows_path, self.record, entry.id)
+        check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
         with self._keys_file(segment) as file:
             check_header(self._files, file, segment.keys_path, self.record, entry.id)
             for start in range(0, entry.count, MOST_PLACED):
                 keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
+                stranger = self.places.stranger(keys)
+                if stranger >= 0:
+                    what = f"{segment.keys_path} is damaged, or {self._beyond(keys[stranger])}"
+                    raise Unusable(what, "give the table as many rows as it had")
                 self.places.reserve(keys.size)
                 self.places.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
         if int(self._sums[slot]) != entry.keys_hash:
@@ -340,11 +350,8 @@ class Log:
         for segment in self.segments.values():
             if segment.behind and not (_shared(segment.rows_path) or _shared(segment.keys_path)):
                 for path, size in ((segment.rows_path, self.stride), (segment.keys_path, 8)):
-                    file = self._files.open(path, writable=True)
-                    try:
-                        self._files.truncate(file, HEADER + int(self.ends[segment.slot]) * size)
-                    finally:
-                        self._files.close(file)
+                    with Handle(self._files, partial(self._files.open, path, writable=True)) as file:
+                        self._files.truncate(file.number, HEADER + int(self.ends[segment.slot]) * size)
                 segment.behind = 0
 
 

@@ -15,7 +15,7 @@ from skirl.store.base import Layout, Record
 
 NAME = "store.json"
 FORMAT = "skirl-disk-store"
-KIND = "disk rows"
+KIND = snapshot.DISK_ROWS
 
 
 @dataclass(frozen=True)

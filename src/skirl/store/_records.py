@@ -69,11 +69,17 @@ def _checksum(words: Words, at: Number, n: int, key: Number, segment: Number, in
 
 
 @kernel
+def hash_key(key: Number, state: Number) -> Number:
+    """`hash_keys` for one key more."""
+    state = (state ^ np.uint64(key)) * _A
+    return state ^ (state >> _29)
+
+
+@kernel
 def hash_keys(keys: Keys, state: Number) -> Number:
     """A running hash of keys in their order, from np.uint64(0) on. Python gets it as an int: make it a np.uint64."""
     for i in range(keys.size):
-        state = (state ^ np.uint64(keys[i])) * _A
-        state = state ^ (state >> _29)
+        state = hash_key(keys[i], state)
     return state
 
 
@@ -108,14 +114,14 @@ def decode(
 
 if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _fill(file: Number, buffer: Words, size: Number, offset: Number) -> int:
+    def fill(file: Number, buffer: Words, size: Number, offset: Number) -> int:
         return os.preadv(file, [buffer.view(np.uint8)[:size].data], offset)
 
 else:
     _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
 
     @kernel
-    def _fill(file: Number, buffer: Words, size: Number, offset: Number) -> int:
+    def fill(file: Number, buffer: Words, size: Number, offset: Number) -> int:
         """Read into a buffer; how many bytes came."""
         done = 0
         while done < size:
@@ -157,7 +163,7 @@ def _gather(
                 break
             last = index
             j += 1
-        came = _fill(files[slot], buffer, (last + 1 - first) * stride, HEADER + first * stride)
+        came = fill(files[slot], buffer, (last + 1 - first) * stride, HEADER + first * stride)
         for k in range(i, j):
             row = order[k]
             index = positions[row] & INDEX_MASK

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from skirl.store._files import Files
+from skirl.store._files import Files, Handle
 from skirl.store._records import HEADER
 from skirl.store.base import Record
 
@@ -85,10 +85,10 @@ class Segment:
 
     name: str
     slot: int
-    rows: int
+    rows: Handle
     """File of records, open as long as the segment is."""
-    keys: int
-    """File of keys, -1 unless it is being written to."""
+    keys: Handle
+    """File of keys, open only while it is being written to."""
     rows_path: Path
     keys_path: Path
     ordinal: int = 0

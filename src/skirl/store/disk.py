@@ -6,14 +6,8 @@ renamed into place after all that it names was synced; the store reopens at the 
 """
 
 import contextlib
-import errno
 import os
-import re
-import secrets
-import shutil
-import socket
 import threading
-import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,37 +15,29 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from skirl.store import _lock, _sharing
+from skirl.store._errors import DiskError, DiskFull, explained, unwritable
 from skirl.store._files import Files
 from skirl.store._gate import Gate
 from skirl.store._log import Log
 from skirl.store._manifest import KIND, NAME, Manifest
-from skirl.store._segment import Entry, Segment, Unusable
+from skirl.store._room import Room
+from skirl.store._segment import Segment, Unusable
 from skirl.store.base import Layout, Record, Rows, Store
 from skirl.store.memory import MemoryStore
 from skirl.store.snapshot import HEADER, Snapshot, SnapshotError
 from skirl.tables import ROW_BITS
 
-SLACK = 4 << 20
-"""Bytes that a store may hold beyond its share, whatever its size."""
-_LEAST_SHARE = 1.28  # of the bytes that rows take with key and checksum: for rows so small that 1.5 times leave no room
-_PACE = 4  # records cleaned for each one written, once garbage has to go
-_WORTH = 0.92  # a segment fuller than this is not cleaned
-_PIECE = 1 << 16
-_LOCK = "lock"
-_OURS = re.compile(r"[0-9a-f]{16}\.(rows|keys)(\.tmp)?|(store|snapshot)\.json-[0-9a-f]{16}\.tmp")
-_open_stores: "weakref.WeakSet[DiskStore]" = weakref.WeakSet()
+__all__ = ["DiskError", "DiskFull", "DiskStore"]
 
-
-class DiskError(RuntimeError):
-    """The files of a disk store cannot be used; the text names the file and what to do."""
-
-
-class DiskFull(OSError):
-    """There is no room for what was to be written; nothing that was held is lost."""
+_PIECE = 1 << 16  # rows looked up and moved at a time
 
 
 class DiskStore(Store):
     """Rows in a folder of their own.
+
+    rows: how many each table has, where that is known: an index in memory then takes 7 bytes a row held and not 14.
+    room: bytes on disk for each byte of the rows held, at most. files: what a test puts between this and the system.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -68,23 +54,25 @@ class DiskStore(Store):
         path: str | Path,
         layout: Layout | Mapping[int, Record],
         *,
+        rows: Mapping[int, int] | None = None,
         room: float = 1.5,
         files: Files | None = None,
     ) -> None:
         super().__init__(layout)
+        if rows is not None and (missing := self.layout.records.keys() - rows.keys()):
+            raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
+        self._rows = rows
         if room < 1.3:
             raise ValueError(f"room is {room}: set it to 1.3 or more; the less, the more often rows are written again")
         self.path = Path(path)
         self._files = files or Files()
-        self._room = room
+        self._share = room
         self._gate = Gate()
         self._writing = threading.RLock()
         self._pid = os.getpid()
-        self._lock = -1
-        self._logs: list[Log] = []
-        self._cleaning: tuple[Segment, Iterator[int]] | None = None
+        self._lock: _lock.Lock | None = None
+        self._set_logs([])
         self._changed = False
-        _open_stores.add(self)
         try:
             with self._explained():
                 self._open()
@@ -103,15 +91,11 @@ class DiskStore(Store):
             raise DiskError(f"{self.path} is a file: name a folder, of its own")
         try:
             self._files.make_folder(self.path)
-            self._lock = _locked(self.path)
+            self._lock = _lock.Lock(self.path)
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
-            raise DiskError(
-                f"{self.path} cannot be written to ({error.strerror}): name another folder, or grant the right to write"
-            ) from error
+            raise unwritable(self.path, error) from error
         names = os.listdir(self.path)
-        others = [name for name in names if name != _LOCK and not _OURS.fullmatch(name)]
+        others = [name for name in names if name != _lock.NAME and not _sharing.OURS.fullmatch(name)]
         if NAME in others:
             self._load(Manifest.read(self.path / NAME))
         elif others:
@@ -119,11 +103,19 @@ class DiskStore(Store):
         elif any(name.endswith((".rows", ".keys")) for name in names):
             raise Unusable(f"{self.path / NAME} is missing")
         else:
-            self._logs = self._empty()
+            self._set_logs(self._empty())
             self._write_manifest(self.identity, 0, self._logs)
 
     def _empty(self) -> list[Log]:
-        return [Log(self.path, record, self._files, self._gate) for record in self.layout.kinds]
+        return [Log(self.path, record, self._files, self._gate, self._rows_of(record)) for record in self.layout.kinds]
+
+    def _rows_of(self, record: Record) -> dict[int, int] | None:
+        if self._rows is None:
+            return None
+        return {table: self._rows[table] for table, of in self.layout.records.items() if of == record}
+
+    def _set_logs(self, logs: list[Log]) -> None:
+        self._logs, self._room = logs, Room(logs, self._share, self._point)
 
     def _load(self, manifest: Manifest) -> None:
         if manifest.layout != self.layout:
@@ -131,7 +123,7 @@ class DiskStore(Store):
                 f"{self.path} has records {manifest.layout}, the tables need {self.layout}: open it with the tables and "
                 "the optimizer it was made with, or name another folder"
             )
-        self._logs = self._empty()
+        self._set_logs(self._empty())
         self._load_logs(self._logs, manifest)
         self.identity, self.generation = manifest.identity, manifest.generation
         # After a kill the rename of the manifest may not last yet, and what it replaced must not go before it does.
@@ -148,12 +140,7 @@ class DiskStore(Store):
     def _remove_strangers(self) -> None:
         """Remove files of ours that belong to no segment: what a kill, or an older point, left behind."""
         known = {p.name for log in self._logs for s in log.segments.values() for p in (s.rows_path, s.keys_path)}
-        self._remove_but(self.path, known)
-
-    def _remove_but(self, folder: Path, known: set[str]) -> None:
-        for name in os.listdir(folder):
-            if _OURS.fullmatch(name) and name not in known:
-                self._files.remove(folder / name)
+        _sharing.remove_but(self._files, self.path, known)
 
     # Reading and writing
 
@@ -186,7 +173,7 @@ class DiskStore(Store):
             with self._explained(keys.size * log.footprint):
                 for start in range(0, keys.size, _PIECE):
                     piece = keys[start : start + _PIECE]
-                    self._make_room(log, piece.size)
+                    self._room.make(log, piece.size)
                     self._changed = True
                     log.append(piece, words[start * each : (start + piece.size) * each])
 
@@ -216,59 +203,10 @@ class DiskStore(Store):
                 if keys.size:
                     yield keys
 
-    # Room
-
     @property
     def bytes_on_disk(self) -> int:
         """Bytes of all files of rows, garbage included."""
-        return sum(log.bytes() for log in self._logs)
-
-    def _limit(self) -> float:
-        """What the rows held may take on disk."""
-        payload = sum(log.places.count * (log.stride - 4) for log in self._logs)
-        stored = sum(log.places.count * log.footprint for log in self._logs)
-        return max(self._room * payload, _LEAST_SHARE * stored) + SLACK
-
-    def _make_room(self, log: Log, n: int) -> None:
-        """Clean, so that `n` rows more stay within the limit; a little at a time where that will do."""
-        coming = n * log.footprint
-        limit = self._limit()
-        segment = max(log.capacity * log.footprint for log in self._logs)
-        start = limit - min(3 * segment, 0.1 * limit)  # two segments may be dead, one be in the midst of being cleaned
-        budget = _PACE * n
-        while (held := self.bytes_on_disk + coming) > start:
-            dead = sum(int(log.ends[s.slot]) * log.footprint for log in self._logs for s in log.dead())
-            pressed = held > limit - segment
-            if dead >= 2 * segment or (dead and pressed):
-                self._point()
-            elif held - dead <= start or not (budget > 0 or pressed):
-                return
-            elif (done := self._clean_some()) is not None:
-                budget -= done
-            else:
-                return
-
-    def _clean_some(self) -> int | None:
-        """Clean a piece of a segment; how many records it had, None when there is nothing worth it."""
-        if self._cleaning is None:
-            victims = [
-                (log.used(s), s.ordinal, s, log)
-                for log in self._logs
-                for s in log.segments.values()
-                if s is not log.active and log.live[s.slot]
-            ]
-            used, _, segment, log = min(victims, default=(1.0, 0, None, None), key=lambda v: v[:2])
-            if segment is None or log is None or used > _WORTH:
-                return None
-            self._cleaning = segment, log.rewrite(segment)
-        try:
-            done = next(self._cleaning[1], None)
-        except BaseException:
-            self._cleaning = None
-            raise
-        if done is None:
-            self._cleaning = None
-        return done or 0
+        return self._room.held
 
     # Durable points
 
@@ -306,9 +244,7 @@ class DiskStore(Store):
         self.generation, self._changed = generation, False
         gone = [(log, dead) for log in self._logs if (dead := log.dead())]
         if gone:
-            names = {s.name for _, dead in gone for s in dead}
-            if self._cleaning is not None and self._cleaning[0].name in names:
-                self._cleaning = None
+            self._room.forget([segment for _, dead in gone for segment in dead])
             with self._gate.alone():
                 for log, dead in gone:
                     log.drop(dead)
@@ -322,18 +258,7 @@ class DiskStore(Store):
 
     def _write_manifest(self, identity: str, generation: int, logs: list[Log]) -> None:
         manifest = Manifest(identity, generation, self.layout, [entry for log in logs for entry in log.entries()])
-        self._replace(self.path, NAME, manifest.sealed())
-
-    def _replace(self, folder: Path, name: str, content: bytes) -> None:
-        draft = folder / f"{name}-{secrets.token_hex(8)}.tmp"
-        try:
-            self._files.put(draft, content)
-            self._files.rename(draft, folder / name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._files.remove(draft)
-            raise
-        self._files.sync_folder(folder)
+        _sharing.replace(self._files, self.path, NAME, manifest.sealed())
 
     # Snapshots
 
@@ -358,37 +283,19 @@ class DiskStore(Store):
     def _share_with(self, folder: Path, generation: int) -> None:
         self._files.make_folder(folder)
         header, added = folder / HEADER, list[Path]()
-        before = header.read_bytes() if header.is_file() else None
+        before = _sharing.content(header)
         entries = [entry for log in self._logs for entry in log.entries()]
         try:
-            self._take_over(entries, self.path, folder, added)
+            _sharing.take_over(self._files, entries, self.path, folder, added)
             entries = [entry.sized(folder) for entry in entries]
             self._files.sync_folder(folder)
             manifest = Manifest(self.identity, generation, self.layout, entries)
-            self._replace(folder, HEADER, manifest.sealed_snapshot())
+            _sharing.replace(self._files, folder, HEADER, manifest.sealed_snapshot())
         except BaseException:
-            self._undo(added, header, before)
+            _sharing.undo(self._files, added, header, before)
             raise
         known = {name for entry in entries for name in entry.files()}
-        self._remove_but(folder, known)
-
-    def _undo(self, added: list[Path], header: Path, before: bytes | None) -> None:
-        """Remove files that were added, unless the header that names them is there already: its rename came through."""
-        if (header.read_bytes() if header.is_file() else None) == before:
-            for path in added:
-                with contextlib.suppress(OSError):
-                    self._files.remove(path)
-
-    def _take_over(self, entries: list[Entry], source: Path, target: Path, added: list[Path]) -> None:
-        """Segments' files, from one folder to another that may have some of them already."""
-        for entry in entries:
-            for name, size in entry.least().items():
-                if (target / name).is_file() and (target / name).stat().st_size >= size:
-                    continue  # names are random, and a name's content only ever grows
-                with contextlib.suppress(FileNotFoundError):
-                    self._files.remove(target / name)
-                added.append(target / name)
-                self._files.share(source / name, target / name)
+        _sharing.remove_but(self._files, folder, known)
 
     def restore(self, folder: str | Path) -> None:
         """As promised by `Store`, and a durable point. A snapshot of a `MemoryStore` will do, too.
@@ -408,10 +315,10 @@ class DiskStore(Store):
                 raise SnapshotError(f"{folder / HEADER} {error}: use another snapshot") from None
             self._check_layout(folder, manifest.layout)
             for entry in manifest.segments:
-                self._check_sizes(folder, entry.files())
+                _sharing.check_sizes(folder, entry.files())
             try:
                 with self._replaced_by(manifest.identity, manifest.generation) as (logs, added):
-                    self._take_over(manifest.segments, folder, self.path, added)
+                    _sharing.take_over(self._files, manifest.segments, folder, self.path, added)
                     self._load_logs(logs, manifest)
                     for log in logs:
                         for segment in log.segments.values():
@@ -450,11 +357,12 @@ class DiskStore(Store):
         except BaseException:
             for log in logs:
                 log.close()
-            self._undo(added, header, before)
+            _sharing.undo(self._files, added, header, before)
             raise
         with self._gate.alone():
-            old, self._logs = self._logs, logs
-            self._cleaning, self._changed = None, False
+            old = self._logs
+            self._set_logs(logs)
+            self._changed = False
             self.identity, self.generation, self._tried = identity, generation, generation
             for log in old:
                 log.close()
@@ -465,14 +373,6 @@ class DiskStore(Store):
             raise SnapshotError(
                 f"{folder / HEADER} has records {layout}, this store {self.layout}: open it with the same tables"
             )
-
-    def _check_sizes(self, folder: Path, files: Mapping[str, int]) -> None:
-        for name, size in files.items():
-            path = folder / name
-            if not path.is_file():
-                raise SnapshotError(f"{path} is missing: use another snapshot, or copy the whole folder again")
-            if (found := path.stat().st_size) != size:
-                raise SnapshotError(f"{path} has {found:,} bytes, {size:,} were written: use another snapshot")
 
     def check(self) -> int:
         """Read every record and compare its checksum; how many rows are held. A DiskError names what is damaged."""
@@ -506,13 +406,11 @@ class DiskStore(Store):
         if not self.closed and os.getpid() == self._pid:  # in a forked child a thread that is not there may hold a lock
             with self._writing, self._gate.alone():
                 self.closed = True
-                self._cleaning = None
                 for log in self._logs:
                     log.close()
-                self._logs = []
-                if self._lock >= 0:
-                    os.close(self._lock)
-                self._lock = -1
+                self._set_logs([])
+                if self._lock is not None:
+                    self._lock.release()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -523,60 +421,6 @@ class DiskStore(Store):
         if os.getpid() != self._pid:
             raise ValueError(f"{self!r} was opened by the process that this one was forked from: use it there")
 
-    @contextlib.contextmanager
-    def _explained(self, need: int = 0) -> Iterator[None]:
-        """Say what to do about damaged files and a full disk."""
-        try:
-            yield
-        except Unusable as error:
-            advice = error.advice or "restore a snapshot into a new store, or name an empty folder"
-            raise DiskError(f"{error}: {advice}") from error
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull):
-                raise
-            raise DiskFull(error.errno, self._full(need)) from error
-
-    def _full(self, need: int) -> str:
-        limit = self._limit() if self._logs else 0
-        more = max(need, int(limit + need) - (self.bytes_on_disk if self._logs else 0))
-        try:
-            free = f"{shutil.disk_usage(self.path).free:,} bytes are free"
-        except OSError:
-            free = "its free space is not known"
-        return (
-            f"the disk of {self.path} is full: {free}, and the store needs up to {more:,} more to go on. Nothing is lost; "
-            "free that much and try again, or resume on a larger disk from a snapshot"
-        )
-
-
-def _locked(path: Path) -> int:
-    """The file that says whose the store is; the system forgets it when its process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:
-        raise DiskError("disk stores need POSIX file locks: set store='memory' on this system") from None
-    file = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(file, 200, 0).decode(errors="replace") or "another process"
-            raise DiskError(f"{path} is in use by {owner}: close it there first, or name another folder") from None
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    except BaseException:
-        os.close(file)
-        raise
-    return file
-
-
-def _let_go_in_child() -> None:
-    """A forked child shares the lock's file: it would hold the lock after its parent is gone."""
-    for store in _open_stores:
-        if store._lock >= 0:
-            os.close(store._lock)
-            store._lock = -1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_in_child)
+    def _explained(self, need: int = 0) -> contextlib.AbstractContextManager[None]:
+        """Say what to do about damaged files and a full disk; `need`: bytes that are to be written."""
+        return explained(self.path, lambda: max(need, int(self._room.limit + need) - self.bytes_on_disk))

@@ -20,7 +20,7 @@ from skirl.store._arena import Arena
 from skirl.store._directory import Directory
 from skirl.store._gate import Gate
 from skirl.store.base import Layout, Record, Rows, Store
-from skirl.store.snapshot import HEADER, Snapshot, SnapshotError, save
+from skirl.store.snapshot import DISK_ROWS, HEADER, MEMORY_ROWS, Snapshot, SnapshotError, save
 
 _PIECE = 1 << 16  # keys looked up at a time: bounds both the wait for the lock and the room made too early
 
@@ -132,7 +132,7 @@ class MemoryStore(Store):
         self._check_open()
         with self._gate.alone():
             facts = {
-                "kind": "rows",
+                "kind": MEMORY_ROWS,
                 "identity": self.identity,
                 "generation": self.generation + 1,
                 "layout": [[table, r.width, r.dtype] for table, r in self.layout.records.items()],
@@ -197,7 +197,12 @@ def _name(record: Record) -> str:
 
 def _facts(snapshot: Snapshot, header: Path) -> tuple[str, int, Layout]:
     facts = snapshot.facts
-    if facts.get("kind") != "rows":
+    if facts.get("kind") == DISK_ROWS:
+        raise SnapshotError(
+            f"{header} holds the rows of a disk store, which need not fit in memory: set store='disk:FOLDER', with a new or "
+            "an empty folder"
+        )
+    if facts.get("kind") != MEMORY_ROWS:
         raise SnapshotError(
             f"{header} is a snapshot of {facts.get('kind')!r}, not of rows: give the store's own folder"
         )

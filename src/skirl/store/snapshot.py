@@ -24,6 +24,8 @@ from skirl.sealed import CheckpointError, read_sealed, skirl_version, to_disk, w
 HEADER = "snapshot.json"
 FORMAT = "skirl-snapshot"
 FORMAT_VERSION = 1
+MEMORY_ROWS, DISK_ROWS = "rows", "disk rows"
+"""What a snapshot says under `kind` in its facts: whose rows it holds."""
 _PIECE = 16 << 20  # bytes hashed and written at a time
 _OURS = re.compile(r".*-[0-9a-f]{16}\.(npy|tmp)")
 
