@@ -134,7 +134,7 @@ MOVES = [
     Fault('a buffer is free while one owner is left', 'staging', 'if owners > 1:', 'if owners > 2:'),
     Fault('a free buffer that is too small is handed out', 'staging', 'if need <= len(buffer) <= most]', 'if need // 2 <= len(buffer) <= most]'),
     Fault("rows go under the keys of another bank's order", "cache",
-          "self.key_of[slots] = keys", "self.key_of[slots] = keys[::-1]"),
+          "_fill(self.key_of, keys, slots)", "_fill(self.key_of, keys[::-1], slots)"),
     Fault("recency is kept by key", "cache",
           "slots[np.argsort(self.used[slots], kind=\"stable\")]", "slots[np.argsort(self.key_of[slots], kind=\"stable\")]"),
     Fault("a slot that a row left is still found", "cache",

@@ -68,7 +68,7 @@ class Start:
             "warm": f"{result['warm_kernels']:.2f} s to load them from {result['cache_bytes'] >> 10:,} KiB on disk",
             "imports": f"{result['warm_imports']:.2f} s, most of it torch",
             "steps": f"{result['warm_steps']:.2f} s for the model, its tables and four steps, all kernels being there",
-            "process": f"{result['cold_process']:.1f} s cold, {result['warm_process']:.1f} s warm by the clock, all of it twice",
+            "process": f"{result['cold_process']:.1f} s cold, {result['warm_process']:.1f} s warm on the clock, all twice",
         }
 
 
