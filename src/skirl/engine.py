@@ -140,6 +140,7 @@ class Engine:
         """What happened and what to do; every later use repeats it."""
         self._cause: BaseException | None = None
         self.staging = [Staging(width, self.dtype) for width in self.widths]
+        self._table_of = [np.array([f.table for f in bank.features], np.int64) for bank in self.schema.banks]
         self.buffers = Reused(self.dtype)
         """For outputs and their gradients."""
         self._pid = os.getpid()
@@ -326,8 +327,7 @@ class Engine:
         """Backward's end: sum the gradients of every row and apply the row optimizer once."""
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
-            for feature in self.schema.banks[bank].features:
-                raised[feature.table] |= bool(live[feature.column])
+            raised[self._table_of[bank][live]] = True
         self.table_steps += raised
         scalars = self.optimizer.scalars(lr, self.table_steps, self.dtype)
         for bank in range(len(self.schema.banks)):
