@@ -28,6 +28,10 @@ COMMANDS = {
         "skirl.bench.train:TrainSpeed",
         "training speed beside every row resident, torch, FBGEMM, LRU, on demand",
     ),
+    "bench curves": (
+        "skirl.bench.curves:Curves",
+        "CPU time of a step as batch, tables, dim, depth, rows and threads grow",
+    ),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
     "bench rows": ("skirl.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
     "bench start": ("skirl.bench.start:Start", "time compiling and loading the kernels of a first training step"),

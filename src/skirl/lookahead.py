@@ -42,13 +42,15 @@ def lookahead(
     policy: str = "min",
     ramp: bool = True,
     window_bytes: int | None = None,
+    plan_threads: int = 1,
     patience: float = 600.0,
     hook: StageHook | None = None,
 ) -> "Lookahead":
     """Read ahead in a loader, so that each batch's rows are on the device when it is yielded.
 
     depth: batches the oracle knows, "auto" or "epoch". prefetch: steps ahead that rows travel. accumulate: micro-batches
-    that make one Step, updated once. None of them changes a result, nor does any timing.
+    that make one Step, updated once. plan_threads: of the oracle, beside those of torch. None of them changes a result,
+    nor does any timing.
 
     >>> import torch, skirl
     >>> embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
@@ -59,7 +61,7 @@ def lookahead(
     >>> batches.step, embeddings.engine.counters.new, embeddings.engine.counters.fetched
     (10, 5, 1)
     """
-    plan = Plan(depth, prefetch, policy, ramp, window_bytes)
+    plan = Plan(depth, prefetch, policy, ramp, window_bytes, plan_threads)
     return Lookahead(loader, model, plan, sparse=sparse, accumulate=accumulate, patience=patience, hook=hook)
 
 

@@ -46,6 +46,8 @@ class Plan:
     """Start with a window of 8 batches that grows by 2 a step; False waits for the whole window first."""
     window_bytes: int | None = None
     """The window stops growing when its batches take this much memory; None: 1 GiB, or no limit where depth is a number."""
+    threads: int = 1
+    """Threads that plan; the Steps do not depend on their number."""
 
     def __post_init__(self) -> None:
         if isinstance(self.depth, bool) or not (self.depth in ("auto", "epoch") or isinstance(self.depth, int)):
@@ -60,6 +62,8 @@ class Plan:
             raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
         if self.window_bytes is not None and self.window_bytes < 1:
             raise ValueError(f"window_bytes is {self.window_bytes}: set it to 1 or more")
+        if self.threads < 1:
+            raise ValueError(f"threads is {self.threads}: set it to 1 or more")
         check_policy(self.policy)
 
     @property
@@ -99,9 +103,7 @@ class Planner:
         hold_rows: Sequence[int] | None = None,
         residents: Sequence[Resident] | None = None,
         resident_next: Sequence[np.ndarray] | None = None,
-        threads: int = 1,
     ) -> None:
-        """`threads` that plan; what they plan does not depend on their number."""
         # Each batch of an epoch brings its next uses along: the window needs the batch itself only.
         self._depth = 1 if plan.depth == "epoch" else plan.depth
         self._plan = plan
@@ -115,7 +117,7 @@ class Planner:
                 policy=plan.policy,
                 hold=plan.hold,
                 hold_rows=None if hold_rows is None else hold_rows[bank],
-                threads=threads,
+                threads=plan.threads,
                 resident=None if residents is None else residents[bank],
                 resident_next=None if resident_next is None else resident_next[bank],
             )
