@@ -360,7 +360,7 @@ class Engine:
         self._run(
             wide.update_for(dim, self.dtype, optimizer.kind), len(step.rows), self.caches[bank].array, dim, optimizer.kind,
             step.rows, step.keys, step.group_start, step.group_pos, bag_of, scale, grads, live, scalars,
-            self.dtype.type(optimizer.clip_norm),
+            self.dtype.type(optimizer.clip_norm), work=step.group_start,
         )  # fmt: skip
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
@@ -431,8 +431,8 @@ class Engine:
             fill, len(keys), keys, slots, into, dim, self.seed, initial.kind, initial.scale, initial.quantiles, state
         )  # fmt: skip
 
-    def _run(self, kernel: Callable[..., None], n: int, *args: object) -> None:
-        run(kernel, n, *args, threads=torch.get_num_threads())
+    def _run(self, kernel: Callable[..., None], n: int, *args: object, work: np.ndarray | None = None) -> None:
+        run(kernel, n, *args, threads=torch.get_num_threads(), work=work)
 
 
 def _join_scales(work: Work, bank: int, dtype: np.dtype) -> np.ndarray:
