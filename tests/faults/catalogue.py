@@ -228,9 +228,9 @@ DISK = [
     Fault("a file that a snapshot shares is cut", "store._log",
           "    return path.stat().st_nlink > 1\n", "    return False\n"),
     Fault("an older snapshot's files go before the new one is there", "store.disk",
-          "            manifest = Manifest(self.identity, generation, self.layout, entries)\n            _sharing.replace(",
+          "            manifest = self._manifest(self.identity, generation, self._logs, entries)\n            _sharing.replace(",
           "            _sharing.remove_but(self._files, folder, {n for e in entries for n in e.files()})\n"
-          "            manifest = Manifest(self.identity, generation, self.layout, entries)\n            _sharing.replace("),
+          "            manifest = self._manifest(self.identity, generation, self._logs, entries)\n            _sharing.replace("),
     Fault("restored rows are not synced", "store.disk",
           "            yield logs, added\n            for log in logs:\n                log.sync()\n", "            yield logs, added\n"),
     Fault("names of restored files are not synced", "store.disk",
@@ -246,9 +246,8 @@ DISK = [
           "                    os.replace(path, self.path.parent / path.name), self._files.note('remove', path) if hasattr(self._files, 'note') else None\n"
           "                    os.replace(self.path.parent / path.name, path)\n"
           "        self._write_manifest(self.identity, generation, self._logs)\n        self.generation"),
-    Fault("the last live row of a segment is not written again", "store._log",
-          "                picks = self.places.standing(keys, segment.slot << INDEX_BITS | start)\n",
-          "                picks = self.places.standing(keys, segment.slot << INDEX_BITS | start)[:-1]\n"),
+    Fault("cleaning writes rows under other rows' keys", "store._log",
+          "self.append(keys[picks], rows)", "self.append(keys[picks], np.roll(rows, self._words))"),
     Fault("the log is read in another order than it was written", "store.disk",
           "        for entry in manifest.segments:\n            by_record", "        for entry in manifest.segments[::-1]:\n            by_record"),
 ]  # fmt: skip

@@ -26,8 +26,10 @@ SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096
 """Records that a segment takes at least."""
 _SHARE = 32  # a segment takes this part of the rows: what is freed at a time, and what stands ready to be
-_PIECE = 4096  # records read at a time where all are
+_PIECE = 4096  # records read at a time where all are,
+_AHEAD = 4  # and pieces that are asked for beforehand
 _SENT = 4 << 20  # bytes that the disk is asked to begin with at a time
+_BUFFER = 256 << 10  # bytes of records that are written in one call
 _MANY = 8  # small segments that are worth writing into one
 
 
@@ -53,6 +55,7 @@ class Log:
         self._sums = np.zeros(SLOTS, np.uint64)
         self._ids = np.zeros(SLOTS, np.uint64)
         self._handles = np.full(SLOTS, -1, np.int32)
+        self._buffer = np.empty(max(_BUFFER, self.stride) // 4, np.uint32)
         self._capacity = 0
         self._begun = 0
 
@@ -154,6 +157,14 @@ class Log:
         bad = records.decode(words, self._words, keys[first:last], there - first, id, start + first, out)
         return bad + first if bad >= 0 else int(beyond[0]) if beyond.size else -1
 
+    def _expect(self, segment: Segment, start: int) -> None:
+        """Records from `start` on are read next, and those behind them after that."""
+        ahead = 0 if start == 0 else _AHEAD - 1
+        more = min(start + _AHEAD * _PIECE, int(self.ends[segment.slot])) - start - ahead * _PIECE
+        if more > 0:
+            at = HEADER + (start + ahead * _PIECE) * self.stride
+            self._files.expect(segment.rows.number, at, more * self.stride)
+
     def check(self, segment: Segment) -> None:
         """Read a segment's keys and records and compare all with what was written."""
         id, none = int(self._ids[segment.slot]), np.empty(0, np.uint32)
@@ -164,6 +175,7 @@ class Log:
             for _, keys in self._all_keys(segment, file):
                 state = np.uint64(records.hash_keys(keys, state))
             for start, keys in self._all_keys(segment, file):
+                self._expect(segment, start)
                 bad = self._checked(segment, keys, start, np.arange(keys.size), none)
                 if bad >= 0 and state == self._sums[segment.slot]:
                     self._explain(segment, start + bad, int(keys[bad]))
@@ -191,10 +203,7 @@ class Log:
             segment = self.active or self._begin()
             end = int(self.ends[segment.slot])
             some = keys[done : done + min(MOST_PLACED, self._capacity - end)]
-            out = np.empty(some.size * (self._words + 1), np.uint32)
-            part = rows[done * self._words : (done + some.size) * self._words]
-            records.encode(part, self._words, some, self._ids[segment.slot], end, out)
-            self._files.write(segment.rows.number, out.data, HEADER + end * self.stride)
+            self._write_records(segment, some, rows[done * self._words : (done + some.size) * self._words], end)
             self._files.write(segment.keys.number, np.ascontiguousarray(some).data, HEADER + end * 8)
             try:
                 with self._gate.lookup():
@@ -207,6 +216,16 @@ class Log:
             self._send(segment)
             if self.ends[segment.slot] >= self._capacity:
                 self.seal()
+
+    def _write_records(self, segment: Segment, keys: Keys, rows: Words, end: int) -> None:
+        """Piece by piece through one buffer, which stays in the processor's cache on the way to the system."""
+        each = max(1, self._buffer.size // (self._words + 1))
+        for start in range(0, keys.size, each):
+            some = keys[start : start + each]
+            out = self._buffer[: some.size * (self._words + 1)]
+            part = rows[start * self._words : (start + some.size) * self._words]
+            records.encode(part, self._words, some, self._ids[segment.slot], end + start, out)
+            self._files.write(segment.rows.number, out.data, HEADER + (end + start) * self.stride)
 
     def _send(self, segment: Segment) -> None:
         """Have the disk begin with what was appended, so that a point has less to wait for."""
@@ -266,6 +285,7 @@ class Log:
         with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own in the midst of this
             for start, keys in self._all_keys(segment, file.number):
                 picks = self.places.standing(keys, segment.slot << INDEX_BITS | start)
+                self._expect(segment, start)
                 if picks.size:
                     rows = np.empty(picks.size * self._words, np.uint32)
                     bad = self._checked(segment, keys, start, picks, rows)

@@ -22,7 +22,7 @@ from skirl.store._gate import Gate
 from skirl.store._log import Log
 from skirl.store._manifest import KIND, NAME, Manifest
 from skirl.store._room import Room
-from skirl.store._segment import Segment, Unusable
+from skirl.store._segment import Entry, Segment, Unusable
 from skirl.store.base import Layout, Record, Rows, Store
 from skirl.store.memory import MemoryStore
 from skirl.store.snapshot import HEADER, Snapshot, SnapshotError
@@ -134,6 +134,8 @@ class DiskStore(Store):
 
     def _load_logs(self, logs: list[Log], manifest: Manifest) -> None:
         by_record = {log.record: log for log in logs}
+        for record, count in zip(self.layout.kinds, manifest.rows):
+            by_record[record].places.expect(count)
         for entry in manifest.segments:
             by_record[entry.record].load(entry)
 
@@ -256,8 +258,11 @@ class DiskStore(Store):
             self._files.remove(segment.rows_path)
             self._files.remove(segment.keys_path)
 
+    def _manifest(self, identity: str, generation: int, logs: list[Log], entries: list[Entry]) -> Manifest:
+        return Manifest(identity, generation, self.layout, entries, tuple(log.places.count for log in logs))
+
     def _write_manifest(self, identity: str, generation: int, logs: list[Log]) -> None:
-        manifest = Manifest(identity, generation, self.layout, [entry for log in logs for entry in log.entries()])
+        manifest = self._manifest(identity, generation, logs, [entry for log in logs for entry in log.entries()])
         _sharing.replace(self._files, self.path, NAME, manifest.sealed())
 
     # Snapshots
@@ -289,7 +294,7 @@ class DiskStore(Store):
             _sharing.take_over(self._files, entries, self.path, folder, added)
             entries = [entry.sized(folder) for entry in entries]
             self._files.sync_folder(folder)
-            manifest = Manifest(self.identity, generation, self.layout, entries)
+            manifest = self._manifest(self.identity, generation, self._logs, entries)
             _sharing.replace(self._files, folder, HEADER, manifest.sealed_snapshot())
         except BaseException:
             _sharing.undo(self._files, added, header, before)
