@@ -339,4 +339,4 @@ def test_a_training_run_that_is_killed_200_times(tmp_path, campaign_seed):
     *kills, last = killed_training(tmp_path / "run", 200, campaign_seed)
     print(last, *kills[-3:], sep="\n")
     assert len(kills) == 200
-    assert int(last.split()[3].rstrip(",")) > 400, "each process comes two steps further at least"
+    assert int(last.split()[3].rstrip(",")) > 200, "each process comes a step further at least"

@@ -69,12 +69,6 @@ class Files:
             size, offset = size - len(part), offset + len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def expect(self, file: int, offset: int, size: int) -> None:
-        """Begin to bring bytes into memory that are read soon, and wait for nothing."""
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(*_NOT_HERE):
-                os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
-
     def send(self, file: int, offset: int, size: int) -> None:
         """Begin to bring bytes to the disk, and wait for nothing."""
         if hasattr(os, "posix_fadvise"):

@@ -26,8 +26,7 @@ SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096
 """Records that a segment takes at least."""
 _SHARE = 32  # a segment takes this part of the rows: what is freed at a time, and what stands ready to be
-_PIECE = 4096  # records read at a time where all are,
-_AHEAD = 4  # and pieces that are asked for beforehand
+_PIECE = 4096  # records read at a time where all are
 _SENT = 4 << 20  # bytes that the disk is asked to begin with at a time
 _BUFFER = 256 << 10  # bytes of records that are written in one call
 _MANY = 8  # small segments that are worth writing into one
@@ -157,14 +156,6 @@ class Log:
         bad = records.decode(words, self._words, keys[first:last], there - first, id, start + first, out)
         return bad + first if bad >= 0 else int(beyond[0]) if beyond.size else -1
 
-    def _expect(self, segment: Segment, start: int) -> None:
-        """Records from `start` on are read next, and those behind them after that."""
-        ahead = 0 if start == 0 else _AHEAD - 1
-        more = min(start + _AHEAD * _PIECE, int(self.ends[segment.slot])) - start - ahead * _PIECE
-        if more > 0:
-            at = HEADER + (start + ahead * _PIECE) * self.stride
-            self._files.expect(segment.rows.number, at, more * self.stride)
-
     def check(self, segment: Segment) -> None:
         """Read a segment's keys and records and compare all with what was written."""
         id, none = int(self._ids[segment.slot]), np.empty(0, np.uint32)
@@ -175,7 +166,6 @@ class Log:
             for _, keys in self._all_keys(segment, file):
                 state = np.uint64(records.hash_keys(keys, state))
             for start, keys in self._all_keys(segment, file):
-                self._expect(segment, start)
                 bad = self._checked(segment, keys, start, np.arange(keys.size), none)
                 if bad >= 0 and state == self._sums[segment.slot]:
                     self._explain(segment, start + bad, int(keys[bad]))
@@ -285,7 +275,6 @@ class Log:
         with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own in the midst of this
             for start, keys in self._all_keys(segment, file.number):
                 picks = self.places.standing(keys, segment.slot << INDEX_BITS | start)
-                self._expect(segment, start)
                 if picks.size:
                     rows = np.empty(picks.size * self._words, np.uint32)
                     bad = self._checked(segment, keys, start, picks, rows)
