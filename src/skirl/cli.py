@@ -34,6 +34,7 @@ COMMANDS = {
     ),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
     "bench rows": ("skirl.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
+    "bench start": ("skirl.bench.start:Start", "time compiling and loading the kernels of a first training step"),
 }
 OVERVIEW = """usage: skirl COMMAND [flags]
 

@@ -140,6 +140,7 @@ class Engine:
         """What happened and what to do; every later use repeats it."""
         self._cause: BaseException | None = None
         self.staging = [Staging(width, self.dtype) for width in self.widths]
+        self._table_of = [np.array([f.table for f in bank.features], np.int64) for bank in self.schema.banks]
         self.buffers = Reused(self.dtype)
         """For outputs and their gradients."""
         self._pid = os.getpid()
@@ -326,8 +327,7 @@ class Engine:
         """Backward's end: sum the gradients of every row and apply the row optimizer once."""
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
-            for feature in self.schema.banks[bank].features:
-                raised[feature.table] |= bool(live[feature.column])
+            raised[self._table_of[bank][live]] = True
         self.table_steps += raised
         scalars = self.optimizer.scalars(lr, self.table_steps, self.dtype)
         for bank in range(len(self.schema.banks)):
@@ -360,7 +360,7 @@ class Engine:
         self._run(
             wide.update_for(dim, self.dtype, optimizer.kind), len(step.rows), self.caches[bank].array, dim, optimizer.kind,
             step.rows, step.keys, step.group_start, step.group_pos, bag_of, scale, grads, live, scalars,
-            self.dtype.type(optimizer.clip_norm),
+            self.dtype.type(optimizer.clip_norm), work=step.group_start,
         )  # fmt: skip
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
@@ -431,8 +431,8 @@ class Engine:
             fill, len(keys), keys, slots, into, dim, self.seed, initial.kind, initial.scale, initial.quantiles, state
         )  # fmt: skip
 
-    def _run(self, kernel: Callable[..., None], n: int, *args: object) -> None:
-        run(kernel, n, *args, threads=torch.get_num_threads())
+    def _run(self, kernel: Callable[..., None], n: int, *args: object, work: np.ndarray | None = None) -> None:
+        run(kernel, n, *args, threads=torch.get_num_threads(), work=work)
 
 
 def _join_scales(work: Work, bank: int, dtype: np.dtype) -> np.ndarray:

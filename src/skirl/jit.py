@@ -49,6 +49,9 @@ def kernel(function: F) -> F:
     return cast(F, njit(nogil=True, cache=cached, error_model="numpy")(function))
 
 
+AHEAD = 32
+"""Turns ahead that a loop over places all over memory asks for the next ones."""
+
 if TYPE_CHECKING or config.DISABLE_JIT:
 
     def prefetch(array: np.ndarray, index: int) -> None:

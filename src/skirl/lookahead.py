@@ -49,7 +49,8 @@ def lookahead(
     """Read ahead in a loader, so that each batch's rows are on the device when it is yielded.
 
     depth: batches the oracle knows, "auto" or "epoch". prefetch: steps ahead that rows travel. accumulate: micro-batches
-    that make one Step, updated once. plan_threads: for the oracle, beside those of torch. None of them changes a result, nor does any timing.
+    that make one Step, updated once. plan_threads: of the oracle, beside those of torch. None of them changes a result,
+    nor does any timing.
 
     >>> import torch, skirl
     >>> embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)

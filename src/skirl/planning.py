@@ -9,6 +9,7 @@ from collections import deque
 import numpy as np
 
 from skirl.engine import Engine
+from skirl.ids import distinct
 from skirl.oracle.planner import Plan, Planner
 from skirl.oracle.positions import Positions
 from skirl.spool import Epoch
@@ -95,10 +96,10 @@ class Window:
         """Split the cache by the first window's demand, then plan what came so far."""
         engine, epoch = self._engine, self._epoch
         banks = range(len(engine.schema.banks))
-        rows = [[_distinct(ids[bank].keys()) for ids in self._first] for bank in banks]
-        distinct = [len(_distinct(np.concatenate(rows[bank]))) for bank in banks]
+        rows = [[distinct(ids[bank].keys()) for ids in self._first] for bank in banks]
+        demand = [len(distinct(np.concatenate(rows[bank]))) for bank in banks]
         largest = [max(len(r) for r in rows[bank]) for bank in banks]
-        engine.make_caches(distinct, largest, in_flight=2 * self._plan.hold)
+        engine.make_caches(demand, largest, in_flight=2 * self._plan.hold)
         residents = [cache.resident() for cache in engine.caches]
         firsts = None if epoch is None else [epoch.first_uses(bank, r.keys) for bank, r in enumerate(residents)]
         self._planner = Planner(
@@ -117,12 +118,6 @@ class Window:
     def _add(self, planner: Planner, micros: list[Micro], ids: list[Positions]) -> None:
         next_uses = None if self._epoch is None else self._epoch.next_uses(ids)
         planner.add(ids, _weight(micros), next_uses)
-
-
-def _distinct(keys: np.ndarray) -> np.ndarray:
-    """The distinct keys; np.unique hashes them, and sorting takes a twentieth of that."""
-    keys = np.sort(keys)
-    return keys[np.diff(keys, prepend=-1) != 0]
 
 
 def _weight(micros: list[Micro]) -> int:

@@ -134,7 +134,7 @@ MOVES = [
     Fault('a buffer is free while one owner is left', 'staging', 'if owners > 1:', 'if owners > 2:'),
     Fault('a free buffer that is too small is handed out', 'staging', 'if need <= len(buffer) <= most]', 'if need // 2 <= len(buffer) <= most]'),
     Fault("rows go under the keys of another bank's order", "cache",
-          "self.key_of[slots] = keys", "self.key_of[slots] = keys[::-1]"),
+          "_fill(self.key_of, keys, slots)", "_fill(self.key_of, keys[::-1], slots)"),
     Fault("recency is kept by key", "cache",
           "slots[np.argsort(self.used[slots], kind=\"stable\")]", "slots[np.argsort(self.key_of[slots], kind=\"stable\")]"),
     Fault("a slot that a row left is still found", "cache",
@@ -175,14 +175,12 @@ TRAINING = [
     Fault("bags of one feature are those of another", "ids",
           "bag_of[n] = b * features + f", "bag_of[n] = b * features + (f if b else 0)"),
     Fault("a table's updates are counted by feature", "engine",
-          "                raised[feature.table] |= bool(live[feature.column])\n",
-          "                self.table_steps[feature.table] += bool(raised[feature.table] and live[feature.column])\n"
-          "                raised[feature.table] |= bool(live[feature.column])\n"),
+          "            raised[self._table_of[bank][live]] = True\n",
+          "            np.add.at(self.table_steps, self._table_of[bank][live], 1)\n"),
     Fault("tables without a gradient count updates", "engine",
           "self.table_steps += raised", "self.table_steps += 1"),
     Fault("a feature without gradient gets one of zeros", "nn.lookup",
-          "                out[:, column] = grad\n                ctx.ticket.live[column] = True\n",
-          "                out[:, column] = grad\n            ctx.ticket.live[column] = True\n"),
+          "            ctx.ticket.live[column] = grad is not None\n", "            ctx.ticket.live[column] = True\n"),
     Fault("an unpooled feature without gradient gets one of zeros", "nn.lookup",
           "                out[begin : begin + size] = grad\n                ctx.ticket.live[column] = True\n",
           "                out[begin : begin + size] = grad\n            ctx.ticket.live[column] = True\n"),
@@ -230,12 +228,25 @@ DISK = [
           "                        self._files.sync(file)\n", "                        pass\n"),
     Fault("only the first records of a segment are synced", "store._log",
           "if segment.synced < end and", "if segment.synced <= 0 and"),
-    Fault("names of new files are not synced", "store.disk",
-          "        if new:\n            self._files.sync_folder(self.path)\n", "        if new:\n"),
+    Fault("names of new files are not synced", "store._logs",
+          "        files.sync_folder(logs[0].folder)\n", ""),
     Fault("a header is renamed before it is synced", "store._files",
           "            self.write(file.number, data, 0)\n            self.sync(file.number)\n", "            self.write(file.number, data, 0)\n"),
     Fault("the rename of a header is not synced", "store._sharing",
           "    files.sync_folder(folder)\n", ""),
+    Fault("dead segments go before the point that does not name them", "store.disk",
+          "        self._write_manifest(self.identity, generation, self._logs)\n        self.generation",
+          "        for log in self._logs:\n            for dead in log.dead():\n                for path in (dead.rows_path, dead.keys_path):\n"
+          "                    os.replace(path, self.path.parent / path.name), self._files.note('remove', path) if hasattr(self._files, 'note') else None\n"
+          "                    os.replace(self.path.parent / path.name, path)\n"
+          "        self._write_manifest(self.identity, generation, self._logs)\n        self.generation"),
+    Fault("cleaning writes rows under other rows' keys", "store._log",
+          "self.append(keys[picks], rows)", "self.append(keys[picks], np.roll(rows, self._words))"),
+    Fault("the log is read in another order than it was written", "store._logs",
+          "    for entry in manifest.segments:", "    for entry in manifest.segments[::-1]:"),
+]  # fmt: skip
+
+SNAPSHOTS = [
     Fault("names in a snapshot are not synced", "store.disk",
           "            self._files.sync_folder(folder)\n            manifest", "            manifest"),
     Fault("a copy is not synced", "store._files",
@@ -245,36 +256,24 @@ DISK = [
     Fault("a snapshot's file is taken for whole whatever its size", "store._sharing",
           " and (target / name).stat().st_size >= size", ""),
     Fault("a snapshot is of rows not synced", "store.disk",
-          "                log.seal()\n            self._sync()\n", "                log.seal()\n"),
+          "                log.seal()\n            _logs.sync(self._logs, self._files)\n", "                log.seal()\n"),
     Fault("a snapshot shares a file that grows", "store.disk",
           "            for log in self._logs:\n                log.seal()\n", ""),
     Fault("a file that a snapshot shares is cut", "store._log",
           "    return path.stat().st_nlink > 1\n", "    return False\n"),
     Fault("an older snapshot's files go before the new one is there", "store.disk",
-          "            manifest = Manifest(self.identity, generation, self.layout, entries)\n            _sharing.replace(",
+          "            manifest = self._manifest(self.identity, generation, self._logs, entries)\n            _sharing.replace(",
           "            _sharing.remove_but(self._files, folder, {n for e in entries for n in e.files()})\n"
-          "            manifest = Manifest(self.identity, generation, self.layout, entries)\n            _sharing.replace("),
+          "            manifest = self._manifest(self.identity, generation, self._logs, entries)\n            _sharing.replace("),
     Fault("restored rows are not synced", "store.disk",
-          "            yield logs, added\n            for log in logs:\n                log.sync()\n", "            yield logs, added\n"),
-    Fault("names of restored files are not synced", "store.disk",
-          "                log.sync()\n            self._files.sync_folder(self.path)\n            for log in logs:\n",
-          "                log.sync()\n            for log in logs:\n"),
+          "            _logs.sync(logs, self._files, anew=True)\n", "            self._files.sync_folder(self.path)\n"),
+    Fault("names of restored files are not synced", "store._logs",
+          "if anew or not s.named", "if not s.named"),
     Fault("what a restored point replaces goes before it", "store.disk",
           "            self._write_manifest(identity, generation, logs)\n",
           "            _sharing.remove_but(self._files, self.path, {p.name for g in logs for s in g.segments.values() for p in (s.rows_path, s.keys_path)})\n"
           "            self._write_manifest(identity, generation, logs)\n"),
-    Fault("dead segments go before the point that does not name them", "store.disk",
-          "        self._write_manifest(self.identity, generation, self._logs)\n        self.generation",
-          "        for log in self._logs:\n            for dead in log.dead():\n                for path in (dead.rows_path, dead.keys_path):\n"
-          "                    os.replace(path, self.path.parent / path.name), self._files.note('remove', path) if hasattr(self._files, 'note') else None\n"
-          "                    os.replace(self.path.parent / path.name, path)\n"
-          "        self._write_manifest(self.identity, generation, self._logs)\n        self.generation"),
-    Fault("the last live row of a segment is not written again", "store._log",
-          "                picks = self.places.standing(keys, segment.slot << INDEX_BITS | start)\n",
-          "                picks = self.places.standing(keys, segment.slot << INDEX_BITS | start)[:-1]\n"),
-    Fault("the log is read in another order than it was written", "store.disk",
-          "        for entry in manifest.segments:\n            by_record", "        for entry in manifest.segments[::-1]:\n            by_record"),
 ]  # fmt: skip
 
-AREAS = {"oracle": ORACLE, "moves": MOVES, "training": TRAINING, "disk": DISK}
+AREAS = {"oracle": ORACLE, "moves": MOVES, "training": TRAINING, "disk": DISK, "snapshots": SNAPSHOTS}
 """One test each: they run beside each other."""

@@ -15,7 +15,7 @@ from skirl.store import DiskError, DiskStore, Record, SnapshotError
 from skirl.store import _log as log_module
 from tests.store.conformance import LAYOUT, contents, random_rows, table_keys
 from tests.store.crash import Recorder, Unsynced
-from tests.store.crashing import Hooked, crash_all, crash_everywhere, make_small, try_restore
+from tests.store.crashing import SCRIPTS, Hooked, crash_all, crash_everywhere, make_small, try_restore
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,9 +29,10 @@ def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
     assert counts["own points"] > 30 and min(counts[name] for name in ("flush", "snapshot", "kill", "close")) > 5
 
 
-def test_a_crash_at_each_call_of_a_script(tmp_path, monkeypatch, campaign_seed):
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_crash_at_each_call_of_a_script(script, tmp_path, monkeypatch, campaign_seed):
     make_small(monkeypatch)
-    assert crash_everywhere(tmp_path, campaign_seed, times=1) > 1000
+    assert crash_everywhere(tmp_path, campaign_seed, times=1, scripts=[script]) > 200
 
 
 def forgetful(monkeypatch) -> dict[str, type[Hooked]]:
@@ -338,4 +339,4 @@ def test_a_training_run_that_is_killed_200_times(tmp_path, campaign_seed):
     *kills, last = killed_training(tmp_path / "run", 200, campaign_seed)
     print(last, *kills[-3:], sep="\n")
     assert len(kills) == 200
-    assert int(last.split()[3].rstrip(",")) > 400, "each process comes two steps further at least"
+    assert int(last.split()[3].rstrip(",")) > 200, "each process comes a step further at least"

@@ -6,12 +6,9 @@ stretches run side by side. What lies all over memory is asked for ahead of its 
 
 import numpy as np
 
-from skirl.jit import kernel, prefetch
+from skirl.jit import AHEAD, kernel, prefetch
 from skirl.oracle.rows import EVICTED
 from skirl.tables import MAX_ROWS, ROW_BITS
-
-AHEAD = 32
-"""Turns ahead that a loop over places all over memory asks for the next ones."""
 
 NEVER = np.int32(2**31 - 1)
 """A next use that the window does not know of."""
@@ -82,6 +79,7 @@ def scan(borders, tables, base, entry_key, first, place, handle, slot, keys, mis
                     n += slot[place + i] < 0
             else:
                 for i in range(first[t], first[t + 1]):
+                    prefetch(entry_key, handle[place + min(i + AHEAD, first[t + 1] - 1)])
                     keys[i] = entry_key[handle[place + i]]
                     missing[n] = i
                     n += slot[place + i] < 0

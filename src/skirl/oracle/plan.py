@@ -27,7 +27,7 @@ from skirl.oracle.rows import EVICTED, Rows
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 from skirl.oracle.uses import Uses
-from skirl.tables import ROW_BITS, Schema
+from skirl.tables import Schema
 from skirl.threads import run
 
 
@@ -163,7 +163,7 @@ class BankPlanner:
         rows = self._rows_for(layout.positions)
         uses = self._uses
         place = uses.take(total, self.entered)
-        self._name_hashed(rows, distinct.found, distinct.low, first, place)
+        rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
         called, state = np.empty(total, np.int32), np.empty(total, np.int32)
         told = np.zeros((len(self._tables), 2), np.int64)
         self._run(
@@ -276,24 +276,18 @@ class BankPlanner:
             self._rows = Rows(self._schema, tuple(self._tables.tolist()), room)
         return self._rows
 
-    def _name_hashed(self, rows: Rows, found: np.ndarray, low: np.ndarray, first: np.ndarray, place: int) -> None:
-        """Handles of a batch's rows whose tables are hashed; in this thread, for they share an index."""
-        for t in np.flatnonzero(rows.base[self._tables] < 0) if rows.any_hashed else ():
-            count = first[t + 1] - first[t]
-            if count:
-                keys = found[low[t] : low[t] + count] | self._tables[t] << ROW_BITS
-                begin = place + first[t]
-                self._uses.handle[begin : begin + count] = rows.handles(keys)
-
     def _existed(self, batch: _Entered, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Of missing rows that `Seen` keeps in its set and of which no eviction is known: whether they exist."""
         if not self._seen.any_in_set:
             return np.empty(0, np.bool_)
         existed = np.zeros(batch.rows, np.bool_)
-        for t in np.flatnonzero(self._seen.base[self._tables] < 0):
-            which = missing[batch.first[t] : batch.first[t] + counts[t]]
-            which = which[self._uses.slot[batch.place + which] == -1]
-            existed[which] = self._seen.claim(keys[which])
+        parts = [
+            missing[batch.first[t] : batch.first[t] + counts[t]]
+            for t in np.flatnonzero(self._seen.base[self._tables] < 0)
+        ]
+        which = np.concatenate(parts)
+        which = which[self._uses.slot[batch.place + which] == -1]
+        existed[which] = self._seen.claim(keys[which])
         return existed
 
     def _adopt(self, resident: Resident, next_uses: np.ndarray | None) -> None:

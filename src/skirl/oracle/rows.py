@@ -16,8 +16,8 @@ import mmap
 
 import numpy as np
 
-from skirl.index import HashIndex, find, insert, remove
-from skirl.jit import kernel
+from skirl.index import HashIndex, ask, find, insert, remove
+from skirl.jit import AHEAD, kernel
 from skirl.tables import MAX_ROWS, ROW_BITS, Schema
 
 EVICTED = 1 << 30
@@ -83,6 +83,21 @@ class Rows:
         self.index.count += added
         return out
 
+    def name(self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
+        """Handles of the hashed rows among a batch's distinct rows, made where there are none.
+
+        Table t's rows are found[low[t]:], and their places in `out` first[t]:first[t + 1].
+        """
+        hashed = np.flatnonzero(self.base[tables] < 0)
+        if not len(hashed):
+            return
+        self.reserve(int((first[hashed + 1] - first[hashed]).sum()))
+        added = _name(
+            tables, hashed, found, low, first, self.key, self.index.keys, self.index.values, self.free, self.n_free, out
+        )
+        self.n_free -= added
+        self.index.count += added
+
     def release(self, keys: np.ndarray, first: int) -> None:
         """Forget hashed rows that are as their eviction left them, the first one numbered `first`."""
         if self.any_hashed:
@@ -109,10 +124,31 @@ def zeros(count: int) -> np.ndarray:
 
 
 @kernel
+def _name(tables, hashed, found, low, first, entry_key, index_keys, index_values, free, n_free, out):
+    before, mask = n_free, len(index_keys) - 1
+    for t in hashed:
+        high = tables[t] << ROW_BITS
+        rows = found[low[t] : low[t] + first[t + 1] - first[t]]
+        for i in range(len(rows)):
+            ask(index_keys, index_values, mask, high | rows[min(i + AHEAD, len(rows) - 1)])
+            key = high | rows[i]
+            handle = find(index_keys, index_values, mask, key)
+            if handle < 0:
+                n_free -= 1
+                handle = free[n_free]
+                insert(index_keys, index_values, mask, key, handle)
+                entry_key[handle] = key
+            out[first[t] + i] = handle
+    return before - n_free
+
+
+@kernel
 def _handles(keys, base, entry_key, index_keys, index_values, free, n_free, out):
     before = n_free
-    mask = len(index_keys) - 1
+    mask, last = len(index_keys) - 1, len(keys) - 1
     for i in range(len(keys)):
+        if base[keys[min(i + AHEAD, last)] >> ROW_BITS] < 0:
+            ask(index_keys, index_values, mask, keys[min(i + AHEAD, last)])
         key = keys[i]
         start = base[key >> ROW_BITS]
         if start >= 0:
@@ -131,8 +167,9 @@ def _handles(keys, base, entry_key, index_keys, index_values, free, n_free, out)
 @kernel
 def _release(keys, first, base, hashed, index_keys, index_values, free, n_free):
     mask = len(index_keys) - 1
-    removed = 0
+    removed, last = 0, len(keys) - 1
     for i in range(len(keys)):
+        ask(index_keys, index_values, mask, keys[min(i + AHEAD, last)])
         if base[keys[i] >> ROW_BITS] >= 0:
             continue
         handle = find(index_keys, index_values, mask, keys[i])

@@ -50,9 +50,7 @@ class Seen:
 
     def claim(self, keys: np.ndarray) -> np.ndarray:
         """These rows of tables in the set exist now; whether each did before."""
-        had = self.set.get(keys) >= 0
-        self.set.put(keys[~had], np.zeros(int((~had).sum()), np.int32))
-        return had
+        return self.set.claim(keys, np.zeros(len(keys), np.int32))
 
     def discard(self, keys: np.ndarray) -> None:
         """These rows do not exist after all: their step was never executed."""

@@ -24,7 +24,7 @@ from skirl.store._arena import Arena
 from skirl.store._records import INDEX_BITS, Keys, Number, hash_key
 from skirl.tables import MAX_ROWS, ROW_BITS
 
-_FULL, _AFTER_GROWTH = 0.9, 0.818
+_FULL, _AFTER_GROWTH, _AS_LOADED = 0.9, 0.818, 0.86
 _PAD = 1 << 16  # room behind the table for what does not fit at its end; pages not touched take no memory
 _FIRST = 1024
 _MOST = (1 << 32) - 1  # a share of the table is 32 bits
@@ -340,6 +340,11 @@ class Places:
     def stranger(self, keys: Keys) -> int:
         """The index of a key that is no row of the tables, -1 when there is none."""
         return int(_stranger(keys, self._base))
+
+    def expect(self, count: int) -> None:
+        """So many keys are about to be placed: grow once, not by a tenth again and again."""
+        if count > self._size * _FULL:
+            self._grow(int(count / _AS_LOADED) + 1)
 
     def reserve(self, n_more: int) -> None:
         """Make room for `n_more` further keys, MOST_PLACED at most."""

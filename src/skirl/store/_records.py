@@ -28,7 +28,8 @@ INDEX_BITS = 20
 INDEX_MASK = (1 << INDEX_BITS) - 1
 """A position is a segment's slot and, in the lower bits, the index of the record in it."""
 
-READERS = 8
+READERS = 16
+"""Threads that read at once: 8 of them read a fifth fewer rows a second from this project's test disk, 32 no more."""
 _RUN = 64 << 10  # bytes read at most in one call
 _GAP = 2048  # bytes read in vain rather than with a call of their own
 _FEW = 256  # rows that one thread reads faster than it wakes another

@@ -1,8 +1,9 @@
 """Rows on disk: tables larger than memory, and points that survive a kill and a power loss.
 
 Rows are appended to a log and never changed in place, so nothing that was durable can be torn (see `_log.py`). Where each
-row's newest record stands is in memory, 14 to 16 bytes a row (see `_places.py`). A *durable point* is a small manifest,
-renamed into place after all that it names was synced; the store reopens at the last one, exactly.
+row's newest record stands is in memory, 7 bytes a row of tables whose sizes are known (see `_places.py`). A *durable
+point* is a small manifest, renamed into place after all that it names was synced; the store reopens at the last one,
+exactly.
 """
 
 import contextlib
@@ -15,14 +16,14 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store import _lock, _sharing
+from skirl.store import _lock, _logs, _sharing
 from skirl.store._errors import DiskError, DiskFull, explained, unwritable
 from skirl.store._files import Files
 from skirl.store._gate import Gate
 from skirl.store._log import Log
 from skirl.store._manifest import KIND, NAME, Manifest
 from skirl.store._room import Room
-from skirl.store._segment import Segment, Unusable
+from skirl.store._segment import Entry, Segment, Unusable
 from skirl.store.base import Layout, Record, Rows, Store
 from skirl.store.memory import MemoryStore
 from skirl.store.snapshot import HEADER, Snapshot, SnapshotError
@@ -107,12 +108,7 @@ class DiskStore(Store):
             self._write_manifest(self.identity, 0, self._logs)
 
     def _empty(self) -> list[Log]:
-        return [Log(self.path, record, self._files, self._gate, self._rows_of(record)) for record in self.layout.kinds]
-
-    def _rows_of(self, record: Record) -> dict[int, int] | None:
-        if self._rows is None:
-            return None
-        return {table: self._rows[table] for table, of in self.layout.records.items() if of == record}
+        return _logs.empty(self.path, self.layout, self._files, self._gate, self._rows)
 
     def _set_logs(self, logs: list[Log]) -> None:
         self._logs, self._room = logs, Room(logs, self._share, self._point)
@@ -124,7 +120,7 @@ class DiskStore(Store):
                 "the optimizer it was made with, or name another folder"
             )
         self._set_logs(self._empty())
-        self._load_logs(self._logs, manifest)
+        _logs.load(self._logs, manifest)
         self.identity, self.generation = manifest.identity, manifest.generation
         # After a kill the rename of the manifest may not last yet, and what it replaced must not go before it does.
         self._files.sync_folder(self.path)
@@ -132,17 +128,11 @@ class DiskStore(Store):
             log.trim()
         self._remove_strangers()
 
-    def _load_logs(self, logs: list[Log], manifest: Manifest) -> None:
-        by_record = {log.record: log for log in logs}
-        for entry in manifest.segments:
-            by_record[entry.record].load(entry)
-
     def _remove_strangers(self) -> None:
         """Remove files of ours that belong to no segment: what a kill, or an older point, left behind."""
-        known = {p.name for log in self._logs for s in log.segments.values() for p in (s.rows_path, s.keys_path)}
-        _sharing.remove_but(self._files, self.path, known)
+        _sharing.remove_but(self._files, self.path, {path.name for path in _logs.paths(self._logs)})
 
-    # Reading and writing
+    # Rows
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         with self._explained():
@@ -225,18 +215,8 @@ class DiskStore(Store):
     def _point(self) -> None:
         """A durable point; also one that nobody asked for, so that dead segments may go."""
         generation = self._next_generation() if self._changed else self.generation
-        self._sync()
+        _logs.sync(self._logs, self._files)
         self._commit(generation)
-
-    def _sync(self) -> None:
-        """Rows and their files' names last."""
-        for log in self._logs:
-            log.sync()
-        new = [s for log in self._logs for s in log.segments.values() if not s.named]
-        if new:
-            self._files.sync_folder(self.path)
-            for segment in new:
-                segment.named = True
 
     def _commit(self, generation: int) -> None:
         """What was synced is the store's content from now on; dead segments go."""
@@ -256,8 +236,11 @@ class DiskStore(Store):
             self._files.remove(segment.rows_path)
             self._files.remove(segment.keys_path)
 
+    def _manifest(self, identity: str, generation: int, logs: list[Log], entries: list[Entry]) -> Manifest:
+        return Manifest(identity, generation, self.layout, entries, tuple(log.places.count for log in logs))
+
     def _write_manifest(self, identity: str, generation: int, logs: list[Log]) -> None:
-        manifest = Manifest(identity, generation, self.layout, [entry for log in logs for entry in log.entries()])
+        manifest = self._manifest(identity, generation, logs, [entry for log in logs for entry in log.entries()])
         _sharing.replace(self._files, self.path, NAME, manifest.sealed())
 
     # Snapshots
@@ -275,7 +258,7 @@ class DiskStore(Store):
                 raise ValueError(f"{folder} is the store's own folder: name another one for the snapshot")
             for log in self._logs:
                 log.seal()
-            self._sync()
+            _logs.sync(self._logs, self._files)
             generation = self._next_generation()
             self._share_with(folder, generation)
             self._commit(generation)
@@ -289,7 +272,7 @@ class DiskStore(Store):
             _sharing.take_over(self._files, entries, self.path, folder, added)
             entries = [entry.sized(folder) for entry in entries]
             self._files.sync_folder(folder)
-            manifest = Manifest(self.identity, generation, self.layout, entries)
+            manifest = self._manifest(self.identity, generation, self._logs, entries)
             _sharing.replace(self._files, folder, HEADER, manifest.sealed_snapshot())
         except BaseException:
             _sharing.undo(self._files, added, header, before)
@@ -319,7 +302,7 @@ class DiskStore(Store):
             try:
                 with self._replaced_by(manifest.identity, manifest.generation) as (logs, added):
                     _sharing.take_over(self._files, manifest.segments, folder, self.path, added)
-                    self._load_logs(logs, manifest)
+                    _logs.load(logs, manifest)
                     for log in logs:
                         for segment in log.segments.values():
                             log.check(segment)
@@ -338,7 +321,7 @@ class DiskStore(Store):
                     memory.read(keys, rows)
                     logs[self.layout.kinds.index(record)].append(keys, rows.reshape(-1).view(np.uint32))
             finally:
-                added += [p for log in logs for s in log.segments.values() for p in (s.rows_path, s.keys_path)]
+                added += _logs.paths(logs)
 
     @contextlib.contextmanager
     def _replaced_by(self, identity: str, generation: int) -> Iterator[tuple[list[Log], list[Path]]]:
@@ -347,12 +330,7 @@ class DiskStore(Store):
         before = header.read_bytes()
         try:
             yield logs, added
-            for log in logs:
-                log.sync()
-            self._files.sync_folder(self.path)
-            for log in logs:
-                for segment in log.segments.values():
-                    segment.named = True
+            _logs.sync(logs, self._files, anew=True)
             self._write_manifest(identity, generation, logs)
         except BaseException:
             for log in logs:

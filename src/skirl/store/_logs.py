@@ -1,0 +1,48 @@
+"""The logs of a store, one for each kind of record, handled as one.
+
+Tables with equal records share a log: 26 tables of one dim are one file to append to and one to sync. Records of all widths
+in one log would be one for any tables, and each would need its width beside it and could not be found by counting.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from skirl.store._files import Files
+from skirl.store._gate import Gate
+from skirl.store._log import Log
+from skirl.store._manifest import Manifest
+from skirl.store.base import Layout
+
+
+def empty(folder: Path, layout: Layout, files: Files, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
+    """A log for each kind, in their order; rows: of each table, where that is known."""
+    logs: list[Log] = []
+    for record in layout.kinds:
+        of = None if rows is None else {t: rows[t] for t, held in layout.records.items() if held == record}
+        logs.append(Log(folder, record, files, gate, of))
+    return logs
+
+
+def load(logs: list[Log], manifest: Manifest) -> None:
+    """Take in the segments of an earlier life."""
+    for log, count in zip(logs, manifest.rows):
+        log.places.expect(count)
+    by_record = {log.record: log for log in logs}
+    for entry in manifest.segments:
+        by_record[entry.record].load(entry)
+
+
+def paths(logs: list[Log]) -> list[Path]:
+    """All files of all segments."""
+    return [path for log in logs for s in log.segments.values() for path in (s.rows_path, s.keys_path)]
+
+
+def sync(logs: list[Log], files: Files, *, anew: bool = False) -> None:
+    """Rows and their files' names last; anew: the names are given by someone else, and count as new."""
+    for log in logs:
+        log.sync()
+    new = [s for log in logs for s in log.segments.values() if anew or not s.named]
+    if new:
+        files.sync_folder(logs[0].folder)
+        for segment in new:
+            segment.named = True
