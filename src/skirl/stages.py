@@ -123,13 +123,14 @@ class Stages:
             yield
         finally:
             self._busy[name] = None
-            self._moved = time.monotonic()
-            self.times.busy[name] += self._moved - started
+            self._moved = ended = time.monotonic()
+            with self.lock:
+                self.times.busy[_kind(name)] += ended - started
 
     def call_hook(self, name: str, number: int) -> None:
         """Tests slow a stage down here."""
         if self._hook is not None:
-            self._hook(name, number)
+            self._hook(_kind(name), number)
 
     def _guard(self, name: str, job: Callable[[], None]) -> None:
         try:
@@ -185,7 +186,7 @@ class Stages:
         self.closing = True
 
     def join(self, hold: Hold) -> list[str]:
-        """Wait for the threads to end; those that are stuck, or that a Ctrl-C gave up.
+        """Wait for the threads to end; the stages that are stuck, or that a Ctrl-C gave up.
 
         A Ctrl-C leaves them a few seconds to write what is left, a second one does not.
         """
@@ -198,12 +199,12 @@ class Stages:
             if hold.count and last_word is None:
                 last_word = now + GRACE
             if hold.count > 1 or (last_word is not None and now > last_word):
-                return alive
+                return _kinds(alive)
             if not told and now - began > 2:
                 told = True
                 log.warning("closing: %s", self.what_is_busy())
             if all(self._is_stuck(name, began) for name in alive):
-                return alive
+                return _kinds(alive)
         return []
 
     def _is_stuck(self, name: str, since: float) -> bool:
@@ -218,6 +219,19 @@ class Stages:
         # A stage ends its work while we look: take each entry once.
         busy = [(name, *entry) for name in self._busy if (entry := self._busy[name]) is not None]
         return (
-            ", ".join(f"the {n} stage is at step {k} for {seconds(now - t)}" for n, k, t in busy)
+            ", ".join(f"the {_kind(n)} stage is at step {k} for {seconds(now - t)}" for n, k, t in busy)
             or "no stage is at work"
         )
+
+
+def _kind(name: str) -> str:
+    """What threads of one stage have in common.
+
+    >>> _kind("write 2")
+    'write'
+    """
+    return name.partition(" ")[0]
+
+
+def _kinds(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(map(_kind, names)))
