@@ -21,7 +21,8 @@ class Residents:
         return [self._step(batches[t : t + windows[t]]) for t in range(executed)]
 
     def _step(self, window: Sequence[Batch]) -> set[int]:
-        batch = dict.fromkeys(reversed(window[0]))  # a row counts from its last position
+        # A row counts from its last position, within its table.
+        batch = dict.fromkeys(sorted(dict.fromkeys(reversed(window[0])), key=lambda key: key >> 48, reverse=True))
         others = [key for key in self._last_use if key not in batch]
         need = len(others) + len(batch) - self.capacity
         leaving = sorted(others, key=lambda key: self._rank(key, window))[: max(0, need)]

@@ -67,13 +67,13 @@ def test_a_ctrl_c_waits_for_the_compiler():
             x[i] += 1
 
     press = Press()
-    event.register("numba:compile", press)
+    event.register("numba:compiler_lock", press)
     try:
         x = np.zeros(3)
         with pytest.raises(KeyboardInterrupt):
             plus(x, 0, 3)
     finally:
-        event.unregister("numba:compile", press)
+        event.unregister("numba:compiler_lock", press)
     assert inside and len(counts) == len(inside)  # the handler did not raise where the signal came
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     plus(x, 0, 3)

@@ -68,11 +68,11 @@ def test_a_batch_weighs_what_the_user_and_the_planner_hold_of_it():
     ids = torch.zeros(1000, dtype=torch.int64)
     batch = Batch(None, KeyedJagged(["a1", "a2", "b", "c"], ids, lengths=torch.full((4,), 250)), None)  # type: ignore[arg-type]
     weights = []
-    for bound in (14_900, 15_000, 15_100):
+    for bound in (18_900, 19_000, 19_100):
         window = Window(embeddings.engine, Plan(depth=1000, ramp=False, window_bytes=bound), None)
         window.enter(micros(embeddings, [batch], nbytes=3000))
         weights.append(window.next() is not None)
-    assert weights == [True, True, False]  # 12 bytes an id beside the user's batch
+    assert weights == [True, True, False]  # 16 bytes an id beside the user's batch
 
 
 def test_micro_batches_of_a_step_are_planned_as_one():

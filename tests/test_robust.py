@@ -64,7 +64,11 @@ class Data:
 
 @pytest.fixture(scope="module")
 def data():
-    return Data()
+    data = Data()
+    run(
+        collection(), data.batches
+    )  # where kernels are compiled first, that alone is longer than the patience of some tests
+    return data
 
 
 def run_until_it_fails(embeddings, loader, error, **options):
@@ -382,7 +386,7 @@ def test_a_failing_kernel_that_changes_nothing(data, monkeypatch):
 def test_a_failing_kernel_of_the_planner(data, monkeypatch):
     embeddings = collection()
     run(embeddings, data[0][:5])
-    monkeypatch.setattr("skirl.oracle.plan._group", fails)
+    monkeypatch.setattr("skirl.oracle.plan.moves.group", fails)
     run_until_it_fails(embeddings, data[0][5:], Broken)
     monkeypatch.undo()
     goes_on(embeddings, data, 5)
@@ -392,7 +396,7 @@ def test_a_hanging_kernel_of_the_planner(data, monkeypatch):
     embeddings = collection()
     run(embeddings, data[0][:5])
     hang = Hang(1)
-    monkeypatch.setattr("skirl.ids._keys", lambda *args: hang(1))
+    monkeypatch.setattr("skirl.ids._check", lambda *args: hang(1))
     _, error = run_until_it_fails(embeddings, data[0][5:], StageStuck, patience=SHORT)
     assert "the plan stage is at step 0 for 0." in str(error)
     hang.go.set()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.oracle.entries import NEVER
+from skirl.oracle.moves import NEVER
 from skirl.spool import Epoch, OrderChanged
 from tests.cases import cases
 from tests.oracle import brute

@@ -14,6 +14,7 @@ from numbers import Integral
 import numpy as np
 import torch
 
+from skirl.jit import kernel
 from skirl.oracle.plan import Resident
 
 CacheSize = int | str
@@ -161,10 +162,10 @@ class Cache:
 
     def record(self, left: np.ndarray, came: Sequence[tuple[np.ndarray, np.ndarray]], rows: np.ndarray) -> None:
         """A step was executed: `left` slots were emptied, `came` (keys, slots) filled, `rows` used in this order."""
-        self.key_of[left] = -1
+        _empty(self.key_of, left)
         for keys, slots in came:
-            self.key_of[slots] = keys
-        self.used[rows] = np.arange(self._clock, self._clock + len(rows))
+            _fill(self.key_of, keys, slots)
+        _use(self.used, rows, self._clock)
         self._clock += len(rows)
         self._sorted = None
 
@@ -185,3 +186,24 @@ class Cache:
             return np.full(len(keys), -1, np.int64)
         place = np.minimum(np.searchsorted(held, keys), len(held) - 1)
         return np.where(held[place] == keys, slots[place], -1)
+
+
+# Kernels, because numpy indexes while it holds the interpreter: 0.26 ms a step of 18,000 rows, in which no stage moved.
+
+
+@kernel
+def _empty(key_of, slots):
+    for slot in slots:
+        key_of[slot] = -1
+
+
+@kernel
+def _fill(key_of, keys, slots):
+    for i in range(slots.size):
+        key_of[slots[i]] = keys[i]
+
+
+@kernel
+def _use(used, slots, clock):
+    for i in range(slots.size):
+        used[slots[i]] = clock + i

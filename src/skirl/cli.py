@@ -22,8 +22,19 @@ COMMANDS = {
         "skirl.verify:Verify",
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
+    "bench oracle": ("skirl.bench.oracle:Oracle", "time the planner: ids a second, slots and grouping included"),
     "bench disk": ("skirl.bench.disk:Disk", "reads and writes through the disk store, beside the device's own rates"),
+    "bench train": (
+        "skirl.bench.train:TrainSpeed",
+        "training speed beside every row resident, torch, FBGEMM, LRU, on demand",
+    ),
+    "bench curves": (
+        "skirl.bench.curves:Curves",
+        "CPU time of a step as batch, tables, dim, depth, rows and threads grow",
+    ),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
+    "bench rows": ("skirl.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
+    "bench start": ("skirl.bench.start:Start", "time compiling and loading the kernels of a first training step"),
 }
 OVERVIEW = """usage: skirl COMMAND [flags]
 

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from skirl.cache import Cache, CacheSize, parse_cache, split_cache
-from skirl.ids import BankIds, Captured, keys_of, resolve
+from skirl.ids import BankIds, Captured, positions_of, resolve
 from skirl.initial import InitialTable, fill
-from skirl.nn import cpu
+from skirl.nn import cpu, wide
+from skirl.nn.reuse import Reused
 from skirl.optim import RowOptimizer
+from skirl.oracle.positions import Positions
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 from skirl.staging import Staging
@@ -138,6 +140,9 @@ class Engine:
         """What happened and what to do; every later use repeats it."""
         self._cause: BaseException | None = None
         self.staging = [Staging(width, self.dtype) for width in self.widths]
+        self._table_of = [np.array([f.table for f in bank.features], np.int64) for bank in self.schema.banks]
+        self.buffers = Reused(self.dtype)
+        """For outputs and their gradients."""
         self._pid = os.getpid()
         self._pending: list[dict[int, np.ndarray]] = [{} for _ in self.schema.banks]
 
@@ -169,10 +174,12 @@ class Engine:
         if self.damage is None:
             self.damage, self._cause = f"{what}. Make new embeddings and resume from a checkpoint", cause
 
-    def keys(self, captured: Sequence[Captured]) -> list[np.ndarray]:
-        """Check a step's ids and build its keys, for every bank."""
-        parts = [[keys_of(one, self.schema, bank) for one in captured] for bank in range(len(self.schema.banks))]
-        return [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
+    def positions(self, captured: Sequence[Captured]) -> list[Positions]:
+        """Check a step's ids, for every bank."""
+        return [
+            Positions.joined([positions_of(one, self.schema, bank) for one in captured])
+            for bank in range(len(self.schema.banks))
+        ]
 
     def resolve(self, captured: Captured) -> list[BankIds]:
         """Check a batch's ids and build keys and bags for every bank."""
@@ -309,19 +316,18 @@ class Engine:
 
     def pool(self, rows: np.ndarray, bank: int, ids: BankIds, slots: np.ndarray) -> torch.Tensor:
         """Gather and pool from any array of records: [bags, dim]."""
-        dim, features, offsets = self.schema.banks[bank].dim, len(self.schema.banks[bank].features), ids.offsets
-        if not ids.pooled:
-            features, offsets = 1, np.arange(len(slots) + 1, dtype=np.int32)
-        out = torch.empty((ids.bags, dim), dtype=self.torch_dtype)
-        self._run(cpu.pool, len(out), rows, dim, slots, offsets, features, ids.scale, out.numpy())
+        dim, features = self.schema.banks[bank].dim, len(self.schema.banks[bank].features) if ids.pooled else 1
+        out = self.buffers.take(ids.bags, dim)
+        into, offsets = out.numpy(), ids.offsets[:0] if ids.one_each else ids.offsets
+        kernel = wide.pool_for(dim, rows.shape[1], into, ids.one_each)
+        self._run(kernel, len(out), rows, dim, slots, offsets, features, ids.scale, into)
         return out
 
     def update(self, work: Work, lr: float) -> None:
         """Backward's end: sum the gradients of every row and apply the row optimizer once."""
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
-            for feature in self.schema.banks[bank].features:
-                raised[feature.table] |= bool(live[feature.column])
+            raised[self._table_of[bank][live]] = True
         self.table_steps += raised
         scalars = self.optimizer.scalars(lr, self.table_steps, self.dtype)
         for bank in range(len(self.schema.banks)):
@@ -350,9 +356,11 @@ class Engine:
             )
             scale = _join_scales(work, bank, self.dtype)
         step = work.steps[bank]
+        optimizer = self.optimizer
         self._run(
-            cpu.update, len(step.rows), self.caches[bank].array, dim, self.optimizer.kind, step.rows, step.keys,
-            step.group_start, step.group_pos, bag_of, scale, grads, live, scalars, self.dtype.type(self.optimizer.clip_norm),
+            wide.update_for(dim, self.dtype, optimizer.kind), len(step.rows), self.caches[bank].array, dim, optimizer.kind,
+            step.rows, step.keys, step.group_start, step.group_pos, bag_of, scale, grads, live, scalars,
+            self.dtype.type(optimizer.clip_norm), work=step.group_start,
         )  # fmt: skip
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
@@ -423,8 +431,8 @@ class Engine:
             fill, len(keys), keys, slots, into, dim, self.seed, initial.kind, initial.scale, initial.quantiles, state
         )  # fmt: skip
 
-    def _run(self, kernel: Callable[..., None], n: int, *args: object) -> None:
-        run(kernel, n, *args, threads=torch.get_num_threads())
+    def _run(self, kernel: Callable[..., None], n: int, *args: object, work: np.ndarray | None = None) -> None:
+        run(kernel, n, *args, threads=torch.get_num_threads(), work=work)
 
 
 def _join_scales(work: Work, bank: int, dtype: np.dtype) -> np.ndarray:

@@ -11,8 +11,9 @@ Values are int32, so an index that numbers rows holds at most 2**31 of them.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from skirl.jit import AHEAD, kernel, prefetch
 
 EMPTY = -1
 """Marks a free place in `keys`; keys themselves are never negative."""
@@ -23,7 +24,7 @@ _SALT_LOW, _SALT_HIGH = np.uint64(0x243F6A88), np.uint64(0x85A308D3)
 _MUL_LOW, _MUL_HIGH, _MUL_LAST = np.uint64(0x9E3779B1), np.uint64(0x85EBCA77), np.uint64(0xC2B2AE3D)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def mix(key: int) -> int:
     """32 well spread bits of a key, as a non-negative integer.
 
@@ -38,7 +39,7 @@ def mix(key: int) -> int:
     return np.int64((last ^ (last >> _HALF)) & _LOW)  # pyright: ignore[reportReturnType]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def probe(keys: NDArray[np.int64], mask: int, key: int) -> int:
     """The place of a key, or the free place where it belongs: `keys[place] == key` tells which."""
     place = mix(key) & mask
@@ -47,7 +48,15 @@ def probe(keys: NDArray[np.int64], mask: int, key: int) -> int:
     return place
 
 
-@njit(nogil=True, cache=True)
+@kernel
+def ask(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int) -> None:
+    """Ask for the memory that a look-up of this key will need: to be done `AHEAD` turns before, it halves the time."""
+    place = mix(key) & mask
+    prefetch(keys, place)
+    prefetch(values, place)
+
+
+@kernel
 def find(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int) -> int:
     """The value of a key, -1 when it is not held."""
     place = probe(keys, mask, key)
@@ -56,7 +65,7 @@ def find(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int
     return -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def insert(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int, value: int) -> bool:
     """Set the value of a key; True when the key is new. There must be room: see `HashIndex.reserve`."""
     place = probe(keys, mask, key)
@@ -66,7 +75,7 @@ def insert(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: i
     return new
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def remove(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int) -> int:
     """Take a key out; its value, -1 when it was not held.
 
@@ -90,41 +99,51 @@ def remove(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: i
     return value
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_all(
     keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, wanted: NDArray[np.int64], out: NDArray[np.int32]
 ) -> None:
     """`find` for many keys."""
+    last = wanted.size - 1
     for i in range(wanted.size):
+        ask(keys, values, mask, wanted[min(i + AHEAD, last)])
         out[i] = find(keys, values, mask, wanted[i])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def insert_all(
-    keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, new_keys: NDArray[np.int64], new: NDArray[np.int32]
+    keys: NDArray[np.int64],
+    values: NDArray[np.int32],
+    mask: int,
+    new_keys: NDArray[np.int64],
+    new: NDArray[np.int32],
+    had: NDArray[np.bool_],
 ) -> int:
-    """`insert` for many keys; how many were new."""
-    added = 0
+    """`insert` for many keys; had: which were there. How many were not."""
+    added, last = 0, new_keys.size - 1
     for i in range(new_keys.size):
-        if insert(keys, values, mask, new_keys[i], new[i]):
-            added += 1
+        ask(keys, values, mask, new_keys[min(i + AHEAD, last)])
+        fresh = insert(keys, values, mask, new_keys[i], new[i])
+        had[i] = not fresh
+        added += fresh
     return added
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def remove_all(
     keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, old_keys: NDArray[np.int64], out: NDArray[np.int32]
 ) -> int:
     """`remove` for many keys; how many were held."""
-    removed = 0
+    removed, last = 0, old_keys.size - 1
     for i in range(old_keys.size):
+        ask(keys, values, mask, old_keys[min(i + AHEAD, last)])
         out[i] = remove(keys, values, mask, old_keys[i])
         if out[i] != -1:
             removed += 1
     return removed
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _rehash(
     keys: NDArray[np.int64], values: NDArray[np.int32], to_keys: NDArray[np.int64], to_values: NDArray[np.int32]
 ) -> None:
@@ -198,14 +217,18 @@ class HashIndex:
 
     def put(self, keys: NDArray[np.int64], values: NDArray[np.int32]) -> int:
         """Set the value of each key; how many were new."""
+        return int((~self.claim(keys, values)).sum())
+
+    def claim(self, keys: NDArray[np.int64], values: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Set the value of each key; which were there."""
         if len(keys) != len(values):
             raise ValueError(f"{len(keys)} keys and {len(values)} values given: pass one value a key")
         if len(keys) and (keys.min() < 0 or values.min() < 0):
             raise ValueError("keys and values must not be negative: -1 marks what is not there")
         self.reserve(len(keys))
-        added = insert_all(self.keys, self.values, self.mask, keys, values)
-        self.count += added
-        return added
+        had = np.empty(len(keys), np.bool_)
+        self.count += insert_all(self.keys, self.values, self.mask, keys, values, had)
+        return had
 
     def drop(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
         """Take each key out; its value, -1 where it was not held."""

@@ -15,11 +15,14 @@ The cache on disk notices a change of a kernel's own file only: after a change h
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-from numba import config, njit
+from llvmlite import ir
+from numba import config, njit, types
 from numba.core import event
+from numba.core.cgutils import get_item_pointer
+from numba.extending import intrinsic
 
 from skirl.interrupts import Hold, uninterrupted
 
@@ -44,6 +47,37 @@ def kernel(function: F) -> F:
     # A doctest has no file to keep a cache beside.
     cached = "<" not in function.__code__.co_filename
     return cast(F, njit(nogil=True, cache=cached, error_model="numpy")(function))
+
+
+AHEAD = 32
+"""Turns ahead that a loop over places all over memory asks for the next ones."""
+
+if TYPE_CHECKING or config.DISABLE_JIT:
+
+    def prefetch(array: np.ndarray, index: int) -> None:
+        """Nothing, where nothing is compiled."""
+
+else:
+
+    @intrinsic
+    def prefetch(context, array, index):
+        """In a kernel: ask for `array[index]` now, to write it soon. The index is not negative.
+
+        A loop over places all over memory that asks 32 turns ahead takes half the time: the processor looks about ten
+        turns ahead by itself, and not past a branch that it has guessed wrong.
+        """
+
+        def generate(context, builder, signature, args):
+            view = context.make_array(signature.args[0])(context, builder, args[0])
+            place = get_item_pointer(context, builder, signature.args[0], view, [args[1]], wraparound=False)
+            byte = builder.bitcast(place, ir.IntType(8).as_pointer())
+            number = ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [byte.type, number, number, number])
+            call = builder.module.declare_intrinsic("llvm.prefetch", [byte.type], kind)
+            builder.call(call, [byte, number(1), number(3), number(1)])  # to write, into the nearest cache, data
+            return context.get_dummy_value()
+
+        return types.void(array, index), generate
 
 
 class _Quiet(event.Listener):

@@ -42,13 +42,15 @@ def lookahead(
     policy: str = "min",
     ramp: bool = True,
     window_bytes: int | None = None,
+    plan_threads: int = 1,
     patience: float = 600.0,
     hook: StageHook | None = None,
 ) -> "Lookahead":
     """Read ahead in a loader, so that each batch's rows are on the device when it is yielded.
 
     depth: batches the oracle knows, "auto" or "epoch". prefetch: steps ahead that rows travel. accumulate: micro-batches
-    that make one Step, updated once. None of them changes a result, nor does any timing.
+    that make one Step, updated once. plan_threads: of the oracle, beside those of torch. None of them changes a result,
+    nor does any timing.
 
     >>> import torch, skirl
     >>> embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
@@ -59,7 +61,7 @@ def lookahead(
     >>> batches.step, embeddings.engine.counters.new, embeddings.engine.counters.fetched
     (10, 5, 1)
     """
-    plan = Plan(depth, prefetch, policy, ramp, window_bytes)
+    plan = Plan(depth, prefetch, policy, ramp, window_bytes, plan_threads)
     return Lookahead(loader, model, plan, sparse=sparse, accumulate=accumulate, patience=patience, hook=hook)
 
 
@@ -242,6 +244,11 @@ class Lookahead:
         """Wait until rows that have left the cache are in the store."""
         if self._pipeline is not None:
             self._pipeline.drain()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is planned, read or written before the loop goes on: a benchmark starts its clock then."""
+        return self._pipeline is None or self._pipeline.idle
 
     def settle(self) -> None:
         """End the step in the loop, so that rows are as after it; unless its batch was not looked up yet."""

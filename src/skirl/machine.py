@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,23 @@ def skirl_version() -> str:
         return version("skirl")
     except PackageNotFoundError:
         return "unknown"
+
+
+def peak_bytes() -> int:
+    """The most memory this process has held.
+
+    Not getrusage's figure where there is another: that one starts at the peak of the process that started this one.
+
+    >>> peak_bytes() > 1 << 20
+    True
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _processor() -> str:

@@ -78,7 +78,8 @@ class _Rule:
         """
         # A table without a gradient may still be at 0, and its entry is never read: spare it a division by zero.
         steps = np.maximum(np.asarray(table_steps, np.int64), 1)
-        return np.array([self._scalars_at(float(lr), int(t)) for t in steps], dtype).reshape(len(steps), -1)
+        at = {t: self._scalars_at(float(lr), t) for t in set(steps.tolist())}  # most tables have had as many
+        return np.array([at[t] for t in steps.tolist()], dtype).reshape(len(steps), -1)
 
     def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
         raise NotImplementedError

@@ -138,6 +138,11 @@ class Pipeline:
         with uninterrupted() as hold:
             self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs")
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing moves before the loop goes on."""
+        return self._stages.failure is not None or self._stages.idle
+
     def close(self) -> None:
         """Stop all stages; what was executed stays, what was only planned never happened."""
         if self._closed or os.getpid() != self._pid:  # in a forked child the threads are its parent's

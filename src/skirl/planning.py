@@ -9,7 +9,9 @@ from collections import deque
 import numpy as np
 
 from skirl.engine import Engine
+from skirl.ids import distinct
 from skirl.oracle.planner import Plan, Planner
+from skirl.oracle.positions import Positions
 from skirl.spool import Epoch
 from skirl.work import Micro, Work
 
@@ -30,8 +32,8 @@ class Window:
         self._epoch = epoch
         self._planner: Planner | None = None
         self._batches: deque[list[Micro]] = deque()
-        self._first: list[list[np.ndarray]] = []
-        """Keys of the batches that wait for the planner to be made."""
+        self._first: list[list[Positions]] = []
+        """Ids of the batches that wait for the planner to be made."""
         self._bytes = 0
         self._ended = False
 
@@ -45,14 +47,14 @@ class Window:
         return self.entered - len(self._batches)
 
     def enter(self, micros: list[Micro]) -> None:
-        """One more batch: check its ids, build its keys."""
-        keys = self._engine.keys([micro.captured for micro in micros])
+        """One more batch: check its ids."""
+        ids = self._engine.positions([micro.captured for micro in micros])
         self._batches.append(micros)
         self.entered += 1
         if self._planner is not None:
-            self._add(self._planner, micros, keys)
+            self._add(self._planner, micros, ids)
         else:
-            self._first.append(keys)
+            self._first.append(ids)
             self._bytes += _weight(micros)
             if len(self._batches) >= self._first_window() or self._bytes >= self._plan.most_bytes:
                 self._begin()
@@ -94,10 +96,10 @@ class Window:
         """Split the cache by the first window's demand, then plan what came so far."""
         engine, epoch = self._engine, self._epoch
         banks = range(len(engine.schema.banks))
-        rows = [[np.unique(keys[bank]) for keys in self._first] for bank in banks]
-        distinct = [len(np.unique(np.concatenate(rows[bank]))) for bank in banks]
+        rows = [[distinct(ids[bank].keys()) for ids in self._first] for bank in banks]
+        demand = [len(distinct(np.concatenate(rows[bank]))) for bank in banks]
         largest = [max(len(r) for r in rows[bank]) for bank in banks]
-        engine.make_caches(distinct, largest, in_flight=2 * self._plan.hold)
+        engine.make_caches(demand, largest, in_flight=2 * self._plan.hold)
         residents = [cache.resident() for cache in engine.caches]
         firsts = None if epoch is None else [epoch.first_uses(bank, r.keys) for bank, r in enumerate(residents)]
         self._planner = Planner(
@@ -109,15 +111,15 @@ class Window:
             residents=residents,
             resident_next=firsts,
         )
-        for micros, keys in zip(self._batches, self._first, strict=True):
-            self._add(self._planner, micros, keys)
+        for micros, ids in zip(self._batches, self._first, strict=True):
+            self._add(self._planner, micros, ids)
         self._first.clear()
 
-    def _add(self, planner: Planner, micros: list[Micro], keys: list[np.ndarray]) -> None:
-        next_uses = None if self._epoch is None else self._epoch.next_uses(keys)
-        planner.add(keys, _weight(micros), next_uses)
+    def _add(self, planner: Planner, micros: list[Micro], ids: list[Positions]) -> None:
+        next_uses = None if self._epoch is None else self._epoch.next_uses(ids)
+        planner.add(ids, _weight(micros), next_uses)
 
 
 def _weight(micros: list[Micro]) -> int:
-    """What a batch of the window holds in memory: the user's batch, and at most 12 bytes an id in the planner."""
-    return sum(micro.nbytes + 12 * len(micro.captured.values) for micro in micros)
+    """What a batch of the window holds in memory: the user's batch, and at most 16 bytes an id in the planner."""
+    return sum(micro.nbytes + 16 * len(micro.captured.values) for micro in micros)

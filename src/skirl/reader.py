@@ -182,12 +182,12 @@ class Reader:
                 )
 
     def spool(self, place: Place) -> Epoch:
-        """The first pass of depth="epoch": keys of all batches."""
+        """The first pass of depth="epoch": ids of all batches."""
         epoch = Epoch(self._engine.schema)
         micros = []
 
         def flush() -> None:
-            epoch.add(self._engine.keys(micros))
+            epoch.add(self._engine.positions(micros))
             micros.clear()
 
         try:

@@ -25,6 +25,7 @@ from skirl.nn.modules import EmbeddingBagCollection
 from skirl.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.oracle.planner import Depth, Plan
 from skirl.oracle.seen import Seen
+from skirl.store import Link
 from skirl.tables import Schema, Table
 
 MODELS = {"dlrm": DLRM.paper, "dlrm-tiny": DLRM.tiny}
@@ -74,6 +75,8 @@ class Recipe:
     """Which rows leave the cache: min is the optimum, the others are there to compare."""
     store: str = "memory"
     """Where the other rows are: memory, or disk:FOLDER."""
+    link: str | None = None
+    """Between cache and store: RATE,DELAY such as 1Gbit,100us, emulated; none if not given."""
     seed: int = 0
     """Decides data, initial rows and initial weights."""
     threads: int | None = None
@@ -94,6 +97,8 @@ class Recipe:
             raise ValueError(f"dense_lr is {self.dense_lr}: set it to a finite number, 0 or more")
         if self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
             raise ValueError(f"store is {self.store!r}: set it to memory or disk:FOLDER")
+        if self.link is not None:
+            Link.parse(self.link)
         self._cache()
         Plan(self.depth, self.prefetch, self.policy)
         self.tables()
@@ -138,7 +143,12 @@ class Recipe:
     def embeddings(self, cache: CacheSize, *, resume: bool = False) -> EmbeddingBagCollection:
         """The embeddings, their rows where `store` says; the store has to be empty but to resume."""
         return EmbeddingBagCollection(
-            self.tables(), optimizer=self.row_optimizer(), cache=cache, store=self.store, seed=self.seed, resume=resume
+            self.tables(),
+            optimizer=self.row_optimizer(),
+            cache=cache,
+            store=self.store if self.link is None else f"link:{self.link}:{self.store}",
+            seed=self.seed,
+            resume=resume,
         )
 
     def model_over(self, embeddings: Embeddings) -> tuple[DLRM, torch.optim.Optimizer]:

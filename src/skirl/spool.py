@@ -7,15 +7,22 @@ instead would bound the epoch by RAM.
 The second pass must bring the same batches in the same order: a digest of every batch's ids is compared.
 """
 
-import hashlib
 import tempfile
+from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
-from numba import njit
 
-from skirl.oracle.entries import NEVER, Entries
-from skirl.tables import Schema
+from skirl.initial import mix
+from skirl.jit import kernel
+from skirl.oracle.distinct import Finder
+from skirl.oracle.moves import NEVER
+from skirl.oracle.planner import Batch
+from skirl.oracle.positions import Layout, Positions
+from skirl.oracle.rows import MOST_IN_ARRAY, Rows
+from skirl.tables import ROW_BITS, Schema
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class OrderChanged(ValueError):
@@ -30,20 +37,21 @@ class Epoch:
     ...     for ids in ([1, 2], [2, 3], [1, 1]):
     ...         epoch.add([np.array(ids)])
     ...     epoch.scan()
-    ...     epoch.next_uses([np.array([1, 2])])[0].tolist()  # in order of last position: row 1, row 2
+    ...     epoch.next_uses([np.array([1, 2])])[0].tolist()  # by last position: row 1, row 2
     [2, 1]
     """
 
     def __init__(self, schema: Schema) -> None:
         self._banks = [_BankSpool(schema, bank) for bank in range(len(schema.banks))]
-        self._digests: list[bytes] = []
+        self._digests: list[tuple[int, ...]] = []
         self._next = 0
 
-    def add(self, keys: list[np.ndarray]) -> None:
+    def add(self, batch: Sequence[Batch]) -> None:
         """One more batch of the first pass."""
-        for spool, part in zip(self._banks, keys, strict=True):
-            spool.add(part, len(self._digests))
-        self._digests.append(_digest(keys))
+        banks = [Positions.of(part) for part in batch]
+        for spool, part in zip(self._banks, banks, strict=True):
+            spool.add(part)
+        self._digests.append(_digest(banks))
 
     def scan(self) -> None:
         """The first pass is over: find next uses."""
@@ -54,15 +62,15 @@ class Epoch:
         """For rows resident at the start: the first batch that uses each. Ask before the second pass begins."""
         return self._banks[bank].first_uses(keys)
 
-    def next_uses(self, keys: list[np.ndarray]) -> list[np.ndarray]:
-        """The next uses of the next batch of the second pass, whose keys must be those of the first."""
+    def next_uses(self, batch: Sequence[Batch]) -> list[np.ndarray]:
+        """The next uses of the next batch of the second pass, whose ids must be those of the first."""
         number = self._next
         if number >= len(self._digests):
             raise OrderChanged(
                 f'depth="epoch": the loader yields more batches than the {len(self._digests)} of the first pass. '
                 "It must yield the same batches in the same order each time; fix its seed, or use depth='auto'"
             )
-        if _digest(keys) != self._digests[number]:
+        if _digest([Positions.of(part) for part in batch]) != self._digests[number]:
             raise OrderChanged(
                 f'depth="epoch": batch {number} has other ids than in the first pass. The loader must yield the same '
                 "batches in the same order each time; fix its seed, or use depth='auto'"
@@ -85,43 +93,61 @@ class Epoch:
 
 
 class _BankSpool:
-    """One bank's distinct rows by batch, as entries; after the scan, their next uses in the same places."""
+    """One bank's distinct rows by batch, as handles; after the scan, their next uses in the same places."""
 
     def __init__(self, schema: Schema, bank: int) -> None:
-        self._entries: Entries | None = Entries(schema, schema.banks[bank].tables, 1 << 20)
+        tables = schema.banks[bank].tables
+        self._tables = np.array(tables, np.int64)
+        self._local = np.full(len(schema.tables), -1, np.int64)
+        self._local[self._tables] = np.arange(len(tables))
+        self._finder = Finder(np.array([schema.tables[t].rows for t in tables], np.int64))
+        # A row's state is here the batch that uses it next, seen from the scan, and 1 more; 0: none.
+        self._rows: Rows | None = Rows(schema, tables, MOST_IN_ARRAY)
         self.file = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
         self._starts = [0]
-        self._upcoming = np.empty(0, np.int32)
-        """By entry: its first use at or after the batch that the scan has reached."""
 
-    def add(self, keys: np.ndarray, number: int) -> None:
-        assert self._entries is not None
-        found, _ = self._entries.enter(keys, number)
-        self.file.write(found.data)
-        self._starts.append(self._starts[-1] + len(found))
+    def add(self, batch: Positions) -> None:
+        assert self._rows is not None
+        layout = Layout(batch, self._local, len(self._tables))
+        whole = np.array([0, len(self._tables)])
+        distinct = self._finder.find(batch, layout, whole, lambda kernel, *args: kernel(*args, 0, 1))
+        counts = layout.at[1:] - distinct.low
+        keys = np.empty(int(counts.sum()), np.int64)
+        _name(self._tables, distinct.found, distinct.low, counts, keys)
+        self.file.write(self._handles(keys).data)
+        self._starts.append(self._starts[-1] + len(keys))
 
     def scan(self) -> None:
-        assert self._entries is not None
-        self._upcoming = np.full(self._entries.used, NEVER, np.int32)  # none was released: entries are 0 .. used - 1
+        assert self._rows is not None
         for number in range(len(self._starts) - 2, -1, -1):
             part = self._read(number)
-            _scan(part, self._upcoming, number)
+            _scan(part, self._rows.dense, self._rows.hashed, number)
             self.file.seek(self._starts[number] * 4)
             self.file.write(part.data)
         self.file.flush()
 
     def first_uses(self, keys: np.ndarray) -> np.ndarray:
-        if self._entries is None:
+        if self._rows is None:
             raise RuntimeError("the second pass has begun: ask for first uses before it")
-        known = self._entries.used
-        found, _ = self._entries.enter(keys, len(self._starts))
-        out = np.full(len(keys), NEVER, np.int32)
-        out[found < known] = self._upcoming[found[found < known]]
-        return out
+        handles = self._handles(keys)
+        states = np.where(handles >= 0, self._rows.dense[handles] if len(self._rows.dense) else 0, 0)
+        if len(self._rows.hashed):
+            states = np.where(handles < 0, self._rows.hashed[-1 - handles], states)
+        return np.where(states > 0, states - 1, NEVER).astype(np.int32)
 
     def next_uses(self, number: int) -> np.ndarray:
-        self._entries, self._upcoming = None, self._upcoming[:0]  # the file knows the rest
+        self._rows = None  # the file knows the rest
         return self._read(number)
+
+    def _handles(self, keys: np.ndarray) -> np.ndarray:
+        """Handles, those of hashed rows as -1 - handle."""
+        assert self._rows is not None
+        handles = self._rows.handles(keys)
+        return (
+            np.where(self._rows.base[keys >> ROW_BITS] >= 0, handles, -1 - handles)
+            if self._rows.any_hashed
+            else handles
+        )
 
     def _read(self, number: int) -> np.ndarray:
         self.file.seek(self._starts[number] * 4)
@@ -131,18 +157,44 @@ class _BankSpool:
         return part
 
 
-def _digest(keys: list[np.ndarray]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in keys:
-        digest.update(np.int64(len(part)).tobytes())
-        digest.update(np.ascontiguousarray(part).data)
-    return digest.digest()
+def _digest(banks: Sequence[Positions]) -> tuple[int, ...]:
+    """Differs where an id, its table or its position does: 64 bits against accidents, at 1 ns an id; blake2b took 8."""
+    return tuple(int(_sum(bank.values, bank.parts)) for bank in banks)
 
 
-@njit(nogil=True, cache=True)
-def _scan(part, upcoming, number):
-    """Replace each entry by its next use, seen from the end of the epoch."""
+@kernel
+def _sum(values, parts):
+    total = np.uint64(0)
+    position = 0
+    for i in range(len(parts)):
+        begin, end = parts[i, 1], parts[i, 2]
+        shift = (parts[i, 0] << ROW_BITS) - parts[i, 3]
+        for v in range(begin, end):
+            place = np.uint64(position + v - begin + 1) * _GOLDEN
+            total += mix(np.uint64(values[v] + shift) ^ place)
+        position += end - begin
+    return total ^ np.uint64(position)
+
+
+@kernel
+def _name(tables, found, low, counts, keys):
+    """Keys of a batch's distinct rows."""
+    n = 0
+    for t in range(len(tables)):
+        for i in range(low[t], low[t] + counts[t]):
+            keys[n] = tables[t] << ROW_BITS | found[i]
+            n += 1
+
+
+@kernel
+def _scan(part, dense, hashed, number):
+    """Replace each row by its next use, seen from the end of the epoch."""
     for i in range(len(part)):
-        entry = part[i]
-        part[i] = upcoming[entry]
-        upcoming[entry] = number
+        handle = part[i]
+        if handle >= 0:
+            following = dense[handle]
+            dense[handle] = number + 1
+        else:
+            following = hashed[-1 - handle]
+            hashed[-1 - handle] = number + 1
+        part[i] = following - 1 if following > 0 else NEVER

@@ -5,7 +5,6 @@ each step after its update and cannot change it. A trainer class with callbacks 
 and update, which is what a reader comes for.
 """
 
-import resource
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from skirl.batch import Batch
 from skirl.checkpoint import load, save
 from skirl.lookahead import Lookahead
-from skirl.machine import machine
+from skirl.machine import machine, peak_bytes
 from skirl.meter import Meter
 from skirl.progress import Progress, clock, size
 from skirl.recipe import Recipe, Touched
@@ -166,7 +165,7 @@ class Train(Recipe):
             "staging_bytes": sum(size.staging_rows * size.record_bytes for size in engine.sizes()),
             "counters": asdict(engine.counters),
             "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+            "peak_bytes": peak_bytes(),
             "machine": machine(),
             "failed": self._failure(rows, engine.counters.fetched),
         }

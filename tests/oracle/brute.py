@@ -13,9 +13,9 @@ Trace = Sequence[Sequence[int]]
 
 
 def distinct(batch: Sequence[int]) -> list[int]:
-    """The ids of a batch in order of their last position."""
+    """The ids of a batch by table (the bits from 48 on), and in each by their last position."""
     last = {key: position for position, key in enumerate(batch)}
-    return sorted(last, key=last.__getitem__)
+    return sorted(last, key=lambda key: (key >> 48, last[key]))
 
 
 def lru(trace: Trace, capacity: int) -> list[list[int]]:

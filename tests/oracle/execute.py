@@ -9,6 +9,7 @@ from collections import defaultdict
 import numpy as np
 
 from skirl.oracle.step import Step
+from skirl.tables import ROW_BITS
 
 
 class Cache:
@@ -89,7 +90,7 @@ class Cache:
         places: dict[int, list[int]] = defaultdict(list)
         for place, key in enumerate(batch):
             places[key].append(place)
-        assert step.keys.tolist() == sorted(places, key=lambda key: places[key][-1])
+        assert step.keys.tolist() == sorted(places, key=lambda key: (key >> ROW_BITS, places[key][-1]))
         assert [self.slots[slot][0] for slot in step.rows.tolist()] == step.keys.tolist()
         assert step.group_start[0] == 0 and step.group_start[-1] == len(batch) == len(step.group_pos)
         for i, (key, slot) in enumerate(zip(step.keys.tolist(), step.rows.tolist(), strict=True)):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from skirl import Table
 from skirl.oracle.plan import BankPlanner, BatchTooLarge, Resident
+from skirl.oracle.rows import EVICTED
 from skirl.oracle.seen import Seen
 from skirl.tables import ROW_BITS, Schema
 from tests.cases import cases
@@ -136,9 +137,10 @@ def test_memory_follows_cache_and_window_however_long_the_stream(policy):
         wanted |= {key for batch in batches[number + 1 : ends[number]] for key in batch.tolist()}
         wanted |= {key for n in range(max(0, number - hold), number + 1) for key, _ in cache.left[n]}
         assert planner.rows_known == len(wanted)
-        sizes.append((planner._entries.size, len(planner._entries.hash.keys), len(planner._ring)))
+        rows, uses = planner._rows_for(0), planner._uses
+        sizes.append((len(rows.key), len(rows.index.keys), len(uses.batch) << uses.bits))
     assert len(cache.uses) > 4500
-    assert sizes[-1] == (1024, 1024, 1024)
+    assert sizes[-1] == (1024, 1024, 6 * 32)
 
 
 def test_everything_grows_with_the_window_and_nothing_is_lost():
@@ -174,3 +176,30 @@ def test_batches_without_ids_are_steps_too():
     for step, batch in zip(drive(planner, batches, [3, 3, 6, 6, 6, 6]), batches, strict=True):
         cache.run(step, batch)
     assert (cache.new, cache.fetched + cache.forwarded) == (2, 1)
+
+
+def test_threads_change_nothing():
+    rng = np.random.default_rng(4)
+    batches = [np.sort(keys_of(rng.integers(0, 21, 12))) for _ in range(30)]
+    one, three = (list(drive(planner_of(14, threads=n), batches, [8] * 8 + [30] * 22)) for n in (1, 3))
+    for a, b in zip(one, three, strict=True):
+        for name in ("slots", "keys", "rows", "group_start", "group_pos", "evict_keys", "fetch_keys", "new_keys"):
+            assert np.array_equal(getattr(a, name), getattr(b, name)), name
+
+
+def test_an_old_eviction_is_not_taken_for_a_late_one_when_numbers_come_round():
+    """A row in the array of states keeps the number of its eviction; after 2**30 others another row has the same."""
+    planner = planner_of(2, hold=2, depth=1)
+    cache = Cache(2, hold=2, hold_rows=2)
+    batches = [keys_of(ids) for ids in ([0], [3], [6], [9], [12], [15], [0], [3])]
+    for number, batch in enumerate(batches):
+        planner.enter(batch)
+        if number == 6:  # row 0 left long ago: pretend that its number is that of the row which left last
+            states = planner._rows_for(0).dense
+            handle = planner._uses.handle[planner._window[0].place]
+            assert states[handle] > 0
+            place = planner._window[0].place
+            assert planner._uses.slot[place] < -EVICTED
+            planner._uses.slot[place] = -EVICTED - 1 - ((planner._evictions - 1) & (EVICTED - 1))
+        cache.run(planner.plan(), batch)
+    assert cache.fetched == 2 and cache.forwarded == 0

@@ -10,7 +10,8 @@ from skirl.oracle.seen import Seen
 from skirl.tables import Schema
 from tests.cases import cases
 
-ROWS = [1, 63, 64, 65, 200, 300_000_000]
+ROWS = [1, 63, 64, 65, 200, 300_000_000, 1 << 47]
+IN_BITS = ROWS[:6]
 SCHEMA = Schema.of([Table(f"t{i}", rows, 4 + i % 2) for i, rows in enumerate(ROWS)])
 
 rows = st.sampled_from(range(len(ROWS))).flatmap(
@@ -49,7 +50,8 @@ def test_rebuilt_from_a_store():
     [
         (1 << 48 | 63, "row 63 of table 't1' is there, which has rows 0 to 62: give the table as many rows as it had"),
         (5 << 48 | 300_000_000, "row 300000000 of table 't5' is there"),
-        (6 << 48 | 3, "row 3 of table number 6 is there, of 6 tables"),
+        (7 << 48 | 3, "row 3 of table number 7 is there, of 7 tables"),
+        (6 << 48 | 1 << 47, "of table 't6' is there, which has rows 0 to 140737488355327"),
         (-1, "of table number -1 is there"),
     ],
 )
@@ -61,4 +63,4 @@ def test_rows_that_the_tables_do_not_have_are_refused(key, message):
 
 
 def test_a_bit_a_row():
-    assert Seen(SCHEMA).bits.nbytes == 8 * sum((rows + 63) // 64 for rows in ROWS)
+    assert Seen(SCHEMA).bits.nbytes == 8 * sum((rows + 63) // 64 for rows in IN_BITS)

@@ -29,12 +29,13 @@ from skirl.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
     """Sum the rows of each bag into out, for rows lo..hi of out.
 
-    cache [rows, width]; slots int32[n]; offsets int32[features * batch + 1], feature-major, into slots and scale;
-    scale [n] or empty; out [batch * features, dim]. An empty bag is zeros. One position a bag is a gather.
+    cache [rows, width]; slots int32[n]; offsets int32[features * batch + 1], feature-major, into slots and scale, or empty
+    where every bag has exactly one position; scale [n] or empty; out [batch * features, dim]. An empty bag is zeros.
 
     Bags are visited in the order of out, not of offsets: writing 256 bytes in every 6 KB took 1.5x as long (26 features).
     """
-    batch = (offsets.size - 1) // features
+    one = offsets.size == 0
+    batch = (slots.size if one else offsets.size - 1) // features
     zero = cache.dtype.type(0)
     scaled = scale.size > 0
     sample, feature = lo // features, lo % features
@@ -44,7 +45,7 @@ def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
         if feature == features:
             feature = 0
             sample += 1
-        first, last = offsets[bag], offsets[bag + 1]
+        first, last = (bag, bag + 1) if one else (offsets[bag], offsets[bag + 1])
         if first == last:
             for d in range(dim):
                 out[row, d] = zero

@@ -119,18 +119,18 @@ class Unbind(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, bank: Tensor, ticket: Ticket) -> tuple[Tensor, ...]:
-        ctx.ticket, ctx.shape, ctx.dtype = ticket, bank.shape, bank.dtype
+        ctx.ticket, ctx.shape = ticket, bank.shape
         ctx.set_materialize_grads(False)
         return tuple(bank.unbind(1))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        out = torch.zeros(ctx.shape, dtype=ctx.dtype)
+        samples, features, dim = ctx.shape
+        out = ctx.ticket.collection.engine.buffers.take(samples * features, dim).view(ctx.shape)
         for column, grad in enumerate(grads):
-            if grad is not None:
-                out[:, column] = grad
-                ctx.ticket.live[column] = True
+            out[:, column] = 0 if grad is None else grad
+            ctx.ticket.live[column] = grad is not None
         return out, None
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from skirl.batch import Sparse
 from skirl.cache import CacheSize
 from skirl.engine import Engine
-from skirl.ids import BankIds, capture
+from skirl.ids import BankIds, capture, distinct
 from skirl.interrupts import uninterrupted
 from skirl.nn.lookup import Lookup, Ticket
 from skirl.nn.output import Pooled, Unpooled
@@ -213,8 +213,8 @@ class Collection(nn.Module):
         micro = Micro(None, captured, self.engine.resolve(captured))
         keys = [ids.keys for ids in micro.ids]
         if not engine.caches:
-            distinct = [len(np.unique(k)) for k in keys]
-            engine.make_caches(distinct, distinct, 4)
+            demand = [len(distinct(k)) for k in keys]
+            engine.make_caches(demand, demand, 4)
             engine.split_by_one = True  # a lookahead will split by its window
         if self._planner is None:
             residents = [cache.resident() for cache in engine.caches]

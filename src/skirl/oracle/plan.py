@@ -1,29 +1,34 @@
-"""The planner of one bank: batches of keys in, Steps out. Pure: no I/O, no torch, no clock.
+"""The planner of one bank: batches of ids in, Steps out. Pure: no I/O, no torch, no clock.
 
 It simulates the cache on the coming batches, so it can hand out slots, group positions and name every hazard before a row
-moves. The same batches give the same Steps on any machine and at any speed. Deciding at run time which rows to keep, as a
-cache does, would need a hash lookup an id on the device and could not know the future.
+moves. The same batches give the same Steps on any machine, at any speed and with any number of threads. Deciding at run time
+which rows to keep, as a cache does, would need a hash lookup an id on the device and could not know the future.
 
-A batch is touched twice. `enter` turns its keys into entries (numbers of rows, see `entries`) and tells the past what comes:
-one access a distinct row, whatever the depth. `plan`, up to `depth` batches later, makes room for it, brings its rows in and
-writes the Step: at batch 16,384 x 26 and depth 200, entering takes half of the 80 ns that an id costs on one core.
+A batch is touched twice. `enter` finds its distinct rows and chains each to its use before, whatever the depth. `plan`, up
+to `depth` batches later, makes room for it, brings its rows in, hands their slots on to their next uses and writes the Step.
+What is known of a row is in `rows`, what is known of a use in `uses`, what is known of a slot here.
 
-Words used below. The window: batches entered and not yet planned. A use: one distinct row of one batch. The ring: the uses
-of the window in order, each with the number of the next batch that uses its row. A place: the number of a use, counted from
-the first ever; the ring keeps it at `place & (len(ring) - 1)`.
+Words used below. The window: batches entered and not yet planned. A use: one distinct row of one batch. A place: where a use
+lies. A stretch: tables next to each other that one thread works on.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numba import njit
 
-from skirl.oracle.entries import NEVER, Entries
+from skirl.oracle import moves
+from skirl.oracle.distinct import Finder
 from skirl.oracle.policy import make_policy
-from skirl.oracle.seen import Seen, test_and_set
+from skirl.oracle.positions import Layout, Positions
+from skirl.oracle.rows import EVICTED, Rows
+from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
+from skirl.oracle.uses import Uses
 from skirl.tables import Schema
+from skirl.threads import run
 
 
 @dataclass(slots=True)
@@ -38,12 +43,19 @@ class Resident:
 class _Entered:
     """A batch of the window."""
 
-    begin: int
-    """The place of its first use;"""
-    rows: int
-    """the others follow: one for each distinct row, in order of last position."""
+    layout: Layout
+    first: np.ndarray
+    """[tables + 1]: the number of each table's first row among the batch's distinct rows."""
     row_of: np.ndarray
-    """int32 [ids]: which of these rows each position has."""
+    """Of each position, the row it has: see `Distinct`."""
+    place: int
+    """Of its first use; the others follow."""
+    next_uses: np.ndarray | None
+
+    @property
+    def rows(self) -> int:
+        """How many distinct rows."""
+        return int(self.first[-1])
 
 
 class BatchTooLarge(ValueError):
@@ -80,6 +92,7 @@ class BankPlanner:
         policy: str = "min",
         hold: int = 4,
         hold_rows: int | None = None,
+        threads: int = 1,
         resident: Resident | None = None,
         resident_next: np.ndarray | None = None,
     ) -> None:
@@ -92,26 +105,34 @@ class BankPlanner:
         self.planned = 0
         self.window_rows = 0
         """Distinct rows of the window."""
+        tables = schema.banks[bank].tables
+        self._dim = schema.banks[bank].dim
         self._schema = schema
-        self._bank = bank
+        self._tables = np.array(tables, np.int64)
+        self._local = np.full(len(schema.tables), -1, np.int64)
+        self._local[self._tables] = np.arange(len(tables))
         self._seen = seen
-        self._entries = Entries(schema, schema.banks[bank].tables, capacity)
-        self._policy = make_policy(policy, self._entries, depth)
+        self._threads = max(1, min(threads, len(tables)))
+        self._cost = np.ones(len(tables), np.int64)
+        """Of each table, in some unit: the share of the work that goes with it."""
+        self._depth = depth
+        self._finder = Finder(np.array([schema.tables[t].rows for t in tables], np.int64))
+        self._rows: Rows | None = None
+        self._uses = Uses(depth)
+        self._policy = make_policy(policy, capacity, depth)
         self._window: deque[_Entered] = deque()
-        # The ring holds the uses at places _ring_begin .. _ring_end.
-        self._ring = np.empty(1024, np.int32)
-        self._ring_next = np.empty(1024, np.int32)
-        self._ring_begin = 0
-        self._ring_end = 0
-        # The simulated cache: entries know their slots, a stack has the free ones.
-        self._clock = 0
-        self._resident_rows = 0
-        self._free_slots = np.arange(capacity - 1, -1, -1, dtype=np.int32)
-        self._n_free_slots = capacity
-        # Steps whose evicted rows have entries still, and the oldest of them whose rows can be forwarded.
+        # The simulated cache: of each slot the row there and its next use in the window, -1: none; a stack of free slots.
+        self._slot_row = np.empty(capacity, np.int64)
+        """A row's key; of a hashed row, its handle in the key's place of the row."""
+        self._slot_next = np.full(capacity, -1, np.int32)
+        self._free = np.arange(capacity - 1, -1, -1, dtype=np.int32)
+        self._n_free = capacity
+        # Steps whose evicted rows have a state still, and the oldest of them whose rows can be forwarded.
         self._hold = hold
         self._hold_rows = capacity if hold_rows is None else hold_rows
-        self._left: deque[tuple[int, np.ndarray]] = deque()
+        self._left: deque[tuple[int, int, np.ndarray]] = deque()
+        """Step, number of its first eviction, keys."""
+        self._evictions = 0
         self._held_rows = 0
         self._hold_from = 0
         self._first_uses: deque[tuple[int, np.ndarray]] = deque()
@@ -121,91 +142,118 @@ class BankPlanner:
 
     @property
     def rows_known(self) -> int:
-        """Rows that memory is spent on: resident, in the window, or evicted in the last `hold` steps."""
-        return self._entries.used
+        """Rows outside the array of states that memory is spent on: resident, in the window, or evicted lately."""
+        return 0 if self._rows is None else self._rows.hashed_rows
 
-    def enter(self, keys: np.ndarray, next_uses: np.ndarray | None = None) -> None:
-        """The next batch enters the window. After `BatchTooLarge` the planner is done with, save for `rollback`.
+    def enter(self, batch: Positions | np.ndarray, next_uses: np.ndarray | None = None) -> None:
+        """The next batch enters the window. After an error the planner is done with, save for `rollback`.
 
-        `next_uses`, if the whole future is known, gives for each distinct row in order of its last position the number of
-        the next batch that uses it, `NEVER` for none; otherwise the window links uses as batches enter.
+        `next_uses`, if the whole future is known, gives for each distinct row in the order of `Step.keys` the number of the
+        next batch that uses it, `NEVER` for none; otherwise the window chains uses as batches enter.
         """
-        number = self.entered
-        entries, row_of = self._entries.enter(keys, number)
-        if len(entries) > self.capacity:
-            raise BatchTooLarge(number, len(entries), self.capacity, self._schema.banks[self._bank].dim)
-        self._fit_ring(len(entries))
-        self._window.append(_Entered(self._ring_end, len(entries), row_of))
-        columns = self._entries.columns
+        batch = Positions.of(batch)
+        layout = Layout(batch, self._local, len(self._tables))
+        borders = self._borders()
+        distinct = self._finder.find(batch, layout, borders, self._run)
+        counts = layout.at[1:] - distinct.low
+        first = np.concatenate([[0], np.cumsum(counts)])
+        total = int(first[-1])
+        if total > self.capacity:
+            raise BatchTooLarge(self.entered, total, self.capacity, self._dim)
+        rows = self._rows_for(layout.positions)
+        uses = self._uses
+        place = uses.take(total, self.entered)
+        rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
+        called, state = np.empty(total, np.int32), np.empty(total, np.int32)
+        told = np.zeros((len(self._tables), 2), np.int64)
+        self._run(
+            moves.link, borders, self._tables, rows.base, rows.dense, rows.hashed, distinct.found, distinct.low, first,
+            place, uses.handle, uses.next, uses.slot, state, self._slot_next, called, told,
+        )  # fmt: skip
         if next_uses is None:
-            called, fresh = _link(
-                entries, self._ring, self._ring_next, self._ring_begin, self._ring_end, number, columns
-            )
-            self._policy.entered(called, number)
-        else:
-            fresh = _append(
-                entries, next_uses, self._ring, self._ring_next, self._ring_begin, self._ring_end, number, columns
-            )
-        self._ring_end += len(entries)
-        self.window_rows += fresh
+            parts = [called[first[t] : first[t] + told[t, 0]] for t in np.flatnonzero(told[:, 0])]
+            self._policy.entered(np.concatenate(parts) if parts else called[:0], self.entered)
+        self.window_rows += int(told[:, 1].sum())
+        self._cost = np.diff(layout.at) + 4 * counts + 1
+        self._window.append(_Entered(layout, first, distinct.row_of, place, next_uses))
         self.entered += 1
 
     def plan(self) -> Step:
         """The Step of the next batch of the window."""
         number = self.planned
         batch = self._window.popleft()
-        columns = self._entries.columns
-        entries, next_uses, missing = _unroll(self._ring, self._ring_next, batch.begin, batch.rows, columns.slot)
+        rows, uses, total = self._rows_for(0), self._uses, batch.rows
+        place, borders, first = batch.place, self._borders(), batch.first
+        keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
+        counts = np.zeros(len(self._tables), np.int64)
+        self._run(
+            moves.scan, borders, self._tables, rows.base, rows.key, first, place, uses.handle, uses.slot, keys, missing,
+            counts,
+        )  # fmt: skip
+        n_missing = int(counts.sum())
 
         # Make room.
-        need = max(0, self._resident_rows + len(missing) - self.capacity)
-        victims = self._policy.evict(need, entries, number)
-        evict_keys, evict_slots = columns.key[victims], columns.slot[victims]
-        self._n_free_slots = _leave(victims, columns, number, self._free_slots, self._n_free_slots)
-        self._hold_on(number, victims)
+        residents = self.capacity - self._n_free
+        need = max(0, residents + n_missing - self.capacity)
+        victims = self._policy.evict(need, uses.slot[place : place + total], number)
+        evict_keys = np.empty(len(victims), np.int64)
+        moves.leave(
+            victims, self._evictions, rows.base, rows.key, rows.dense, rows.hashed, uses.slot, self._slot_row,
+            self._slot_next, self._free, self._n_free, evict_keys,
+        )  # fmt: skip
+        self._n_free += len(victims)
+        self._hold_on(number, evict_keys)
 
         # Bring rows in.
-        fetched, forwarded, new, fetch_after, self._n_free_slots = _arrive(
-            missing,
-            columns,
-            self._free_slots,
-            self._n_free_slots,
-            self._seen.bits,
-            self._seen.base,
-            self._hold_from,
-            number - self._hold - 1,
-        )
-        new_keys = columns.key[new]
+        fetched, forwarded, new = (np.empty(n_missing, np.int32) for _ in range(3))
+        from_step, from_index = np.empty(n_missing, np.int64), np.empty(n_missing, np.int32)
+        held, held_keys = self._held()
+        f, w, n, fetch_after = moves.arrive(
+            self._tables, rows.base, first, counts, missing, place, uses.handle, uses.slot, keys, self._slot_row, self._free,
+            self._n_free, self._seen.bits, self._seen.base, self._existed(batch, missing, counts, keys), held, held_keys,
+            self._hold_from, number - self._hold - 1, fetched, forwarded, new, from_step, from_index,
+        )  # fmt: skip
+        self._n_free -= n_missing
+        fetched, forwarded, new = fetched[:f], forwarded[:w], new[:n]
+        new_keys = keys[new]
         self._first_uses.append((number, new_keys))  # now, so that a failure further down takes them back
-        self._resident_rows += len(missing) - len(victims)
 
         # Use them.
-        self.window_rows -= _use(entries, columns, self._clock, batch.begin)
-        self._clock += batch.rows
-        self._policy.used(entries, next_uses, number)
-        rows = columns.slot[entries]
-        slots, group_start, group_pos = _group(batch.row_of, rows)
+        last = None
+        if self._policy.wants_last:
+            last = np.empty(total, np.int32)
+            moves.last_uses(
+                self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch, uses.handle, last
+            )  # fmt: skip
+        slots, next_uses, lasts = (np.empty(total, np.int32) for _ in range(3))
+        self._run(
+            moves.use, borders, self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch,
+            uses.handle, uses.next, uses.slot, self._slot_next, slots, next_uses, lasts, counts,
+        )  # fmt: skip
+        self.window_rows -= int(counts.sum())
+        uses.give(place, total)
+        self._policy.used(slots, next_uses if batch.next_uses is None else batch.next_uses, number, last)
+        position_slots, group_start, group_pos = self._group(batch, slots, borders)
         step = Step(
             number=number,
-            slots=slots,
-            keys=columns.key[entries],
-            rows=rows,
+            slots=position_slots,
+            keys=keys,
+            rows=slots,
             group_start=group_start,
             group_pos=group_pos,
             evict_keys=evict_keys,
-            evict_slots=evict_slots,
-            fetch_keys=columns.key[fetched],
-            fetch_slots=columns.slot[fetched],
+            evict_slots=victims,
+            fetch_keys=keys[fetched],
+            fetch_slots=slots[fetched],
             fetch_after=int(fetch_after),
-            forward_step=columns.left_step[forwarded].astype(np.int64),
-            forward_index=columns.left_index[forwarded],
-            forward_slots=columns.slot[forwarded],
-            forward_keys=columns.key[forwarded],
+            forward_step=from_step[:w].copy(),
+            forward_index=from_index[:w].copy(),
+            forward_slots=slots[forwarded],
+            forward_keys=keys[forwarded],
             new_keys=new_keys,
-            new_slots=columns.slot[new],
+            new_slots=slots[new],
             hold_from=self._hold_from,
         )
-        self._ring_begin = batch.begin + batch.rows
         self.planned += 1
         self._forget(number)
         return step
@@ -221,190 +269,89 @@ class BankPlanner:
         while self._first_uses:
             self._seen.discard(self._first_uses.pop()[1])
 
+    def _rows_for(self, positions: int) -> Rows:
+        """States of rows, made at the first batch: the array may take what the cache or the window takes anyway."""
+        if self._rows is None:
+            room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
+            self._rows = Rows(self._schema, tuple(self._tables.tolist()), room)
+        return self._rows
+
+    def _existed(self, batch: _Entered, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Of missing rows that `Seen` keeps in its set and of which no eviction is known: whether they exist."""
+        if not self._seen.any_in_set:
+            return np.empty(0, np.bool_)
+        existed = np.zeros(batch.rows, np.bool_)
+        parts = [
+            missing[batch.first[t] : batch.first[t] + counts[t]]
+            for t in np.flatnonzero(self._seen.base[self._tables] < 0)
+        ]
+        which = np.concatenate(parts)
+        which = which[self._uses.slot[batch.place + which] == -1]
+        existed[which] = self._seen.claim(keys[which])
+        return existed
+
     def _adopt(self, resident: Resident, next_uses: np.ndarray | None) -> None:
         """Start with rows already in the cache."""
-        before = -1  # as if one batch before the first had used them all
-        entries, _ = self._entries.enter(resident.keys, before)
-        columns = self._entries.columns
-        columns.slot[entries] = resident.slots
-        columns.clock[entries] = np.arange(-len(entries), 0)
-        if next_uses is None:
-            next_uses = np.full(len(entries), NEVER, np.int32)
+        rows, keys, slots = self._rows_for(0), resident.keys, resident.slots.astype(np.int32)
+        handles = rows.handles(keys)
+        moves.adopt(keys, handles, slots, rows.base, rows.dense, rows.hashed, self._slot_row, self._slot_next)
         taken = np.zeros(self.capacity, np.bool_)
-        taken[resident.slots] = True
+        taken[slots] = True
         free = np.flatnonzero(~taken)[::-1].astype(np.int32)
-        self._free_slots[: len(free)] = free
-        self._n_free_slots = len(free)
-        self._resident_rows = len(entries)
-        self._policy.used(entries, next_uses, before)
+        self._free[: len(free)] = free
+        self._n_free = len(free)
+        if next_uses is None:
+            next_uses = np.full(len(keys), moves.NEVER, np.int32)
+        # As if one batch before the first had used them all.
+        self._policy.used(slots, next_uses, -1, np.full(len(keys), -1, np.int32))
 
-    def _fit_ring(self, more: int) -> None:
-        """Make room for `more` uses."""
-        size = grown = len(self._ring)
-        while self._ring_end - self._ring_begin + more > grown:
-            grown *= 2
-        if grown == size:
-            return
-        places = np.arange(self._ring_begin, self._ring_end)
-        for name in ("_ring", "_ring_next"):
-            ring = np.empty(grown, np.int32)
-            ring[places & (grown - 1)] = getattr(self, name)[places & (size - 1)]
-            setattr(self, name, ring)
+    def _held(self) -> tuple[np.ndarray, np.ndarray]:
+        """Steps whose evictions are known, as `arrive` takes them, and their keys."""
+        lines, begin = [], 0
+        for step, first, keys in self._left:
+            lines.append((step, first, begin))
+            begin += len(keys)
+        lines.append((self.planned + 1, self._evictions, begin))
+        return np.array(lines, np.int64), np.concatenate([keys for _, _, keys in self._left])
 
-    def _hold_on(self, number: int, victims: np.ndarray) -> None:
+    def _hold_on(self, number: int, keys: np.ndarray) -> None:
         """Keep this step's evicted rows for forwarding; let go of the oldest that are too old or too many."""
-        self._left.append((number, victims))
-        self._held_rows += len(victims)
+        self._left.append((number, self._evictions & (EVICTED - 1), keys))
+        self._evictions = (self._evictions + len(keys)) & (EVICTED - 1)
+        self._held_rows += len(keys)
         first = self._left[0][0]
         while self._hold_from < number and (self._hold_from < number - self._hold or self._held_rows > self._hold_rows):
-            self._held_rows -= len(self._left[self._hold_from - first][1])
+            self._held_rows -= len(self._left[self._hold_from - first][2])
             self._hold_from += 1
 
     def _forget(self, number: int) -> None:
-        """Free the entries of rows that left more than `hold` steps ago and that the window does not use.
+        """Forget rows that left more than `hold` steps ago and that the window does not use.
 
         If such a row comes again, its write-back is known to be one of those before the last `hold`: that is remembered
         of every row at no cost.
         """
         while self._left and self._left[0][0] < number - self._hold:
-            step, victims = self._left.popleft()
-            self._entries.release(_gone(victims, self._entries.columns, step, self._ring_begin))
+            _, begin, keys = self._left.popleft()
+            self._rows_for(0).release(keys, begin)
 
+    def _group(
+        self, batch: _Entered, rows: np.ndarray, borders: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        layout = batch.layout
+        slots, pos = np.empty(layout.positions, np.int32), np.empty(layout.positions, np.int32)
+        start = np.empty(batch.rows + 1, np.int32)
+        start[-1] = layout.positions
+        self._run(
+            moves.group, borders, layout.parts, layout.first, layout.at, batch.first, batch.row_of, rows, slots, start,
+            pos,
+        )  # fmt: skip
+        return slots, start, pos
 
-@njit(nogil=True, cache=True)
-def _link(entries, ring, ring_next, begin, end, number, columns):
-    """Append a batch's uses to the ring, and write its number into the use before of each row.
+    def _borders(self) -> np.ndarray:
+        """Where stretches of tables with about the same work begin and end."""
+        work = np.concatenate([[0], np.cumsum(self._cost)])
+        aims = work[-1] * np.arange(1, self._threads) // self._threads
+        return np.concatenate([[0], np.searchsorted(work, aims), [len(self._tables)]])
 
-    Returns the resident rows that nobody in the window wanted, and how many rows are fresh in the window.
-    """
-    mask = len(ring) - 1
-    called = np.empty(len(entries), np.int32)
-    n_called = fresh = 0
-    for i in range(len(entries)):
-        entry = entries[i]
-        before = columns.last_pos[entry]
-        if before >= begin:
-            ring_next[before & mask] = number
-        else:
-            fresh += 1
-            if columns.slot[entry] >= 0:
-                called[n_called] = entry
-                n_called += 1
-        ring[(end + i) & mask] = entry
-        ring_next[(end + i) & mask] = NEVER
-        columns.last_pos[entry] = end + i
-        columns.last_batch[entry] = number
-    return called[:n_called], fresh
-
-
-@njit(nogil=True, cache=True)
-def _append(entries, next_uses, ring, ring_next, begin, end, number, columns):
-    """Append a batch's uses, whose next ones are known, to the ring; how many rows are fresh in the window."""
-    mask = len(ring) - 1
-    fresh = 0
-    for i in range(len(entries)):
-        entry = entries[i]
-        fresh += columns.last_pos[entry] < begin
-        ring[(end + i) & mask] = entry
-        ring_next[(end + i) & mask] = next_uses[i]
-        columns.last_pos[entry] = end + i
-        columns.last_batch[entry] = number
-    return fresh
-
-
-@njit(nogil=True, cache=True)
-def _unroll(ring, ring_next, begin, rows, slot):
-    """A batch's uses out of the ring: entries, their next uses, and the entries that are not resident."""
-    mask = len(ring) - 1
-    entries = np.empty(rows, np.int32)
-    next_uses = np.empty(rows, np.int32)
-    missing = np.empty(rows, np.int32)
-    n = 0
-    for i in range(rows):
-        entry = ring[(begin + i) & mask]
-        entries[i] = entry
-        next_uses[i] = ring_next[(begin + i) & mask]
-        if slot[entry] < 0:
-            missing[n] = entry
-            n += 1
-    return entries, next_uses, missing[:n].copy()
-
-
-@njit(nogil=True, cache=True)
-def _leave(victims, columns, number, free_slots, n_free):
-    """Take rows out of the cache; the number of free slots after it."""
-    for i in range(len(victims)):
-        entry = victims[i]
-        free_slots[n_free] = columns.slot[entry]
-        n_free += 1
-        columns.slot[entry] = -1
-        columns.left_step[entry] = number
-        columns.left_index[entry] = i
-    return n_free
-
-
-@njit(nogil=True, cache=True)
-def _arrive(missing, columns, free_slots, n_free, bits, base, hold_from, long_ago):
-    """Give each missing row a slot and a source; return them by source, and the write-back that fetches wait for."""
-    fetched = np.empty(len(missing), np.int32)
-    forwarded = np.empty(len(missing), np.int32)
-    new = np.empty(len(missing), np.int32)
-    f = w = n = 0
-    after = np.int64(-1)
-    for entry in missing:
-        n_free -= 1
-        columns.slot[entry] = free_slots[n_free]
-        left = columns.left_step[entry]
-        if not test_and_set(bits, base, columns.key[entry]):
-            new[n] = entry
-            n += 1
-        elif left >= hold_from:
-            forwarded[w] = entry
-            w += 1
-        else:
-            fetched[f] = entry
-            f += 1
-            # An entry that remembers no eviction: it was at step `long_ago` at the latest, see `_forget`.
-            after = max(after, np.int64(left) if left >= 0 else np.int64(long_ago))
-    return fetched[:f], forwarded[:w], new[:n], after, n_free
-
-
-@njit(nogil=True, cache=True)
-def _use(entries, columns, clock, begin):
-    """Record a batch's uses; return how many of its rows the window does not use again."""
-    done = 0
-    for i in range(len(entries)):
-        entry = entries[i]
-        columns.clock[entry] = clock + i
-        done += columns.last_pos[entry] == begin + i
-    return done
-
-
-@njit(nogil=True, cache=True)
-def _gone(victims, columns, step, ring_begin):
-    """Those of a step's victims that have not come back, and that no batch of the window uses."""
-    gone = np.empty(len(victims), np.int32)
-    n = 0
-    for entry in victims:
-        if columns.slot[entry] < 0 and columns.left_step[entry] == step and columns.last_pos[entry] < ring_begin:
-            gone[n] = entry
-            n += 1
-    return gone[:n]
-
-
-@njit(nogil=True, cache=True)
-def _group(row_of, slot_of):
-    """Slots by position, and positions by row: a counting sort."""
-    slots = np.empty(len(row_of), np.int32)
-    start = np.zeros(len(slot_of) + 1, np.int32)
-    for p in range(len(row_of)):
-        slots[p] = slot_of[row_of[p]]
-        start[row_of[p] + 1] += 1
-    for i in range(len(slot_of)):
-        start[i + 1] += start[i]
-    cursor = start[:-1].copy()
-    pos = np.empty(len(row_of), np.int32)
-    for p in range(len(row_of)):
-        pos[cursor[row_of[p]]] = p
-        cursor[row_of[p]] += 1
-    return slots, start, pos
+    def _run(self, kernel: Callable[..., None], borders: np.ndarray, *args: Any) -> None:
+        run(kernel, len(borders) - 1, borders, *args, threads=self._threads)

@@ -15,11 +15,14 @@ import numpy as np
 
 from skirl.oracle.plan import BankPlanner, Resident
 from skirl.oracle.policy import check_policy
+from skirl.oracle.positions import Positions
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 from skirl.tables import Schema
 
 Depth = int | Literal["auto", "epoch"]
+Batch = Positions | np.ndarray
+"""One bank's part of a batch: its ids, or its keys."""
 
 AUTO_ROWS = 4
 """The automatic window ends when it holds this many times the cache in distinct rows."""
@@ -43,6 +46,8 @@ class Plan:
     """Start with a window of 8 batches that grows by 2 a step; False waits for the whole window first."""
     window_bytes: int | None = None
     """The window stops growing when its batches take this much memory; None: 1 GiB, or no limit where depth is a number."""
+    threads: int = 1
+    """Threads that plan; the Steps do not depend on their number."""
 
     def __post_init__(self) -> None:
         if isinstance(self.depth, bool) or not (self.depth in ("auto", "epoch") or isinstance(self.depth, int)):
@@ -57,6 +62,8 @@ class Plan:
             raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
         if self.window_bytes is not None and self.window_bytes < 1:
             raise ValueError(f"window_bytes is {self.window_bytes}: set it to 1 or more")
+        if self.threads < 1:
+            raise ValueError(f"threads is {self.threads}: set it to 1 or more")
         check_policy(self.policy)
 
     @property
@@ -110,12 +117,13 @@ class Planner:
                 policy=plan.policy,
                 hold=plan.hold,
                 hold_rows=None if hold_rows is None else hold_rows[bank],
+                threads=plan.threads,
                 resident=None if residents is None else residents[bank],
                 resident_next=None if resident_next is None else resident_next[bank],
             )
             for bank, capacity in enumerate(capacities)
         ]
-        self._inbox: deque[tuple[list[np.ndarray], list[np.ndarray] | None, int]] = deque()
+        self._inbox: deque[tuple[Sequence[Batch], list[np.ndarray] | None, int]] = deque()
         self._ended = False
         self._entered = 0
         self._planned = 0
@@ -132,9 +140,9 @@ class Planner:
         """Batches given and not yet entered."""
         return len(self._inbox)
 
-    def add(self, keys: list[np.ndarray], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
-        """One more batch: keys for every bank, and what its owner holds in memory for it."""
-        self._inbox.append((keys, next_uses, nbytes))
+    def add(self, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
+        """One more batch: ids or keys for every bank, and what its owner holds in memory for it."""
+        self._inbox.append((banks, next_uses, nbytes))
 
     def end(self) -> None:
         """No more batches will come."""
@@ -143,9 +151,9 @@ class Planner:
     def next(self) -> list[Step] | None:
         """The next batch's Steps, one a bank; None until the window is full, or when all is planned."""
         while self._inbox and not self._full():
-            keys, next_uses, nbytes = self._inbox.popleft()
+            batch, next_uses, nbytes = self._inbox.popleft()
             for i, bank in enumerate(self.banks):
-                bank.enter(keys[i], None if next_uses is None else next_uses[i])
+                bank.enter(batch[i], None if next_uses is None else next_uses[i])
             self._entered += 1
             self._sizes.append(nbytes)
             self._bytes += nbytes

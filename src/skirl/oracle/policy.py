@@ -1,7 +1,7 @@
 """The interface of an eviction policy: which resident rows leave when a batch needs room.
 
-A policy sees entries (numbers of rows), never keys or slots, and is told of three events. It answers with whole arrays, one
-call a step: a call a victim would cost 15,000 interpreter calls at batch 16,384.
+A policy sees slots, never keys, and is told of three events. It answers with whole arrays, one call a step: a call a victim
+would cost 15,000 interpreter calls at batch 16,384.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 
-from skirl.oracle.entries import Entries
 from skirl.oracle.lfu import LFU
 from skirl.oracle.lru import LRU
 from skirl.oracle.minimum import Minimum
@@ -19,20 +18,23 @@ from skirl.oracle.ttl import TTL
 class Policy(Protocol):
     """One eviction rule."""
 
-    def entered(self, entries: np.ndarray, number: int) -> None:
+    wants_last: bool
+    """Whether `used` needs to know the last batch of the window that uses each row."""
+
+    def entered(self, slots: np.ndarray, number: int) -> None:
         """Batch `number` entered the window: these resident rows, whose next use was unknown, have one now."""
         ...
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        """At least `count` resident rows that leave for batch `number`; none of `batch`, the entries it uses."""
+        """At least `count` slots whose rows leave for batch `number`; none of `batch`, the slots it has (< 0: not yet)."""
         ...
 
-    def used(self, entries: np.ndarray, next_uses: np.ndarray, number: int) -> None:
-        """Batch `number` was planned: it used these rows, in this order of recency; all are resident now."""
+    def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
+        """Batch `number` was planned: it used the rows there, in this order of recency; `last`: where it is wanted."""
         ...
 
 
-_MAKERS: dict[str, Callable[[Entries, int], Policy]] = {"lfu": LFU, "lru": LRU, "min": Minimum, "ttl": TTL}
+_MAKERS: dict[str, Callable[[int, int], Policy]] = {"lfu": LFU, "lru": LRU, "min": Minimum, "ttl": TTL}
 
 
 def check_policy(name: str) -> None:
@@ -47,7 +49,7 @@ def check_policy(name: str) -> None:
         raise ValueError(f"policy is {name!r}: set it to one of {', '.join(_MAKERS)}")
 
 
-def make_policy(name: str, entries: Entries, depth: int) -> Policy:
-    """The policy of that name."""
+def make_policy(name: str, capacity: int, depth: int) -> Policy:
+    """The policy of that name for a cache of `capacity` slots."""
     check_policy(name)
-    return _MAKERS[name](entries, depth)
+    return _MAKERS[name](capacity, depth)

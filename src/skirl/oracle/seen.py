@@ -1,52 +1,77 @@
 """Which rows exist: one bit a row, so that a row's first use needs no request.
 
 882.8M rows cost 110 MB, and only the pages of touched rows are ever backed by memory. A set of touched keys would cost 16
-bytes or more a touched row and a random access into a far larger array for every row that comes in.
+bytes or more a touched row and a random access into a far larger array for every row that comes in. It is what tables of
+more than 2**33 rows have, ids hashed to 48 bits say: their bits would not fit in the address space.
 """
 
 from collections.abc import Iterable
 
 import numpy as np
-from numba import njit
 
+from skirl.index import HashIndex
+from skirl.jit import kernel
 from skirl.tables import MAX_ROWS, ROW_BITS, Schema
+
+MOST_IN_BITS = 1 << 33
+"""Rows of a table that has bits, at most."""
 
 
 class Seen:
-    """One bit for every row of every table: whether the row was ever used.
+    """For every row of every table: whether the row was ever used.
 
     >>> from skirl import Table
-    >>> seen = Seen(Schema.of([Table("a", 100, 4)]))
-    >>> seen.add(np.array([5, 99]))
-    >>> seen.has(np.array([5, 6, 99])).tolist()
-    [True, False, True]
+    >>> seen = Seen(Schema.of([Table("a", 100, 4), Table("b", 1 << 48, 4)]))
+    >>> seen.add(np.array([5, 99, 1 << 48 | 12345678901234]))
+    >>> seen.has(np.array([5, 6, 99, 1 << 48 | 12345678901234])).tolist()
+    [True, False, True, True]
     >>> seen.discard(np.array([5]))
     >>> len(seen)
-    1
+    2
     """
 
     def __init__(self, schema: Schema) -> None:
         self._tables = schema.tables
-        words = np.array([(t.rows + 63) // 64 for t in schema.tables], np.int64)
-        self.base = np.concatenate([[0], np.cumsum(words)[:-1]]).astype(np.int64)
+        small = np.array([t.rows <= MOST_IN_BITS for t in schema.tables])
+        words = np.array([(t.rows + 63) // 64 for t in schema.tables], np.int64) * small
+        begin = np.concatenate([[0], np.cumsum(words)[:-1]]).astype(np.int64)
+        self.base = np.where(small, begin, -1)
+        """[tables]: the first word of its bits, -1: its rows are in the set."""
         self.bits = np.zeros(int(words.sum()), np.uint64)  # zero pages are not backed until written
+        self.set = HashIndex()
+        self.any_in_set = not small.all()
 
     def add(self, keys: np.ndarray) -> None:
         """These rows exist now. Refuses keys of other tables: they may come from a store that someone else filled."""
         self._check(keys)
         _set(self.bits, self.base, keys)
+        large = self._in_set(keys)
+        self.set.put(large, np.zeros(len(large), np.int32))
+
+    def claim(self, keys: np.ndarray) -> np.ndarray:
+        """These rows of tables in the set exist now; whether each did before."""
+        return self.set.claim(keys, np.zeros(len(keys), np.int32))
 
     def discard(self, keys: np.ndarray) -> None:
         """These rows do not exist after all: their step was never executed."""
         _clear(self.bits, self.base, keys)
+        self.set.drop(self._in_set(keys))
 
     def has(self, keys: np.ndarray) -> np.ndarray:
         """Whether each row exists."""
-        return _test(self.bits, self.base, keys)
+        out = _test(self.bits, self.base, keys)
+        if self.any_in_set:
+            large = self.base[keys >> ROW_BITS] < 0
+            out[large] = self.set.get(keys[large]) >= 0
+        return out
+
+    def _in_set(self, keys: np.ndarray) -> np.ndarray:
+        return keys[self.base[keys >> ROW_BITS] < 0] if self.any_in_set else keys[:0]
 
     def rebuild(self, chunks: Iterable[np.ndarray]) -> None:
         """Start from the keys that a store holds."""
         self.bits = np.zeros_like(self.bits)
+        self.set = HashIndex()
         for keys in chunks:
             self.add(keys)
 
@@ -69,37 +94,34 @@ class Seen:
             )
 
     def __len__(self) -> int:
-        return int(sum(np.bitwise_count(self.bits[i : i + 65536]).sum() for i in range(0, len(self.bits), 65536)))
+        ones = sum(np.bitwise_count(self.bits[i : i + 65536]).sum() for i in range(0, len(self.bits), 65536))
+        return int(ones) + len(self.set)
 
 
-@njit(nogil=True, cache=True)
-def test_and_set(bits, base, key):
-    """Mark one row as existing; whether it existed before."""
-    row = key & (MAX_ROWS - 1)
-    word = base[key >> ROW_BITS] + (row >> 6)
-    bit = np.uint64(1) << np.uint64(row & 63)
-    had = bits[word] & bit
-    bits[word] |= bit
-    return had != np.uint64(0)
-
-
-@njit(nogil=True, cache=True)
+@kernel
 def _set(bits, base, keys):
     for key in keys:
-        test_and_set(bits, base, key)
+        words = base[key >> ROW_BITS]
+        if words >= 0:
+            row = key & (MAX_ROWS - 1)
+            bits[words + (row >> 6)] |= np.uint64(1) << np.uint64(row & 63)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _clear(bits, base, keys):
     for key in keys:
-        row = key & (MAX_ROWS - 1)
-        bits[base[key >> ROW_BITS] + (row >> 6)] &= ~(np.uint64(1) << np.uint64(row & 63))
+        words = base[key >> ROW_BITS]
+        if words >= 0:
+            row = key & (MAX_ROWS - 1)
+            bits[words + (row >> 6)] &= ~(np.uint64(1) << np.uint64(row & 63))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _test(bits, base, keys):
-    out = np.empty(len(keys), np.bool_)
+    out = np.zeros(len(keys), np.bool_)
     for i, key in enumerate(keys):
-        row = key & (MAX_ROWS - 1)
-        out[i] = (bits[base[key >> ROW_BITS] + (row >> 6)] >> np.uint64(row & 63)) & np.uint64(1) != np.uint64(0)
+        words = base[key >> ROW_BITS]
+        if words >= 0:
+            row = key & (MAX_ROWS - 1)
+            out[i] = (bits[words + (row >> 6)] >> np.uint64(row & 63)) & np.uint64(1) != np.uint64(0)
     return out

@@ -20,7 +20,7 @@ class Step:
     slots: np.ndarray
     """int32 [ids]: the slot of every id position."""
     keys: np.ndarray
-    """int64 [rows]: the distinct rows, in order of their last position."""
+    """int64 [rows]: the distinct rows, by table, and in each by their last position."""
     rows: np.ndarray
     """int32 [rows]: their slots."""
     group_start: np.ndarray

@@ -8,21 +8,25 @@ since they block room longest. To lengthen it as batches enter would fetch less,
 
 import numpy as np
 
-from skirl.oracle.entries import Entries
 from skirl.oracle.smallest import smallest
 
 _EXPIRED = 1 << 40
+_NOBODY = -(1 << 40)
+"""No row is in the slot."""
 
 
 class TTL:
     """Expired rows leave at every clean-up; when room is short, expired rows and then those that live longest."""
 
-    def __init__(self, entries: Entries, depth: int) -> None:
-        self._entries = entries
-        self._interval = max(1, depth // 4)
-        self._until = np.full(entries.size, -1, np.int64)
+    wants_last = True
 
-    def entered(self, entries: np.ndarray, number: int) -> None:
+    def __init__(self, capacity: int, depth: int) -> None:
+        self._interval = max(1, depth // 4)
+        self._until = np.full(capacity, _NOBODY, np.int64)
+        self._clock = np.zeros(capacity, np.int64)
+        self._time = 0
+
+    def entered(self, slots: np.ndarray, number: int) -> None:
         """The time to live is set by `used`."""
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
@@ -30,25 +34,21 @@ class TTL:
         cleans = number % self._interval == 0
         if not count and not cleans:
             return np.empty(0, np.int32)
-        self._fit()
-        columns = self._entries.columns
-        resident = columns.slot >= 0
-        resident[batch] = False
+        resident = self._until > _NOBODY
+        resident[batch[batch >= 0]] = False
         candidates = np.flatnonzero(resident)
         until = self._until[candidates]
         expired = until < number
         if cleans:
             count = max(count, int(expired.sum()))
         worth = np.where(expired, until - _EXPIRED, -until)
-        return candidates[smallest(count, worth, columns.clock[candidates])].astype(np.int32)
+        victims = candidates[smallest(count, worth, self._clock[candidates])].astype(np.int32)
+        self._until[victims] = _NOBODY
+        return victims
 
-    def used(self, entries: np.ndarray, next_uses: np.ndarray, number: int) -> None:
+    def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
         """These rows live until the last batch of the window, as it is now, that uses them."""
-        self._fit()
-        self._until[entries] = self._entries.columns.last_batch[entries]
-
-    def _fit(self) -> None:
-        if len(self._until) < self._entries.size:
-            grown = np.full(self._entries.size, -1, np.int64)
-            grown[: len(self._until)] = self._until
-            self._until = grown
+        assert last is not None
+        self._until[slots] = last
+        self._clock[slots] = self._time + np.arange(len(slots))
+        self._time += len(slots)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from skirl.store.base import Layout, Record, Store
 from skirl.store.disk import DiskError, DiskFull, DiskStore
+from skirl.store.link import Link, LinkStore, split_spec
 from skirl.store.memory import MemoryStore
 from skirl.store.snapshot import SnapshotError
 
@@ -12,6 +13,8 @@ __all__ = [
     "DiskFull",
     "DiskStore",
     "Layout",
+    "Link",
+    "LinkStore",
     "MemoryStore",
     "Record",
     "SnapshotError",
@@ -37,4 +40,10 @@ def open_store(
         return MemoryStore(layout)
     if spec.startswith("disk:") and spec != "disk:":
         return DiskStore(spec.removeprefix("disk:"), layout, rows=rows)
-    raise ValueError(f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER' or pass a skirl.store.Store")
+    if spec.startswith("link:"):
+        link, inner = split_spec(spec)
+        return LinkStore(open_store(inner, layout, rows=rows), link)
+    raise ValueError(
+        f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'link:RATE,DELAY:STORE' or pass a "
+        "skirl.store.Store"
+    )

@@ -1,0 +1,250 @@
+"""A row as one value in a kernel: `load` it, do arithmetic on it, `store` it; and hints about memory to come.
+
+Numba compiles `g[d] = g[d] + x[d]` over two arrays to a loop that first asks whether they overlap and keeps g in memory.
+Where dim is known at compile time a row fits in registers, but LLVM unrolls such a loop before it vectorises it, and then
+cannot: with 64 constant in place of a variable, gathering rows took 30 ms in place of 9. So the vectors are written out
+here, 16 floats each, for a row of any multiple of 16; gathering takes 5.5 ms then, 3.5 with `stream`. A C++ extension
+would have intrinsics for all of it, and its own build for each platform.
+
+Every operation is the IEEE one, element by element, rounded once; nothing is contracted or reordered, and `total` adds by
+halves as `tree_sum` does. So the bits are those of the plain loops in cpu.py, whatever vectors the processor has.
+
+Used inside of kernels only: a numpy array cannot be told apart from a row there, and NUMBA_DISABLE_JIT=1 takes the plain
+loops. `n`, and the lanes of a row, have to be constants of the kernel: literals or variables of the function around it.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import PrimitiveModel, register_default
+from numba.extending import intrinsic, overload
+
+BYTES = 64
+"""Of a piece: a cache line, and the widest vector there is. Narrower processors take two or four instructions for it."""
+
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_FLOATS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+_INTO_L2, _INTO_L1 = 2, 3
+
+
+def _inlined(typed: Callable[..., Any]) -> Any:
+    """A function of kernels, by its type and the instructions that it stands for."""
+    return intrinsic(prefer_literal=True)(typed)
+
+
+class Lanes(types.Type):
+    """Numba's type of `n` floats in registers."""
+
+    def __init__(self, dtype: Any, n: int) -> None:
+        self.dtype = dtype
+        self.n = n
+        self.wide = BYTES * 8 // dtype.bitwidth
+        if n % self.wide:
+            raise ValueError(f"a row of {n} {dtype} is not a multiple of {self.wide}: use the plain loops")
+        super().__init__(f"Lanes({dtype}, {n})")
+
+    @property
+    def pieces(self) -> int:
+        """Vectors it takes."""
+        return self.n // self.wide
+
+
+@register_default(Lanes)
+class _Model(PrimitiveModel):
+    """In LLVM: a struct of vectors. One vector of 48 floats would be cut into twelve of four wherever two branches meet."""
+
+    def __init__(self, manager: Any, lanes: Lanes) -> None:
+        piece = ir.VectorType(_FLOATS[lanes.dtype], lanes.wide)
+        super().__init__(manager, lanes, ir.LiteralStructType([piece] * lanes.pieces))
+
+
+def _cut(builder: Any, value: Any) -> list[Any]:
+    return [builder.extract_value(value, i) for i in range(len(value.type.elements))]
+
+
+def _joined(builder: Any, pieces: list[Any]) -> Any:
+    value = ir.Constant(ir.LiteralStructType([piece.type for piece in pieces]), ir.Undefined)
+    for i, piece in enumerate(pieces):
+        value = builder.insert_value(value, piece, i)
+    return value
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any) -> Any:
+    """To array[row, column] of an array in C order."""
+    made = context.make_array(array_type)(context, builder, array)
+    width = cgutils.unpack_tuple(builder, made.shape)[1]
+    return builder.gep(made.data, [builder.add(builder.mul(row, width), column)])
+
+
+def _check(array: Any) -> None:
+    if array.ndim != 2 or array.layout != "C":
+        raise TypeError(f"rows of {array}: pass an array of two dimensions in C order")
+
+
+@_inlined
+def load(typingctx, array, row, column, n):
+    """array[row, column : column + n] as lanes."""
+    _check(array)
+    lanes = Lanes(array.dtype, n.literal_value)
+
+    def codegen(context, builder, signature, args):
+        start = _pointer(context, builder, array, args[0], args[1], args[2])
+        pieces = []
+        for i in range(lanes.pieces):
+            place = builder.gep(start, [_I64(i * lanes.wide)])
+            vector = ir.VectorType(_FLOATS[lanes.dtype], lanes.wide)
+            piece = builder.load(builder.bitcast(place, vector.as_pointer()))
+            piece.align = lanes.dtype.bitwidth // 8
+            pieces.append(piece)
+        return _joined(builder, pieces)
+
+    return lanes(array, types.intp, types.intp, n), codegen
+
+
+def _storing(streams: bool) -> Callable[..., Any]:
+    def typed(typingctx, array, row, column, value):
+        _check(array)
+
+        def codegen(context, builder, signature, args):
+            start = _pointer(context, builder, array, args[0], args[1], args[2])
+            for i, piece in enumerate(_cut(builder, args[3])):
+                place = builder.gep(start, [_I64(i * value.wide)])
+                stored = builder.store(piece, builder.bitcast(place, piece.type.as_pointer()))
+                stored.align = BYTES if streams else value.dtype.bitwidth // 8
+                if streams:
+                    stored.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+            return context.get_dummy_value()
+
+        return types.void(array, types.intp, types.intp, value), codegen
+
+    return typed
+
+
+store = _inlined(_storing(False))
+"""store(array, row, column, lanes): array[row, column : column + n] = lanes."""
+
+stream = _inlined(_storing(True))
+"""As `store`, past the caches: a line is not read before it is overwritten. Its address has to be a multiple of 64."""
+
+
+@_inlined
+def zeros(typingctx, array, n):
+    """Lanes of 0 in the dtype of an array."""
+    lanes = Lanes(array.dtype, n.literal_value)
+    return lanes(array, n), lambda context, builder, signature, args: ir.Constant(context.get_value_type(lanes), None)
+
+
+@_inlined
+def _spread(typingctx, like, number):
+    """A number in all lanes."""
+
+    def codegen(context, builder, signature, args):
+        vector = ir.VectorType(_FLOATS[like.dtype], like.wide)
+        one = builder.insert_element(ir.Constant(vector, ir.Undefined), args[1], _I32(0))
+        first = ir.Constant(ir.VectorType(_I32, like.wide), [0] * like.wide)
+        piece = builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), first)
+        return _joined(builder, [piece] * like.pieces)
+
+    return like(like, like.dtype), codegen
+
+
+@_inlined
+def root(typingctx, lanes):
+    """The square root of each."""
+
+    def codegen(context, builder, signature, args):
+        pieces = _cut(builder, args[0])
+        name = f"llvm.sqrt.v{lanes.wide}f{lanes.dtype.bitwidth}"
+        kind = ir.FunctionType(pieces[0].type, [pieces[0].type])
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        return _joined(builder, [builder.call(function, [piece]) for piece in pieces])
+
+    return lanes(lanes), codegen
+
+
+@_inlined
+def total(typingctx, lanes):
+    """The sum by halves: fold the upper half onto the lower until one is left."""
+
+    def codegen(context, builder, signature, args):
+        pieces = _cut(builder, args[0])
+        while len(pieces) > 1:
+            half = 1 << (len(pieces) - 1).bit_length() - 1
+            folded = [builder.fadd(low, high) for low, high in zip(pieces, pieces[half:])]
+            pieces = folded + pieces[len(folded) : half]
+        (vector,) = pieces
+        n = vector.type.count
+        while n > 1:
+            n //= 2
+            low, high = (ir.Constant(ir.VectorType(_I32, n), list(range(begin, begin + n))) for begin in (0, n))
+            vector = builder.fadd(
+                builder.shuffle_vector(vector, vector, low), builder.shuffle_vector(vector, vector, high)
+            )
+        return builder.extract_element(vector, _I32(0))
+
+    return lanes.dtype(lanes), codegen
+
+
+def _each(operation: str) -> Callable[..., Any]:
+    @_inlined
+    def apply(typingctx, a, b):
+        def codegen(context, builder, signature, args):
+            pairs = zip(_cut(builder, args[0]), _cut(builder, args[1]), strict=True)
+            return _joined(builder, [getattr(builder, operation)(x, y) for x, y in pairs])
+
+        return a(a, b), codegen
+
+    return apply
+
+
+def _operator(function: Any, apply: Any) -> None:
+    """Lanes on both sides, or a number of their dtype on the left."""
+
+    @overload(function)
+    def between(a, b):
+        if isinstance(a, Lanes) and a is b:
+            return lambda a, b: apply(a, b)
+        if isinstance(b, Lanes) and a is b.dtype:
+            return lambda a, b: apply(_spread(b, a), b)
+        return None
+
+
+for _function, _name in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
+    _operator(_function, _each(_name))
+
+
+def _hinting(level: int, writes: int) -> Callable[..., Any]:
+    def typed(typingctx, array, row, n):
+        _check(array)
+        size = n.literal_value * array.dtype.bitwidth // 8
+
+        def codegen(context, builder, signature, args):
+            start = builder.bitcast(_pointer(context, builder, array, args[0], args[1], _I64(0)), _I8.as_pointer())
+            kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            for offset in range(0, size, BYTES):
+                builder.call(function, [builder.gep(start, [_I64(offset)]), _I32(writes), _I32(level), _I32(1)])
+            return context.get_dummy_value()
+
+        return types.void(array, types.intp, n), codegen
+
+    return typed
+
+
+soon = _inlined(_hinting(_INTO_L1, 0))
+"""soon(array, row, n): array[row, :n] will be read after some tens of others; start fetching it."""
+
+later = _inlined(_hinting(_INTO_L2, 0))
+"""As `soon`, for farther ahead: into L2, which holds more on its way."""
+
+written_soon = _inlined(_hinting(_INTO_L1, 1))
+"""As `soon`, for a row that will be written as well."""

@@ -1,0 +1,131 @@
+"""The distinct rows of a batch, table by table: for each position, which of its table's rows it has.
+
+A table's positions of one batch fit in a cache where the table does not. So its rows are counted in a table of marks that
+stays there, 2 bytes a place and four places a position, and only distinct rows, a fifth of all positions on click logs, go
+on to what is known of them all over memory. np.unique sorts, and takes 15 times as long.
+
+The order is the promise: rows of a table by their last position in the batch.
+"""
+
+import numpy as np
+
+from skirl.jit import kernel
+from skirl.oracle.positions import Layout, Positions
+
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Distinct:
+    """What was found in one batch; `found` is scratch that the next batch overwrites.
+
+    Table t's distinct rows are found[low[t]:at[t + 1]], in order of last position; `row_of` says for each position which of
+    its table's distinct rows it has.
+    """
+
+    __slots__ = ("found", "low", "row_of")
+
+    def __init__(self, found: np.ndarray, low: np.ndarray, row_of: np.ndarray) -> None:
+        self.found, self.low, self.row_of = found, low, row_of
+
+
+class OutOfRange(ValueError):
+    """A row that its table does not have: `value` is the index in `Positions.values`."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(f"the id at {value} is outside its table")
+        self.value = value
+
+
+class Finder:
+    """Finds distinct rows; owns the scratch."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        """`rows`: of each table of the bank."""
+        self._rows = rows
+        self._marks = np.empty((0, 0), np.uint16)
+        self._found = np.empty(0, np.int64)
+
+    def find(self, batch: Positions, layout: Layout, borders: np.ndarray, run) -> Distinct:
+        """`run(kernel, *args)` calls the kernel for every stretch of tables between `borders`."""
+        most = int(np.diff(layout.at).max(initial=0))
+        kind = np.uint16 if most < 0xFFFF else np.int32
+        places = 1 << max(4, (4 * most - 1).bit_length())
+        if self._marks.dtype != kind or self._marks.shape[1] < places or len(self._marks) < len(borders) - 1:
+            self._marks = np.empty((len(borders) - 1, places), kind)
+        if len(self._found) < layout.positions:
+            self._found = np.empty(layout.positions * 5 // 4, np.int64)
+        row_of = np.empty(layout.positions, kind)
+        low = np.empty(len(self._rows), np.int64)
+        bad = np.full(len(self._rows), -1, np.int64)
+        none = kind(0xFFFF) if kind is np.uint16 else kind(-1)
+        run(
+            _find, borders, self._marks, batch.values, layout.parts, layout.first, layout.at, self._rows, self._found, low,
+            row_of, bad, none,
+        )  # fmt: skip
+        if (bad >= 0).any():
+            raise OutOfRange(int(bad[bad >= 0][0]))
+        return Distinct(self._found, low, row_of)
+
+
+@kernel
+def _find(borders, marks, values, parts, first, at, rows, found, low, row_of, bad, none, lo, hi):
+    """Stretches lo..hi of tables. Rows are written from the end: the first one met, from the last position, is the last.
+
+    Indices are unsigned or known not to be negative, or each of them would be checked for a wrap from the end.
+    """
+    places = marks.shape[1]
+    bits = 0
+    while (1 << bits) < places:
+        bits += 1
+    shift, wrap, one = np.uint64(64 - bits), np.uint64(places - 1), np.uint64(1)
+    for stretch in range(lo, hi):
+        mark = marks[stretch]
+        for t in range(borders[stretch], borders[stretch + 1]):
+            n = at[t + 1] - at[t]
+            low[t] = at[t + 1]
+            if n == 0:
+                continue
+            mine = found[at[t] : at[t + 1]]
+            limit = np.uint64(rows[t])
+            w = n
+            direct = rows[t] <= places
+            mark[: rows[t] if direct else places] = none
+            for i in range(first[t + 1] - 1, first[t] - 1, -1):
+                part = values[parts[i, 0] : parts[i, 1]]
+                minus = parts[i, 2]
+                of = row_of[parts[i, 3] : parts[i, 3] + len(part)]
+                if direct:
+                    for p in range(len(part) - 1, -1, -1):
+                        row = np.uint64(part[p] - minus)
+                        if row >= limit:
+                            bad[t] = parts[i, 0] + p
+                            return
+                        r = mark[row]
+                        if r == none:
+                            w -= 1
+                            mine[w] = row
+                            r = of.dtype.type(w)
+                            mark[row] = r
+                        of[p] = r
+                else:
+                    for p in range(len(part) - 1, -1, -1):
+                        row = np.uint64(part[p] - minus)
+                        if row >= limit:
+                            bad[t] = parts[i, 0] + p
+                            return
+                        place = (row * _SPREAD) >> shift
+                        r = mark[place]
+                        while r != none and mine[r] != np.int64(row):
+                            place = (place + one) & wrap
+                            r = mark[place]
+                        if r == none:
+                            w -= 1
+                            mine[w] = row
+                            r = of.dtype.type(w)
+                            mark[place] = r
+                        of[p] = r
+            low[t] = at[t] + w
+            for i in range(first[t], first[t + 1]):
+                of = row_of[parts[i, 3] : parts[i, 3] + parts[i, 1] - parts[i, 0]]
+                for p in range(len(of)):
+                    of[p] -= of.dtype.type(w)

@@ -1,0 +1,98 @@
+"""The uses of the window: one for each distinct row of each batch, chained from a row's use to its next.
+
+A use is three int32: the row's handle, the place of the row's next use, and the row's slot once that is known. Planning a
+batch hands the slot of each row on to its next use, so the next batch finds it in the order it reads anyway. A map from row
+to slot instead would cost one more random access to memory for each row of each batch, half of all planning.
+
+The slot of a use not yet planned:   slot >= 0   the row is there
+                                     -1          it is not known: an earlier use comes first, or the row is nowhere
+                                     < -EVICTED  it was evicted: the number of the eviction, as in the row's state
+
+Uses of one batch lie together, in blocks of a power of two; free blocks are taken first fit. So memory is that of the
+window, within two percent, also where batches differ in size, and from a place to its batch's number it is one shift.
+"""
+
+import bisect
+
+import numpy as np
+
+MOST = 1 << 30
+"""Places that an int32 names beside the other things that a state says."""
+AT_ONCE = 1 << 26
+"""Places whose memory is asked for at the first batch, at most; pages are backed when first written."""
+
+
+class Uses:
+    """The uses of all batches of the window.
+
+    >>> uses = Uses(depth=2)
+    >>> uses.take(5, number=0), uses.take(20, number=1)
+    (0, 16)
+    >>> uses.batch[16 >> uses.bits]
+    np.int32(1)
+    >>> uses.give(0, 5)
+    >>> uses.take(3, number=2)
+    0
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.bits = 0
+        """Uses a block, as a power of two; fixed by the first batch that has any."""
+        self.handle = self.next = self.slot = np.empty(0, np.int32)
+        self.batch = np.empty(0, np.int32)
+        """The number of each block's batch."""
+        self._depth = depth
+        self._free: list[tuple[int, int]] = []
+        """Stretches of free blocks, in order: first, end."""
+
+    def take(self, count: int, number: int) -> int:
+        """The place of the first of `count` uses of batch `number`."""
+        if not count:
+            return 0
+        if not self.bits:
+            self.bits = max(4, (count // 64).bit_length())
+            self._grow(self._blocks(count) * (self._depth + 1))
+        blocks = self._blocks(count)
+        if not any(end - first >= blocks for first, end in self._free):
+            self._grow(max(blocks, len(self.batch)))
+        i = next(i for i, (first, end) in enumerate(self._free) if end - first >= blocks)
+        first, end = self._free[i]
+        self._free[i : i + 1] = [(first + blocks, end)] if first + blocks < end else []
+        self.batch[first : first + blocks] = number
+        return first << self.bits
+
+    def give(self, place: int, count: int) -> None:
+        """The batch whose uses begin there is planned."""
+        if not count:
+            return
+        first = place >> self.bits
+        self._add(first, first + self._blocks(count))
+
+    def _blocks(self, count: int) -> int:
+        return -(-count >> self.bits)
+
+    def _add(self, first: int, end: int) -> None:
+        """A stretch becomes free; stretches that touch become one."""
+        i = bisect.bisect(self._free, (first, end))
+        if i < len(self._free) and self._free[i][0] == end:
+            end = self._free.pop(i)[1]
+        if i and self._free[i - 1][1] == first:
+            i -= 1
+            first = self._free.pop(i)[0]
+        self._free.insert(i, (first, end))
+
+    def _grow(self, more: int) -> None:
+        """More blocks; places stay what they are."""
+        blocks = len(self.batch)
+        more = min(more, max(self._blocks(AT_ONCE), blocks, 1))
+        if (blocks + more) << self.bits > MOST:
+            raise MemoryError(
+                f"a window of more than {MOST:,} distinct rows is too large to plan: set depth to a smaller number of "
+                "batches, or to 'epoch'"
+            )
+        for name in ("handle", "next", "slot"):
+            grown = np.empty((blocks + more) << self.bits, np.int32)
+            grown[: blocks << self.bits] = getattr(self, name)
+            setattr(self, name, grown)
+        self.batch = np.concatenate([self.batch, np.full(more, -1, np.int32)])
+        self._add(blocks, blocks + more)

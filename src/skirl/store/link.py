@@ -1,0 +1,151 @@
+"""A store behind an emulated link: every call takes delay + bytes / rate, and no less than the store itself.
+
+Movement that costs nothing hides nothing, and a slow network is seldom at hand where a pipeline is worked on. The link is
+full duplex: reads and writes each have a clock of their own, which says when the direction is free again. Calls that run at
+the same time share the rate, one after another, and overlap the delay. Waiting is a sleep, so it costs neither the
+interpreter nor a core; a sleep ends some 60 us late, as an interrupt of a network card would. Shaping packets between two
+processes (`tc netem`) is closer to the truth, and needs root and a server.
+
+Bytes are those of the records, 64 a row of 16 floats: keys are not counted, and snapshots do not travel.
+"""
+
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.store.base import Rows, Store
+
+_RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)bit(?:/s)?")
+_DELAY = re.compile(r"([0-9]*\.?[0-9]+)\s*(us|ms|s)")
+_BITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Link:
+    """Rate and delay of a link.
+
+    >>> Link.parse("1Gbit,100us")
+    Link(rate=125000000.0, delay=0.0001)
+    >>> f"{Link.parse('10Gbit,100us').seconds(2_000_000):.4f}"
+    '0.0017'
+    """
+
+    rate: float = math.inf
+    """Bytes a second, in each direction."""
+    delay: float = 0.0
+    """Seconds that a call takes beside its bytes."""
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise ValueError(f"the rate of the link is {self.rate} bytes a second: set it above 0")
+        if not 0 <= self.delay < math.inf:
+            raise ValueError(f"the delay of the link is {self.delay} s: set it to 0 or more seconds")
+
+    @classmethod
+    def parse(cls, text: str) -> "Link":
+        """A link as flags name it: RATE,DELAY."""
+        rate, _, delay = text.partition(",")
+        bits, wait = _RATE.fullmatch(rate.strip()), _DELAY.fullmatch(delay.strip())
+        if not bits or not wait or float(bits[1]) == 0:
+            raise ValueError(f"link is {text!r}: write it RATE,DELAY, such as 1Gbit,100us")
+        return cls(float(bits[1]) * _BITS[bits[2]] / 8, round(float(wait[1]) * _SECONDS[wait[2]], 12))
+
+    def seconds(self, nbytes: int) -> float:
+        """What one call of so many bytes takes while the link is free."""
+        return self.delay + nbytes / self.rate
+
+
+class _Pipe:
+    """One direction: when it is free again, and what went through."""
+
+    def __init__(self, link: Link) -> None:
+        self.calls = self.nbytes = 0
+        self._link = link
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self, nbytes: int, began: float) -> None:
+        """Sleep until these bytes are through that set out at `began`, or when those before them were."""
+        with self._lock:
+            self.calls += 1
+            self.nbytes += nbytes
+            self._free = max(self._free, began) + nbytes / self._link.rate
+            due = self._free + self._link.delay
+        while (left := due - time.perf_counter()) > 0:
+            time.sleep(left)
+
+
+class LinkStore(Store):
+    """Any store, behind a link.
+
+    >>> from skirl.store import MemoryStore, Record
+    >>> store = LinkStore(MemoryStore({0: Record(2)}), Link.parse("1Gbit,1ms"))
+    >>> store.write(np.array([5]), np.array([[1, 2]], np.float32))
+    >>> store.sent.nbytes, store.sent.calls, len(store)
+    (8, 1, 1)
+    """
+
+    def __init__(self, inner: Store, link: Link) -> None:
+        super().__init__(inner.layout)
+        self.inner = inner
+        self.link = link
+        self.received, self.sent = _Pipe(link), _Pipe(link)
+        """What was read and what was written."""
+        self._same()
+
+    def __repr__(self) -> str:
+        return f"LinkStore({self.inner!r}, {self.link})"
+
+    def _same(self) -> None:
+        self.identity, self.generation = self.inner.identity, self.inner.generation
+
+    def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
+        began = time.perf_counter()
+        self.inner._read(kind, keys, out, found)
+        self.received.wait(int(np.count_nonzero(found)) * out.itemsize * out.shape[1], began)
+
+    def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
+        began = time.perf_counter()
+        self.inner._write(kind, keys, rows)
+        self.sent.wait(rows.nbytes, began)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def keys(self) -> Iterator[NDArray[np.int64]]:
+        return self.inner.keys()
+
+    def snapshot(self, folder: str | Path) -> None:
+        self.inner.snapshot(folder)
+        self._same()
+
+    def restore(self, folder: str | Path) -> None:
+        self.inner.restore(folder)
+        self._same()
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def close(self) -> None:
+        self.inner.close()
+        super().close()
+
+
+def split_spec(spec: str) -> tuple[Link, str]:
+    """What "link:RATE,DELAY:STORE" names.
+
+    >>> split_spec("link:1Gbit,100us:disk:rows/")
+    (Link(rate=125000000.0, delay=0.0001), 'disk:rows/')
+    """
+    link, colon, store = spec.removeprefix("link:").partition(":")
+    if not colon or not store:
+        raise ValueError(f"store is {spec!r}: write it link:RATE,DELAY:STORE, such as link:1Gbit,100us:memory")
+    return Link.parse(link), store

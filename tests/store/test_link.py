@@ -1,0 +1,122 @@
+"""The emulated link: a store like any other, whose calls take what delay and rate say."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from skirl.store import Layout, Link, LinkStore, MemoryStore, Record, open_store
+from skirl.store import link as link_module
+from tests.store.conformance import StoreConformance
+
+
+class TestLinkStore(StoreConformance):
+    def make(self, layout: Layout) -> LinkStore:
+        return LinkStore(MemoryStore(layout), Link(rate=1e9, delay=1e-5))
+
+
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept = 0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += 1
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(link_module, "time", clock)
+    return clock
+
+
+def store_over(link: Link) -> LinkStore:
+    return LinkStore(MemoryStore({0: Record(25)}), link)  # 100 bytes a row
+
+
+def test_a_call_takes_delay_and_bytes(clock):
+    store = store_over(Link(rate=1000, delay=0.5))
+    keys, rows = np.arange(3), np.zeros((3, 25), np.float32)
+    store.write(keys, rows)
+    assert clock.now == pytest.approx(100 + 0.5 + 0.3)
+    store.read(np.array([0, 1, 7]), rows)  # row 7 is not held: nothing of it comes back
+    assert clock.now == pytest.approx(100 + 0.5 + 0.3 + 0.5 + 0.2)
+    assert (store.sent.nbytes, store.received.nbytes) == (300, 200)
+    assert (store.sent.calls, store.received.calls) == (1, 1)
+    assert clock.slept == 2, "a wait is one sleep"
+
+
+def test_calls_at_once_share_the_rate_and_overlap_the_delay(clock):
+    store = store_over(Link(rate=1000, delay=0.5))
+    for _ in range(4):
+        store.sent.wait(100, began=100.0)
+    assert clock.now == pytest.approx(100 + 4 * 0.1 + 0.5)
+
+
+def test_the_directions_do_not_wait_for_each_other(clock):
+    store = store_over(Link(rate=1000, delay=0.5))
+    store.sent.wait(1000, began=100.0)
+    store.received.wait(1000, began=100.0)
+    assert clock.now == pytest.approx(100 + 1.5)
+
+
+def test_a_link_that_was_idle_saves_nothing_up(clock):
+    store = store_over(Link(rate=1000, delay=0))
+    store.sent.wait(100, began=100.0)
+    clock.now = 200.0
+    store.sent.wait(100, began=200.0)
+    assert clock.now == pytest.approx(200.1)
+
+
+def test_waiting_leaves_the_interpreter_to_others():
+    store = store_over(Link(delay=0.2))
+    waiting = threading.Thread(target=store.write, args=(np.arange(1), np.zeros((1, 25), np.float32)))
+    spent = time.process_time()
+    waiting.start()
+    laps = 0
+    while waiting.is_alive():
+        laps += 1
+        time.sleep(0.001)
+    assert laps > 5
+    assert time.process_time() - spent < 0.15, "it spins"
+
+
+def test_never_early():
+    store = store_over(Link(rate=1e6, delay=0.003))
+    began = time.perf_counter()
+    store.write(np.arange(10), np.zeros((10, 25), np.float32))
+    assert time.perf_counter() - began >= 0.004
+
+
+def test_a_spec_names_link_and_store(tmp_path):
+    with open_store(f"link:10Gbit,1ms:disk:{tmp_path}/rows", {0: Record(2)}) as store:
+        assert isinstance(store, LinkStore)
+        assert store.link == Link(1.25e9, 1e-3)
+        assert "DiskStore" in repr(store)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1Gbit", "1Gbit,", "100us,1Gbit", "0bit,1us", "1Gbit,-1us", "1GB,1us", "fast,1us"]
+)
+def test_refuses_a_link_that_is_none(text):
+    with pytest.raises(ValueError, match="write it RATE,DELAY, such as 1Gbit,100us"):
+        Link.parse(text)
+
+
+def test_refuses_a_spec_without_a_store():
+    with pytest.raises(ValueError, match="write it link:RATE,DELAY:STORE"):
+        open_store("link:1Gbit,1us", {0: Record(2)})
+
+
+@pytest.mark.parametrize("given", [{"rate": 0}, {"rate": float("nan")}, {"delay": -1}, {"delay": float("inf")}])
+def test_refuses_numbers_that_are_none(given):
+    with pytest.raises(ValueError, match="of the link is"):
+        Link(**given)
