@@ -251,8 +251,6 @@ SNAPSHOTS = [
           "            self._files.sync_folder(folder)\n            manifest", "            manifest"),
     Fault("a copy is not synced", "store._files",
           "                self.sync(target.number)\n", ""),
-    Fault("a copy has its name before it is whole", "store._files",
-          'draft = new.with_name(new.name + ".tmp")', "draft = new"),
     Fault("a snapshot's file is taken for whole whatever its size", "store._sharing",
           " and (target / name).stat().st_size >= size", ""),
     Fault("a snapshot is of rows not synced", "store.disk",

@@ -351,9 +351,11 @@ class Places:
         need = self.count + n_more
         if need > self._size * _FULL:
             self._grow(int(need / _AFTER_GROWTH) + 1)
-        if self._table.arrays[1][self._room - n_more - 1 : self._room].any():
-            self._table.reserve(self._room + _PAD)
-            self._table.shape[_ROOM] += _PAD
+        at_end = self._table.arrays[1][max(0, self._room - n_more - 1) : self._room].any()
+        if at_end or self._room <= self._size + n_more:
+            more = _PAD + n_more  # all of them may belong to the end
+            self._table.reserve(self._room + more)
+            self._table.shape[_ROOM] += more
 
     def _grow(self, size: int) -> None:
         """To a larger size, or to keep more of each hash."""
