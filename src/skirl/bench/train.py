@@ -32,7 +32,7 @@ from skirl.tables import Schema
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")
 """Modes of skirl's own kernels: their losses agree to the last bit."""
 AGREE = 1e-3
-"""Relative difference of losses that is granted to other orders of summation: it was 1.4e-4 after 500 steps of 64 samples."""
+"""Relative difference of losses granted to other orders of summation: it was 1.4e-4 after 500 steps of 64 samples."""
 RATIOS = {
     "vs_resident": "resident",
     "vs_torch": "torch",
