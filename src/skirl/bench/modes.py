@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from skirl.batch import Batch
+from skirl.bench.peers import fbgemm, has_fbgemm
 from skirl.ids import capture
 from skirl.initial import InitialTable, fill
 from skirl.lookahead import Lookahead, lookahead
@@ -269,20 +270,8 @@ class FbgemmTables(nn.Module):
 
     def __init__(self, tables: Sequence[Table], seed: int, lr: float) -> None:
         super().__init__()
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-
         self.tables = tables
-        self.rows = SplitTableBatchedEmbeddingBagsCodegen(
-            [(t.rows, t.dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for t in tables],
-            optimizer=EmbOptimType.EXACT_SGD,
-            learning_rate=lr,
-            bounds_check_mode=BoundsCheckMode.NONE,
-        )
+        self.rows = fbgemm(tables, lr=lr)
         for here, weights in zip(self.rows.split_embedding_weights(), first_weights(tables, seed)):
             here.copy_(weights)
 
@@ -303,11 +292,7 @@ def machine_busy() -> float:
 
 def fbgemm_or_none(setting: Setting) -> Mode | None:
     """The mode of FBGEMM; None where it is not installed."""
-    try:
-        import fbgemm_gpu  # noqa: F401
-    except ImportError:
-        return None
-    return Mode(setting, FbgemmTables(setting.tables, setting.seed, setting.lr))
+    return Mode(setting, FbgemmTables(setting.tables, setting.seed, setting.lr)) if has_fbgemm() else None
 
 
 def store_of(setting: Setting, name: str, resident: bool = False) -> LinkStore:

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from statistics import geometric_mean, median
 from typing import Any, Literal
 
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 
 from skirl.batch import KeyedJagged
+from skirl.bench.peers import INSTALL, has_fbgemm
 from skirl.bench.sides import EmbeddingBag, Fbgemm, Given, Side, Skirl
 from skirl.data import Synthetic
 from skirl.ids import capture, resolve
@@ -45,7 +45,6 @@ KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_thresho
 """GLIBC_TUNABLES under which no page is given back."""
 Memory = Literal["system", "kept"]
 PEERS = ("fbgemm", "embeddingbag")
-INSTALL = "fbgemm: not installed; pip install --no-deps -r constraints/peers.txt"
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Rows:
             "rows": sum(Synthetic(self.data, rows_scale=self.rows_scale).rows.values()),
             "rounds": self.rounds,
             "cases": cases,
-            "missing": None if find_spec("fbgemm_gpu") else INSTALL,
+            "missing": None if has_fbgemm() else INSTALL,
             "machine": machine(),
         }
 
@@ -185,7 +184,7 @@ class _Case:
         self.grad = torch.empty(batch, features, dim).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
         ours = Skirl(tables, OPTIMIZERS[optimizer], self.grad)
         self.sides: dict[str, Side] = {"skirl": ours}
-        if find_spec("fbgemm_gpu"):
+        if has_fbgemm():
             self.sides["fbgemm"] = Fbgemm(tables, OPTIMIZERS[optimizer], self.grad, ours.weights())
         if optimizer == "sgd":
             self.sides["embeddingbag"] = EmbeddingBag(tables, OPTIMIZERS[optimizer], self.grad, ours.weights())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from skirl.batch import KeyedJagged
+from skirl.bench.peers import fbgemm
 from skirl.nn.modules import EmbeddingBagCollection
 from skirl.optim import SGD, RowOptimizer
 from skirl.oracle.step import Step
@@ -85,20 +86,8 @@ class Fbgemm:
     """FBGEMM's table-batched operator on the CPU: all tables in one call, optimizer in its backward."""
 
     def __init__(self, tables: list[Table], optimizer: RowOptimizer, grad: Tensor, weights: Tensor) -> None:
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-
-        kind = EmbOptimType.EXACT_SGD if isinstance(optimizer, SGD) else EmbOptimType.EXACT_ROWWISE_ADAGRAD
-        self.module = SplitTableBatchedEmbeddingBagsCodegen(
-            [(table.rows, table.dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for table in tables],
-            optimizer=kind,
-            learning_rate=optimizer.lr,
-            eps=getattr(optimizer, "eps", 0.0),
-        )
+        rowwise = not isinstance(optimizer, SGD)
+        self.module = fbgemm(tables, lr=optimizer.lr, rowwise=rowwise, eps=getattr(optimizer, "eps", 0.0))
         self.shape = grad.shape
         self.grad = grad.reshape(len(grad), -1)
         begin = 0
