@@ -23,7 +23,7 @@ def test_it_measures_and_leaves_nothing_behind(tmp_path, capsys):
     # A record of 16 bytes has 4 of checksum and 8 of key; small ones have slack enough that none is cleaned.
     assert store["overwrite"]["amplification"] == pytest.approx(28 / 16, abs=0.1)
     assert store["index_bytes_a_row"] > 6
-    assert min(result["ratios"].values()) > 0 and min(result["device"].values()) > 0
+    assert min(result["ratios"].values()) >= 0 and min(result["device"].values()) > 0
 
 
 def test_the_summary_names_all(tmp_path):

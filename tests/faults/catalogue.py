@@ -126,7 +126,7 @@ MOVES = [
     Fault("the writer says so before it has written", "pipeline",
           "                number, leaving = self._writes.popleft()\n",
           "                number, leaving = self._writes.popleft()\n                self._written = number\n"),
-    Fault('writes that wait are dropped at the end', 'pipeline', '                if not self._writes:\n                    return\n                number', '                if not self._writes or stages.closing:\n                    return\n                number'),
+    Fault('writes that wait are dropped at the end', 'pipeline', '                if not self._writes or self._write_failure is not None:\n                    return\n', '                if not self._writes or stages.closing:\n                    return\n'),
     Fault('an error of a stage is swallowed', 'stages', '                if self.failure is None:\n                    self.failure = error\n', ''),
     Fault('a rollback forgets one step', 'pipeline', 'self._window.rollback(self.done)', 'self._window.rollback(self.done + 1)'),
     Fault("a rollback reaches one step too far", "pipeline",
