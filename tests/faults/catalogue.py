@@ -66,10 +66,10 @@ ORACLE = [
           "            taken = 0\n            if self._farthest <= number:\n"
           "                taken, self._begin = _oldest(out, self._queue, self._place, self._begin, self._end)\n"),
     Fault("MIN takes the nearest", "oracle.minimum",
-          "        which = farthest & (size - 1)\n        if head[which] < 0:\n            farthest -= 1\n            continue\n",
-          "        near = number + 1\n        while head[near & (size - 1)] < 0:\n            near += 1\n        which = near & (size - 1)\n"),
+          "        which = farthest & (size - 1)\n        if lists[which, 0] < 0:\n            farthest -= 1\n            continue\n",
+          "        near = number + 1\n        while lists[near & (size - 1), 0] < 0:\n            near += 1\n        which = near & (size - 1)\n"),
     Fault("ties leave by most recent use", "oracle.minimum",
-          "members[np.argsort(-place[members])]", "members[np.argsort(place[members])]"),
+          "members = members[np.argsort(-place[members])]", "members = members[np.argsort(place[members])]"),
     Fault("a list is taken for sorted when a batch joins it", "oracle.minimum",
           "self._called[which] = len(slots)", "self._called[which] = 0"),
     Fault("LRU evicts rows of the current batch", "oracle.lru",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from skirl.data.synthetic import Synthetic
 from skirl.initial import mix
@@ -51,6 +52,7 @@ class Oracle:
 
     def run(self) -> dict[str, Any]:
         """Fill the window, then time a batch after the other."""
+        torch.set_num_threads(1)  # it makes the batches, and its idle threads would spin on the planner's cores
         data = Synthetic(self.data, batch_size=self.batch, batches=self.depth + self.steps, seed=self.seed)
         schema = Schema.of([Table(t.name, self._rows(t), 16) for t in data.tables(16)])
         planner = BankPlanner(schema, 0, self.cache, depth=self.depth, seen=Seen(schema), threads=self.threads)
