@@ -65,9 +65,9 @@ class Data:
 @pytest.fixture(scope="module")
 def data():
     data = Data()
-    run(
-        collection(), data.batches
-    )  # where kernels are compiled first, that alone is longer than the patience of some tests
+    # Where kernels are compiled first, that alone is longer than the patience of some tests.
+    for depth in ("auto", "epoch"):
+        run(collection(), data.batches, depth=depth)
     return data
 
 
