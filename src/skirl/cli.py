@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if args == ["--version"]:
-        return _print(f"skirl {import_module('skirl.machine').skirl_version()}")
+        return _print(f"skirl {import_module('skirl.sealed').skirl_version()}")
     if args in (["-h"], ["--help"]):
         return _print(_overview())
     words = next((n for n in (2, 1) if " ".join(args[:n]) in COMMANDS), 0)

@@ -3,11 +3,12 @@
 import os
 import platform
 import resource
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from skirl.sealed import skirl_version
 
 
 def machine() -> dict[str, Any]:
@@ -26,14 +27,6 @@ def machine() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "skirl": skirl_version(),
     }
-
-
-def skirl_version() -> str:
-    """The version installed; of a bare source tree nothing is known."""
-    try:
-        return version("skirl")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def peak_bytes() -> int:

@@ -26,6 +26,7 @@ TABLES = (
     Table("b", 50_000_000, 5, pooling="mean", init=Uniform(0.5)),
     Table("c", 40, 3, pooling="mean", init=Constant(0.0)),
 )
+TWO = [Table("a", 10, 2), Table("b", 10, 2)]
 ONE_DIM = (Table("a", 60, 3, features=("x", "y")), Table("c", 40, 3, pooling="mean"))
 STORMY = (Part(0, 14, (9,)), Part(9, 14), Part(0, 6, alone=True), Part(4, 14, (None, 5)), Part(14, 20, (3,)))
 
@@ -84,6 +85,20 @@ def plans(shift: int) -> None:
         world.run(planner.plan(), batch)
 
 
+def both_views() -> None:
+    """A feature taken by name and again with all of them, in both orders: gradients add up."""
+    for by_name_first in (True, False):
+        embeddings = skirl.EmbeddingBagCollection(TWO, optimizer=SGD(lr=1.0), cache=20)
+        ids = KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 2]]))
+        before = embeddings.eval()(ids).stacked().clone()
+        out = embeddings.train()(ids)
+        views = [lambda out=out: out["a"], out.stacked]
+        parts = [view() for view in (views if by_name_first else views[::-1])]
+        (parts[0].sum() + parts[1].sum()).backward()
+        took = (before - embeddings.eval()(ids).stacked()).round()
+        assert took[0, :, 0].tolist() == [2, 1], took
+
+
 def battery(shift: int) -> dict[str, Callable[[], object]]:
     """All checks; `shift` is added to the seeds of the runs."""
     return {
@@ -91,6 +106,7 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
         "batch too large": lambda: too_large(False),
         "batch too large for a lookahead": lambda: too_large(True),
         **{name: lambda case=case: Run(replace(case, seed=case.seed + shift)).go() for name, case in CASES.items()},
+        "both views": both_views,
         "trained weights": lambda: trained_weights(True),
     }
 

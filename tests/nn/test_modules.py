@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -343,3 +344,47 @@ class TestTraining:
             for ids in batches:
                 embeddings(ids)
         assert embeddings.engine.table_steps.tolist() == [0, 0] and weight(embeddings, 1) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("by_name_first", [True, False])
+def test_a_feature_by_name_and_all_stacked_add_up_as_in_torch(by_name_first):
+    """One loss may use both views: a feature without a gradient of its own still has that of the stacked output."""
+    embeddings, ids = made(optimizer=SGD(lr=1.0)), one_hot((1, 2, 3), (4, 2, 3))
+    plain = {name: nn.Embedding(100, 2) for name in ("a", "b")}
+    for table in plain.values():
+        nn.init.constant_(table.weight, 1.0)
+    rows = torch.tensor([[1, 2, 3], [4, 2, 3]])
+    features = [plain["a"](rows[:, 0]), plain["a"](rows[:, 1]), plain["b"](rows[:, 2])]
+    ((torch.stack(features, 1) * 3).sum() + features[0].sum() * 5).backward()
+    for table in plain.values():
+        with torch.no_grad():
+            table.weight -= table.weight.grad
+    out = embeddings(ids)
+    first, second = (out["x"], out.stacked()) if by_name_first else (out.stacked(), out["x"])
+    x, stacked = (first, second) if by_name_first else (second, first)
+    ((stacked * 3).sum() + x.sum() * 5).backward()
+    trained = embeddings.eval()(ids)
+    for name, table, column in (("x", "a", 0), ("y", "a", 1), ("b", "b", 2)):
+        assert torch.equal(trained[name], plain[table](rows[:, column])), name
+
+
+def test_a_ctrl_c_as_backward_ends_finds_the_step_done(monkeypatch):
+    """Between the last gradient and the update there is no moment for it: a later lookahead would apply the step late."""
+    embeddings, ids = made(), one_hot((1, 2, 3))
+    update = embeddings._update
+
+    def pressed(work):
+        signal.raise_signal(signal.SIGINT)
+        update(work)
+
+    out = embeddings(ids).stacked().sum()
+    monkeypatch.setattr(embeddings, "_update", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        out.backward()
+    monkeypatch.undo()
+    assert embeddings.work.updated
+    after = embeddings.eval()(ids).stacked().clone()
+    assert (after == 0.5).all()
+    with lookahead([], embeddings.train(), sparse=lambda batch: batch):
+        pass
+    assert torch.equal(embeddings.eval()(ids).stacked(), after)

@@ -129,8 +129,9 @@ class Unbind(torch.autograd.Function):
         samples, features, dim = ctx.shape
         out = ctx.ticket.collection.engine.buffers.take(samples * features, dim).view(ctx.shape)
         for column, grad in enumerate(grads):
-            out[:, column] = 0 if grad is None else grad
-            ctx.ticket.live[column] = grad is not None
+            out[:, column] = 0 if grad is None else grad  # it may be added to the gradient of the stacked output
+            if grad is not None:  # where that has one, a feature without is live all the same
+                ctx.ticket.live[column] = True
         return out, None
 
 

@@ -6,7 +6,16 @@ Rows of one batch are ordered by their last position in it, as the usual definit
 import numpy as np
 
 from skirl.jit import kernel
-from skirl.oracle.lists import Links, append, unlink
+
+
+class Links:
+    """Forward and backward links of every slot, and the ends of every list: a row leaves its middle in constant time."""
+
+    def __init__(self, slots: int, lists: int) -> None:
+        self.after = np.full(slots, -1, np.int32)
+        self.before = np.full(slots, -1, np.int32)
+        self.head = np.full(lists, -1, np.int32)
+        self.tail = np.full(lists, -1, np.int32)
 
 
 class LRU:
@@ -32,6 +41,33 @@ class LRU:
         """The batch's rows are the most recent now."""
         links = self._links
         _touch(slots, links.after, links.before, links.head, links.tail)
+
+
+@kernel
+def append(after, before, head, tail, which, slot):
+    """Put a slot at the end of a list."""
+    last = tail[which]
+    before[slot] = last
+    after[slot] = -1
+    if last < 0:
+        head[which] = slot
+    else:
+        after[last] = slot
+    tail[which] = slot
+
+
+@kernel
+def unlink(after, before, head, tail, which, slot):
+    """Take a slot out of the list it is in."""
+    left, right = before[slot], after[slot]
+    if left < 0:
+        head[which] = right
+    else:
+        after[left] = right
+    if right < 0:
+        tail[which] = left
+    else:
+        before[right] = left
 
 
 @kernel

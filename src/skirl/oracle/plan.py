@@ -137,8 +137,7 @@ class BankPlanner:
         self._hold_from = 0
         self._first_uses: deque[tuple[int, np.ndarray]] = deque()
         """Of each step planned and not known to be executed, for a rollback."""
-        if resident is not None and len(resident.keys):
-            self._adopt(resident, resident_next)
+        self._resident = resident, resident_next
 
     @property
     def rows_known(self) -> int:
@@ -160,8 +159,9 @@ class BankPlanner:
         total = int(first[-1])
         if total > self.capacity:
             raise BatchTooLarge(self.entered, total, self.capacity, self._dim)
-        rows = self._rows_for(layout.positions)
-        uses = self._uses
+        if self._rows is None:
+            self._begin(layout.positions)
+        rows, uses = self._known, self._uses
         place = uses.take(total, self.entered)
         rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
         called, state = np.empty(total, np.int32), np.empty(total, np.int32)
@@ -182,7 +182,7 @@ class BankPlanner:
         """The Step of the next batch of the window."""
         number = self.planned
         batch = self._window.popleft()
-        rows, uses, total = self._rows_for(0), self._uses, batch.rows
+        rows, uses, total = self._known, self._uses, batch.rows
         place, borders, first = batch.place, self._borders(), batch.first
         keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
         counts = np.zeros(len(self._tables), np.int64)
@@ -269,12 +269,19 @@ class BankPlanner:
         while self._first_uses:
             self._seen.discard(self._first_uses.pop()[1])
 
-    def _rows_for(self, positions: int) -> Rows:
-        """States of rows, made at the first batch: the array may take what the cache or the window takes anyway."""
-        if self._rows is None:
-            room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
-            self._rows = Rows(self._schema, tuple(self._tables.tolist()), room)
+    @property
+    def _known(self) -> Rows:
+        assert self._rows is not None
         return self._rows
+
+    def _begin(self, positions: int) -> None:
+        """The first batch is there, and says how large the window will be: the array of states may take as much."""
+        room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
+        self._rows = Rows(self._schema, tuple(self._tables.tolist()), room)
+        resident, next_uses = self._resident
+        if resident is not None and len(resident.keys):
+            self._adopt(resident, next_uses)
+        self._resident = None, None
 
     def _existed(self, batch: _Entered, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Of missing rows that `Seen` keeps in its set and of which no eviction is known: whether they exist."""
@@ -292,7 +299,7 @@ class BankPlanner:
 
     def _adopt(self, resident: Resident, next_uses: np.ndarray | None) -> None:
         """Start with rows already in the cache."""
-        rows, keys, slots = self._rows_for(0), resident.keys, resident.slots.astype(np.int32)
+        rows, keys, slots = self._known, resident.keys, resident.slots.astype(np.int32)
         handles = rows.handles(keys)
         moves.adopt(keys, handles, slots, rows.base, rows.dense, rows.hashed, self._slot_row, self._slot_next)
         taken = np.zeros(self.capacity, np.bool_)
@@ -332,7 +339,7 @@ class BankPlanner:
         """
         while self._left and self._left[0][0] < number - self._hold:
             _, begin, keys = self._left.popleft()
-            self._rows_for(0).release(keys, begin)
+            self._known.release(keys, begin)
 
     def _group(
         self, batch: _Entered, rows: np.ndarray, borders: np.ndarray

@@ -1,7 +1,7 @@
 """A batch's ids as the planner takes them: any array of ids, and which stretch of it belongs to which table.
 
-The ids stay as the loader gave them. To build a key of 8 bytes for each position first, and check it, would take 3-4 ns an
-id, as much as all the rest of planning: rows are checked where they are read anyway, and keys are made for distinct rows.
+The ids stay as the loader gave them. To build a key of 8 bytes for each position first would write 3.4 MB a batch of
+16,384 x 26 that is read once: rows are checked where they are read anyway, and keys are made for distinct rows.
 """
 
 from dataclasses import dataclass

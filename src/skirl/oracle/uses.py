@@ -2,7 +2,7 @@
 
 A use is three int32: the row's handle, the place of the row's next use, and the row's slot once that is known. Planning a
 batch hands the slot of each row on to its next use, so the next batch finds it in the order it reads anyway. A map from row
-to slot instead would cost one more random access to memory for each row of each batch, half of all planning.
+to slot instead would cost one more access to far memory for each row of each batch.
 
 The slot of a use not yet planned:   slot >= 0   the row is there
                                      -1          it is not known: an earlier use comes first, or the row is nowhere
