@@ -180,7 +180,9 @@ TRAINING = [
     Fault("tables without a gradient count updates", "engine",
           "self.table_steps += raised", "self.table_steps += 1"),
     Fault("a feature without gradient gets one of zeros", "nn.lookup",
-          "            ctx.ticket.live[column] = grad is not None\n", "            ctx.ticket.live[column] = True\n"),
+          "            if grad is not None:  # where that has one, a feature without is live all the same\n"
+          "                ctx.ticket.live[column] = True\n",
+          "            ctx.ticket.live[column] = True\n"),
     Fault("a feature without gradient adds to that of the stacked output", "nn.lookup",
           "out[:, column] = 0 if grad is None else grad", "out[:, column] = 1 if grad is None else grad"),
     Fault("a feature without gradient has none in the stacked output either", "nn.lookup",
