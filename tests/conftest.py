@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import platform
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +21,10 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+# A shell has what it starts in the background ignore Ctrl-C, and some tests press it.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A compile or a busy neighbour makes single examples slow: time is not what these tests are about.
 QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
