@@ -25,7 +25,7 @@ ELSEWHERE = 3.0
 
 
 class Progress:
-    """Shows one loop; use it in a with-block and call it once a step.
+    """Shows one loop; use it in a with-block and call it once a step. steps: of all, None where that is not known.
 
     >>> with Progress("train", steps=2, to=sys.stdout) as progress:
     ...     for done in (1, 2):
@@ -34,7 +34,7 @@ class Progress:
     train 2/2 · loss 0.693
     """
 
-    def __init__(self, title: str, *, steps: int, to: TextIO | None = None, quiet: bool = False) -> None:
+    def __init__(self, title: str, *, steps: int | None, to: TextIO | None = None, quiet: bool = False) -> None:
         self._quiet = quiet
         self._title = title
         self._steps = steps
@@ -83,13 +83,15 @@ class Progress:
             self._due = now + ON_TERMINAL
         else:
             text = " · ".join(f"{name} {value}" for name, value in facts().items())
-            print(f"{self._title} {done}/{self._steps} · {text}", file=self._to, flush=True)
+            of = "" if self._steps is None else f"/{self._steps}"
+            print(f"{self._title} {done}{of} · {text}", file=self._to, flush=True)
             self._due = now + ELSEWHERE
 
     def _panel(self, done: int, facts: Facts, now: float) -> Group:
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._steps, completed=done, width=30)
-        head.add_row(Text(self._title, "bold"), f"step {done:,} of {self._steps:,}", bar, self._times(done, now))
+        of = "" if self._steps is None else f" of {self._steps:,}"
+        head.add_row(Text(self._title, "bold"), f"step {done:,}{of}", bar, self._times(done, now))
         body = Table.grid(padding=(0, 2))
         for width in (0, 20, 16, 20):  # so that nothing jumps when a number grows
             body.add_column(min_width=width)
@@ -101,7 +103,7 @@ class Progress:
 
     def _times(self, done: int, now: float) -> str:
         spent = clock(now - self._started)
-        if self._first is None or done <= self._first[1]:
+        if self._steps is None or self._first is None or done <= self._first[1]:
             return spent
         since, step = self._first
         return f"{spent}, {clock((now - since) / (done - step) * (self._steps - done))} to go"

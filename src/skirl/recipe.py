@@ -16,7 +16,7 @@ from torch import nn
 
 from skirl.batch import Sparse
 from skirl.cache import CacheSize, parse_cache
-from skirl.data import Synthetic
+from skirl.data import DataFlags, Source
 from skirl.ids import capture, resolve
 from skirl.lookahead import Lookahead, lookahead
 from skirl.models import DLRM
@@ -40,7 +40,7 @@ _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(DataFlags):
     """A model, its data, and how much of its tables the cache holds.
 
     >>> Recipe(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000)
@@ -49,8 +49,6 @@ class Recipe:
     '4GiB'
     """
 
-    data: str = "synthetic:criteo-kaggle"
-    """Where batches come from: synthetic:NAME, with tiny, avazu, criteo-kaggle or criteo-terabyte for NAME."""
     model: Literal["dlrm", "dlrm-tiny"] = "dlrm"
     """The model: dlrm has the sizes of the paper, dlrm-tiny some thousand weights."""
     optimizer: OptimizerName = "rowwise-adagrad"
@@ -61,10 +59,6 @@ class Recipe:
     """Learning rate of the dense weights."""
     dim: int = 48
     """Numbers in the vector of one row."""
-    batch: int = 4096
-    """Samples a step."""
-    steps: int = 1000
-    """Steps of the whole run."""
     cache: str = "10%"
     """Rows on the device: a number, 10% (of all rows), 4GiB, or touched:10% (of those this run touches, counted first)."""
     depth: Depth = "auto"
@@ -77,22 +71,13 @@ class Recipe:
     """Where the other rows are: memory, or disk:FOLDER."""
     link: str | None = None
     """Between cache and store: RATE,DELAY such as 1Gbit,100us, emulated; none if not given."""
-    seed: int = 0
-    """Decides data, initial rows and initial weights."""
     threads: int | None = None
     """Threads that compute; torch's choice if not given. The bits of a run belong to its number of threads."""
-    rows_scale: float = 1.0
-    """Multiplies the rows of synthetic tables."""
-    pooling_factor: int = 1
-    """Ids of a feature in a synthetic sample, on average; 1 is exactly one."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps is {self.steps}: set it to 1 or more")
+        super().__post_init__()
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads is {self.threads}: set it to 1 or more")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed is {self.seed}: set it between 0 and 2**63 - 1")
         if not 0 <= self.dense_lr < float("inf"):
             raise ValueError(f"dense_lr is {self.dense_lr}: set it to a finite number, 0 or more")
         if self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
@@ -103,22 +88,6 @@ class Recipe:
         Plan(self.depth, self.prefetch, self.policy)
         self.tables()
         self.row_optimizer()
-
-    def stream(self) -> Synthetic:
-        """The batches of the run."""
-        kind, _, name = self.data.partition(":")
-        if kind in ("criteo", "avazu", "parquet"):
-            raise ValueError(f"data is {self.data!r}: reading files comes in a later version, set it to synthetic:NAME")
-        if kind != "synthetic":
-            raise ValueError(f"data is {self.data!r}: set it to synthetic:NAME, such as synthetic:criteo-kaggle")
-        return Synthetic(
-            name,
-            batch_size=self.batch,
-            batches=self.steps,
-            seed=self.seed,
-            rows_scale=self.rows_scale,
-            pooling_factor=self.pooling_factor,
-        )
 
     def tables(self) -> list[Table]:
         """The tables that the data looks rows up in."""
@@ -157,9 +126,9 @@ class Recipe:
         model = MODELS[self.model](embeddings, dense_features=self.stream().dense_features)
         return model, torch.optim.Adam(model.parameters(), lr=self.dense_lr)
 
-    def lookahead(self, model: nn.Module) -> Lookahead:
-        """The batches, with their rows in place."""
-        return lookahead(self.stream(), model, depth=self.depth, prefetch=self.prefetch, policy=self.policy)
+    def lookahead(self, model: nn.Module, stream: Source | None = None) -> Lookahead:
+        """The batches, with their rows in place. stream: the source of them, if the caller has one."""
+        return lookahead(stream or self.stream(), model, depth=self.depth, prefetch=self.prefetch, policy=self.policy)
 
     def use_threads(self) -> None:
         """Compute with as many threads as the recipe says."""

@@ -81,8 +81,8 @@ class Train(Recipe):
         cache = self.cache_size(self._count() if self.counts_first else 0)
         embeddings = self.embeddings(cache, resume=self.resume)
         model, dense = self.model_over(embeddings)
-        meter = Meter()
-        with self.lookahead(model) as batches, self._progress("train") as progress:
+        meter, stream = Meter(), self.stream()
+        with self.lookahead(model, stream) as batches, self._progress("train") as progress:
             whole = {"model": model, "optimizers": [dense, meter], "data": batches}
             if self.save and self.resume:
                 load(self.save, **whole)
@@ -90,7 +90,7 @@ class Train(Recipe):
             for done in steps(model, dense, batches):
                 meter.add(done.loss, done.logits, done.batch.labels)
                 progress(batches.step, lambda: meter.facts(batches))
-                if self.save and self._saves_at(batches.step):
+                if self.save and self._saves_at(batches.step, stream.steps):
                     save(self.save, **whole)
             result = self._result(meter, batches, begun)
         embeddings.close()
@@ -126,11 +126,11 @@ class Train(Recipe):
             )
         return lines
 
-    def _saves_at(self, step: int) -> bool:
-        return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
+    def _saves_at(self, step: int, last: int | None) -> bool:
+        return step == last or (self.save_every is not None and step % self.save_every == 0)
 
     def _progress(self, title: str) -> Progress:
-        return Progress(title, steps=self.steps, to=sys.stderr if self.json else sys.stdout, quiet=self.quiet)
+        return Progress(title, steps=self.stream().steps, to=sys.stderr if self.json else sys.stdout, quiet=self.quiet)
 
     def _count(self) -> int:
         """A pass over the ids: how many rows the run will touch."""

@@ -11,7 +11,7 @@ trace, and the slowest, in Python, would give every row all the time it wants to
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -44,9 +44,9 @@ class Verify(Recipe):
     """The optimizer of the rows; dense weights have Adam. all: one after the other."""
     dim: int = 16
     """Numbers in the vector of one row."""
-    batch: int = 256
+    batch: int = field(default=256, kw_only=True)
     """Samples a step."""
-    steps: int = 30
+    steps: int | None = field(default=30, kw_only=True)
     """Steps of the whole run."""
     cache: str = "touched:10%"
     """Rows on the device: a number, 10% (of all rows), 4GiB, or touched:10% (of those this run touches, counted first)."""
@@ -159,7 +159,7 @@ class Verify(Recipe):
     def _watch(self, trace: Trace, recipe: Recipe, done: Iterator[int]) -> None:
         title = f"{recipe.optimizer}, {trace.name}"
         to = sys.stderr if self.json else sys.stdout
-        with Progress(title, steps=recipe.steps, to=to, quiet=self.quiet) as progress:
+        with Progress(title, steps=recipe.stream().steps, to=to, quiet=self.quiet) as progress:
             for number in done:
                 progress(number, lambda: {"loss": f"{trace.losses[-1]:.4f}"})
 

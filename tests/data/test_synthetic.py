@@ -136,6 +136,15 @@ def test_batch_is_a_pure_function_of_seed_and_index(pooling_factor: int) -> None
     assert not same(whole[0], made(seed=4).batch(0))
 
 
+def test_held_out_is_another_sample_of_the_same_world() -> None:
+    data = Synthetic("tiny", 64, batches=3, held_out_batches=2)
+    other = data.held_out
+    assert other is not None and other.samples == 128 and data.samples == 192 and other.held_out is None
+    assert not any(same(a, b) for a in data for b in other)
+    assert other.hottest("user", 5).tolist() == data.hottest("user", 5).tolist()
+    assert Synthetic("tiny").held_out is None
+
+
 def test_every_batch_has_memory_of_its_own() -> None:
     data = Synthetic("tiny", 64, batches=2)
     assert data.yields_fresh

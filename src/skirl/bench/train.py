@@ -23,7 +23,6 @@ import torch
 
 from skirl.bench.modes import Ahead, Alone, Mode, OnDemand, Setting, Slice, TorchTables, fbgemm_or_none, rows_of
 from skirl.bench.stalls import Waits
-from skirl.data import Synthetic
 from skirl.machine import machine
 from skirl.recipe import Recipe
 from skirl.store import Link
@@ -145,7 +144,7 @@ class TrainSpeed:
         # The window must be full to the end: planning without entering would flatter the last rounds.
         recipe = self._recipe(self.warm + self.slice * (self.rounds + 1) + self.depth + self.prefetch + 8)
         recipe.use_threads()
-        stream: Synthetic = recipe.stream()
+        stream = recipe.stream()
         batches = list(stream)
         touched, each = rows_of(batches, Schema.of(recipe.tables()))
         setting = Setting(

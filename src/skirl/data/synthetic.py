@@ -10,7 +10,7 @@ another sample of the same world, for instance to evaluate on.
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -30,7 +30,7 @@ DENSE_SIGNAL = 0.6
 """Standard deviation of what the dense features add; alone they allow an AUC of about 0.63."""
 
 # What a random stream is for: a word folded into its name.
-_LENGTHS, _IDS, _DENSE, _LABELS, _HEAT, _ROWS, _COLUMNS = range(1, 8)
+_LENGTHS, _IDS, _DENSE, _LABELS, _HEAT, _ROWS, _COLUMNS, _HELD_OUT = range(1, 9)
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ class Synthetic:
     """Multiplies the rows of each table (tables of at most 10 rows stay as they are)."""
     pooling_factor: int = 1
     """Mean ids a bag. 1: exactly one id. More: bags of 0 to 2 * pooling_factor ids, each length as likely."""
+    held_out_batches: int = 0
+    """Batches of `held_out`."""
 
     yields_fresh: ClassVar[bool] = True
     """Each batch has memory of its own: nobody has to copy it to keep it."""
@@ -103,7 +105,7 @@ class Synthetic:
     def __post_init__(self) -> None:
         if self.name not in SHAPES:
             raise ValueError(f"no synthetic data set {self.name!r}: set name to one of {', '.join(SHAPES)}")
-        for what, least in (("batch_size", 1), ("start", 0), ("pooling_factor", 1)):
+        for what, least in (("batch_size", 1), ("start", 0), ("pooling_factor", 1), ("held_out_batches", 0)):
             if getattr(self, what) < least:
                 raise ValueError(f"{what} is {getattr(self, what)}, set it to {least} or more")
         if self.batches is not None and self.batches < self.start:
@@ -116,6 +118,33 @@ class Synthetic:
     def dense_features(self) -> int:
         """Columns of `Batch.dense`."""
         return SHAPES[self.name].dense
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of a whole pass; None: it never ends."""
+        return None if self.batches is None else self.batches - self.start
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of a whole pass; None: it never ends."""
+        return None if self.steps is None else self.steps * self.batch_size
+
+    @property
+    def bad_rows(self) -> int:
+        """None is ever malformed."""
+        return 0
+
+    @property
+    def held_out(self) -> "Synthetic | None":
+        """Another sample of the same world, to evaluate on; None without `held_out_batches`.
+
+        >>> Synthetic("tiny", batch_size=4, held_out_batches=2).held_out.samples
+        8
+        """
+        if not self.held_out_batches:
+            return None
+        seed = int(_named(self.seed, _HELD_OUT)) >> 1
+        return replace(self, batches=self.held_out_batches, start=0, seed=seed, held_out_batches=0)
 
     @cached_property
     def rows(self) -> dict[str, int]:

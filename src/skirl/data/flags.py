@@ -1,0 +1,111 @@
+"""The flags that say where batches come from; `skirl train`, `skirl verify` and what follows inherit them.
+
+They are data: nothing is read until `stream()` is called, but files and schema are looked at when the flags are checked,
+so that a wrong path ends a command before its work begins, with exit code 2.
+"""
+
+import re
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+from skirl.data.source import Source
+from skirl.data.synthetic import Synthetic
+
+SYNTHETIC_STEPS = 1000
+"""Steps of a run over a synthetic stream, which has no end, where none are given."""
+KINDS = "synthetic:NAME, criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH"
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """Where batches come from.
+
+    >>> stream = DataFlags("synthetic:tiny", batch=64, steps=10, valid="20%").stream()
+    >>> stream.samples, stream.held_out.samples
+    (640, 128)
+    """
+
+    data: str = "synthetic:criteo-kaggle"
+    """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte), or files: criteo:PATH,
+    avazu:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or several with commas between."""
+    _: KW_ONLY
+    batch: int = 4096
+    """Samples a step."""
+    epochs: int = 1
+    """Passes over the files."""
+    steps: int | None = None
+    """Steps of the whole run; as many as the epochs give if not set, 1000 for a synthetic stream."""
+    valid: str | None = None
+    """What to hold out for evaluation: 20% (the last rows in order), or a time such as time>=14102900."""
+    seed: int = 0
+    """Decides data, initial rows and initial weights."""
+    rows_scale: float = 1.0
+    """Multiplies the rows of synthetic tables."""
+    pooling_factor: int = 1
+    """Ids of a feature in a synthetic sample, on average; 1 is exactly one."""
+    schema: str | None = None
+    """A TOML file that names the columns; criteo: and avazu: have one built in."""
+    rows: str | None = None
+    """Rows that ids are hashed to: a number for every table, or 100000,C3=2000000; the schema's, or 1000000, if not set."""
+    vocab: str | None = None
+    """A vocabulary made by `skirl vocab`: ids get rows of their own instead of being hashed."""
+    shuffle: int = 0
+    """Rows in the window that is shuffled; 0: in order."""
+    workers: int = 0
+    """Processes that read files; 0: the training process does. Batches are the same for any number."""
+    bad_rows: Literal["refuse", "skip"] = "refuse"
+    """What to do with a malformed row: refuse the run, or skip the row and count it."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("epochs", 1), ("steps", 1), ("shuffle", 0), ("workers", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}: set it to {least} or more")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed is {self.seed}: set it between 0 and 2**63 - 1")
+        if self._kind == "synthetic" and self.steps is None:
+            object.__setattr__(self, "steps", SYNTHETIC_STEPS)
+        self.stream()
+
+    def stream(self) -> Source:
+        """The batches of the run."""
+        if self._kind in ("criteo", "avazu", "csv", "parquet"):
+            raise ValueError(f"data is {self.data!r}: reading files comes in a later version, set it to synthetic:NAME")
+        if self._kind != "synthetic":
+            raise ValueError(f"data is {self.data!r}: set it to {KINDS}")
+        return Synthetic(
+            self.data.partition(":")[2],
+            batch_size=self.batch,
+            batches=self.steps,
+            seed=self.seed,
+            rows_scale=self.rows_scale,
+            pooling_factor=self.pooling_factor,
+            held_out_batches=self._synthetic_held_out(),
+        )
+
+    @property
+    def _kind(self) -> str:
+        return self.data.partition(":")[0]
+
+    def _synthetic_held_out(self) -> int:
+        if self.valid is None:
+            return 0
+        share = share_of(self.valid)
+        if share is None:
+            raise ValueError(f"valid is {self.valid!r}: a synthetic stream has no time, set it to a share such as 20%")
+        return max(1, round(share * (self.steps or SYNTHETIC_STEPS)))
+
+
+def share_of(text: str) -> float | None:
+    """The share that 20% is; None where the text is no share.
+
+    >>> share_of("20%"), share_of("time>=3")
+    (0.2, None)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    if match is None:
+        return None
+    share = float(match[1]) / 100
+    if not 0 < share < 1:
+        raise ValueError(f"valid is {text!r}: set a share above 0% and below 100%")
+    return share

@@ -1,0 +1,58 @@
+"""What training takes batches from: one face for files and for synthetic streams.
+
+A pass over a source is the whole run: all epochs, one after the other, ended by `--steps`. The oracle then sees past the
+end of an epoch and no pipeline drains there; the alternative, one pass an epoch, would empty the window of `depth` batches
+at each border.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from skirl.batch import Batch
+from skirl.tables import Table
+
+
+@runtime_checkable
+class Source(Protocol):
+    """An iterable of batches that knows what they need and where it is.
+
+    >>> from skirl.data import Synthetic
+    >>> isinstance(Synthetic("tiny"), Source)
+    True
+    """
+
+    yields_fresh: ClassVar[bool]
+    """Each batch has memory of its own."""
+
+    @property
+    def dense_features(self) -> int:
+        """Columns of `Batch.dense`."""
+        ...
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of a whole pass, where that is known before it is over."""
+        ...
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of a whole pass; None until it is known, at the latest when the last one is yielded."""
+        ...
+
+    @property
+    def held_out(self) -> "Source | None":
+        """The samples set apart to evaluate on: one pass over them, in order; None where none are."""
+        ...
+
+    @property
+    def bad_rows(self) -> int:
+        """Malformed rows left out so far, in this process."""
+        ...
+
+    def tables(self, dim: int) -> list[Table]:
+        """The tables that the ids look rows up in."""
+        ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
