@@ -159,7 +159,8 @@ class Run:
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.ours.optimizer, case.gamma)
         self.lr = case.optimizer.lr
         self.report = Report()
-        self.residents: list[Residents] = []
+        self.residents: list[Residents] | None = []
+        """The rows that should be in the cache; None once that is not worked out."""
         self.left: list[dict[int, int]] = [{} for _ in self.schema.banks]
         self._spy()
 
@@ -222,7 +223,11 @@ class Run:
     def _check_plan(self, items: list[Item], accumulate: int, depth: Any, policy: str, works: list[Work]) -> None:
         """The rows that left are those that the promise names; not for what it does not define."""
         case = self.case
-        if not works or depth == "auto" or case.policy not in ("min", "lru") or case.window_bytes < 1 << 20:
+        if not works:
+            return
+        if depth == "auto" or case.policy not in ("min", "lru") or case.window_bytes < 1 << 20:
+            self.residents = None
+        if self.residents is None:
             return
         if not self.residents:
             self.residents = [Residents(slots, policy) for slots in self.report.slots]
@@ -401,17 +406,19 @@ class Run:
             self.items[i : i + case.accumulate] for i in range(max(1, len(self.items) - case.accumulate + 1))
         ]  # wherever a step begins after a break
         need = np.max([self._demand(step) for step in steps], axis=0)
-        first = case.parts[0]
-        if first.alone:
-            window = [[self.items[first.begin]]]
-        else:
+        windows = []
+        if case.parts[0].alone:
+            windows.append([[self.items[case.parts[0].begin]]])
+        ahead = next((part for part in case.parts if not part.alone), None)
+        if ahead is not None:
             count = FIRST_WINDOW if isinstance(case.depth, str) else min(FIRST_WINDOW, case.depth)
-            begins = range(first.begin, first.end, case.accumulate)
-            window = [self.items[i : min(i + case.accumulate, first.end)] for i in begins][:count]
-        # A small window ends the first one too, after how many batches is not worked out here.
-        least = len(window) if case.window_bytes > 1 << 20 else 1
+            begins = range(ahead.begin, ahead.end, case.accumulate)
+            window = [self.items[i : min(i + case.accumulate, ahead.end)] for i in begins][:count]
+            # A small window ends the first one too, after how many batches is not worked out here.
+            least = len(window) if case.window_bytes > 1 << 20 else 1
+            windows += [window[:n] for n in range(least, len(window) + 1)]
         cache = int(max(1, sum(need)))
-        while not all((self._split(cache, window[:n]) >= need).all() for n in range(least, len(window) + 1)):
+        while not all((self._split(cache, window) >= need).all() for window in windows):
             cache += ceil(cache / 50)
         return cache + case.spare
 
@@ -421,7 +428,7 @@ class Run:
         banks = self.schema.banks
         if len(banks) == 1:
             return np.array([cache])
-        if cache < sum(largest):
+        if cache < sum(np.maximum(largest, 1)):
             return np.zeros(len(banks))
         slots, _ = split_cache(
             cache,

@@ -182,7 +182,7 @@ class Engine:
         ]
 
     def resolve(self, captured: Captured) -> list[BankIds]:
-        """Check a batch's ids and build keys and bags for every bank."""
+        """Check a batch's ids and find the bags for every bank."""
         parts = [resolve(captured, self.schema, bank, self.dtype) for bank in range(len(self.schema.banks))]
         return parts if self.pooled else [ids.unpooled() for ids in parts]
 

@@ -2,13 +2,14 @@
 
 Three parts, for they run at three times. `capture` calls the user's object in the user's thread and copies what it
 returns: a loader may reuse its buffers, and a copy of 3.4 MB (16,384 x 26 ids) takes 0.4 ms. `positions_of` checks every
-id in the planner's thread, without the GIL, when a batch enters the window. `resolve` adds the bags when the batch
-is planned: the keys and bags of a whole window would take more memory than its ids; 3-4 ns an id for both. Checking in the
-module's forward instead would put the same work on the critical path, and a bad id would be found only when its rows were
-already on their way.
+id in the planner's thread, without the GIL, when a batch enters the window. `resolve` adds the bags when the batch is
+planned, in 4 ns an id, or 1.6 where each bag has one: the bags of a whole window would take as much memory as its ids.
+Checking in the module's forward instead would put the same work on the critical path, and a bad id would be found only
+when its rows were already on their way.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -45,8 +46,8 @@ class Captured:
 class BankIds:
     """One micro-batch for one bank."""
 
-    keys: np.ndarray
-    """int64 [n], by (feature, sample, place in the bag)."""
+    positions: Positions
+    """By (feature, sample, place in the bag)."""
     offsets: np.ndarray
     """int32 [features * batch + 1]: where each bag starts."""
     bag_of: np.ndarray
@@ -59,14 +60,19 @@ class BankIds:
     """Every row of the output is that of exactly one id: nothing has to be summed."""
 
     @property
-    def bags(self) -> int:
-        """Rows of the output: bags, or ids when nothing is pooled."""
-        return len(self.offsets) - 1 if self.pooled else len(self.keys)
+    def count(self) -> int:
+        """How many ids."""
+        return len(self.bag_of)
 
     @property
-    def nbytes(self) -> int:
-        """What it holds in memory."""
-        return self.keys.nbytes + self.offsets.nbytes + self.bag_of.nbytes + self.scale.nbytes
+    def keys(self) -> np.ndarray:
+        """int64 [n]: the key of each id, made anew; a lookup without a plan wants them."""
+        return self.positions.keys()
+
+    @property
+    def bags(self) -> int:
+        """Rows of the output: bags, or ids when nothing is pooled."""
+        return len(self.offsets) - 1 if self.pooled else self.count
 
     def by_bag(self, mask: np.ndarray) -> np.ndarray:
         """A value a feature, spread over the rows of the output."""
@@ -78,8 +84,8 @@ class BankIds:
 
     def unpooled(self) -> "BankIds":
         """The same ids, each its own bag."""
-        n = len(self.keys)
-        return BankIds(self.keys, self.offsets, np.arange(n, dtype=np.int32), self.scale[:0], self.batch, False, True)
+        each = np.arange(self.count, dtype=np.int32)
+        return BankIds(self.positions, self.offsets, each, self.scale[:0], self.batch, False, True)
 
 
 class BadIds(ValueError):
@@ -188,7 +194,7 @@ def positions_of(captured: Captured, schema: Schema, bank: int) -> Positions:
 
 
 def resolve(captured: Captured, schema: Schema, bank: int, dtype: np.dtype) -> BankIds:
-    """Keys, bags and scales of a bank's features; ids are checked as by `keys_of`.
+    """Ids, bags and scales of a bank's features; ids are checked as by `keys_of`.
 
     >>> from skirl import KeyedJagged, Table
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
@@ -196,17 +202,27 @@ def resolve(captured: Captured, schema: Schema, bank: int, dtype: np.dtype) -> B
     >>> resolve(capture(ids, schema), schema, 0, np.dtype(np.float32)).bag_of.tolist()  # sample 0: bags 0, 1
     [0, 3, 3]
     """
-    keys = keys_of(captured, schema, bank)
-    batch, features = captured.batch, schema.banks[bank].features
+    positions = positions_of(captured, schema, bank)
+    batch, features, total = captured.batch, schema.banks[bank].features, len(positions)
     place = np.array([captured.keys.index(f.name) for f in features], np.int64)
+    weighted = captured.weights is not None
+    if total == len(features) * batch and _one_each(captured.offsets, place, batch) and not weighted:
+        offsets, bag_of = _one_hot(len(features), batch)
+        return BankIds(positions, offsets, bag_of, np.empty(0, dtype), batch, one_each=True)
     mean = np.array([schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
     offsets = np.empty(len(features) * batch + 1, np.int32)
-    bag_of = np.empty(len(keys), np.int32)
-    scaled = captured.weights is not None or bool(mean.any())
-    scale = np.empty(len(keys) if scaled else 0, dtype)
-    weights = NO_SCALE.astype(dtype) if captured.weights is None else captured.weights.astype(dtype, copy=False)
+    bag_of = np.empty(total, np.int32)
+    scale = np.empty(total if weighted or mean.any() else 0, dtype)
+    weights = captured.weights.astype(dtype, copy=False) if captured.weights is not None else NO_SCALE.astype(dtype)
     one_each = _bags(captured.offsets, weights, place, mean, batch, offsets, bag_of, scale)
-    return BankIds(keys, offsets, bag_of, scale, batch, one_each=one_each)
+    return BankIds(positions, offsets, bag_of, scale, batch, one_each=one_each)
+
+
+@lru_cache(maxsize=4)
+def _one_hot(features: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and bags where every bag has one id: the same for every such batch, and nobody writes to them."""
+    bag_of = np.arange(batch * features, dtype=np.int32).reshape(batch, features).T.reshape(-1)
+    return np.arange(batch * features + 1, dtype=np.int32), bag_of
 
 
 def distinct(keys: np.ndarray) -> np.ndarray:
@@ -252,6 +268,16 @@ def _check(values, parts, rows):
                 if values[p] < 0 or values[p] >= rows[f]:
                     return p
     return -1
+
+
+@kernel
+def _one_each(starts, place, batch):
+    """Whether every bag has exactly one id."""
+    odd = 0
+    for f in range(len(place)):
+        for b in range(place[f] * batch, (place[f] + 1) * batch):
+            odd += starts[b + 1] - starts[b] != 1
+    return odd == 0
 
 
 @kernel

@@ -34,7 +34,7 @@ class Micro:
     @property
     def count(self) -> int:
         """Ids of all banks."""
-        return sum(len(ids.keys) for ids in self.ids)
+        return sum(ids.count for ids in self.ids)
 
 
 @dataclass(slots=True)
@@ -57,5 +57,5 @@ class Work:
 
     def positions(self, bank: int, micro: int) -> slice:
         """Where a micro-batch's ids are among the step's."""
-        begin = sum(len(m.ids[bank].keys) for m in self.micros[:micro])
-        return slice(begin, begin + len(self.micros[micro].ids[bank].keys))
+        begin = sum(m.ids[bank].count for m in self.micros[:micro])
+        return slice(begin, begin + self.micros[micro].ids[bank].count)

@@ -211,13 +211,12 @@ class OnDemand(EmbeddingBagCollection):
         self.finish()
         captured = capture(sparse, engine.schema)
         micro = Micro(None, captured, engine.resolve(captured))
-        keys = [ids.keys for ids in micro.ids]
         if self._planner is None:
-            most = [max(len(k) for k in keys)]
+            most = [max(ids.count for ids in micro.ids)]
             engine.make_caches(most, most, 1)
             self._planner = Planner(engine.schema, [len(c) for c in engine.caches], Plan(1, 0), engine.seen)
             self._here = np.empty_like(engine.caches[0].array)
-        self._planner.add(keys, captured.nbytes)
+        self._planner.add([ids.positions for ids in micro.ids], captured.nbytes)
         steps = self._planner.next()
         assert steps is not None
         (step,), rows = steps, engine.caches[0].array

@@ -35,7 +35,7 @@ from skirl.optim import SGD, RowOptimizer, RowwiseAdagrad
 from skirl.oracle import moves
 from skirl.oracle.distinct import Finder
 from skirl.oracle.plan import BankPlanner
-from skirl.oracle.positions import Layout, Positions
+from skirl.oracle.positions import Layout
 from skirl.oracle.seen import Seen
 from skirl.tables import Schema, Table
 from skirl.work import Micro
@@ -246,8 +246,8 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
     schema = Schema.of(tables)
     captured = capture(sparse, schema)
     ids = [resolve(captured, schema, 0, np.dtype(np.float32))]
-    planner = BankPlanner(schema, 0, capacity=len(ids[0].keys), depth=1, seen=Seen(schema))
-    planner.enter(ids[0].keys)
+    planner = BankPlanner(schema, 0, capacity=ids[0].count, depth=1, seen=Seen(schema))
+    planner.enter(ids[0].positions)
     step = planner.plan()
     base = np.cumsum([0, *(table.rows for table in tables)])
     step.rows = (base[step.keys >> 48] + (step.keys & ((1 << 48) - 1))).astype(np.int32)
@@ -259,7 +259,7 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
 def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:
     """What the planner does in place of FBGEMM's sort: find the distinct rows and group the positions by them."""
     count = len(tables)
-    batch = Positions.of(given.micro.ids[0].keys)
+    batch = given.micro.ids[0].positions
     layout, whole = Layout(batch, np.arange(count), count), np.array([0, count])
     finder = Finder(np.array([table.rows for table in tables], np.int64))
     rows, ids = given.step.rows, layout.positions

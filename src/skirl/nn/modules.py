@@ -211,9 +211,8 @@ class Collection(nn.Module):
         self.finish()
         captured = capture(sparse, engine.schema)
         micro = Micro(None, captured, self.engine.resolve(captured))
-        keys = [ids.keys for ids in micro.ids]
         if not engine.caches:
-            demand = [len(distinct(k)) for k in keys]
+            demand = [len(distinct(ids.keys)) for ids in micro.ids]
             engine.make_caches(demand, demand, 4)
             engine.split_by_one = True  # a lookahead will split by its window
         if self._planner is None:
@@ -226,7 +225,7 @@ class Collection(nn.Module):
             engine.forget_moves()
         with uninterrupted() as hold:
             try:
-                self._planner.add(keys, captured.nbytes)
+                self._planner.add([ids.positions for ids in micro.ids], captured.nbytes)
                 steps = self._planner.next()
                 assert steps is not None
                 work = Work(self._planner_steps, [micro], steps)
