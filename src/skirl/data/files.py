@@ -32,7 +32,7 @@ def find(paths: str) -> list[str]:
 
     >>> find("/no/such/file")
     Traceback (most recent call last):
-    FileNotFoundError: /no/such/file: there is no such file or folder: set data to one that exists
+    skirl.data.errors.BadFile: /no/such/file: there is no such file or folder: set data to one that exists
     """
     found: list[str] = []
     for path in paths.split(","):
@@ -44,17 +44,19 @@ def find(paths: str) -> list[str]:
                 str(p) for p in Path(path).iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._"
             ]
             if not here:
-                raise FileNotFoundError(
-                    f"{path}: the folder holds no data files: set data to another, or to a pattern like {path}/*/*.parquet"
+                raise BadFile(
+                    path,
+                    "the folder holds no data files",
+                    f"set data to another, or to a pattern like {path}/*/*.parquet",
                 )
         elif Path(path).exists():
             here = [path]
         elif glob.has_magic(path):
             here = [p for p in glob.glob(path, recursive=True) if Path(p).is_file()]
             if not here:
-                raise FileNotFoundError(f"{path}: no file matches this pattern: set data to one that does")
+                raise BadFile(path, "no file matches this pattern", "set data to one that does")
         else:
-            raise FileNotFoundError(f"{path}: there is no such file or folder: set data to one that exists")
+            raise BadFile(path, "there is no such file or folder", "set data to one that exists")
         found += sorted(here, key=natural)
     return found
 
