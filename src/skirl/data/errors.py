@@ -12,11 +12,11 @@ class BadFile(ValueError):
     """A file that cannot be read as what it should be."""
 
     def __init__(self, file: str, found: str, then: str) -> None:
-        super().__init__(file, found, then)
+        super().__init__(f"{file}: {found}: {then}")
         self.file, self.found, self.then = file, found, then
 
-    def __str__(self) -> str:
-        return f"{self.file}: {self.found}: {self.then}"
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
+        return type(self), (self.file, self.found, self.then)
 
 
 class BadRow(ValueError):
@@ -27,11 +27,11 @@ class BadRow(ValueError):
     """
 
     def __init__(self, file: str, where: str, found: str, expected: str) -> None:
-        super().__init__(file, where, found, expected)
+        super().__init__(f"{file}, {where}: {found}, expected {expected}: {MEND}")
         self.file, self.where, self.found, self.expected = file, where, found, expected
 
-    def __str__(self) -> str:
-        return f"{self.file}, {self.where}: {self.found}, expected {self.expected}: {MEND}"
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:  # it comes out of worker processes
+        return type(self), (self.file, self.where, self.found, self.expected)
 
 
 class BadSchema(ValueError):
