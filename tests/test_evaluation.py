@@ -44,7 +44,7 @@ def test_it_draws_no_random_number_of_the_run_and_puts_every_module_back():
 
     def drawing():
         for batch in itertools.islice(Synthetic("tiny", batch_size=16), 3):
-            torch.rand(3), np.random.rand()  # noqa: NPY002
+            _ = torch.rand(3), np.random.rand()  # noqa: NPY002
             yield batch
 
     torch.manual_seed(5)
