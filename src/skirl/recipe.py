@@ -8,7 +8,7 @@ fields in a second syntax; a shell script of flags is as repeatable.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from skirl.nn.modules import EmbeddingBagCollection
 from skirl.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.oracle.planner import Depth, Plan
 from skirl.oracle.seen import Seen
+from skirl.schedule import Rates, Schedule, ScheduleFlags
 from skirl.store import Link
 from skirl.tables import Schema, Table
 
@@ -40,7 +41,7 @@ _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Recipe(DataFlags):
+class Recipe(DataFlags, ScheduleFlags):
     """A model, its data, and how much of its tables the cache holds.
 
     >>> Recipe(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000)
@@ -54,9 +55,9 @@ class Recipe(DataFlags):
     optimizer: OptimizerName = "rowwise-adagrad"
     """The optimizer of the rows; dense weights have Adam."""
     lr: float = 0.02
-    """Learning rate of the rows."""
+    """Learning rate of the rows, at its highest."""
     dense_lr: float = 1e-3
-    """Learning rate of the dense weights."""
+    """Learning rate of the dense weights, at its highest."""
     dim: int = 48
     """Numbers in the vector of one row."""
     cache: str = "10%"
@@ -88,6 +89,7 @@ class Recipe(DataFlags):
         Plan(self.depth, self.prefetch, self.policy)
         self.tables()
         self.row_optimizer()
+        self.rate_schedule()
 
     def tables(self) -> list[Table]:
         """The tables that the data looks rows up in."""
@@ -125,6 +127,15 @@ class Recipe(DataFlags):
         torch.manual_seed(self.seed)
         model = MODELS[self.model](embeddings, dense_features=self.stream().dense_features)
         return model, torch.optim.Adam(model.parameters(), lr=self.dense_lr)
+
+    def rate_schedule(self) -> Schedule:
+        """How both learning rates change."""
+        total = None if self.schedule == "constant" else self.steps or self.stream().steps
+        return Schedule(self.schedule, self.warmup, total)
+
+    def rates(self, embeddings: Any, dense: torch.optim.Optimizer) -> Rates:
+        """The learning rates of both optimizers, as the schedule has them."""
+        return Rates(self.rate_schedule(), rows=embeddings.optimizer, dense=dense)
 
     def lookahead(self, model: nn.Module, stream: Source | None = None) -> Lookahead:
         """The batches, with their rows in place. stream: the source of them, if the caller has one."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from skirl.batch import Sparse
 from skirl.cache import CacheSize
 from skirl.machine import machine
+from skirl.optim import TorchHandle
 from skirl.progress import Progress, clock
 from skirl.recipe import ROW_OPTIMIZERS, OptimizerName, Recipe, Touched
 from skirl.reference import Bags, Reference
@@ -132,11 +133,10 @@ class Verify(Recipe):
     def _with_cache(self, name: str, recipe: Recipe, cache: CacheSize) -> Trace:
         embeddings = recipe.embeddings(cache)
         model, dense = recipe.model_over(embeddings)
-        engine, trace = embeddings.engine, Trace(name)
+        rates, engine, trace = recipe.rates(embeddings, dense), embeddings.engine, Trace(name)
         with recipe.lookahead(model) as batches:
-            self._watch(
-                trace, recipe, trace.record(engine.schema, model, dense, batches, lambda keys: engine.peek(keys, 0)[0])
-            )
+            done = trace.record(engine.schema, model, dense, rates, batches, lambda keys: engine.peek(keys, 0)[0])
+            self._watch(trace, recipe, done)
         embeddings.flush()
         trace.keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
         trace.rows = np.empty((len(trace.keys), engine.widths[0]), engine.dtype)
@@ -147,10 +147,14 @@ class Verify(Recipe):
 
     def _in_plain_python(self, recipe: Recipe) -> Trace:
         reference = Reference(recipe.tables(), recipe.row_optimizer(), recipe.seed)
-        model, dense = recipe.model_over(PlainEmbeddings(reference))
+        embeddings = PlainEmbeddings(reference)
+        model, dense = recipe.model_over(embeddings)
+        rates = recipe.rates(embeddings, dense)
         trace = Trace("reference")
         self._watch(
-            trace, recipe, trace.record(Schema.of(reference.tables), model, dense, recipe.stream(), reference.read)
+            trace,
+            recipe,
+            trace.record(Schema.of(reference.tables), model, dense, rates, recipe.stream(), reference.read),
         )
         trace.keys = np.array(sorted(reference.rows), np.int64)
         trace.rows = reference.read(trace.keys)
@@ -179,16 +183,17 @@ class PlainEmbeddings(nn.Module):
         self.reference = reference
         self.tables = reference.tables
         self.anchor = torch.zeros((), requires_grad=True)  # so that backward comes here
+        self.optimizer = TorchHandle(reference.optimizer, self.anchor)  # the learning rate of the next backward
 
     def forward(self, sparse: Sparse) -> SimpleNamespace:
-        stacked = _Plain.apply(self.anchor, self.reference, sparse)
+        stacked = _Plain.apply(self.anchor, self, sparse)
         return SimpleNamespace(stacked=lambda: stacked)
 
 
 class _Plain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, reference: Reference, sparse: Sparse) -> Tensor:
-        ctx.reference = reference
+    def forward(ctx: Any, anchor: Tensor, plain: PlainEmbeddings, sparse: Sparse) -> Tensor:
+        ctx.plain, reference = plain, plain.reference
         ctx.features = [name for table in reference.tables for name in table.features]
         out = reference.forward(_bags(sparse))
         return torch.from_numpy(np.stack([out[name] for name in ctx.features], axis=1))
@@ -196,7 +201,8 @@ class _Plain(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.reference.backward({name: grad[:, i].numpy() for i, name in enumerate(ctx.features)})
+        grads = {name: grad[:, i].numpy() for i, name in enumerate(ctx.features)}
+        ctx.plain.reference.backward(grads, lr=ctx.plain.optimizer.lr)
         return None, None, None
 
 
