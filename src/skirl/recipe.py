@@ -8,6 +8,7 @@ fields in a second syntax; a shell script of flags is as repeatable.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -149,9 +150,10 @@ class Recipe(DataFlags):
         model = make(embeddings, dense_features=stream.dense_features, **told)
         return model, torch.optim.Adam(model.parameters(), lr=self.dense_lr)
 
-    def lookahead(self, model: nn.Module, stream: Source | None = None) -> Lookahead:
-        """The batches, with their rows in place. stream: the source of them, if the caller has one."""
-        return lookahead(stream or self.stream(), model, depth=self.depth, prefetch=self.prefetch, policy=self.policy)
+    def lookahead(self, model: nn.Module, stream: Source | None = None, *, trace: Path | None = None) -> Lookahead:
+        """The batches, with their rows in place. stream: the source of them, if the caller has one; trace: a file."""
+        ahead = {"depth": self.depth, "prefetch": self.prefetch, "policy": self.policy}
+        return lookahead(stream or self.stream(), model, **ahead, trace=trace)
 
     def use_threads(self) -> None:
         """Compute with as many threads as the recipe says."""
