@@ -19,7 +19,8 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 FIELDS = {
     "kind", "step", "samples", "seconds", "samples_per_second", "loss", "auc", "logloss", "ne", "calibration", "fetched",
-    "new", "written", "forwarded", "touched", "filled", "hidden", "stall", "read", "busy", "lr", "dense_lr", "window",
+    "new", "written", "forwarded", "touched", "filled", "hidden", "stall", "read", "busy", "blame", "lr",
+    "dense_lr", "window",
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ resumed ones too:
     hidden                        share of the movement that the loop did not wait for, since
     stall, read                   seconds since that the loop waited for rows; for the loader
     busy                          seconds since of each stage: plan, fetch, write, load
+    blame                         of each stage, seconds since that it was at work while the loop waited
     lr, dense_lr                  learning rates of the step to come
     window                        batches that the oracle knows beyond this one
 
@@ -214,7 +215,7 @@ class _Since:
     """Makes lines of what happened since the line before."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[tuple[str, str], float] = {}
         self._steps = self._samples = 0
         self._losses = 0.0
         self._at = 0.0
@@ -233,7 +234,7 @@ class _Since:
         seconds = meter.seconds - self._at
         loss = (meter.losses - self._losses) / max(1, steps)
         self.begin(batches, meter)
-        busy = {name: spent[name] for name in batches.times.busy}
+        busy, blame = ({stage: spent[kind, stage] for stage in times} for kind, times in _stages(batches).items())
         total = sum(busy.values())
         scores = asdict(meter.metrics.scores())
         del scores["samples"]
@@ -248,10 +249,11 @@ class _Since:
             **{name: getattr(moved, name) for name in ("fetched", "new", "written", "forwarded")},
             "touched": len(engine.seen),
             "filled": sum(c.filled for c in engine.caches) / max(1, sum(len(c) for c in engine.caches)),
-            "hidden": max(0.0, 1.0 - (spent["stall"] + busy["load"]) / total) if total else 1.0,
-            "stall": spent["stall"],
-            "read": spent["read"],
+            "hidden": max(0.0, 1.0 - (spent["loop", "stall"] + busy["load"]) / total) if total else 1.0,
+            "stall": spent["loop", "stall"],
+            "read": spent["loop", "read"],
             "busy": busy,
+            "blame": blame,
             "window": batches.window,
         }
 
@@ -326,9 +328,15 @@ def _tagged(line: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return found
 
 
-def _seconds_of(batches: Lookahead) -> dict[str, float]:
+def _stages(batches: Lookahead) -> dict[str, dict[str, float]]:
+    return {"busy": batches.times.busy, "blame": batches.times.blame}
+
+
+def _seconds_of(batches: Lookahead) -> dict[tuple[str, str], float]:
+    """Every time there is, by kind and stage."""
     times = batches.times
-    return {**times.busy, "stall": times.stall, "read": times.read}
+    found = {("loop", "stall"): times.stall, ("loop", "read"): times.read}
+    return found | {(kind, stage): s for kind, stages in _stages(batches).items() for stage, s in stages.items()}
 
 
 def _new_folder(runs: Path, name: str) -> Path:

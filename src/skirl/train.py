@@ -52,7 +52,7 @@ def steps(
 
 
 @dataclass(frozen=True)
-class Train(Recipe, EvaluationFlags, RunFlags):
+class Train(EvaluationFlags, RunFlags, Recipe):
     """Train a model whose tables are larger than the cache.
 
     >>> result = Train("synthetic:tiny", "dlrm-tiny", dim=4, batch=64, steps=20, cache="touched:25%", quiet=True).run()
@@ -66,6 +66,8 @@ class Train(Recipe, EvaluationFlags, RunFlags):
     """Steps between two checkpoints."""
     resume: bool = False
     """Go on from the checkpoint in --save."""
+    trace: Path | None = None
+    """A file for the timeline of all stages, to open in https://ui.perfetto.dev: 1.3 KB a step."""
     assert_ratio: float | None = None
     """Fail unless the run touches at least this many times the rows of the cache and fetches rows again."""
     json: bool = False
@@ -74,7 +76,7 @@ class Train(Recipe, EvaluationFlags, RunFlags):
     """Show no progress."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Recipe.__post_init__(self)
         if self.assert_ratio is not None and not self.assert_ratio > 0:
             raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
         if self.save_every is not None and self.save_every < 1:
@@ -93,7 +95,7 @@ class Train(Recipe, EvaluationFlags, RunFlags):
         model, dense = self.model_over(embeddings)
         rates, meter, stream = self.rates(embeddings, dense), Meter(), self.stream()
         evaluation = Evaluation(every=self.eval_every, patience=self.patience)
-        with self.lookahead(model, stream) as batches, self._progress("train") as progress:
+        with self.lookahead(model, stream, trace=self.trace) as batches, self._progress("train") as progress:
             whole = {"model": model, "optimizers": [dense, rates, meter, evaluation, run], "data": batches}
             if self.save and self.resume:
                 load(self.save, **whole)
@@ -142,6 +144,8 @@ class Train(Recipe, EvaluationFlags, RunFlags):
             lines["stopped"] = f"early, after {self.patience} evaluations without a better test log loss"
         if result["run"]:
             lines["run"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
+        if self.trace:
+            lines["timeline"] = f"{self.trace}; open it in https://ui.perfetto.dev"
         if self.save:
             lines["saved"] = f"step {result['steps']:,} in {self.save}; more --steps and --resume go on from there"
         if self.assert_ratio is not None and not result["failed"]:
