@@ -1,9 +1,9 @@
 """An Arrow column as NumPy arrays: numbers, texts, which values are missing and which malformed.
 
-Values that stand for nothing become Arrow's nulls first, so there is one notion of missing whatever a file uses. Text is
-turned into numbers by Arrow's own cast, 10 ns a value: it takes a whole column or none of it, so only a column that it
-refuses is looked at value by value. A parser of ours would say at once which value is wrong, and be a second one to keep
-right.
+Values that stand for nothing become Arrow's nulls first, so there is one notion of missing whatever a file uses. Text
+is turned into numbers by Arrow's own cast, 10 ns a value: it takes a whole column or none of it, so only a column that
+it refuses is looked at value by value. A parser of ours would say at once which value is wrong, and be a second one to
+keep right.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.types as pt
 
-from skirl.data.hashing import BAD, GOOD, NONE, parse_hex
+from skirl.data.hashing import BAD, DIGITS, GOOD, NONE, parse_hex
 
 pc: Any = pyarrow.compute
 """Arrow makes its functions at import, where type checkers do not see them."""
@@ -116,7 +116,7 @@ def hex_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     kinds = kinds_of(column)
     offsets, data = texts_of(column)
     out = np.empty(len(column), np.int64)
-    parse_hex(offsets, data, out, kinds)
+    parse_hex(offsets, data, DIGITS, out, kinds)
     return out, kinds
 
 

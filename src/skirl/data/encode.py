@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from skirl.data.columns import floats_of, hex_of, ints_of, is_list, is_text, kinds_of, pc, plain, texts_of, value_at
 from skirl.data.errors import BadRow, BadSchema, shown
-from skirl.data.hashing import BAD, GOOD, hash_numbers, hash_texts, rows_by_hash, seed_of
+from skirl.data.hashing import BAD, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
 from skirl.data.schema import Dense, FileSchema, Id, Label
 from skirl.jit import kernel
 
@@ -87,6 +87,17 @@ class Hashed:
         rows = self.rows[table]
         out = np.empty(len(fingerprints), np.int32 if rows < 1 << 31 else np.int64)
         rows_by_hash(fingerprints, kinds, rows, out)
+        return out
+
+
+@dataclass
+class Fingerprints:
+    """In the place of rows: the fingerprints themselves, as int64; 0 where a value is missing."""
+
+    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+        """A copy of them."""
+        out = fingerprints.view(np.int64).copy()
+        out[kinds == NONE] = 0
         return out
 
 
@@ -256,12 +267,16 @@ class Encoder:
             values, kinds = ints_of(column, nan)
             why = "a whole number of at most 64 bits, or nothing"
         wrong = kinds == BAD if kinds.any() else None
+        if spec.type == "fingerprint":
+            fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
+            kinds = np.where(fingerprints == 0, np.uint8(NONE), kinds)
+            return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
         if spec.encode == "row":
             rows = self.rows[table]
+            if wrong is None and not kinds.any() and all_within(values, rows):
+                return values, kinds, None, ""
             outside = (values < 0) | (values >= rows) | (kinds != GOOD)
-            if outside.any():
-                return np.where(outside, 0, values), kinds, outside, f"a row from 0 to {rows - 1}"
-            return values, kinds, None, ""
+            return np.where(outside, 0, values), kinds, outside, f"a row from 0 to {rows - 1}"
         fingerprints = np.empty(len(column), np.uint64)
         hash_numbers(values, seed_of(table), fingerprints)
         return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
@@ -304,6 +319,15 @@ def _gather(values, begins, rows, out):
         for place in range(begins[row], begins[row + 1]):
             out[at] = values[place]
             at += 1
+
+
+@kernel
+def all_within(values, rows):
+    """Whether all are rows of a table."""
+    low = high = 0
+    for i in range(values.size):
+        low, high = min(low, values[i]), max(high, values[i])
+    return low >= 0 and high < rows
 
 
 @kernel
