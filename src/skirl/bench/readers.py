@@ -92,7 +92,8 @@ class Readers:
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
         lines = {
-            name: f"{one['median']:,.0f} rows/s ({one['low']:,.0f} to {one['high']:,.0f}), {one['per_cpu_s']:,.0f} a CPU second"
+            name: f"{one['median']:,.0f} rows/s ({one['low']:,.0f} to {one['high']:,.0f}), "
+            f"{one['per_cpu_s']:,.0f} a CPU second"
             for name, one in result["rows_per_s"].items()
         }
         peer, memory = result["torchrec"], result["memory"]

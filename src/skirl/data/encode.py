@@ -34,6 +34,8 @@ class Raw:
     """Rows that could not be split into columns: which of the piece, what was found, what was expected."""
     places: np.ndarray | None = None
     """int64 [n]: which rows of the piece these are; 0 to n - 1 if None."""
+    nulls: bool = False
+    """Texts that stand for nothing are nulls already."""
 
     def between(self, low: int, high: int | None) -> "Raw":
         """Only rows low <= row < high of the piece."""
@@ -44,7 +46,7 @@ class Raw:
         end = len(places) if high is None else int(np.searchsorted(places, high))
         columns = {name: column.slice(begin, end - begin) for name, column in self.columns.items()}
         broken = [one for one in self.broken if low <= one[0] and (high is None or one[0] < high)]
-        return Raw(columns, end - begin, self.file, self.where, broken, places[begin:end])
+        return Raw(columns, end - begin, self.file, self.where, broken, places[begin:end], self.nulls)
 
 
 @dataclass
@@ -151,7 +153,7 @@ class Encoder:
         seen: dict[str, pa.Array] = {}
         for name in schema.needed:
             column = raw.columns[name]
-            seen[name] = column if is_list(column.type) else plain(column, schema.missing)
+            seen[name] = column if is_list(column.type) else plain(column, () if raw.nulls else schema.missing)
         labels = np.empty((raw.rows, len(schema.labels)), np.float32)
         for k, label in enumerate(schema.labels):
             self._label(raw, seen[label.name], label, labels[:, k], marks)
@@ -185,7 +187,8 @@ class Encoder:
             wrong |= (values != 0) & (values != 1)
         expected = "0 or 1" if label.kind == "binary" else "a finite number"
         marks.add(raw, wrong, lambda i: (f"label {label.name} is {shown(value_at(column, i))}", expected))
-        out[:] = values
+        with np.errstate(all="ignore"):
+            out[:] = values
 
     def _dense(self, raw: Raw, column: pa.Array, dense: Dense, out: np.ndarray, k: int, marks: Marks) -> int:
         """Write a column's features; how many there are."""
@@ -199,9 +202,11 @@ class Encoder:
             log_of(values, out[:, k])
         elif dense.transform == "standardise":
             mean, deviation = self.means[dense.name]
-            out[:, k] = (values - mean) / deviation
+            with np.errstate(all="ignore"):  # of what stands where a value is missing
+                out[:, k] = (values - mean) / deviation
         elif dense.transform == "hour":
-            out[:, k] = np.mod(values, 100) / 24
+            with np.errstate(all="ignore"):
+                out[:, k] = np.mod(values, 100) / 24
         else:
             with np.errstate(over="ignore"):
                 out[:, k] = values
@@ -211,11 +216,10 @@ class Encoder:
                 marks.add(
                     raw, large, lambda i: (f"{found} is {shown(value_at(column, i))}", "a number that fits a float32")
                 )
-        missing = kinds != GOOD
-        if missing.any():
-            out[missing, k] = dense.fill
+        if kinds.any():
+            out[kinds != GOOD, k] = dense.fill
         if dense.indicator:
-            out[:, k + 1] = missing
+            out[:, k + 1] = kinds != GOOD
         return 1 + dense.indicator
 
     def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
@@ -332,7 +336,19 @@ def all_within(values, rows):
 
 @kernel
 def log_of(values, out):
-    """log(1 + max(x, 0)) as float32."""
+    """log(1 + max(x, 0)) as float32; most are small whole numbers, whose logarithms stand in a table."""
     for i in range(values.size):
         x = np.float64(values[i])
-        out[i] = np.float32(np.log1p(x)) if x > 0 else np.float32(0)
+        if x <= 0:
+            out[i] = 0
+        elif x < LOGS.size and x == np.int64(x):
+            out[i] = LOGS[np.int64(x)]
+        else:
+            out[i] = np.float32(np.log1p(x))
+
+
+def _logs() -> np.ndarray:
+    return np.log1p(np.arange(1024, dtype=np.float64)).astype(np.float32)
+
+
+LOGS = _logs()

@@ -78,11 +78,7 @@ class TextFile:
         names = self._columns()
         if data and not data.endswith(b"\n"):
             data += b"\n"
-        torn: list[int] = []
-        if b"\r" in data:
-            data = data.replace(b"\r\n", b"\n")
-            if b"\r" in data:  # Arrow would take it for a line end
-                data, torn = _without_returns(data)
+        data, torn = _mended(data)
         needed = self._schema.needed
         text = self._schema.text
         broken: list[tuple[int, str, str]] = []
@@ -93,7 +89,7 @@ class TextFile:
             return "skip"
 
         if not data:
-            return Raw({name: pa.array([], pa.string()) for name in needed}, 0, self.path, str, [])
+            return Raw({name: pa.array([], pa.string()) for name in needed}, 0, self.path, str, [], nulls=True)
         try:
             table = csv.read_csv(
                 pa.BufferReader(data),
@@ -122,16 +118,11 @@ class TextFile:
         if broken:
             rows = np.delete(rows, [row for row, _, _ in broken])
         if torn:
-            known = {row for row, _, _ in broken}
-            broken += [
-                (row, "a carriage return stands inside the line", "it at the end only")
-                for row in torn
-                if row not in known
-            ]
-            keep = ~np.isin(rows, torn)
+            keep = ~np.isin(rows, list(torn))
             table, rows = table.filter(pa.array(keep)), rows[keep]
+            broken = [(row, *why) for row, why in torn.items()] + [one for one in broken if one[0] not in torn]
         columns = {name: table.column(name) for name in needed}
-        return Raw(columns, table.num_rows, self.path, self._where(part), broken, rows)
+        return Raw(columns, table.num_rows, self.path, self._where(part), broken, rows, nulls=True)
 
     def _where(self, part: int) -> Any:
         def where(row: int) -> str:
@@ -246,7 +237,7 @@ class TextFile:
         except (OSError, pa.ArrowException) as error:
             raise BadFile(
                 self.path,
-                f"is damaged, its text can be unpacked up to byte {self._at + len(self._kept):,} ({error})",
+                f"is damaged: what follows byte {self._at + len(self._kept):,} of its text cannot be unpacked ({error})",
                 "get it anew",
             ) from None
         self._ended = not more
@@ -266,8 +257,35 @@ class TextFile:
         return data
 
 
-def _without_returns(data: bytes) -> tuple[bytes, list[int]]:
-    """The text with blanks for carriage returns, and the lines that had them."""
-    text = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(text == 10)
-    return data.replace(b"\r", b" "), np.unique(np.searchsorted(ends, np.flatnonzero(text == 13))).tolist()
+def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
+    """Text that Arrow reads line by line as we count them; lines that are malformed before it looks, and why.
+
+    Arrow takes a carriage return for a line end, and cannot report a line that is no UTF-8.
+    """
+    torn: dict[int, tuple[str, str]] = {}
+    if data.startswith(_BOM):  # the file's own is gone by now, and Arrow leaves any other out without a word
+        torn[0] = ("the line begins with a byte order mark", "one at the begin of the file at most")
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n")
+        text = np.frombuffer(data, np.uint8)
+        returns = np.flatnonzero(text == 13)
+        if len(returns):
+            data = data.replace(b"\r", b" ")
+            for row in np.unique(np.searchsorted(np.flatnonzero(text == 10), returns)).tolist():
+                torn[row] = ("a carriage return stands inside the line", "it at the end only")
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            lines = data.split(b"\n")
+            for row, line in enumerate(lines):
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    torn[row] = (f"byte {error.start + 1} of the line is {line[error.start]:#04x}", "UTF-8 text")
+                    lines[row] = line.translate(_ASCII)
+            data = b"\n".join(lines)
+    return data, torn
+
+
+_ASCII = bytes(min(byte, 127) for byte in range(256))
