@@ -38,6 +38,8 @@ class Times:
     busy: dict[str, float] = field(default_factory=lambda: {"plan": 0.0, "fetch": 0.0, "write": 0.0, "load": 0.0})
     stall: float = 0.0
     """The loop waited for rows."""
+    blame: dict[str, float] = field(default_factory=lambda: {"plan": 0.0, "fetch": 0.0, "write": 0.0})
+    """Of each stage: seconds that it was at work while the loop waited."""
     read: float = 0.0
     """The loop waited for the user's loader."""
 
@@ -60,6 +62,8 @@ class Stages:
         self._hook = hook
         self._wakes = {name: threading.Condition(self.lock) for name in (*names, LOOP)}
         self._busy: dict[str, tuple[int, float] | None] = dict.fromkeys(names)
+        self._waiting: float | None = None
+        """Since when the loop waits."""
         self._until: dict[str, Callable[[], object]] = {}
         """What each stage, and the loop, waits for now."""
         self._moved = time.monotonic()
@@ -122,10 +126,12 @@ class Stages:
             self.call_hook(name, number)
             yield
         finally:
-            self._busy[name] = None
             self._moved = ended = time.monotonic()
             with self.lock:
+                self._busy[name] = None
                 self.times.busy[_kind(name)] += ended - started
+                if self._waiting is not None:
+                    self.times.blame[_kind(name)] += ended - max(started, self._waiting)
 
     def call_hook(self, name: str, number: int) -> None:
         """Tests slow a stage down here."""
@@ -159,9 +165,11 @@ class Stages:
             with self.lock:
                 self.check()
                 if until():
-                    break
+                    if began is not None:
+                        self._waited(began)
+                    return
                 if began is None:
-                    began = time.monotonic()
+                    began = self._waiting = time.monotonic()
                 self._until[LOOP] = until
                 self._wakes[LOOP].wait(min(SLICE, self._patience))
                 del self._until[LOOP]
@@ -172,8 +180,14 @@ class Stages:
                     f"no stage made progress for {seconds(idle)} while the loop waited for {what}: {self.what_is_busy()}. "
                     "If the store is only slow, raise lookahead(patience=...)"
                 )
-        if began is not None:
-            self.times.stall += time.monotonic() - began
+
+    def _waited(self, began: float) -> None:
+        """The loop goes on; it has the lock."""
+        now, self._waiting = time.monotonic(), None
+        self.times.stall += now - began
+        for name, entry in self._busy.items():
+            if entry is not None:
+                self.times.blame[_kind(name)] += now - max(entry[1], began)
 
     def close(self) -> None:
         """Nothing more is to be done but to write what is left."""
