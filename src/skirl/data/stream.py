@@ -64,6 +64,11 @@ class Files:
         """Columns of `Batch.dense`."""
         return self.encoder.schema.dense_features
 
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The features with any number of ids a sample, not exactly one."""
+        return tuple(column.name for column in self.encoder.schema.ids if column.list)
+
     def tables(self, dim: int) -> list[Table]:
         """The tables that the ids look rows up in."""
         return self.encoder.schema.tables(dim, self.encoder.rows)
