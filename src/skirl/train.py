@@ -113,7 +113,7 @@ class Train(Recipe):
                     save(self.save, **whole)
                 if evaluation.stops:
                     break
-            result = self._result(meter, evaluation, batches, begun)
+            result = self._result(meter, evaluation, batches, begun, stream.bad_rows)
         embeddings.close()
         return result
 
@@ -145,6 +145,8 @@ class Train(Recipe):
             lines["timeline"] = f"{self.trace}; open it in https://ui.perfetto.dev"
         if self.save:
             lines["saved"] = f"step {result['steps']:,} in {self.save}; more --steps and --resume go on from there"
+        if result["bad_rows_skipped"]:
+            lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
         if self.assert_ratio is not None and not result["failed"]:
             lines["asserted"] = (
                 f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"
@@ -167,7 +169,9 @@ class Train(Recipe):
                 progress(number, lambda: {"touched": f"{touched.rows:,}"})
         return touched.rows
 
-    def _result(self, meter: Meter, evaluation: Evaluation, batches: Lookahead, begun: int) -> dict[str, Any]:
+    def _result(
+        self, meter: Meter, evaluation: Evaluation, batches: Lookahead, begun: int, bad_rows: int
+    ) -> dict[str, Any]:
         engine, times = batches.engine, batches.times
         widths = [engine.optimizer.width(table.dim) for table in engine.schema.tables]
         rows = {
@@ -195,6 +199,7 @@ class Train(Recipe):
             "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},
             "peak_bytes": peak_bytes(),
             "machine": machine(),
+            "bad_rows_skipped": bad_rows,
             "failed": self._failure(rows, engine.counters.fetched),
         }
 
