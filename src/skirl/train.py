@@ -113,7 +113,7 @@ class Train(EvaluationFlags, RunFlags, Recipe):
                         save(self.save, **whole)
                     if evaluation.stops:
                         break
-                result = self._result(meter, evaluation, batches, run.begun_at) | {"run": run.path}
+                result = self._result(meter, evaluation, batches, run.begun_at, stream.bad_rows) | {"run": run.path}
                 run.finish(result)
         embeddings.close()
         return result
@@ -148,6 +148,8 @@ class Train(EvaluationFlags, RunFlags, Recipe):
             lines["timeline"] = f"{self.trace}; open it in https://ui.perfetto.dev"
         if self.save:
             lines["saved"] = f"step {result['steps']:,} in {self.save}; more --steps and --resume go on from there"
+        if result["bad_rows_skipped"]:
+            lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
         if self.assert_ratio is not None and not result["failed"]:
             lines["asserted"] = (
                 f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"
@@ -180,7 +182,9 @@ class Train(EvaluationFlags, RunFlags, Recipe):
                 progress(number, lambda: {"touched": f"{touched.rows:,}"})
         return touched.rows
 
-    def _result(self, meter: Meter, evaluation: Evaluation, batches: Lookahead, begun: int) -> dict[str, Any]:
+    def _result(
+        self, meter: Meter, evaluation: Evaluation, batches: Lookahead, begun: int, bad_rows: int
+    ) -> dict[str, Any]:
         engine, times = batches.engine, batches.times
         widths = [engine.optimizer.width(table.dim) for table in engine.schema.tables]
         rows = {
@@ -208,6 +212,7 @@ class Train(EvaluationFlags, RunFlags, Recipe):
             "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},
             "peak_bytes": peak_bytes(),
             "machine": machine(),
+            "bad_rows_skipped": bad_rows,
             "failed": self._failure(rows, engine.counters.fetched),
         }
 
