@@ -24,6 +24,8 @@ COMMANDS = {
     ),
     "size": ("skirl.sizing.size:Size", "how much cache a run needs: traffic against cache size, and what to choose"),
     "report": ("skirl.report:Report", "what a run did: losses, AUC, throughput, movement, stalls; a page with plots"),
+    "vocab": ("skirl.data.vocab:Vocab", "give the ids of data files rows of their own, in one pass and bounded memory"),
+    "convert": ("skirl.data.convert:Convert", "write data files as Parquet that is read several times faster"),
     "bench oracle": ("skirl.bench.oracle:Oracle", "time the planner: ids a second, slots and grouping included"),
     "bench disk": ("skirl.bench.disk:Disk", "reads and writes through the disk store, beside the device's own rates"),
     "bench train": (
@@ -36,6 +38,10 @@ COMMANDS = {
     ),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
     "bench rows": ("skirl.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
+    "bench readers": (
+        "skirl.bench.readers:Readers",
+        "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",
+    ),
     "bench start": ("skirl.bench.start:Start", "time compiling and loading the kernels of a first training step"),
 }
 OVERVIEW = """usage: skirl COMMAND [flags]

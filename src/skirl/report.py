@@ -101,7 +101,9 @@ def facts(left: Left) -> dict[str, Any]:
         "read": left.sum("read"),
         "busy": left.sums("busy"),
         "blame": left.sums("blame"),
-        "hidden": max(0.0, 1.0 - (stall + left.sums("busy").get("load", 0.0)) / max(sum(left.sums("busy").values()), 1e-9)),
+        "hidden": max(
+            0.0, 1.0 - (stall + left.sums("busy").get("load", 0.0)) / max(sum(left.sums("busy").values()), 1e-9)
+        ),
     }
 
 
@@ -109,7 +111,8 @@ def told(found: Mapping[str, Any]) -> dict[str, str]:
     """The facts as people read them."""
     flags, steps = found["flags"], max(1, found["steps"])
     lines = {
-        "run": f"{flags.get('model')} on {flags.get('data')}, " + ("ended" if found["ended"] else "still going on, or killed"),
+        "run": f"{flags.get('model')} on {flags.get('data')}, "
+        + ("ended" if found["ended"] else "still going on, or killed"),
         "steps": f"{found['steps']:,}, {found['samples']:,} samples in {clock(found['seconds'])}",
         "speed": f"{found['samples_per_second']:,.0f} samples/s, evaluations and checkpoints left out",
     }
@@ -120,13 +123,17 @@ def told(found: Mapping[str, Any]) -> dict[str, str]:
         lines["AUC"] = f"{found['auc']:.4f} of all predictions, each made before its sample was trained on"
     if found["best"] is not None:
         best = found["best"]
-        lines["test"] = f"log loss {best['test_logloss']:.4f}, AUC {best['test_auc']:.4f} at step {best['step']:,}, its best"
+        lines["test"] = (
+            f"log loss {best['test_logloss']:.4f}, AUC {best['test_auc']:.4f} at step {best['step']:,}, its best"
+        )
     lines["rows"] = (
-        f"{found['touched']:,} touched; {found['fetched'] / steps:,.0f} brought in again, {found['new'] / steps:,.0f} made and "
-        f"{found['written'] / steps:,.0f} written a step"
+        f"{found['touched']:,} touched; {found['fetched'] / steps:,.0f} brought in again, {found['new'] / steps:,.0f} made "
+        f"and {found['written'] / steps:,.0f} written a step"
     )
     lines["hidden"] = f"{found['hidden']:.0%} of the movement"
-    lines["waited"] = f"{found['stall']:.2f} s for rows, {found['read']:.2f} s for the loader" + _culprits(found["blame"])
+    lines["waited"] = f"{found['stall']:.2f} s for rows, {found['read']:.2f} s for the loader" + _culprits(
+        found["blame"]
+    )
     return lines
 
 
@@ -141,18 +148,26 @@ def drawn(name: str, left: Left, text: Mapping[str, str]) -> Page:
         page.picture(svg(_moving(left), columns=2, width=470, height=260))
         page.heading("Where time went")
         busy, blame = left.sums("busy"), left.sums("blame")
-        names = {"plan": "planning", "fetch": "fetching rows", "write": "writing rows", "load": "loading into the cache"}
+        names = {
+            "plan": "planning",
+            "fetch": "fetching rows",
+            "write": "writing rows",
+            "load": "loading into the cache",
+        }
         page.picture(
             bars(
                 {names.get(stage, stage): seconds for stage, seconds in busy.items()}
                 | {"waiting for rows": left.sum("stall"), "waiting for the loader": left.sum("read")},
                 {names.get(stage, stage): _seconds(seconds, blame.get(stage)) for stage, seconds in busy.items()}
-                | {"waiting for rows": _seconds(left.sum("stall")), "waiting for the loader": _seconds(left.sum("read"))},
+                | {
+                    "waiting for rows": _seconds(left.sum("stall")),
+                    "waiting for the loader": _seconds(left.sum("read")),
+                },
             )
         )
         page.note(
-            "Planning, fetching and writing run beside the training loop; loading and waiting are on its own time. A stage is "
-            "to blame for the seconds that it was at work while the loop waited."
+            "Planning, fetching and writing run beside the training loop; loading and waiting are on its own time. A "
+            "stage is to blame for the seconds that it was at work while the loop waited."
         )
     if left.evaluations:
         page.heading("Evaluations")
@@ -176,7 +191,10 @@ def drawn(name: str, left: Left, text: Mapping[str, str]) -> Page:
 
 def _learning(left: Left) -> list[Chart]:
     auc = {"training, so far": _points(left.lines, "auc"), "held out": _points(left.evaluations, "test_auc")}
-    loss = {"training, each interval": _points(left.lines, "loss"), "held out": _points(left.evaluations, "test_logloss")}
+    loss = {
+        "training, each interval": _points(left.lines, "loss"),
+        "held out": _points(left.evaluations, "test_logloss"),
+    }
     return [_chart("log loss", loss), _chart("AUC", auc)]
 
 
