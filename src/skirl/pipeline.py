@@ -151,7 +151,7 @@ class Pipeline:
         stall, blame = self.times.stall, dict(self.times.blame)
         with uninterrupted() as hold:
             self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
-        self.times.stall, self.times.blame = stall, blame
+        self.times.stall = stall
         self.times.blame.update(blame)
 
     @property

@@ -24,7 +24,6 @@ resumed ones too:
     hidden                        share of the movement that the loop did not wait for, since
     stall, read                   seconds since that the loop waited for rows; for the loader
     busy                          seconds since of each stage: plan, fetch, write, load
-    blame                         seconds since that plan, fetch, write were at work while the loop waited for rows
     blame                         of each stage, seconds since that it was at work while the loop waited
     lr, dense_lr                  learning rates of the step to come
     window                        batches that the oracle knows beyond this one
