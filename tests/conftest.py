@@ -8,7 +8,9 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -81,6 +83,22 @@ def golden(pytestconfig: pytest.Config) -> Callable[[str, Sequence[float]], None
             assert list(values) == pytest.approx(recorded["values"], rel=GOLDEN_TOLERANCE), name
 
     return check
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Callable[[Path], str]:
+    """`browse(page)`: what headless Chromium makes of a file, as HTML. The test is skipped where there is no Chromium."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("needs a browser: install chromium")
+    offline = ["disable-background-networking", "disable-component-update", "disable-sync", "disable-quic"]
+    flags = ["headless", "no-sandbox", "disable-gpu", "no-first-run", *offline, f"user-data-dir={tmp_path / 'browser'}"]
+
+    def dump(page: Path) -> str:
+        command = [browser, *(f"--{flag}" for flag in flags), "--dump-dom", page.as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    return dump
 
 
 def fingerprint() -> dict[str, str]:

@@ -428,7 +428,7 @@ class Run:
         banks = self.schema.banks
         if len(banks) == 1:
             return np.array([cache])
-        if cache < sum(largest):
+        if cache < sum(np.maximum(largest, 1)):
             return np.zeros(len(banks))
         slots, _ = split_cache(
             cache,

@@ -120,7 +120,7 @@ def test_every_flag_is_explained(capsys, name):
         ("--cache touched:5", "after touched: comes a share above 0% and up to 100%"),
         ("--cache touched:0%", "after touched: comes a share above 0% and up to 100%"),
         ("--data synthetic:criteo", "no synthetic data set 'criteo': set name to one of tiny, avazu"),
-        ("--data criteo:day_0", "reading files comes in a later version, set it to synthetic:NAME"),
+        ("--data criteo:day_0", "day_0: there is no such file or folder: set data to one that exists"),
         ("--data day_0.tsv", "set it to synthetic:NAME, criteo:PATH, avazu:PATH"),
         ("--store disk:", "store is 'disk:': set it to memory or disk:FOLDER"),
         ("--store s3:rows", "set it to memory or disk:FOLDER"),

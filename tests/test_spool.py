@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from skirl.oracle.moves import NEVER
 from skirl.spool import Epoch, OrderChanged
+from skirl.tables import Schema, Table
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.traces import SCHEMA, keys_of, traces
@@ -42,6 +43,17 @@ def test_next_uses(trace, residents):
                 assert found[bank].tolist() == [following(bank, key, number + 1) for key in rows]
         with pytest.raises(OrderChanged, match=f"more batches than the {len(trace)} of the first pass"):
             epoch.next_uses(both([]))
+
+
+def test_first_uses_of_a_bank_with_a_table_in_the_array_and_one_that_is_hashed():
+    schema = Schema.of([Table("a", 5000, 4), Table("b", 10**9, 4)])
+    a, b = np.array([7, 4999]), np.int64(1) << 48 | np.array([999_999_999, 3])
+    with Epoch(schema) as epoch:
+        for keys in (a[:1], np.concatenate([a[1:], b[1:]]), b[:1]):
+            epoch.add([keys])
+        epoch.scan()
+        resident = np.concatenate([b, a, [np.int64(1) << 48 | 5]])
+        assert epoch.first_uses(0, resident).tolist() == [2, 1, 0, 1, int(NEVER)]
 
 
 @pytest.mark.parametrize(

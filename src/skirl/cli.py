@@ -22,6 +22,7 @@ COMMANDS = {
         "skirl.verify:Verify",
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
+    "size": ("skirl.sizing.size:Size", "how much cache a run needs: traffic against cache size, and what to choose"),
     "bench oracle": ("skirl.bench.oracle:Oracle", "time the planner: ids a second, slots and grouping included"),
     "bench disk": ("skirl.bench.disk:Disk", "reads and writes through the disk store, beside the device's own rates"),
     "bench train": (

@@ -130,9 +130,9 @@ class _BankSpool:
         if self._rows is None:
             raise RuntimeError("the second pass has begun: ask for first uses before it")
         handles = self._handles(keys)
-        states = np.where(handles >= 0, self._rows.dense[handles] if len(self._rows.dense) else 0, 0)
-        if len(self._rows.hashed):
-            states = np.where(handles < 0, self._rows.hashed[-1 - handles], states)
+        states, hashed = np.empty(len(keys), np.int32), handles < 0
+        states[hashed] = self._rows.hashed[-1 - handles[hashed]]
+        states[~hashed] = self._rows.dense[handles[~hashed]]
         return np.where(states > 0, states - 1, NEVER).astype(np.int32)
 
     def next_uses(self, number: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import pytest
 
 from skirl.bench import curves
 from skirl.bench.curves import Curves, Point, Run, worst
-from skirl.bench.plot import Chart, svg
+from skirl.plot import Chart, svg
 
 
 def test_every_axis_is_walked_and_drawn(tmp_path, monkeypatch):

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from skirl.batch import KeyedJagged
-from skirl.bench.plot import Chart, svg
 from skirl.lookahead import lookahead
 from skirl.machine import machine
 from skirl.nn.modules import EmbeddingBagCollection
 from skirl.optim import SGD
+from skirl.plot import Chart, svg
 from skirl.tables import Table
 
 BOUND = 1.2

@@ -13,6 +13,7 @@ from skirl.data.synthetic import Synthetic
 
 SYNTHETIC_STEPS = 1000
 """Steps of a run over a synthetic stream, which has no end, where none are given."""
+FILE_KINDS = ("criteo", "avazu", "csv", "parquet")
 KINDS = "synthetic:NAME, criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH"
 
 
@@ -63,18 +64,18 @@ class DataFlags:
                 raise ValueError(f"{name} is {value}: set it to {least} or more")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed is {self.seed}: set it between 0 and 2**63 - 1")
-        if self._kind == "synthetic" and self.steps is None:
+        if self.kind == "synthetic" and self.steps is None:
             object.__setattr__(self, "steps", SYNTHETIC_STEPS)
         self.stream()
 
     def stream(self) -> Source:
         """The batches of the run."""
-        if self._kind in ("criteo", "avazu", "csv", "parquet"):
-            raise ValueError(f"data is {self.data!r}: reading files comes in a later version, set it to synthetic:NAME")
-        if self._kind != "synthetic":
+        if self.kind in FILE_KINDS:
+            return self._files()
+        if self.kind != "synthetic":
             raise ValueError(f"data is {self.data!r}: set it to {KINDS}")
         return Synthetic(
-            self.data.partition(":")[2],
+            self.path,
             batch_size=self.batch,
             batches=self.steps,
             seed=self.seed,
@@ -84,8 +85,19 @@ class DataFlags:
         )
 
     @property
-    def _kind(self) -> str:
+    def path(self) -> str:
+        """What stands behind the colon: of files, where they are."""
+        return self.data.partition(":")[2]
+
+    @property
+    def kind(self) -> str:
+        """What stands before the colon."""
         return self.data.partition(":")[0]
+
+    def _files(self) -> Source:
+        from skirl.data.open import open_files  # Arrow is imported where files are read, and only there
+
+        return open_files(self)
 
     def _synthetic_held_out(self) -> int:
         if self.valid is None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from skirl.batch import Batch, KeyedJagged
-from skirl.data.skew import GOLDEN, bits_for, fold, mass_of, rank_at, scatter, unit
+from skirl.data.skew import GOLDEN, bits_for, fold, mass_of, named, rank_at, scatter, unit
 from skirl.initial import mix
 from skirl.jit import kernel
 from skirl.tables import Table
@@ -143,7 +143,7 @@ class Synthetic:
         """
         if not self.held_out_batches:
             return None
-        seed = int(_named(self.seed, _HELD_OUT)) >> 1
+        seed = int(named(self.seed, _HELD_OUT)) >> 1
         return replace(self, batches=self.held_out_batches, start=0, seed=seed, held_out_batches=0)
 
     @cached_property
@@ -162,7 +162,7 @@ class Synthetic:
         >>> Synthetic("tiny").hottest("weekday", 3).tolist()
         [0, 2, 6]
         """
-        rows, place = self.rows[table], _named(self._world, _HEAT)
+        rows, place = self.rows[table], named(self._world, _HEAT)
         feature = np.uint64(list(self.rows).index(table))
         return _rows_of_ranks(min(number, rows), rows, np.uint64(fold(place, feature)))
 
@@ -198,9 +198,9 @@ class Synthetic:
         >>> torch.equal(data.batch(7).labels, data.batch(7).labels)
         True
         """
-        stream = _named(self.seed, i)
+        stream = named(self.seed, i)
         dense, lengths, values, logits = self._draw(stream, self.batch_size)
-        labels = _draw_labels(_named(stream, _LABELS), logits + self._bias)
+        labels = _draw_labels(named(stream, _LABELS), logits + self._bias)
         if self.pooling_factor == 1:  # offsets that are known cost nothing
             jagged = {"offsets": torch.arange(values.size + 1)}
         else:
@@ -219,7 +219,7 @@ class Synthetic:
 
         It has no closed form: the hottest rows take several percent of a table, so their hidden weights shift the mean.
         """
-        *_, logits = self._draw(_named(self._world, _LABELS), 2048)
+        *_, logits = self._draw(named(self._world, _LABELS), 2048)
         low, high = -20.0, 20.0
         for _ in range(50):  # bisection: the click rate rises with the bias
             middle = (low + high) / 2
@@ -232,27 +232,19 @@ class Synthetic:
         rows = np.fromiter(self.rows.values(), np.int64)
         lengths = np.ones(rows.size * samples, np.int64)
         if self.pooling_factor > 1:
-            _draw_lengths(_named(stream, _LENGTHS), 2 * self.pooling_factor, lengths)
+            _draw_lengths(named(stream, _LENGTHS), 2 * self.pooling_factor, lengths)
         values = np.empty(lengths.sum(), np.int64)
         dense = np.empty((samples, self.dense_features), np.float32)
         logits = np.zeros(samples)
         signal = DENSE_SIGNAL / self.dense_features**0.5
-        _draw_dense(_named(stream, _DENSE), _named(self._world, _COLUMNS), signal, dense, logits)
+        _draw_dense(named(stream, _DENSE), named(self._world, _COLUMNS), signal, dense, logits)
         signal = SPARSE_SIGNAL / (rows.size * self.pooling_factor) ** 0.5
-        heat, hidden = _named(self._world, _HEAT), _named(self._world, _ROWS)
-        _draw_ids(_named(stream, _IDS), heat, hidden, rows, lengths, signal, values, logits)
+        heat, hidden = named(self._world, _HEAT), named(self._world, _ROWS)
+        _draw_ids(named(stream, _IDS), heat, hidden, rows, lengths, signal, values, logits)
         return dense, lengths, values, logits
 
 
 _IDENTITY = ("name", "batch_size", "seed", "rows_scale", "pooling_factor")
-
-
-def _named(*words: int | np.uint64) -> np.uint64:
-    """The random stream of these words. (A compiled function returns a plain int: it is wrapped again at each step.)"""
-    stream = np.uint64(0)
-    for word in words:
-        stream = np.uint64(fold(stream, np.uint64(int(word) % 2**64)))
-    return stream
 
 
 @kernel

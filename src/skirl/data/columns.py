@@ -1,0 +1,157 @@
+"""An Arrow column as NumPy arrays: numbers, texts, which values are missing and which malformed.
+
+Values that stand for nothing become Arrow's nulls first, so there is one notion of missing whatever a file uses. Text is
+turned into numbers by Arrow's own cast, 10 ns a value: it takes a whole column or none of it, so only a column that it
+refuses is looked at value by value. A parser of ours would say at once which value is wrong, and be a second one to keep
+right.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.types as pt
+
+from skirl.data.hashing import BAD, GOOD, NONE, parse_hex
+
+pc: Any = pyarrow.compute
+"""Arrow makes its functions at import, where type checkers do not see them."""
+_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,4})?$"
+_WHOLE = r"^-?[0-9]{1,18}$"
+
+
+def plain(column: Any, missing: Sequence[str]) -> pa.Array:
+    """One array of a plain type: dictionaries decoded, texts with 32-bit offsets, nulls where a value means nothing."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            raise OverflowError("more than 2 GiB of text in one column of one row group")
+    if pt.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if is_text(column.type):
+        if not (pt.is_string(column.type) or pt.is_binary(column.type)):
+            column = column.cast(pa.binary())
+        if not pt.is_string(column.type):
+            column = pa.Array.from_buffers(pa.string(), len(column), column.buffers(), offset=column.offset)
+        for text in missing:
+            found = pc.equal(column, text)
+            if pc.any(found).as_py():
+                column = pc.if_else(found, None, column)
+    return column
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are bytes or text."""
+    tests = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary, pt.is_string_view, pt.is_binary_view)
+    return any(test(kind) for test in tests)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of this type are lists."""
+    return pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values of this type are numbers that a float64 or an int64 is made of."""
+    return pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_null(kind)
+
+
+def kinds_of(column: pa.Array) -> np.ndarray:
+    """uint8 [n]: GOOD, or NONE where a value is missing."""
+    if column.null_count == 0:
+        return np.zeros(len(column), np.uint8)
+    return np.where(pc.is_null(column).to_numpy(zero_copy_only=False), np.uint8(NONE), np.uint8(GOOD))
+
+
+def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets [n + 1] and bytes of a column of texts, where they lie."""
+    _, offsets, data = column.buffers()
+    if len(column) == 0 or offsets is None:
+        return np.zeros(len(column) + 1, np.int32), np.empty(0, np.uint8)
+    view = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return view, np.empty(0, np.uint8) if data is None or data.size == 0 else np.frombuffer(data, np.uint8)
+
+
+def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
+    """float64 (or float32, as it is stored) [n], and what each is. NaN and infinity are malformed."""
+    kinds = kinds_of(column)
+    if is_text(column.type):
+        column = _cast(column, kinds, pa.float64(), _NUMBER)
+    if not pt.is_float32(column.type) and not pt.is_float64(column.type):
+        column = column.cast(pa.float64(), safe=False)  # a whole number beyond 2**53 is rounded
+    values = _numpy(column)
+    finite = np.isfinite(values)
+    if not finite.all():
+        wrong = ~finite & (kinds == GOOD)
+        kinds[wrong] = BAD
+        if nan_is_missing:
+            kinds[wrong & np.isnan(values)] = NONE
+    return values, kinds
+
+
+def ints_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [n], and what each is. What is no whole number, or does not fit, is malformed; a uint64 keeps its bits."""
+    kinds = kinds_of(column)
+    if is_text(column.type):
+        column = _cast(column, kinds, pa.int64(), _WHOLE)
+    elif pt.is_floating(column.type):
+        floats = _numpy(column).astype(np.float64)
+        whole = np.isfinite(floats) & (np.floor(floats) == floats) & (np.abs(floats) < 2.0**63)
+        missing = np.isnan(floats) if nan_is_missing else np.zeros(len(floats), bool)
+        kinds[~whole & (kinds == GOOD)] = BAD
+        kinds[missing] = NONE
+        return np.where(whole, floats, 0).astype(np.int64), kinds
+    elif pt.is_uint64(column.type):
+        return _numpy(column).view(np.int64), kinds
+    elif not pt.is_integer(column.type):
+        column = column.cast(pa.int64())
+    values = _numpy(column)
+    return values, kinds
+
+
+def hex_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [n] out of hexadecimal texts, and what each is."""
+    kinds = kinds_of(column)
+    offsets, data = texts_of(column)
+    out = np.empty(len(column), np.int64)
+    parse_hex(offsets, data, out, kinds)
+    return out, kinds
+
+
+def value_at(column: pa.Array, i: int) -> Any:
+    """A value as an error shows it."""
+    if is_text(column.type):
+        if not column[i].is_valid:
+            return None
+        offsets, data = texts_of(column)
+        return data[offsets[i] : offsets[i + 1]].tobytes()
+    return column[i].as_py()
+
+
+def _cast(column: pa.Array, kinds: np.ndarray, to: pa.DataType, good: str) -> pa.Array:
+    """Numbers out of texts. What Arrow's cast does not take is malformed, and null here."""
+    try:
+        return column.cast(to)
+    except pa.ArrowInvalid:
+        pass
+    bytes_ = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
+    sure = pc.fill_null(pc.match_substring_regex(bytes_, good), False).to_numpy(zero_copy_only=False)
+    sure = sure.copy()
+    for i in np.flatnonzero(~sure & (kinds == GOOD)):  # few: what the pattern leaves out and the cast may still take
+        try:
+            column.slice(i, 1).cast(to)
+            sure[i] = True
+        except pa.ArrowInvalid:
+            kinds[i] = BAD
+    return pc.if_else(pa.array(sure), column, None).cast(to)
+
+
+def _numpy(column: pa.Array) -> np.ndarray:
+    """The numbers of a column; what stands where one is missing is anything."""
+    if pt.is_null(column.type):
+        return np.zeros(len(column), np.float64)
+    if column.null_count == 0 and not pt.is_boolean(column.type):
+        return column.to_numpy()
+    return pc.fill_null(column, 0).to_numpy(zero_copy_only=False)

@@ -1,0 +1,54 @@
+"""What malformed input is refused with: where it is, what was found, what was expected, what to do.
+
+A `BadRow` can be left out (`--bad-rows skip`); a `BadFile` cannot: nobody knows what its rest would have been.
+"""
+
+LONGEST = 60
+"""Characters of a found value that an error shows."""
+MEND = "mend it, or leave such rows out with --bad-rows skip"
+
+
+class BadFile(ValueError):
+    """A file that cannot be read as what it should be."""
+
+    def __init__(self, file: str, found: str, then: str) -> None:
+        super().__init__(f"{file}: {found}: {then}")
+        self.file, self.found, self.then = file, found, then
+
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
+        return type(self), (self.file, self.found, self.then)
+
+
+class BadRow(ValueError):
+    """A row that does not hold what its columns should.
+
+    >>> print(BadRow("day_0", "line 17", "column I3 is 'x'", "a number, or nothing"))
+    day_0, line 17: column I3 is 'x', expected a number, or nothing: mend it, or leave such rows out with --bad-rows skip
+    """
+
+    def __init__(self, file: str, where: str, found: str, expected: str) -> None:
+        super().__init__(f"{file}, {where}: {found}, expected {expected}: {MEND}")
+        self.file, self.where, self.found, self.expected = file, where, found, expected
+
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:  # it comes out of worker processes
+        return type(self), (self.file, self.where, self.found, self.expected)
+
+
+class BadSchema(ValueError):
+    """A schema file that is wrong by itself, or that does not fit the data."""
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it.
+
+    >>> shown(b"a\\xff"), shown("x" * 100)[-5:], shown(None)
+    ("'a\\\\xff'", 'x ...', 'nothing')
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode("utf-8", "backslashreplace").replace("\\\\x", "\\x")
+        text = "'" + value.encode("unicode_escape").decode().replace("\\\\x", "\\x") + "'"
+    else:
+        text = repr(value)
+    return text if len(text) <= LONGEST else text[:LONGEST] + " ..."

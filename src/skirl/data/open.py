@@ -1,0 +1,134 @@
+"""From flags to a source over files: which files, which columns, which rows are held out.
+
+Rows are held out by place, so that training and validation are the same rows in every run: the last share of them in
+order, for which the rows of text are counted first (a look for line ends, 3 GB/s from memory), or those from a point in time
+on. Drawing them at random would mix the future into training, and flatter every model of a click log.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skirl.data.columnar import embedded_schema
+from skirl.data.dataset import Dataset, Place
+from skirl.data.encode import Encoder, Hashed, RowsOf
+from skirl.data.errors import BadSchema
+from skirl.data.files import find, kind_of
+from skirl.data.schema import BUILT_IN, FileSchema
+from skirl.data.stream import Files
+from skirl.data.text import PART
+
+if TYPE_CHECKING:
+    from skirl.data.flags import DataFlags
+
+INF = float("inf")
+
+
+def open_files(flags: "DataFlags", part_bytes: int = PART) -> Files:
+    """The source that the flags describe. part_bytes: of text, read at a time."""
+    paths = find(flags.path)
+    schema = schema_of(flags.kind, flags.schema, paths[0])
+    dataset = Dataset(paths, schema, part_bytes)
+    rows, rows_of, means = _encoding(flags, schema)
+    encoder = Encoder(schema, rows_of, rows, means, skip=flags.bad_rows == "skip")
+    files = Files(
+        dataset,
+        encoder,
+        flags.batch,
+        epochs=flags.epochs,
+        batches=flags.steps,
+        shuffle=flags.shuffle,
+        seed=flags.seed,
+        workers=flags.workers,
+    )
+    if flags.valid is None:
+        return files
+    return _split(files, flags.valid)
+
+
+def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
+    """The schema that is given, built in, or inside of the first file."""
+    if schema is not None:
+        return FileSchema.load(schema)
+    found = embedded_schema(path) if kind_of(path) == "parquet" else None
+    if found is not None:
+        try:
+            return FileSchema.parse(found)
+        except BadSchema as error:
+            raise BadSchema(f"{path}: the schema in it {error}") from None
+    if kind in BUILT_IN:
+        return BUILT_IN[kind]
+    raise ValueError(f"data is {kind}:..., and no file says what its columns mean: set schema to a TOML file that does")
+
+
+def _encoding(
+    flags: "DataFlags", schema: FileSchema
+) -> tuple[Mapping[str, int], RowsOf, Mapping[str, tuple[float, float]]]:
+    """Rows of each table, how ids become them, and what dense columns are standardised with."""
+    rows = schema.rows_of(flags.rows)
+    if schema.standardised:
+        raise ValueError(
+            f"dense column {schema.standardised[0].name!r} is to be standardised: set vocab to a file that `skirl vocab` "
+            "made, which has its mean"
+        )
+    return rows, Hashed(rows), {}
+
+
+def _split(files: Files, valid: str) -> Files:
+    """The same source without the rows held out, which are its `held_out`."""
+    from skirl.data.flags import share_of
+
+    share = share_of(valid)
+    if share is not None:
+        total, place = _last(
+            tuple(files.dataset.paths),
+            files.dataset.schema,
+            _stamps(files.dataset.paths),
+            share,
+            files.dataset.part_bytes,
+        )
+        held = replace(files, begin=place, rows_of_epoch=total - _first(total, share))
+        files = replace(files, end=place, rows_of_epoch=_first(total, share))
+    else:
+        match = re.fullmatch(r"\s*([^\s<>=]+)\s*>=\s*(-?\d+(?:\.\d+)?)\s*", valid)
+        if match is None:
+            raise ValueError(f"valid is {valid!r}: set it to a share such as 20%, or to a time such as time>=14102900")
+        schema, limit = files.encoder.schema, float(match[2])
+        if match[1] not in ("time", schema.time) or schema.time is None:
+            named = f"its time column is {schema.time!r}" if schema.time else "the schema names no time column"
+            raise ValueError(
+                f"valid is {valid!r}: {named}, set valid to time>={match[2]} of such a column, or to a share"
+            )
+        held = replace(files, encoder=replace(files.encoder, keep=(schema.time, limit, INF)))
+        files = replace(files, encoder=replace(files.encoder, keep=(schema.time, -INF, limit)))
+    held = replace(held, epochs=1, batches=None, shuffle=0)
+    return replace(files, held=held)
+
+
+def _first(total: int, share: float) -> int:
+    """Rows before those held out."""
+    return total - max(1, round(total * share))
+
+
+def _stamps(paths: list[str]) -> tuple[tuple[int, int], ...]:
+    """What changes when files do."""
+    stats = [Path(path).stat() for path in paths]
+    return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+
+
+@lru_cache(maxsize=8)
+def _last(
+    paths: tuple[str, ...], schema: FileSchema, stamps: tuple[tuple[int, int], ...], share: float, part_bytes: int
+) -> tuple[int, Place]:
+    """Rows of all files, and where the last share begins; remembered, since a command opens its data several times."""
+    dataset = Dataset(list(paths), schema, part_bytes)
+    try:
+        total = dataset.count()
+        if total < 2:
+            raise ValueError(f"{paths[0]}: there are {total} rows: too few to hold some out, set valid to none")
+        return total, dataset.place(_first(total, share))
+    finally:
+        dataset.close()

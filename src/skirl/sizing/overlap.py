@@ -1,0 +1,68 @@
+"""How much of the movement hides behind computation: a pipeline of three clocks, step by step.
+
+    read      one step's rows after the other over the link, at most `prefetch` steps ahead of the loop
+    compute   waits for its rows, then takes a step's time
+    write     what left, after the step that made it leave
+
+It is a model where the counts beside it are not: the store answers at the rate of the link, and computing takes no longer
+when rows move beside it. A formula, max(compute, bytes / rate), would miss that movement comes in bursts: the first steps of
+a run bring nothing again, and later ones more than the average.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from skirl.store.link import Link
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Seconds of a run."""
+
+    together: float
+    """With movement beside computation;"""
+    serial: float
+    """one after the other;"""
+    roof: float
+    """what no overlap could beat: computation alone, or the link alone."""
+
+    @property
+    def hidden(self) -> float:
+        """The share of what can hide that does: 1 is all of it.
+
+        >>> Overlap(together=1.25, serial=2.0, roof=1.0).hidden
+        0.75
+        """
+        room = self.serial - self.roof
+        return 1.0 if room <= 0 else (self.serial - self.together) / room
+
+
+def overlap(
+    read: Sequence[float] | np.ndarray, written: Sequence[float] | np.ndarray, step: float, link: Link, prefetch: int
+) -> Overlap:
+    """What a run takes whose steps read and write so many bytes and compute for `step` seconds.
+
+    >>> overlap([0, 100, 100], [0, 0, 100], step=1.0, link=Link(rate=100.0), prefetch=2)
+    Overlap(together=3.0, serial=6.0, roof=3.0)
+    """
+    steps = len(read)
+    ends = np.zeros(steps + 1)  # of each step's computation, the start of the run before all
+    arrived = wrote = 0.0
+    takes_read, takes_write = ([link.seconds(int(n)) if n else 0.0 for n in bytes_] for bytes_ in (read, written))
+    for t in range(steps):
+        asked = ends[max(0, t - prefetch)]  # its rows may set out when the step `prefetch` before it is reached
+        arrived = max(arrived, asked) + takes_read[t]
+        ends[t + 1] = max(ends[t], arrived) + step
+        wrote = max(wrote, ends[t]) + takes_write[t]
+    computing = steps * step
+    serial = computing + sum(takes_read) + sum(takes_write)
+    busiest = max(sum(map(float, read)), sum(map(float, written))) / link.rate
+    return Overlap(float(max(ends[-1], wrote)), serial, max(computing, busiest))
+
+
+def step_that_hides(read: np.ndarray, written: np.ndarray, link: Link) -> float:
+    """Seconds that a step has to take for the busier direction to keep up, on average over the run's second half."""
+    half = len(read) // 2
+    return max((link.seconds(int(part[half:].mean())) for part in (read, written) if len(part[half:])), default=0.0)

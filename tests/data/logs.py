@@ -1,0 +1,95 @@
+"""Click logs in the layouts that skirl reads, made up; and a plain reading of them that shares no code with skirl's."""
+
+import csv
+import gzip
+import math
+import random
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from skirl.batch import Batch
+
+CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+MASK = (1 << 64) - 1
+
+
+def criteo_rows(n: int, seed: int = 0) -> list[list[str]]:
+    """Rows of Criteo's layout as texts; '' is missing."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(n):
+        numbers = ["" if draw.random() < 0.2 else str(int(draw.expovariate(0.02)) - 2) for _ in range(13)]
+        ids = ["" if draw.random() < 0.1 else f"{draw.randrange(1 << draw.choice([4, 12, 32])):08x}" for _ in range(26)]
+        rows.append([str(draw.randrange(2)), *numbers, *ids])
+    return rows
+
+
+def write_tsv(path: Path, rows: list[list[str]], *, packed: bool = False, end: str = "\n") -> Path:
+    text = "".join("\t".join(row) + end for row in rows).encode()
+    path.write_bytes(gzip.compress(text) if packed else text)
+    return path
+
+
+def write_parquet(path: Path, rows: list[list[str]], names: list[str] = CRITEO, group: int = 100) -> Path:
+    table = pa.table({name: pa.array([row[i] for row in rows]) for i, name in enumerate(names)})
+    pq.write_table(table, path, row_group_size=group)
+    return path
+
+
+def read_tsv(path: Path) -> list[list[str]]:
+    with path.open() as file:
+        return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+# The plain reference: Python's integers, no Arrow, no NumPy.
+
+
+def splitmix(z: int) -> int:
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
+    return z ^ (z >> 31)
+
+
+def seed_of(table: str) -> int:
+    raw = table.encode()
+    return ((zlib.crc32(raw) << 32) | zlib.crc32(raw, 0x5EED)) ^ 0x736B69726C6461
+
+
+def number_hash(value: int, table: str) -> int:
+    return splitmix((value & MASK) ^ seed_of(table))
+
+
+def text_hash(value: bytes, table: str) -> int:
+    state = splitmix(seed_of(table) ^ (len(value) * 0x9E3779B97F4A7C15 & MASK))
+    for at in range(0, len(value), 8):
+        word = int.from_bytes(value[at : at + 8], "little")
+        state = splitmix(((state ^ word) + 0x9E3779B97F4A7C15) & MASK)
+    return state
+
+
+def row_of(fingerprint: int, rows: int) -> int:
+    if rows - 1 < 1 << 32:
+        return 1 + ((fingerprint >> 32) * (rows - 1) >> 32)
+    return 1 + (fingerprint * (rows - 1) >> 64)
+
+
+def criteo_sample(row: list[str], rows: int) -> tuple[float, list[float], list[int]]:
+    """Label, dense features and rows of one line."""
+    dense = [0.0 if not text else math.log1p(max(0, int(text))) for text in row[1:14]]
+    ids = [
+        0 if not text else row_of(number_hash(int(text, 16), name), rows) for name, text in zip(CRITEO[14:], row[14:])
+    ]
+    return float(row[0]), dense, ids
+
+
+def samples_of(batches: list[Batch]) -> list[tuple[float, list[float], list[int]]]:
+    """Batches of one id a feature as samples."""
+    found = []
+    for batch in batches:
+        n = len(batch.labels)
+        ids = batch.sparse.values().view(-1, n).t().tolist()
+        found += zip(batch.labels.tolist(), batch.dense.tolist(), ids)
+    return found

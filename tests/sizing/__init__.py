@@ -1,0 +1,1 @@
+"""Sizing, against counting in dictionaries and clocks that tick."""
