@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from skirl.batch import Batch
-from skirl.checkpoint import load, save
+from skirl.checkpoint.keeper import Keeper, SaveFlags
 from skirl.lookahead import Lookahead
 from skirl.machine import machine, peak_bytes
 from skirl.meter import Meter
@@ -45,7 +45,7 @@ def steps(model: nn.Module, dense: torch.optim.Optimizer, batches: Iterable[Batc
 
 
 @dataclass(frozen=True)
-class Train(Recipe):
+class Train(Recipe, SaveFlags):
     """Train a model whose tables are larger than the cache.
 
     >>> result = Train("synthetic:tiny", "dlrm-tiny", dim=4, batch=64, steps=20, cache="touched:25%", quiet=True).run()
@@ -53,12 +53,6 @@ class Train(Recipe):
     (True, None)
     """
 
-    save: Path | None = None
-    """A folder for checkpoints; the run is saved there at its end."""
-    save_every: int | None = None
-    """Steps between two checkpoints."""
-    resume: bool = False
-    """Go on from the checkpoint in --save."""
     assert_ratio: float | None = None
     """Fail unless the run touches at least this many times the rows of the cache and fetches rows again."""
     json: bool = False
@@ -67,13 +61,10 @@ class Train(Recipe):
     """Show no progress."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Recipe.__post_init__(self)
+        SaveFlags.__post_init__(self)
         if self.assert_ratio is not None and not self.assert_ratio > 0:
             raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
-        if self.save_every is not None and self.save_every < 1:
-            raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
-        if self.save is None and (self.save_every or self.resume):
-            raise ValueError("save_every and resume need a folder: set save")
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress; what came of it."""
@@ -82,17 +73,18 @@ class Train(Recipe):
         embeddings = self.embeddings(cache, resume=self.resume)
         model, dense = self.model_over(embeddings)
         meter, stream = Meter(), self.stream()
-        with self.lookahead(model, stream) as batches, self._progress("train") as progress:
-            whole = {"model": model, "optimizers": [dense, meter], "data": batches}
-            if self.save and self.resume:
-                load(self.save, **whole)
+        with (
+            self.lookahead(model, stream) as batches,
+            Keeper(self, model=model, optimizers=[dense, meter], data=batches) as keeper,
+            self._progress("train") as progress,
+        ):
             begun = batches.step
             for done in steps(model, dense, batches):
                 meter.add(done.loss, done.logits, done.batch.labels)
                 progress(batches.step, lambda: meter.facts(batches))
-                if self.save and self._saves_at(batches.step, stream.steps):
-                    save(self.save, **whole)
-            result = self._result(meter, batches, begun)
+                if keeper.after_step(last=batches.step == stream.steps):
+                    break
+            result = self._result(meter, batches, begun) | {"checkpoints": keeper.facts()}
         embeddings.close()
         return result
 
@@ -118,16 +110,19 @@ class Train(Recipe):
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
         if self.save:
-            lines["saved"] = f"step {result['steps']:,} in {self.save}; more --steps and --resume go on from there"
+            kept = result["checkpoints"]
+            lines["saved"] = (
+                f"step {result['steps']:,} in {self.save}; more --steps and --resume go on from there\n"
+                f"{kept['count']} checkpoints, {size(kept['bytes'])}; training stood still {kept['pause_share']:.1%} of it"
+            )
+            if kept["stopped_by"]:
+                lines["stopped"] = f"by {kept['stopped_by']}, after the step it was in"
         if self.assert_ratio is not None and not result["failed"]:
             lines["asserted"] = (
                 f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"
                 f"and {moved['fetched']:,} rows were fetched again"
             )
         return lines
-
-    def _saves_at(self, step: int, last: int | None) -> bool:
-        return step == last or (self.save_every is not None and step % self.save_every == 0)
 
     def _progress(self, title: str) -> Progress:
         return Progress(title, steps=self.stream().steps, to=sys.stderr if self.json else sys.stdout, quiet=self.quiet)

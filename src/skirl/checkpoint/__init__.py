@@ -239,8 +239,8 @@ def _read(
         tensors = dense.read(header.parent, body["dense"])
         run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
         Counters(**run["counters"])
-        body["number"], body["torch"], run["rows"]["handle"], run["rows"]["split"], run["rows"]["table_steps"]
-        run["data"], run["grads"], run["generators"], run["optimizers"], saved["metadata"]  # are there
+        _ = body["number"], body["torch"], [run["rows"][name] for name in ("handle", "split", "table_steps")]
+        _ = [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
         try:
             check_definition(body["definition"], definition(collection), header)
             check_optimizers(run["optimizers"], parts, model)

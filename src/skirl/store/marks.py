@@ -12,6 +12,7 @@ waits for the writer.
 
 import threading
 import time
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,7 @@ def _forgive(flags):
         flags[i] &= ~OWED
 
 
-Taken = tuple[NDArray[np.int64], Rows]
+Taken = tuple[NDArray[np.int64], NDArray[Any]]
 
 
 class Marks:
