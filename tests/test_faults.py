@@ -14,7 +14,7 @@ import pytest
 
 import skirl
 from tests.faults.catalogue import AREAS
-from tests.faults.zygote import DISK_AREAS
+from tests.faults.zygote import COMPILED_AREAS
 
 ROOT = Path(__file__).parents[1]
 UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "SyntaxError", "UnboundLocalError")
@@ -26,7 +26,7 @@ UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "Syn
 def test_every_planted_fault_is_caught(area: str):
     source = Path(skirl.__file__).parents[1]
     env = os.environ | {
-        "NUMBA_DISABLE_JIT": str(int(area not in DISK_AREAS)),
+        "NUMBA_DISABLE_JIT": str(int(area not in COMPILED_AREAS)),
         "PYTHONPATH": os.pathsep.join([str(source), str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-m", "tests.faults.zygote", area]

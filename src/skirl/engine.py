@@ -223,6 +223,20 @@ class Engine:
             return None
         return {"cache": self.cache_size, "slots": [len(c) for c in self.caches], "staging_rows": self.staging_rows}
 
+    def may_split(self, split: Any) -> bool:
+        """Whether `split` is one that this engine could have made: it may come from a file."""
+        if split is None or split["cache"] != self.cache_size:
+            return True
+        kind, amount = parse_cache(self.cache_size)
+        banks = [sum(self.schema.tables[t].rows for t in bank.tables) for bank in self.schema.banks]
+        counts = [*split["slots"], *split["staging_rows"]]
+        if len(counts) != 2 * len(banks) or not all(type(n) is int and 0 < n < 1 << 48 for n in counts):
+            return False
+        weights = [w * self.dtype.itemsize for w in self.widths] if kind == "bytes" else [1 for _ in banks]
+        most = amount * sum(banks) if kind == "share" else amount
+        taken = sum(n * weight for n, weight in zip(split["slots"], weights, strict=True))
+        return all(n <= rows for n, rows in zip(split["slots"], banks, strict=True)) and taken <= max(1, most)
+
     @property
     def staging_halves(self) -> list[int]:
         """For each bank: rows that may be on their way in, and as many on their way out."""

@@ -207,6 +207,22 @@ def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), 
         assert first is not None
         raise first
     collection.forget()
+    try:
+        _apply(run, saved, model, collection, parts, data)
+    except Exception as error:  # a header that somebody has written: its checksum is right, and it is none of ours
+        engine.damage = f"{header} is not what skirl.save writes ({error!r}): load another checkpoint"
+        raise CheckpointError(engine.damage) from error
+    last = Saving(header.parent, folder.number_of(header))
+    last.files = body["rows"] if body["rows"]["store"]["kind"] != DISK_ROWS else {}
+    engine.saving = last
+    if body["torch"] != torch.__version__:
+        log.warning("saved with torch %s, this is %s: bits may differ from here on", body["torch"], torch.__version__)
+
+
+def _apply(
+    run: dict[str, Any], saved: dict[str, Any], model: nn.Module, collection: Collection, parts: list[Any], data: Any
+) -> None:
+    """All but the rows."""
     collection.optimizer.load_state_dict(run["rows"]["handle"])
     model.load_state_dict(with_metadata(saved["state"], saved["metadata"]))
     for name, parameter in model.named_parameters():
@@ -217,11 +233,6 @@ def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), 
     if data is not None:
         data.load_state_dict(run["data"])
     generators.restore(run["generators"])
-    last = Saving(header.parent, body["number"])
-    last.files = body["rows"] if body["rows"]["store"]["kind"] != DISK_ROWS else {}
-    engine.saving = last
-    if body["torch"] != torch.__version__:
-        log.warning("saved with torch %s, this is %s: bits may differ from here on", body["torch"], torch.__version__)
 
 
 class _Mismatch(CheckpointError):
@@ -239,8 +250,10 @@ def _read(
         tensors = dense.read(header.parent, body["dense"])
         run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
         Counters(**run["counters"])
-        _ = body["number"], body["torch"], [run["rows"][name] for name in ("handle", "split", "table_steps")]
+        _ = body["torch"], [run["rows"][name] for name in ("handle", "split", "table_steps")]
         _ = [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
+        if not collection.engine.may_split(run["rows"]["split"]):
+            raise CheckpointError(f"{header} splits the cache as no run does: use another checkpoint")
         try:
             check_definition(body["definition"], definition(collection), header)
             check_optimizers(run["optimizers"], parts, model)
@@ -248,7 +261,7 @@ def _read(
             check_data(run["data"], data, collection.engine)
         except CheckpointError as error:
             raise _Mismatch(str(error)) from None
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
     return body, run, saved
 

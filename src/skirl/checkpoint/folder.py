@@ -41,6 +41,13 @@ def header(folder: Path, number: int) -> Path:
     return folder / f"checkpoint-{number:06}.json"
 
 
+def number_of(header: Path) -> int:
+    """The number of a checkpoint, by its header's name."""
+    match = _HEADER.fullmatch(header.name)
+    assert match is not None
+    return int(match[1])
+
+
 def numbers(folder: str | Path) -> list[int]:
     """The checkpoints in a folder, whole or not, from the oldest."""
     folder = Path(folder)
@@ -73,7 +80,8 @@ def retain(folder: Path, number: int, keep: int, after: int | None) -> None:
     """
     others = [n for n in numbers(folder) if n != number]
     usable = [n for n in others if after is None or n <= after]
-    for n in set(others) - set(usable[len(usable) - (keep - 1) :] if keep > 1 else []):
+    kept = set(usable[-(keep - 1) :]) if keep > 1 else set()
+    for n in set(others) - kept:
         _remove(header(folder, n))
     sweep(folder)
 
