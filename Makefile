@@ -2,12 +2,13 @@
 #
 #   make train                       a DLRM on tables ten times the cache
 #   make test                        lint, types, tests
+#   make docs                        the documentation, into site/
 #   make campaign SEED=7             everything, slow tests too, many more random cases; writes campaign-report.json
 #   make test-gpu PY=python3         the tests that need a GPU, here with an interpreter that has torch for CUDA
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: train test campaign test-gpu lint format golden clean
+.PHONY: train test campaign test-gpu lint format docs golden clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -52,6 +53,9 @@ lint: $(DEV)
 format: $(DEV)
 	$(PY) -m ruff check --fix
 	$(PY) -m ruff format
+
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 # Only after a change that is numeric on purpose: CONTRIBUTING.md.
 golden: $(DEV)

@@ -124,7 +124,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
     path: Path | None = config.getoption("--report")
-    if path is None:
+    if path is None or os.environ.get("PYTEST_XDIST_WORKER"):  # a worker knows only its share
         return
     kinds = ("passed", "failed", "error", "skipped")
     outcomes = {kind: terminalreporter.stats.get(kind, []) for kind in kinds}

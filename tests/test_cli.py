@@ -144,9 +144,9 @@ def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary():
     lines = done.stdout.splitlines()
     assert lines[0].startswith("count rows 1/40 · touched ")
     last = next(line for line in lines if line.startswith("train 40/40 · "))
-    for fact in ("samples/s ", "loss ", "AUC ", "fetched ", "new ", "written ", "cache 100% full", "hidden "):
+    for fact in ("samples/s ", "loss ", "AUC ", "NE ", "fetched ", "new ", "written ", "cache 100% full", "hidden "):
         assert fact in last
-    for label in ("time", "speed", "loss", "AUC", "touched", "cache", "fetched", "hidden", "memory"):
+    for label in ("time", "speed", "loss", "metrics", "touched", "cache", "fetched", "hidden", "memory"):
         assert any(line.startswith(f"  {label} ") for line in lines)
     assert "\x1b" not in done.stdout
 
@@ -292,6 +292,9 @@ def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
         ("--save x --keep 0", "keep is 0: set it to 1 or more checkpoints"),
         ("--save x --save-minutes 0", "save_minutes is 0.0: set it to minutes above 0"),
         ("--save x --save-every 0", "save_every is 0: set it to 1 or more steps"),
+        ("--eval-every 5", "eval_every needs samples that are held out: set valid, to 20% say"),
+        ("--eval-every 0 --valid 20%", "eval_every is 0: set it to 1 or more"),
+        ("--valid 20% --patience 3", "patience counts evaluations: set eval_every to the steps between two"),
         ("--assert-ratio 0", "assert_ratio is 0.0: set it to a number above 0"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.metrics import LogLoss, StreamingAUC
+from skirl.metrics import LogLoss, Metrics, StreamingAUC
 from tests.cases import cases
 
 
@@ -88,6 +88,31 @@ def test_log_loss_and_its_companions_are_the_definitions() -> None:
     assert loss.click_rate() == rate
     assert loss.normalised_entropy() == pytest.approx(float(expected / base), rel=1e-12)
     assert loss.calibration() == pytest.approx(np.mean(1 / (1 + np.exp(-logits))) / rate, rel=1e-12)
+
+
+@cases(100)
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=8), st.integers(0, 7), st.integers(0, 1000))
+def test_metrics_go_on_from_a_checkpoint_with_every_bit(sizes: list[int], saved: int, seed: int) -> None:
+    logits, labels = sample(sum(sizes), seed)
+    parts = list(zip(np.split(logits, np.cumsum(sizes)[:-1]), np.split(labels, np.cumsum(sizes)[:-1])))
+    whole, resumed = Metrics(), Metrics()
+    for number, (x, y) in enumerate(parts):
+        whole.update(torch.tensor(x), torch.tensor(y))
+        resumed.update(torch.tensor(x), torch.tensor(y))
+        if number == saved:
+            state, resumed = resumed.state_dict(), Metrics()
+            resumed.update(np.zeros(3), np.ones(3))  # replaced by the state
+            resumed.load_state_dict(state)
+        if number % 2:
+            resumed.scores()  # asking changes nothing
+    found = whole.scores()
+    assert resumed.scores() == found
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(labels))
+    assert found.samples == sum(sizes) and found.logloss == pytest.approx(float(loss), rel=1e-12)
+    if 0 < labels.sum() < len(labels):
+        assert found.auc == pytest.approx(plain_auc(logits, labels), abs=0.01)
+    else:
+        assert found.auc is None and found.ne is None
 
 
 def test_log_loss_of_sure_predictions_is_finite() -> None:

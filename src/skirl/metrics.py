@@ -1,4 +1,4 @@
-"""Metrics over a stream of any length: AUC and log loss, from logits.
+"""Metrics over a stream of any length: AUC, log loss, normalised entropy and calibration, from logits.
 
 The AUC of n samples needs their order. Keeping all scores is exact and takes 22 GB for the 4.4 billion samples of an
 epoch of Criteo Terabyte; `StreamingAUC` counts clicks and others in 2**18 bins of the float32 number line: 4 MiB,
@@ -6,16 +6,79 @@ whatever n. Samples of one bin count as ties, so the result is exact for scores 
 `error_bound` says how far off it can be for the rest: about 2e-4 for usual logits, the true error being some hundred
 times less. Bins over [0, 1], the usual choice, waste most of them when clicks are rare.
 
-Counts are integers: the order of updates, and how a stream is split between trainers, change nothing.
+Counts are integers: the order of updates, and how a stream is split between trainers, change nothing. The sums of
+`LogLoss` are float64, one addition an update: their last bits belong to the batches that came in. An update of
+1,024 samples takes 0.13 ms; sums that are exact whatever the order (math.fsum) would make it 2.4 times as long.
 """
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 _BITS = 18
-Scores = torch.Tensor | np.ndarray
+Values = torch.Tensor | np.ndarray
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How good predictions are; None where it takes clicks and others and there are none of one kind."""
+
+    samples: int
+    auc: float | None
+    logloss: float | None
+    ne: float | None
+    """Normalised entropy: the log loss relative to that of always predicting the click rate."""
+    calibration: float | None
+    """Predicted clicks for each real one."""
+
+
+class Metrics:
+    """All metrics of one stream of predictions.
+
+    >>> metrics = Metrics()
+    >>> metrics.update(np.array([0.0, 0.0]), np.array([0, 1]))
+    >>> metrics.scores()
+    Scores(samples=2, auc=0.5, logloss=0.6931471805599453, ne=1.0, calibration=1.0)
+    """
+
+    def __init__(self) -> None:
+        self.auc = StreamingAUC()
+        self.loss = LogLoss()
+        self._waiting: list[tuple[Values, Values]] = []
+
+    def update(self, logits: Values, labels: Values) -> None:
+        """Add a batch."""
+        self.loss.update(logits, labels)
+        self._waiting.append((logits, labels))
+        if len(self._waiting) * len(labels) >= 65536:  # bins cost 1 ms, for one sample or for thousands
+            self._settle()
+
+    def scores(self) -> Scores:
+        """Of all samples so far."""
+        self._settle()
+        loss = self.loss
+        values = (self.auc.value(), loss.value(), loss.normalised_entropy(), loss.calibration())
+        return Scores(loss.samples, *(None if math.isnan(value) else value for value in values))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        self._settle()
+        return {"auc": self.auc.state_dict(), "loss": self.loss.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._waiting.clear()
+        self.auc.load_state_dict(state["auc"])
+        self.loss.load_state_dict(state["loss"])
+
+    def _settle(self) -> None:
+        if self._waiting:
+            logits, labels = (np.concatenate([_flat(part) for part in parts]) for parts in zip(*self._waiting))
+            self.auc.update(logits, labels)
+            self._waiting.clear()
 
 
 class StreamingAUC:
@@ -30,7 +93,7 @@ class StreamingAUC:
     def __init__(self) -> None:
         self._counts = np.zeros((2, 1 << _BITS), np.int64)  # of no click, of click
 
-    def update(self, logits: Scores, labels: Scores) -> None:
+    def update(self, logits: Values, labels: Values) -> None:
         """Count a batch. Any score that rises with the click's probability will do."""
         scores, clicks = _checked(logits, labels)
         bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)  # + 0: the two zeros are one score
@@ -77,7 +140,7 @@ class LogLoss:
         self._samples = self._clicks = 0
         self._loss = self._predicted = 0.0
 
-    def update(self, logits: Scores, labels: Scores) -> None:
+    def update(self, logits: Values, labels: Values) -> None:
         """Add a batch, summed in float64."""
         x, clicks = _checked(logits, labels)
         tail = np.exp(-np.abs(x))  # never overflows
@@ -89,6 +152,11 @@ class LogLoss:
     def value(self) -> float:
         """The mean over all samples so far; nan before the first."""
         return _ratio(self._loss, self._samples)
+
+    @property
+    def samples(self) -> int:
+        """How many were added."""
+        return self._samples
 
     def click_rate(self) -> float:
         """The share of clicks."""
@@ -105,8 +173,22 @@ class LogLoss:
             return math.nan
         return self.value() / -(p * math.log(p) + (1 - p) * math.log(1 - p))
 
+    def state_dict(self) -> dict[str, int | float]:
+        """The sums, for a checkpoint."""
+        return {
+            "samples": self._samples,
+            "clicks": self._clicks,
+            "loss": self._loss,
+            "predicted": self._predicted,
+        }
 
-def _checked(logits: Scores, labels: Scores) -> tuple[np.ndarray, np.ndarray]:
+    def load_state_dict(self, state: dict[str, int | float]) -> None:
+        """Go on from a checkpoint's sums."""
+        self._samples, self._clicks = int(state["samples"]), int(state["clicks"])
+        self._loss, self._predicted = float(state["loss"]), float(state["predicted"])
+
+
+def _checked(logits: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
     """Both as flat float64 arrays; what would corrupt a metric silently is refused."""
     x, y = (_flat(values) for values in (logits, labels))
     if x.size != y.size:
@@ -120,7 +202,7 @@ def _checked(logits: Scores, labels: Scores) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def _flat(values: Scores) -> np.ndarray:
+def _flat(values: Values) -> np.ndarray:
     array = values.detach().double().cpu().numpy() if isinstance(values, torch.Tensor) else values
     return np.asarray(array, np.float64).reshape(-1)
 

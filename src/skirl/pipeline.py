@@ -144,9 +144,11 @@ class Pipeline:
         return work
 
     def drain(self) -> None:
-        """Wait until all rows that have left the cache are in the store."""
+        """Wait until all rows that have left the cache are in the store; no stall, for training does not wait for them."""
+        stall = self.times.stall
         with uninterrupted() as hold:
             self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs")
+        self.times.stall = stall
 
     @property
     def idle(self) -> bool:

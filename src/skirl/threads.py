@@ -116,11 +116,13 @@ def run(
     threads: int = 1,
     work: NDArray[Any] | None = None,
     pool: Threads | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> None:
     """Call kernel(*args, lo, hi) so that the ranges cover 0..n, in up to `threads` threads, this one among them.
 
     Returns when all parts have ended. An exception of any part is raised here, with its traceback. pool: the workers
-    to use; those of the process when None.
+    to use; those of the process when None. meanwhile: what this thread does while others have the kernel, or before it
+    where there are no others.
 
     >>> x = np.zeros(5)
     >>> def add(x, amount, lo, hi):
@@ -131,16 +133,24 @@ def run(
     """
     if threads < 1:
         raise ValueError(f"threads is {threads}, set it to 1 or more")
-    parts = max(1, min(threads, n))
-    if parts == 1:
+    here = meanwhile is None
+    parts = max(1, min(threads if here else threads - 1, n))
+    if threads == 1 or (here and parts == 1):
+        if meanwhile is not None:
+            meanwhile()
         if n > 0:
             kernel(*args, 0, n)
         return
     borders = partition(n, parts, work)
     mine = _Run(parts)
     workers = pool or _threads
-    workers.ensure(parts - 1)
-    for p in range(1, parts):
+    workers.ensure(parts - here)
+    for p in range(here, parts):
         workers.queue.put(lambda lo=borders[p], hi=borders[p + 1]: mine.part(kernel, args, lo, hi))
-    mine.part(kernel, args, borders[0], borders[1])
-    mine.wait()
+    try:
+        if meanwhile is not None:
+            meanwhile()
+        else:
+            mine.part(kernel, args, borders[0], borders[1])
+    finally:
+        mine.wait()

@@ -6,7 +6,7 @@ and update, which is what a reader comes for.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from skirl.batch import Batch
 from skirl.checkpoint.keeper import Keeper, SaveFlags
+from skirl.evaluation import Evaluation
 from skirl.lookahead import Lookahead
 from skirl.machine import machine, peak_bytes
 from skirl.meter import Meter
@@ -53,6 +54,10 @@ class Train(Recipe, SaveFlags):
     (True, None)
     """
 
+    eval_every: int | None = None
+    """Steps between two evaluations on the samples that --valid holds out; they are evaluated on at the end always."""
+    patience: int | None = None
+    """Stop after so many evaluations in a row without a better test log loss; the last state stays, not the best."""
     assert_ratio: float | None = None
     """Fail unless the run touches at least this many times the rows of the cache and fetches rows again."""
     json: bool = False
@@ -65,6 +70,14 @@ class Train(Recipe, SaveFlags):
         SaveFlags.__post_init__(self)
         if self.assert_ratio is not None and not self.assert_ratio > 0:
             raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
+        for name in ("eval_every", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: set it to 1 or more")
+        if self.eval_every is not None and self.valid is None:
+            raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
+        if self.patience is not None and self.eval_every is None:
+            raise ValueError("patience counts evaluations: set eval_every to the steps between two")
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress; what came of it."""
@@ -73,18 +86,22 @@ class Train(Recipe, SaveFlags):
         embeddings = self.embeddings(cache, resume=self.resume)
         model, dense = self.model_over(embeddings)
         meter, stream = Meter(), self.stream()
+        evaluation = Evaluation(every=self.eval_every, patience=self.patience)
         with (
             self.lookahead(model, stream) as batches,
-            Keeper(self, model=model, optimizers=[dense, meter], data=batches) as keeper,
+            Keeper(self, model=model, optimizers=[dense, meter, evaluation], data=batches) as keeper,
             self._progress("train") as progress,
         ):
             begun = batches.step
-            for done in steps(model, dense, batches):
+            for done in () if evaluation.stops else steps(model, dense, batches):
                 meter.add(done.loss, done.logits, done.batch.labels)
+                if stream.held_out and evaluation.due(batches.step, last=batches.step == stream.steps):
+                    with meter.paused():
+                        evaluation.run(batches.step, model, stream.held_out)
                 progress(batches.step, lambda: meter.facts(batches))
-                if keeper.after_step(last=batches.step == stream.steps):
+                if keeper.after_step(last=evaluation.stops or batches.step == stream.steps) or evaluation.stops:
                     break
-            result = self._result(meter, batches, begun) | {"checkpoints": keeper.facts()}
+            result = self._result(meter, evaluation, batches, begun) | {"checkpoints": keeper.facts()}
         embeddings.close()
         return result
 
@@ -93,12 +110,11 @@ class Train(Recipe, SaveFlags):
         rows, loss, moved = result["rows"], result["loss"], result["counters"]
         done = result["steps"] - result["begun_at"]
         share = f", {rows['touched'] / rows['cache']:.1f} times the cache" if rows["cache"] else ""
-        auc = "none yet" if result["auc"] is None else f"{result['auc']:.4f}"
         lines = {
             "time": f"{clock(result['seconds'])} for {done:,} steps of {self.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s after the first step",
             "loss": f"{loss['first']:.4f} at first, {loss['last']:.4f} at last, {loss['mean']:.4f} on average",
-            "AUC": f"{auc} of all predictions, each made before its sample was trained on",
+            "metrics": f"{described(result)} of all predictions, each made before its sample was trained on",
             "tables": f"{rows['tables']:,} rows of {self.dim}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
             "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
@@ -109,6 +125,10 @@ class Train(Recipe, SaveFlags):
             "hidden": f"{result['movement']['hidden']:.0%} of the movement",
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
+        if "test_samples" in result:
+            lines["test"] = f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"
+        if result["stopped_early"]:
+            lines["stopped"] = f"early, after {self.patience} evaluations without a better test log loss"
         if self.save:
             kept = result["checkpoints"]
             lines["saved"] = (
@@ -116,7 +136,7 @@ class Train(Recipe, SaveFlags):
                 f"{kept['count']} checkpoints, {size(kept['bytes'])}; training stood still {kept['pause_share']:.1%} of it"
             )
             if kept["stopped_by"]:
-                lines["stopped"] = f"by {kept['stopped_by']}, after the step it was in"
+                lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in"
         if self.assert_ratio is not None and not result["failed"]:
             lines["asserted"] = (
                 f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"
@@ -136,7 +156,7 @@ class Train(Recipe, SaveFlags):
                 progress(number, lambda: {"touched": f"{touched.rows:,}"})
         return touched.rows
 
-    def _result(self, meter: Meter, batches: Lookahead, begun: int) -> dict[str, Any]:
+    def _result(self, meter: Meter, evaluation: Evaluation, batches: Lookahead, begun: int) -> dict[str, Any]:
         engine, times = batches.engine, batches.times
         widths = [engine.optimizer.width(table.dim) for table in engine.schema.tables]
         rows = {
@@ -153,6 +173,8 @@ class Train(Recipe, SaveFlags):
             "command": "train",
             **{name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()},
             **meter.result(),
+            **evaluation.result(),
+            "stopped_early": evaluation.stops,
             "steps": batches.step,
             "begun_at": begun,
             "rows": rows,
@@ -174,3 +196,14 @@ class Train(Recipe, SaveFlags):
                 "use a smaller --cache or more --steps"
             )
         return None if fetched else "no row was fetched again: use a smaller --cache or more --steps"
+
+
+def described(result: Mapping[str, Any], prefix: str = "") -> str:
+    """The metrics of a result as people read them.
+
+    >>> described({"auc": 0.75, "logloss": 0.5, "ne": None, "calibration": 1.0})
+    'AUC 0.7500, log loss 0.5000, NE none yet, calibration 1.0000'
+    """
+    names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
+    values = {text: result[prefix + name] for name, text in names.items()}
+    return ", ".join(f"{text} " + ("none yet" if v is None else f"{v:.4f}") for text, v in values.items())

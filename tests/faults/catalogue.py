@@ -264,7 +264,7 @@ SNAPSHOTS = [
     Fault("a snapshot is of rows not synced", "store.disk",
           "                log.seal()\n            _logs.sync(self._logs, self._files)\n", "                log.seal()\n"),
     Fault("a snapshot shares a file that grows", "store.disk",
-          "            for log in self._logs:\n                log.seal()\n", ""),
+          "            for log in self._logs:\n                log.seal()\n            _logs.sync", "            _logs.sync"),
     Fault("a file that a snapshot shares is cut", "store._log",
           "    return path.stat().st_nlink > 1\n", "    return False\n"),
     Fault("an older snapshot's files go before the new one is there", "store.disk",

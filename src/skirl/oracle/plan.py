@@ -152,7 +152,7 @@ class BankPlanner:
         """
         batch = Positions.of(batch)
         layout = Layout(batch, self._local, len(self._tables))
-        borders = self._borders()
+        borders = self._borders(self._threads)
         distinct = self._finder.find(batch, layout, borders, self._run)
         counts = layout.at[1:] - distinct.low
         first = np.concatenate([[0], np.cumsum(counts)])
@@ -183,7 +183,7 @@ class BankPlanner:
         number = self.planned
         batch = self._window.popleft()
         rows, uses, total = self._known, self._uses, batch.rows
-        place, borders, first = batch.place, self._borders(), batch.first
+        place, borders, first = batch.place, self._borders(self._threads), batch.first
         keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
         counts = np.zeros(len(self._tables), np.int64)
         self._run(
@@ -232,8 +232,11 @@ class BankPlanner:
         )  # fmt: skip
         self.window_rows -= int(counts.sum())
         uses.give(place, total)
-        self._policy.used(slots, next_uses if batch.next_uses is None else batch.next_uses, number, last)
-        position_slots, group_start, group_pos = self._group(batch, slots, borders)
+        known = next_uses if batch.next_uses is None else batch.next_uses
+        # The policy takes about as long as all groups do, and neither reads what the other writes.
+        position_slots, group_start, group_pos = self._group(
+            batch, slots, lambda: self._policy.used(slots, known, number, last)
+        )
         step = Step(
             number=number,
             slots=position_slots,
@@ -342,22 +345,23 @@ class BankPlanner:
             self._known.release(keys, begin)
 
     def _group(
-        self, batch: _Entered, rows: np.ndarray, borders: np.ndarray
+        self, batch: _Entered, rows: np.ndarray, meanwhile: Callable[[], None]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         layout = batch.layout
         slots, pos = np.empty(layout.positions, np.int32), np.empty(layout.positions, np.int32)
         start = np.empty(batch.rows + 1, np.int32)
         start[-1] = layout.positions
-        self._run(
-            moves.group, borders, layout.parts, layout.first, layout.at, batch.first, batch.row_of, rows, slots, start,
-            pos,
+        borders = self._borders(max(1, self._threads - 1))
+        run(
+            moves.group, len(borders) - 1, borders, layout.parts, layout.first, layout.at, batch.first, batch.row_of, rows,
+            slots, start, pos, threads=self._threads, meanwhile=meanwhile,
         )  # fmt: skip
         return slots, start, pos
 
-    def _borders(self) -> np.ndarray:
+    def _borders(self, stretches: int) -> np.ndarray:
         """Where stretches of tables with about the same work begin and end."""
         work = np.concatenate([[0], np.cumsum(self._cost)])
-        aims = work[-1] * np.arange(1, self._threads) // self._threads
+        aims = work[-1] * np.arange(1, stretches) // stretches
         return np.concatenate([[0], np.searchsorted(work, aims), [len(self._tables)]])
 
     def _run(self, kernel: Callable[..., None], borders: np.ndarray, *args: Any) -> None:

@@ -1,0 +1,95 @@
+"""The documentation: it builds without a warning, and its snippets run.
+
+Blocks of Python on a page run one after the other, in one namespace; lines of shell run where the page's other lines did.
+What cannot run here says why in a comment before the block, `<!-- not run: ... -->`; its flags are checked all the same.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from skirl.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+?) -->\n+)?```(?P<kind>python|sh)\n(?P<code>.*?)```", re.DOTALL)
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "benchmarks" / "README.md"])
+MEASUREMENTS = {"benchmarks.md", "performance.md"}
+"""Their commands run for minutes and say so: they are checked, not run."""
+
+
+@dataclass
+class Block:
+    kind: str
+    code: str
+    runs: bool
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = BLOCK.finditer(page.read_text())
+    return [Block(m["kind"], m["code"], m["why"] is None and page.name not in MEASUREMENTS) for m in found]
+
+
+def test_every_fence_is_known():
+    """A fence that the pattern misses would be a snippet that nobody runs."""
+    for page in PAGES:
+        fences = re.findall(r"^```(\w+)", page.read_text(), re.MULTILINE)
+        assert set(fences) <= {"python", "sh", "text", "toml", "json", "diff"}, page
+        assert sum(kind in ("python", "sh") for kind in fences) == len(blocks_of(page)), page
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.runs for b in blocks_of(p))], ids=lambda p: p.stem)
+def test_snippets_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        if not block.runs:
+            continue
+        if block.kind == "python":
+            exec(compile(block.code, f"{page.name}", "exec"), namespace)
+            continue
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        command = ["bash", "-e", "-c", block.code]
+        done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, f"{block.code}\n{done.stdout}\n{done.stderr}"
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every line of a page that calls skirl, whether it runs or not."""
+    lines = []
+    for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for block in BLOCK.finditer(page.read_text()):
+            if block["kind"] != "sh":
+                continue
+            code = block["code"].replace("\\\n", " ")
+            lines += [(page.name, line.strip()) for line in code.splitlines() if re.match(r"\s*skirl ", line)]
+    return lines
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_flags_exist(page, line):
+    words = line.split("#")[0].split()[1:]
+    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
+    assert name, f"{page}: skirl {words[0]} is no command"
+    module, _, owner = COMMANDS[name][0].partition(":")
+    known = {field.name.replace("_", "-") for field in fields(getattr(import_module(module), owner))}
+    for flag in re.findall(r"(?<!\S)--([a-z-]+)", line):
+        assert flag in known, f"{page}: skirl {name} has no flag --{flag}"
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="the site is not built without mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    api = (tmp_path / "site" / "api" / "index.html").read_text()
+    for name in import_module("skirl").__all__:
+        assert re.search(rf'id="skirl\.([a-z]+\.)?{name}"', api), f"{name} is public and not in docs/api.md"
