@@ -67,15 +67,15 @@ def moments(store: str, cache: int, look: tuple[int, ...] = (1, 7, 12, 23)) -> N
 def held_up() -> None:
     """The writer waits for many steps, in which every row changes, leaves and comes back; it saves what it was to save."""
     go, setup = threading.Event(), Setup(batches=12)
-    real = saving.dense.write
+    real = saving.Frozen.write
 
-    def slow(*args: Any) -> Any:
+    def slow(frozen: saving.Frozen) -> Any:
         assert go.wait(20)
-        return real(*args)
+        return real(frozen)
 
     whole = Run(setup).train()
     with scratch() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saving.dense, "write", slow)
+        patch.setattr(saving.Frozen, "write", slow)
         run = Run(setup)
         begun: list[skirl.Saving] = []
 

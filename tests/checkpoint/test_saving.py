@@ -59,8 +59,8 @@ def test_what_is_set_aside_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     """Training waits for a writer that is too slow instead of keeping ever more rows."""
     monkeypatch.setattr(marks, "MOST_ASIDE", 1000)
     run, setup = Run(Setup()), Setup()
-    real = saving.dense.write
-    monkeypatch.setattr(saving.dense, "write", lambda *args: (threading.Event().wait(0.2), real(*args))[1])
+    real = saving.Frozen.write
+    monkeypatch.setattr(saving.Frozen, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
     saves(run, tmp_path, [2, 6, 11])
     engine = run.model.rows.engine
     assert sum(cache.marks.waited for cache in engine.caches) > 0

@@ -87,8 +87,9 @@ class Frozen:
             raise
 
     def write(self) -> dict[str, Any]:
-        """Write all rows, made to last."""
-        return {"store": self._store.write(), "cache": self._caches.write(), "marks": self._marks}
+        """Write all rows, made to last; first those that change most often, and have to be set aside when they do."""
+        cache = self._caches.write()
+        return {"store": self._store.write(), "cache": cache, "marks": self._marks}
 
     def release(self) -> None:
         """Written or given up."""
@@ -103,10 +104,10 @@ def write(saving: Saving, path: Path, frozen: Frozen, tensors: dict[str, Any], b
     before = _sizes(path)
     try:
         try:
-            entry = dense.write(path, mark, tensors)
             rows = frozen.write()
         finally:
             frozen.release()
+        entry = dense.write(path, mark, tensors)
         head = body | {"number": saving.number, "dense": entry, "rows": {k: rows[k] for k in ("store", "cache")}}
         write_sealed(saving.path, head, mark)
     except BaseException:
