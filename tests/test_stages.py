@@ -165,3 +165,30 @@ def test_a_thread_that_cannot_start_takes_the_others_down(monkeypatch):
 def test_hidden_is_the_share_not_waited_for():
     assert Times(busy={"plan": 6.0, "load": 2.0}, stall=2.0).hidden == 0.5
     assert Times().hidden == 1.0
+
+
+def test_who_worked_while_the_loop_waited_is_to_blame():
+    """plan works before the loop waits and on into it, fetch from there until after, write never."""
+    stages, ready, go_on = make(), threading.Event(), threading.Event()
+
+    def plan():
+        with stages.working("plan", 0):
+            time.sleep(0.3)
+        with stages.working("fetch", 0):
+            time.sleep(0.2)
+            with stages.lock:
+                ready.set()
+                stages.wake("loop")
+            go_on.wait(5)
+
+    start(stages, plan=plan)
+    time.sleep(0.2)
+    wait(stages, ready.is_set)
+    time.sleep(0.1)
+    go_on.set()
+    end(stages)
+    times = stages.times
+    assert 0.25 < times.stall < 0.6
+    assert times.blame["plan"] + times.blame["fetch"] == pytest.approx(times.stall, abs=0.02)
+    assert times.blame["fetch"] == pytest.approx(0.2, abs=0.1) and times.blame["write"] == 0
+    assert times.busy["plan"] > times.blame["plan"] + 0.1 and times.busy["fetch"] > times.blame["fetch"] + 0.05

@@ -23,6 +23,8 @@ COMMANDS = {
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
     "size": ("skirl.sizing.size:Size", "how much cache a run needs: traffic against cache size, and what to choose"),
+    "vocab": ("skirl.data.vocab:Vocab", "give the ids of data files rows of their own, in one pass and bounded memory"),
+    "convert": ("skirl.data.convert:Convert", "write data files as Parquet that is read several times faster"),
     "bench oracle": ("skirl.bench.oracle:Oracle", "time the planner: ids a second, slots and grouping included"),
     "bench disk": ("skirl.bench.disk:Disk", "reads and writes through the disk store, beside the device's own rates"),
     "bench train": (
@@ -38,6 +40,10 @@ COMMANDS = {
     "bench checkpoint": (
         "skirl.bench.checkpoint:Checkpoint",
         "how long training stands still at a checkpoint, its bytes and memory",
+    ),
+    "bench readers": (
+        "skirl.bench.readers:Readers",
+        "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",
     ),
     "bench start": ("skirl.bench.start:Start", "time compiling and loading the kernels of a first training step"),
 }

@@ -5,9 +5,11 @@ then refuses to go on, because that batch would be lost without a word. The alte
 the loader's help.
 """
 
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +25,7 @@ from skirl.pipeline import Pipeline
 from skirl.reader import Place, Reader
 from skirl.spool import Epoch
 from skirl.stages import StageHook, Times
+from skirl.timeline import LOOP, Timeline
 from skirl.watch import Watch
 from skirl.work import Work
 
@@ -45,12 +48,13 @@ def lookahead(
     plan_threads: int = 1,
     patience: float = 600.0,
     hook: StageHook | None = None,
+    trace: str | Path | None = None,
 ) -> "Lookahead":
     """Read ahead in a loader, so that each batch's rows are on the device when it is yielded.
 
     depth: batches the oracle knows, "auto" or "epoch". prefetch: steps ahead that rows travel. accumulate: micro-batches
-    that make one Step, updated once. plan_threads: of the oracle, beside those of torch. None of them changes a result,
-    nor does any timing.
+    that make one Step, updated once. plan_threads: of the oracle, beside those of torch. trace: a file for the timeline of
+    the stages, see timeline.py. None of them changes a result, nor does any timing.
 
     >>> import torch, skirl
     >>> embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
@@ -62,7 +66,9 @@ def lookahead(
     (10, 5, 1)
     """
     plan = Plan(depth, prefetch, policy, ramp, window_bytes, plan_threads)
-    return Lookahead(loader, model, plan, sparse=sparse, accumulate=accumulate, patience=patience, hook=hook)
+    return Lookahead(
+        loader, model, plan, sparse=sparse, accumulate=accumulate, patience=patience, hook=hook, trace=trace
+    )
 
 
 class Lookahead:
@@ -78,6 +84,7 @@ class Lookahead:
         accumulate: int,
         patience: float,
         hook: StageHook | None,
+        trace: str | Path | None = None,
     ) -> None:
         if accumulate < 1:
             raise ValueError(f"accumulate is {accumulate}: set it to 1 or more micro-batches")
@@ -91,6 +98,9 @@ class Lookahead:
         self._accumulate = accumulate
         self._patience = patience
         self._hook = hook
+        self._trace = trace
+        self._computing: float | None = None
+        """Since when the batch in the loop computes, for the timeline."""
         self._watch = Watch(patience)
         self._reader = Reader(loader, sparse, accumulate, self.engine, self._watch, self.times)
         if plan.depth == "epoch" and self._reader.reads_once:
@@ -141,9 +151,12 @@ class Lookahead:
         try:
             self._collection.opened(self)
             self._entered = True
+            if self._trace is not None:
+                self.times.timeline = Timeline(self._trace)
         except BaseException:
-            if self._collection.lookahead is self and not self._entered:
-                self._collection.opened(None)  # interrupted: no __exit__ will follow
+            if self._collection.lookahead is self:
+                self._entered = False
+                self._collection.opened(None)  # interrupted, or no file for the timeline: no __exit__ will follow
             raise
         return self
 
@@ -171,6 +184,9 @@ class Lookahead:
                 self._watch.close()
                 self._entered = False
                 self._collection.opened(None)
+                if self.times.timeline is not None:
+                    self.times.timeline.close()
+                    self.times.timeline = None
 
     def __iter__(self) -> "_Pass":
         """Begin a new pass."""
@@ -196,6 +212,8 @@ class Lookahead:
         if self._plan.depth == "epoch":
             self._epoch = self._reader.spool(self._here)
             generators.restore(start)  # the first pass never happened: same draws as with any other depth
+        if self.times.timeline is not None:
+            self.times.timeline.first = self._here.step
         self._reader.begin(self._here)
         with uninterrupted():
             self._pipeline = Pipeline(
@@ -301,10 +319,19 @@ class Lookahead:
         micro = self._work.micros[self._micro]
         self._here = replace(self._here, step=self.step, batches=self._here.batches + 1, loader=micro.loader_state)
         self._collection.expect(self._work, self._micro)
+        if self.times.timeline is not None:
+            self._computing = time.monotonic()
         return micro.batch
+
+    def _computed(self) -> None:
+        """The loop is done with the batch in it."""
+        since, self._computing = self._computing, None
+        if since is not None and self._work is not None:
+            self.times.tell(LOOP, "compute", self._work.number, since, time.monotonic())
 
     def _close_pipeline(self, apply: bool = True) -> None:
         """End the current pass; what was planned and not executed never happened."""
+        self._computed()
         pipeline, self._pipeline, self._pass = self._pipeline, None, None
         if self._work is not None and not (self._begun if apply else self._work.updated):
             self._here = self._before  # the step never happened
@@ -346,6 +373,7 @@ class _Pass:
                 "over the lookahead again to begin anew, or resume from a checkpoint"
             )
         self._inside = True
+        ahead._computed()
         if work is not None and ahead._micro + 1 < len(work.micros):
             ahead._micro += 1
         else:

@@ -25,7 +25,8 @@ from skirl.interrupts import Hold, uninterrupted
 from skirl.oracle.planner import Plan
 from skirl.planning import FIRST_WINDOW, Window
 from skirl.spool import Epoch
-from skirl.stages import LOOP, StageHook, Stages, Times
+from skirl.stages import StageHook, Stages, Times
+from skirl.timeline import LOOP
 from skirl.watch import StageStuck
 from skirl.work import Micro, Work
 
@@ -102,7 +103,7 @@ class Pipeline:
 
     def lacks_batches(self, hold: Hold) -> bool:
         """Wait until the next step is ready (False) or the planner needs a batch first (True)."""
-        self._stages.wait(hold, lambda: self._is_ready() or self._is_hungry(), f"rows of step {self.done}")
+        self._stages.wait(hold, lambda: self._is_ready() or self._is_hungry(), f"rows of step {self.done}", self.done)
         return not self._is_ready()
 
     def hungry(self) -> bool:
@@ -126,28 +127,30 @@ class Pipeline:
 
     def next(self, hold: Hold) -> Work | None:
         """The next step, its rows resident; None when all steps are done."""
-        self._stages.wait(hold, self._is_ready, f"rows of step {self.done}")
+        self._stages.wait(hold, self._is_ready, f"rows of step {self.done}", self.done)
         if not self._ready:
             return None
         work = self._ready[0]
         leaving = [len(step.evict_keys) for step in work.steps]
-        self._stages.wait(hold, lambda: self._fits(self._unwritten_rows, leaving), "write-backs")
+        self._stages.wait(hold, lambda: self._fits(self._unwritten_rows, leaving), "write-backs", self.done)
         self._stages.call_hook("load", work.number)
-        started = time.perf_counter()
+        started = time.monotonic()
         with self._lock:
             self._ready.popleft()
             _add(self._fetched_rows, [-len(rows) for rows in work.fetched])
             self._stages.wake("fetch")
         self._engine.load(work, self._write_back)
         self.done = work.number + 1
-        self.times.busy["load"] += time.perf_counter() - started
+        ended = time.monotonic()
+        self.times.busy["load"] += ended - started
+        self.times.tell(LOOP, "load", work.number, started, ended)
         return work
 
     def drain(self) -> None:
         """Wait until all rows that have left the cache are in the store; no stall, for training does not wait for them."""
         stall = self.times.stall
         with uninterrupted() as hold:
-            self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs")
+            self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
         self.times.stall = stall
 
     @property
@@ -213,14 +216,16 @@ class Pipeline:
                     return
                 micros = self._inbox.popleft() if self._inbox else None
                 stages.wake(LOOP)
-            with stages.working("plan", window.entered):
+            with stages.working("plan", window.entered) as note:
+                note.what = None if micros is None else "enter"
                 if micros is not None:
                     window.enter(micros)
                 else:
                     window.end()
             while True:
-                with stages.working("plan", window.next_number):
+                with stages.working("plan", window.next_number) as note:
                     work = window.next()
+                    note.what, note.facts = (None, {}) if work is None else ("plan", _moves(work))
                 if work is None:
                     break
                 with self._lock:
@@ -264,7 +269,8 @@ class Pipeline:
                 if stages.stopping:
                     return
                 _add(self._fetched_rows, rows)
-            with stages.working("fetch", work.number):
+            with stages.working("fetch", work.number) as note:
+                note.facts["rows"] = sum(rows)
                 for bank, step in enumerate(work.steps):
                     work.fetched.append(self._engine.fetch(step, bank))
             with self._lock:
@@ -290,7 +296,8 @@ class Pipeline:
                 number, leaving = self._writes.popleft()
                 self._writing.append(number)
                 stages.wake("write", "write 2")  # the other may take the step after this one
-            with stages.working(name, number):
+            with stages.working(name, number) as note:
+                note.facts["rows"] = sum(len(keys) for keys, _ in leaving)
                 try:
                     self._engine.write(leaving)
                 except BaseException as error:
@@ -310,6 +317,15 @@ class Pipeline:
         if not self._writes:
             return self._stages.closing
         return all(number == self._writes[0][0] - 1 for number in self._writing)
+
+
+def _moves(work: Work) -> dict[str, int]:
+    """How many rows a plan moves."""
+    return {
+        "fetched": sum(step.fetches for step in work.steps),
+        "new": sum(len(step.new_keys) for step in work.steps),
+        "leaving": sum(len(step.evict_keys) for step in work.steps),
+    }
 
 
 def _add(counts: list[int], more: list[int]) -> None:

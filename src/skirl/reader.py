@@ -22,6 +22,7 @@ from skirl.interrupts import Hold, uninterrupted
 from skirl.owned import own, weigh
 from skirl.spool import Epoch
 from skirl.stages import Times
+from skirl.timeline import LOOP
 from skirl.watch import Watch
 from skirl.work import Micro
 
@@ -94,7 +95,7 @@ class Reader:
     def pull(self, hold: Hold) -> list[Micro]:
         """One step's micro-batches; fewer than `accumulate` when the loader has no more."""
         assert self._source is not None
-        started = time.perf_counter()
+        started, first = time.monotonic(), self._read
         micros = []
         while len(micros) < self._accumulate:
             with self._watch.reading(hold, self._read):
@@ -105,7 +106,9 @@ class Reader:
                 self._take(batch)
             )  # Ctrl-C waits: it would leave torch's own bookkeeping in the middle of a copy
             self._read += 1
-        self._times.read += time.perf_counter() - started
+        ended = time.monotonic()
+        self._times.read += ended - started
+        self._times.tell(LOOP, "read", first // self._accumulate, started, ended)
         if len(micros) < self._accumulate:
             self.state_at_end = self._loader_state()
         return micros

@@ -8,6 +8,7 @@ fields in a second syntax; a shell script of flags is as repeatable.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -19,16 +20,26 @@ from skirl.cache import CacheSize, parse_cache
 from skirl.data import DataFlags, Source
 from skirl.ids import capture, resolve
 from skirl.lookahead import Lookahead, lookahead
-from skirl.models import DLRM
-from skirl.models.dlrm import Embeddings
-from skirl.nn.modules import EmbeddingBagCollection
+from skirl.models import DIN, DLRM, DCNv2, DeepCross, DeepFM, Embeddings, Model, WideDeep
+from skirl.nn.modules import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.oracle.planner import Depth, Plan
 from skirl.oracle.seen import Seen
 from skirl.store import Link
 from skirl.tables import Schema, Table
 
-MODELS = {"dlrm": DLRM.paper, "dlrm-tiny": DLRM.tiny}
+MODELS: dict[str, type[Model]] = {
+    "dlrm": DLRM,
+    "wide-deep": WideDeep,
+    "deep-cross": DeepCross,
+    "deepfm": DeepFM,
+    "dcnv2": DCNv2,
+    "din": DIN,
+}
+ModelName = Literal[
+    "dlrm", "dlrm-tiny", "wide-deep", "wide-deep-tiny", "deep-cross", "deep-cross-tiny",
+    "deepfm", "deepfm-tiny", "dcnv2", "dcnv2-tiny", "din", "din-tiny",
+]  # fmt: skip
 ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
     "rowwise-adagrad": RowwiseAdagrad,
     "sgd": SGD,
@@ -49,8 +60,8 @@ class Recipe(DataFlags):
     '4GiB'
     """
 
-    model: Literal["dlrm", "dlrm-tiny"] = "dlrm"
-    """The model: dlrm has the sizes of the paper, dlrm-tiny some thousand weights."""
+    model: ModelName = "dlrm"
+    """The model, with the sizes of its paper; with -tiny some thousand weights."""
     optimizer: OptimizerName = "rowwise-adagrad"
     """The optimizer of the rows; dense weights have Adam."""
     lr: float = 0.02
@@ -58,7 +69,7 @@ class Recipe(DataFlags):
     dense_lr: float = 1e-3
     """Learning rate of the dense weights."""
     dim: int = 48
-    """Numbers in the vector of one row."""
+    """Numbers in the vector of one row; wide-deep and deepfm keep one more beside it, its first-order weight."""
     cache: str = "10%"
     """Rows on the device: a number, 10% (of all rows), 4GiB, or touched:10% (of those this run touches, counted first)."""
     depth: Depth = "auto"
@@ -91,7 +102,7 @@ class Recipe(DataFlags):
 
     def tables(self) -> list[Table]:
         """The tables that the data looks rows up in."""
-        return self.stream().tables(self.dim)
+        return self.stream().tables(self.model_class.row_dim(self.dim))
 
     def row_optimizer(self) -> RowOptimizer:
         """The optimizer of the rows."""
@@ -109,9 +120,19 @@ class Recipe(DataFlags):
             return max(1, int(touched * amount))
         return int(amount) if kind == "rows" else self.cache
 
-    def embeddings(self, cache: CacheSize, *, resume: bool = False) -> EmbeddingBagCollection:
+    @property
+    def model_class(self) -> type[Model]:
+        """The model's class."""
+        return MODELS[self.model.removesuffix("-tiny")]
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the embeddings pool a feature's ids; DIN pools itself where the data has lists to attend to."""
+        return self.model_class is not DIN or not DIN.pairs(self.tables(), self.stream().lists)
+
+    def embeddings(self, cache: CacheSize, *, resume: bool = False) -> Collection:
         """The embeddings, their rows where `store` says; the store has to be empty but to resume."""
-        return EmbeddingBagCollection(
+        return (EmbeddingBagCollection if self.pooled else EmbeddingCollection)(
             self.tables(),
             optimizer=self.row_optimizer(),
             cache=cache,
@@ -120,15 +141,19 @@ class Recipe(DataFlags):
             resume=resume,
         )
 
-    def model_over(self, embeddings: Embeddings) -> tuple[DLRM, torch.optim.Optimizer]:
+    def model_over(self, embeddings: Embeddings) -> tuple[Model, torch.optim.Optimizer]:
         """The model with its initial weights, and its dense optimizer."""
         torch.manual_seed(self.seed)
-        model = MODELS[self.model](embeddings, dense_features=self.stream().dense_features)
+        stream, kind = self.stream(), self.model_class
+        make = kind.tiny if self.model.endswith("-tiny") else kind.paper
+        told = {"lists": stream.lists} if kind is DIN else {}
+        model = make(embeddings, dense_features=stream.dense_features, **told)
         return model, torch.optim.Adam(model.parameters(), lr=self.dense_lr)
 
-    def lookahead(self, model: nn.Module, stream: Source | None = None) -> Lookahead:
-        """The batches, with their rows in place. stream: the source of them, if the caller has one."""
-        return lookahead(stream or self.stream(), model, depth=self.depth, prefetch=self.prefetch, policy=self.policy)
+    def lookahead(self, model: nn.Module, stream: Source | None = None, *, trace: Path | None = None) -> Lookahead:
+        """The batches, with their rows in place. stream: the source of them, if the caller has one; trace: a file."""
+        ahead = {"depth": self.depth, "prefetch": self.prefetch, "policy": self.policy}
+        return lookahead(stream or self.stream(), model, **ahead, trace=trace)
 
     def use_threads(self) -> None:
         """Compute with as many threads as the recipe says."""

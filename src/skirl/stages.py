@@ -11,18 +11,19 @@ Slow is not stuck: patience is over only when no stage has begun or ended anythi
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from skirl.interrupts import Hold
+from skirl.timeline import LOOP, Timeline
 from skirl.watch import StageStuck, seconds
 
 log = logging.getLogger("skirl")
 
 StageHook = Callable[[str, int], None]
 
-LOOP = "loop"
 SLICE = 0.1
 """Seconds that the loop waits before it looks for an interrupt."""
 POLL = 1.0
@@ -38,14 +39,34 @@ class Times:
     busy: dict[str, float] = field(default_factory=lambda: {"plan": 0.0, "fetch": 0.0, "write": 0.0, "load": 0.0})
     stall: float = 0.0
     """The loop waited for rows."""
+    blame: dict[str, float] = field(default_factory=lambda: {"plan": 0.0, "fetch": 0.0, "write": 0.0})
+    """Of each stage: seconds that it was at work while the loop waited."""
     read: float = 0.0
     """The loop waited for the user's loader."""
+    timeline: Timeline | None = None
+    """Hears of each of these times, if there is one."""
+
+    def tell(
+        self, lane: str, what: str, step: int, began: float, ended: float, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add an event to the timeline; steps count from 0 in each pass."""
+        if self.timeline is not None:
+            self.timeline.add(lane, what, step, began, ended, facts)
 
     @property
     def hidden(self) -> float:
         """Share of the movement that the loop did not wait for."""
         total = sum(self.busy.values())
         return max(0.0, 1.0 - (self.stall + self.busy["load"]) / total) if total else 1.0
+
+
+@dataclass(slots=True)
+class Note:
+    """What a stage does at a step, as the timeline shows it."""
+
+    what: str | None
+    """None: nothing came of it."""
+    facts: dict[str, int] = field(default_factory=dict)
 
 
 class Stages:
@@ -60,6 +81,8 @@ class Stages:
         self._hook = hook
         self._wakes = {name: threading.Condition(self.lock) for name in (*names, LOOP)}
         self._busy: dict[str, tuple[int, float] | None] = dict.fromkeys(names)
+        self._waiting: float | None = None
+        """Since when the loop waits."""
         self._until: dict[str, Callable[[], object]] = {}
         """What each stage, and the loop, waits for now."""
         self._moved = time.monotonic()
@@ -114,18 +137,23 @@ class Stages:
             condition.notify()
 
     @contextmanager
-    def working(self, name: str, number: int) -> Iterator[None]:
-        """A stage is at step `number`."""
+    def working(self, name: str, number: int) -> Iterator[Note]:
+        """A stage is at step `number`, and may note what for the timeline."""
         started = self._moved = time.monotonic()
         self._busy[name] = number, started
+        note = Note(_kind(name))
         try:
             self.call_hook(name, number)
-            yield
+            yield note
         finally:
-            self._busy[name] = None
             self._moved = ended = time.monotonic()
             with self.lock:
+                self._busy[name] = None
                 self.times.busy[_kind(name)] += ended - started
+                if self._waiting is not None:
+                    self.times.blame[_kind(name)] += ended - max(started, self._waiting)
+            if note.what is not None:
+                self.times.tell(name, note.what, number, started, ended, note.facts)
 
     def call_hook(self, name: str, number: int) -> None:
         """Tests slow a stage down here."""
@@ -152,16 +180,18 @@ class Stages:
                 "this pass over the lookahead has ended: iterate over the lookahead again, or make a new one"
             )
 
-    def wait(self, hold: Hold, until: Callable[[], object], what: str) -> None:
+    def wait(self, hold: Hold, until: Callable[[], object], what: str, step: int = 0) -> None:
         """Wait in the loop, which does not hold the lock; a failure of any stage or an interrupt is raised here."""
         began: float | None = None
         while True:
             with self.lock:
                 self.check()
                 if until():
-                    break
+                    if began is not None:
+                        self._waited(began, what, step)
+                    return
                 if began is None:
-                    began = time.monotonic()
+                    began = self._waiting = time.monotonic()
                 self._until[LOOP] = until
                 self._wakes[LOOP].wait(min(SLICE, self._patience))
                 del self._until[LOOP]
@@ -172,8 +202,15 @@ class Stages:
                     f"no stage made progress for {seconds(idle)} while the loop waited for {what}: {self.what_is_busy()}. "
                     "If the store is only slow, raise lookahead(patience=...)"
                 )
-        if began is not None:
-            self.times.stall += time.monotonic() - began
+
+    def _waited(self, began: float, what: str, step: int) -> None:
+        """The loop goes on; it has the lock."""
+        now, self._waiting = time.monotonic(), None
+        self.times.stall += now - began
+        for name, entry in self._busy.items():
+            if entry is not None:
+                self.times.blame[_kind(name)] += now - max(entry[1], began)
+        self.times.tell(LOOP, "wait", step, began, now, {"for": what})
 
     def close(self) -> None:
         """Nothing more is to be done but to write what is left."""

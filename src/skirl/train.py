@@ -58,6 +58,8 @@ class Train(Recipe, SaveFlags):
     """Steps between two evaluations on the samples that --valid holds out; they are evaluated on at the end always."""
     patience: int | None = None
     """Stop after so many evaluations in a row without a better test log loss; the last state stays, not the best."""
+    trace: Path | None = None
+    """A file for the timeline of all stages, to open in https://ui.perfetto.dev: 1.3 KB a step."""
     assert_ratio: float | None = None
     """Fail unless the run touches at least this many times the rows of the cache and fetches rows again."""
     json: bool = False
@@ -88,7 +90,7 @@ class Train(Recipe, SaveFlags):
         meter, stream = Meter(), self.stream()
         evaluation = Evaluation(every=self.eval_every, patience=self.patience)
         with (
-            self.lookahead(model, stream) as batches,
+            self.lookahead(model, stream, trace=self.trace) as batches,
             Keeper(self, model=model, optimizers=[dense, meter, evaluation], data=batches) as keeper,
             self._progress("train") as progress,
         ):
@@ -101,7 +103,8 @@ class Train(Recipe, SaveFlags):
                 progress(batches.step, lambda: meter.facts(batches))
                 if keeper.after_step(last=evaluation.stops or batches.step == stream.steps) or evaluation.stops:
                     break
-            result = self._result(meter, evaluation, batches, begun) | {"checkpoints": keeper.facts()}
+            result = self._result(meter, evaluation, batches, begun, stream.bad_rows)
+            result["checkpoints"] = keeper.facts()
         embeddings.close()
         return result
 
@@ -129,6 +132,8 @@ class Train(Recipe, SaveFlags):
             lines["test"] = f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"
         if result["stopped_early"]:
             lines["stopped"] = f"early, after {self.patience} evaluations without a better test log loss"
+        if self.trace:
+            lines["timeline"] = f"{self.trace}; open it in https://ui.perfetto.dev"
         if self.save:
             kept = result["checkpoints"]
             lines["saved"] = (
@@ -137,6 +142,8 @@ class Train(Recipe, SaveFlags):
             )
             if kept["stopped_by"]:
                 lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in"
+        if result["bad_rows_skipped"]:
+            lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
         if self.assert_ratio is not None and not result["failed"]:
             lines["asserted"] = (
                 f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"
@@ -156,7 +163,9 @@ class Train(Recipe, SaveFlags):
                 progress(number, lambda: {"touched": f"{touched.rows:,}"})
         return touched.rows
 
-    def _result(self, meter: Meter, evaluation: Evaluation, batches: Lookahead, begun: int) -> dict[str, Any]:
+    def _result(
+        self, meter: Meter, evaluation: Evaluation, batches: Lookahead, begun: int, bad_rows: int
+    ) -> dict[str, Any]:
         engine, times = batches.engine, batches.times
         widths = [engine.optimizer.width(table.dim) for table in engine.schema.tables]
         rows = {
@@ -184,6 +193,7 @@ class Train(Recipe, SaveFlags):
             "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},
             "peak_bytes": peak_bytes(),
             "machine": machine(),
+            "bad_rows_skipped": bad_rows,
             "failed": self._failure(rows, engine.counters.fetched),
         }
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +22,7 @@ from skirl.batch import Sparse
 from skirl.cache import CacheSize
 from skirl.machine import machine
 from skirl.progress import Progress, clock
-from skirl.recipe import ROW_OPTIMIZERS, OptimizerName, Recipe, Touched
+from skirl.recipe import ROW_OPTIMIZERS, ModelName, OptimizerName, Recipe, Touched
 from skirl.reference import Bags, Reference
 from skirl.tables import Schema
 from skirl.trace import Trace, compare
@@ -38,12 +37,12 @@ class Verify(Recipe):
     [('rowwise-adagrad', None)]
     """
 
-    model: Literal["dlrm", "dlrm-tiny"] = "dlrm-tiny"
-    """The model: dlrm has the sizes of the paper, dlrm-tiny some thousand weights."""
+    model: ModelName = "dlrm-tiny"
+    """The model, with the sizes of its paper; with -tiny some thousand weights."""
     optimizer: OptimizerName | Literal["all"] = "rowwise-adagrad"  # pyright: ignore[reportIncompatibleVariableOverride]
     """The optimizer of the rows; dense weights have Adam. all: one after the other."""
     dim: int = 16
-    """Numbers in the vector of one row."""
+    """Numbers in the vector of one row; wide-deep and deepfm keep one more beside it, its first-order weight."""
     batch: int = field(default=256, kw_only=True)
     """Samples a step."""
     steps: int | None = field(default=30, kw_only=True)
@@ -147,7 +146,7 @@ class Verify(Recipe):
 
     def _in_plain_python(self, recipe: Recipe) -> Trace:
         reference = Reference(recipe.tables(), recipe.row_optimizer(), recipe.seed)
-        model, dense = recipe.model_over(PlainEmbeddings(reference))
+        model, dense = recipe.model_over(PlainEmbeddings(reference, recipe.pooled))
         trace = Trace("reference")
         self._watch(
             trace, recipe, trace.record(Schema.of(reference.tables), model, dense, recipe.stream(), reference.read)
@@ -165,7 +164,7 @@ class Verify(Recipe):
 
 
 class PlainEmbeddings(nn.Module):
-    """The plain reference in the place of an EmbeddingBagCollection.
+    """The plain reference in the place of an EmbeddingBagCollection, or of an EmbeddingCollection: pooled=False.
 
     >>> import skirl
     >>> plain = PlainEmbeddings(Reference([skirl.Table("t", rows=10, dim=2)], skirl.SGD(lr=1.0)))
@@ -174,30 +173,43 @@ class PlainEmbeddings(nn.Module):
     [3, 4]
     """
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: Reference, pooled: bool = True) -> None:
         super().__init__()
         self.reference = reference
         self.tables = reference.tables
+        self.pooled = pooled
         self.anchor = torch.zeros((), requires_grad=True)  # so that backward comes here
 
-    def forward(self, sparse: Sparse) -> SimpleNamespace:
-        stacked = _Plain.apply(self.anchor, self.reference, sparse)
-        return SimpleNamespace(stacked=lambda: stacked)
+    def forward(self, sparse: Sparse) -> "PlainRows":
+        bags = _bags(sparse)
+        if not self.pooled:  # each id a bag of its own
+            bags = {name: (ids, range(len(ids) + 1), None) for name, (ids, _, _) in bags.items()}
+        names = [name for table in self.tables for name in table.features]
+        return PlainRows(zip(names, _Plain.apply(self.anchor, self.reference, bags, names), strict=True))
+
+
+class PlainRows(dict[str, Tensor]):
+    """What the plain embeddings return: a tensor for each feature, by name."""
+
+    def stacked(self) -> Tensor:
+        """All features as one [batch, features, dim] tensor."""
+        return torch.stack(list(self.values()), dim=1)
 
 
 class _Plain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, reference: Reference, sparse: Sparse) -> Tensor:
-        ctx.reference = reference
-        ctx.features = [name for table in reference.tables for name in table.features]
-        out = reference.forward(_bags(sparse))
-        return torch.from_numpy(np.stack([out[name] for name in ctx.features], axis=1))
+    def forward(
+        ctx: Any, anchor: Tensor, reference: Reference, bags: dict[str, Bags], names: list[str]
+    ) -> tuple[Tensor, ...]:
+        ctx.reference, ctx.names = reference, names
+        out = reference.forward(bags)
+        return tuple(torch.from_numpy(out[name]) for name in names)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.reference.backward({name: grad[:, i].numpy() for i, name in enumerate(ctx.features)})
-        return None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.reference.backward({name: grad.numpy() for name, grad in zip(ctx.names, grads, strict=True)})
+        return None, None, None, None
 
 
 def _bags(sparse: Sparse) -> dict[str, Bags]:

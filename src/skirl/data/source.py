@@ -30,6 +30,11 @@ class Source(Protocol):
         ...
 
     @property
+    def lists(self) -> tuple[str, ...]:
+        """The features with any number of ids a sample, not exactly one."""
+        ...
+
+    @property
     def samples(self) -> int | None:
         """Samples of a whole pass, where that is known before it is over."""
         ...

@@ -120,6 +120,11 @@ class Synthetic:
         return SHAPES[self.name].dense
 
     @property
+    def lists(self) -> tuple[str, ...]:
+        """The features with any number of ids a sample: all or none."""
+        return tuple(self.rows) if self.pooling_factor > 1 else ()
+
+    @property
     def steps(self) -> int | None:
         """Batches of a whole pass; None: it never ends."""
         return None if self.batches is None else self.batches - self.start

@@ -11,31 +11,20 @@ them.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, Protocol
 
 import torch
-from torch import nn
-from torch.nn import functional
 
 from skirl.batch import Batch
-from skirl.tables import Table
+from skirl.models.base import Embeddings, Model, mlp
 
 
-class Embeddings(Protocol):
-    """What DLRM needs of an embeddings module: its tables, and ids -> something whose `stacked()` is [B, F, D]."""
-
-    @property
-    def tables(self) -> Sequence[Table]: ...
-    def __call__(self, sparse: Any, /) -> Any: ...
-
-
-class DLRM(nn.Module):
+class DLRM(Model):
     """The model of the paper over any embeddings module; `forward` gives logits.
 
     Parameters are drawn from torch's generator: call `torch.manual_seed` first for the same model again.
 
     >>> from types import SimpleNamespace
+    >>> from skirl.tables import Table
     >>> class Zeros:
     ...     tables = [Table("user", rows=100, dim=8), Table("item", rows=50, dim=8)]
     ...     def __call__(self, sparse):
@@ -44,6 +33,8 @@ class DLRM(nn.Module):
     >>> model(Batch(dense=torch.zeros(5, 4), sparse=None, labels=torch.zeros(5))).shape
     torch.Size([5])
     """
+
+    name = "DLRM"
 
     def __init__(
         self,
@@ -54,14 +45,10 @@ class DLRM(nn.Module):
     ) -> None:
         """`bottom` and `top` are the hidden layers: after them comes one of the tables' dim, and one of 1."""
         super().__init__()
-        dims = {table.dim for table in embeddings.tables}
-        if len(dims) != 1:
-            raise ValueError(f"DLRM takes dot products, tables have dims {sorted(dims)}: set one dim for all tables")
-        dim = dims.pop()
-        vectors = 1 + sum(len(table.features) for table in embeddings.tables)
-        self.embeddings = embeddings
-        self.bottom = _mlp(dense_features, *bottom, dim)
-        self.top = _mlp(dim + vectors * (vectors - 1) // 2, *top, 1)[:-1]  # a logit: no ReLU at the end
+        dim, features = self._over(embeddings, dense_features, "takes dot products")
+        vectors = 1 + features
+        self.bottom = mlp(dense_features, *bottom, dim)
+        self.top = mlp(dim + vectors * (vectors - 1) // 2, *top, 1)[:-1]  # a logit: no ReLU at the end
         first, second = torch.tril_indices(vectors, vectors, offset=-1)
         self.pairs: torch.Tensor
         self.register_buffer("pairs", first * vectors + second, persistent=False)
@@ -78,23 +65,7 @@ class DLRM(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """The logit of each sample's click, [batch]."""
-        x = self.bottom(batch.dense.to(next(self.bottom.parameters())))  # to where the model is, in its dtype
+        x = self.bottom(self._dense(batch))
         vectors = torch.cat([x[:, None], self.embeddings(batch.sparse).stacked()], dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         return self.top(torch.cat([x, products.index_select(1, self.pairs)], dim=1)).squeeze(1)
-
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean binary cross-entropy of a batch."""
-        logits = self(batch)
-        return functional.binary_cross_entropy_with_logits(logits, batch.labels.to(logits))
-
-
-def _mlp(*sizes: int) -> nn.Sequential:
-    """Linear and ReLU for each pair of sizes, with DLRM's own initial values."""
-    layers = nn.Sequential()
-    for n, m in pairwise(sizes):
-        linear = nn.Linear(n, m)
-        nn.init.normal_(linear.weight, std=(2 / (m + n)) ** 0.5)
-        nn.init.normal_(linear.bias, std=(1 / m) ** 0.5)
-        layers.append(linear).append(nn.ReLU())
-    return layers

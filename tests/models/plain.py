@@ -1,0 +1,133 @@
+"""A model over skirl's rows, trained in step with its formula: plain PyTorch over nn.EmbeddingBag tables."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+import skirl
+from skirl.batch import Batch, KeyedJagged
+from skirl.models import Model
+
+
+class Rows(dict[str, Tensor]):
+    """Each feature's pooled rows [batch, dim], and where they are from."""
+
+    def __init__(self, sparse: KeyedJagged, tables: list[Tensor]) -> None:
+        self.sparse, self.tables = sparse, tables
+
+
+Formula = Callable[[dict[str, Tensor], Tensor, Rows], Tensor]
+"""The model's parameters by name, dense features, rows -> logits."""
+
+DENSE = 4
+FEATURES = ("user", "clicked", "bought")
+
+
+def tables(dim: int) -> list[skirl.Table]:
+    """Two tables, three features."""
+    return [skirl.Table("user", 30, dim, pooling="mean"), skirl.Table("item", 20, dim, features=("clicked", "bought"))]
+
+
+def batches(number: int = 3, samples: int = 16, longest: int = 3, one: Sequence[str] = ()) -> list[Batch]:
+    """Bags of 0 to `longest` ids; exactly one id in features named by `one`."""
+    made = []
+    for seed in range(number):
+        draw = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(0, longest + 1, (len(FEATURES), samples), generator=draw)
+        for f, name in enumerate(FEATURES):
+            lengths[f] = 1 if name in one else lengths[f]
+        values = torch.randint(0, 20, (int(lengths.sum()),), generator=draw)
+        labels = torch.randint(0, 2, (samples,), generator=draw).float()
+        dense = torch.randn(samples, DENSE, generator=draw)
+        made.append(Batch(dense, KeyedJagged(FEATURES, values, lengths=lengths.flatten()), labels))
+    return made
+
+
+def collection(dim: int, pooled: bool = True) -> skirl.EmbeddingBagCollection | skirl.EmbeddingCollection:
+    """skirl's rows, updated by SGD, with a cache too small for all of them."""
+    kind = skirl.EmbeddingBagCollection if pooled else skirl.EmbeddingCollection
+    return kind(tables(dim), optimizer=skirl.SGD(lr=0.5), cache=45, seed=3)
+
+
+class Bags(nn.Module):
+    """The same tables as nn.EmbeddingBag, the first rows of a collection copied in."""
+
+    def __init__(self, rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(t.rows, t.dim, mode=t.pooling, _weight=weights_of(rows, i))
+            for i, t in enumerate(rows.tables)
+        )
+        self.owner = {name: i for i, table in enumerate(rows.tables) for name in table.features}
+
+    def forward(self, sparse: KeyedJagged) -> Rows:
+        out, samples = Rows(sparse, [bag.weight for bag in self.bags]), sparse.stride()
+        for f, name in enumerate(sparse.keys()):
+            bounds = sparse.offsets()[f * samples : (f + 1) * samples + 1]
+            values = sparse.values()[bounds[0] : bounds[-1]]
+            out[name] = self.bags[self.owner[name]](values, bounds[:-1] - bounds[0])
+        return out
+
+
+def weights_of(rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection, table: int) -> Tensor:
+    """All rows of a table as they are now."""
+    keys = torch.arange(rows.tables[table].rows).numpy() | table << 48
+    return torch.tensor(rows.engine.peek(keys, 0)[0])[:, : rows.tables[table].dim].clone()
+
+
+def agree(model: Model, formula: Formula, data: Sequence[Batch]) -> None:
+    """Train both on the data: every logit, every gradient of dense weights and all rows agree to 1e-5."""
+    rows = model.embeddings
+    assert isinstance(rows, (skirl.EmbeddingBagCollection, skirl.EmbeddingCollection))
+    bags = Bags(rows)
+    own = dict(model.named_parameters())
+    plain = {name: p.detach().clone().requires_grad_() for name, p in own.items()}
+    first = torch.optim.SGD(own.values(), lr=0.1)
+    second = torch.optim.SGD([{"params": list(plain.values())}, {"params": list(bags.parameters()), "lr": 0.5}], lr=0.1)
+    with skirl.lookahead(data, model) as stream:
+        for batch in stream:
+            first.zero_grad()
+            second.zero_grad()
+            loss = model.loss(batch)
+            logits = formula(plain, batch.dense, bags(batch.sparse))
+            expected = -torch.where(batch.labels > 0, logits.sigmoid(), 1 - logits.sigmoid()).log().mean()
+            torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+            loss.backward()
+            expected.backward()
+            for name, parameter in own.items():
+                torch.testing.assert_close(parameter.grad, plain[name].grad, rtol=1e-5, atol=1e-5, msg=name)
+            first.step()
+            second.step()
+    model.eval()
+    with torch.no_grad():
+        logits = formula(plain, data[0].dense, bags(data[0].sparse))
+        torch.testing.assert_close(model(data[0]), logits, rtol=1e-5, atol=1e-5)
+    for i, bag in enumerate(bags.bags):
+        torch.testing.assert_close(weights_of(rows, i), bag.weight.detach(), rtol=1e-5, atol=1e-5)
+
+
+def mlp(p: dict[str, Tensor], name: str, x: Tensor, relu_at_end: bool = True) -> Tensor:
+    """The layers p["name.0.weight"], p["name.2.weight"] and so on with ReLU between them."""
+    places = sorted({int(key.split(".")[1]) for key in p if key.startswith(name + ".") and key.endswith("weight")})
+    for place in places:
+        x = x @ p[f"{name}.{place}.weight"].T + p[f"{name}.{place}.bias"]
+        x = x.relu() if relu_at_end or place != places[-1] else x
+    return x
+
+
+def sizes(layers: nn.Module) -> list[tuple[int, int]]:
+    """(in, out) of each linear layer."""
+    return [(layer.in_features, layer.out_features) for layer in layers.modules() if isinstance(layer, nn.Linear)]
+
+
+class OfKaggle:
+    """26 tables of the given dim, and no rows."""
+
+    tables = property(lambda self: [skirl.Table(f"C{i}", rows=10, dim=self.dim) for i in range(26)])
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def __call__(self, sparse: object) -> None:
+        raise NotImplementedError
