@@ -25,6 +25,7 @@ import torch
 
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import load, numbers
+from skirl.evaluation import Evaluation
 from skirl.meter import Meter
 from skirl.sealed import CheckpointError
 from skirl.train import Train
@@ -50,7 +51,8 @@ def state_of(saves: Path, store: str) -> dict[str, str]:
     recipe = train(store=store)
     embeddings, meter = recipe.embeddings(400), Meter()
     model, dense = recipe.model_over(embeddings)
-    load(saves, model=model, optimizers=[dense, meter])
+    rates, evaluation = recipe.rates(embeddings, dense), Evaluation()
+    load(saves, model=model, optimizers=[dense, rates, meter, evaluation, recipe._run_folder()])
     held = embeddings.engine.store
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *held.keys()]))
     rows = np.empty((len(keys), embeddings.engine.widths[0]), np.float32)
@@ -59,6 +61,7 @@ def state_of(saves: Path, store: str) -> dict[str, str]:
     parts = {"keys": keys.tobytes(), "rows": rows.tobytes(), "meter": repr(plain(meter.state_dict())).encode()}
     parts |= {name: value.numpy().tobytes() for name, value in model.state_dict().items() if hasattr(value, "numpy")}
     parts["dense"] = repr(plain(dense.state_dict())).encode()
+    parts["rates"] = repr(plain(rates.state_dict())).encode()
     parts["table steps"] = repr(embeddings.engine.table_steps.tolist()).encode()
     return {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()}
 

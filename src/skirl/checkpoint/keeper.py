@@ -53,7 +53,7 @@ class SaveFlags:
 
 
 class Keeper:
-    """Saves a run as its flags say; use it in a with-block, inside the lookahead's.
+    """Saves a run as its flags say; use it in a with-block, inside the lookahead's. Entering it resumes.
 
     whole: what `skirl.save` and `skirl.load` take, `data` being the lookahead.
     """
@@ -84,10 +84,13 @@ class Keeper:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._stop)
             self._handles = True
-        self._began = self._saved = time.monotonic()
-        if self._saved_at != self._data.step:
-            self._save()
         return self
+
+    def begin(self) -> None:
+        """The run begins, or goes on: from here on it can be resumed."""
+        self._began = self._saved = time.monotonic()
+        if self._flags.save is not None:
+            self._save()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
