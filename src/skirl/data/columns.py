@@ -1,9 +1,9 @@
 """An Arrow column as NumPy arrays: numbers, texts, which values are missing and which malformed.
 
-Values that stand for nothing become Arrow's nulls first, so there is one notion of missing whatever a file uses. Text is
-turned into numbers by Arrow's own cast, 10 ns a value: it takes a whole column or none of it, so only a column that it
-refuses is looked at value by value. A parser of ours would say at once which value is wrong, and be a second one to keep
-right.
+Values that stand for nothing become Arrow's nulls first, so there is one notion of missing whatever a file uses. Text
+is turned into numbers by Arrow's own cast, 10 ns a value: it takes a whole column or none of it, so only a column that
+it refuses is looked at value by value. A parser of ours would say at once which value is wrong, and be a second one to
+keep right.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.types as pt
 
-from skirl.data.hashing import BAD, GOOD, NONE, parse_hex
+from skirl.data.hashing import BAD, DIGITS, GOOD, NONE, parse_hex
 
 pc: Any = pyarrow.compute
 """Arrow makes its functions at import, where type checkers do not see them."""
@@ -23,7 +23,7 @@ _WHOLE = r"^-?[0-9]{1,18}$"
 
 
 def plain(column: Any, missing: Sequence[str]) -> pa.Array:
-    """One array of a plain type: dictionaries decoded, texts with 32-bit offsets, nulls where a value means nothing."""
+    """One array of a plain type: dictionaries decoded, texts with 32-bit offsets, nulls where a text is one of `missing`."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):
@@ -62,7 +62,12 @@ def kinds_of(column: pa.Array) -> np.ndarray:
     """uint8 [n]: GOOD, or NONE where a value is missing."""
     if column.null_count == 0:
         return np.zeros(len(column), np.uint8)
-    return np.where(pc.is_null(column).to_numpy(zero_copy_only=False), np.uint8(NONE), np.uint8(GOOD))
+    if pt.is_null(column.type):
+        return np.full(len(column), NONE, np.uint8)
+    bits = np.frombuffer(column.buffers()[0], np.uint8)[column.offset // 8 :]
+    begin = column.offset % 8
+    there = np.unpackbits(bits, count=begin + len(column), bitorder="little")[begin:]
+    return (there ^ 1) * np.uint8(NONE)
 
 
 def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +89,7 @@ def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.nd
     values = _numpy(column)
     finite = np.isfinite(values)
     if not finite.all():
-        wrong = ~finite & (kinds == GOOD)
+        wrong = ~finite & (kinds == GOOD)  # where a value is missing anything may stand
         kinds[wrong] = BAD
         if nan_is_missing:
             kinds[wrong & np.isnan(values)] = NONE
@@ -99,9 +104,10 @@ def ints_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndar
     elif pt.is_floating(column.type):
         floats = _numpy(column).astype(np.float64)
         whole = np.isfinite(floats) & (np.floor(floats) == floats) & (np.abs(floats) < 2.0**63)
-        missing = np.isnan(floats) if nan_is_missing else np.zeros(len(floats), bool)
-        kinds[~whole & (kinds == GOOD)] = BAD
-        kinds[missing] = NONE
+        wrong = ~whole & (kinds == GOOD)
+        kinds[wrong] = BAD
+        if nan_is_missing:
+            kinds[wrong & np.isnan(floats)] = NONE
         return np.where(whole, floats, 0).astype(np.int64), kinds
     elif pt.is_uint64(column.type):
         return _numpy(column).view(np.int64), kinds
@@ -116,7 +122,7 @@ def hex_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     kinds = kinds_of(column)
     offsets, data = texts_of(column)
     out = np.empty(len(column), np.int64)
-    parse_hex(offsets, data, out, kinds)
+    parse_hex(offsets, data, DIGITS, out, kinds)
     return out, kinds
 
 
@@ -149,9 +155,13 @@ def _cast(column: pa.Array, kinds: np.ndarray, to: pa.DataType, good: str) -> pa
 
 
 def _numpy(column: pa.Array) -> np.ndarray:
-    """The numbers of a column; what stands where one is missing is anything."""
+    """The numbers of a column, where they lie; what stands where one is missing is anything."""
     if pt.is_null(column.type):
         return np.zeros(len(column), np.float64)
-    if column.null_count == 0 and not pt.is_boolean(column.type):
-        return column.to_numpy()
-    return pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
+    if pt.is_boolean(column.type) or pt.is_float16(column.type):
+        return pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
+    data = column.buffers()[1]
+    if len(column) == 0 or data is None:
+        return np.zeros(len(column), column.type.to_pandas_dtype())
+    kind = np.dtype(column.type.to_pandas_dtype())
+    return np.frombuffer(data, kind, len(column), column.offset * kind.itemsize)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from skirl.data.columns import floats_of, hex_of, ints_of, is_list, is_text, kinds_of, pc, plain, texts_of, value_at
 from skirl.data.errors import BadRow, BadSchema, shown
-from skirl.data.hashing import BAD, GOOD, hash_numbers, hash_texts, rows_by_hash, seed_of
+from skirl.data.hashing import BAD, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
 from skirl.data.schema import Dense, FileSchema, Id, Label
 from skirl.jit import kernel
 
@@ -34,6 +34,8 @@ class Raw:
     """Rows that could not be split into columns: which of the piece, what was found, what was expected."""
     places: np.ndarray | None = None
     """int64 [n]: which rows of the piece these are; 0 to n - 1 if None."""
+    nulls: bool = False
+    """Texts that stand for nothing are nulls already."""
 
     def between(self, low: int, high: int | None) -> "Raw":
         """Only rows low <= row < high of the piece."""
@@ -44,7 +46,7 @@ class Raw:
         end = len(places) if high is None else int(np.searchsorted(places, high))
         columns = {name: column.slice(begin, end - begin) for name, column in self.columns.items()}
         broken = [one for one in self.broken if low <= one[0] and (high is None or one[0] < high)]
-        return Raw(columns, end - begin, self.file, self.where, broken, places[begin:end])
+        return Raw(columns, end - begin, self.file, self.where, broken, places[begin:end], self.nulls)
 
 
 @dataclass
@@ -87,6 +89,17 @@ class Hashed:
         rows = self.rows[table]
         out = np.empty(len(fingerprints), np.int32 if rows < 1 << 31 else np.int64)
         rows_by_hash(fingerprints, kinds, rows, out)
+        return out
+
+
+@dataclass
+class Fingerprints:
+    """In the place of rows: the fingerprints themselves, as int64; 0 where a value is missing."""
+
+    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+        """A copy of them."""
+        out = fingerprints.view(np.int64).copy()
+        out[kinds == NONE] = 0
         return out
 
 
@@ -140,7 +153,7 @@ class Encoder:
         seen: dict[str, pa.Array] = {}
         for name in schema.needed:
             column = raw.columns[name]
-            seen[name] = column if is_list(column.type) else plain(column, schema.missing)
+            seen[name] = column if is_list(column.type) else plain(column, () if raw.nulls else schema.missing)
         labels = np.empty((raw.rows, len(schema.labels)), np.float32)
         for k, label in enumerate(schema.labels):
             self._label(raw, seen[label.name], label, labels[:, k], marks)
@@ -174,7 +187,8 @@ class Encoder:
             wrong |= (values != 0) & (values != 1)
         expected = "0 or 1" if label.kind == "binary" else "a finite number"
         marks.add(raw, wrong, lambda i: (f"label {label.name} is {shown(value_at(column, i))}", expected))
-        out[:] = values
+        with np.errstate(all="ignore"):
+            out[:] = values
 
     def _dense(self, raw: Raw, column: pa.Array, dense: Dense, out: np.ndarray, k: int, marks: Marks) -> int:
         """Write a column's features; how many there are."""
@@ -188,9 +202,11 @@ class Encoder:
             log_of(values, out[:, k])
         elif dense.transform == "standardise":
             mean, deviation = self.means[dense.name]
-            out[:, k] = (values - mean) / deviation
+            with np.errstate(all="ignore"):  # of what stands where a value is missing
+                out[:, k] = (values - mean) / deviation
         elif dense.transform == "hour":
-            out[:, k] = np.mod(values, 100) / 24
+            with np.errstate(all="ignore"):
+                out[:, k] = np.mod(values, 100) / 24
         else:
             with np.errstate(over="ignore"):
                 out[:, k] = values
@@ -200,11 +216,10 @@ class Encoder:
                 marks.add(
                     raw, large, lambda i: (f"{found} is {shown(value_at(column, i))}", "a number that fits a float32")
                 )
-        missing = kinds != GOOD
-        if missing.any():
-            out[missing, k] = dense.fill
+        if kinds.any():
+            out[kinds != GOOD, k] = dense.fill
         if dense.indicator:
-            out[:, k + 1] = missing
+            out[:, k + 1] = kinds != GOOD
         return 1 + dense.indicator
 
     def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
@@ -256,12 +271,16 @@ class Encoder:
             values, kinds = ints_of(column, nan)
             why = "a whole number of at most 64 bits, or nothing"
         wrong = kinds == BAD if kinds.any() else None
+        if spec.type == "fingerprint":
+            fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
+            kinds = np.where(fingerprints == 0, np.uint8(NONE), kinds)
+            return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
         if spec.encode == "row":
             rows = self.rows[table]
+            if wrong is None and not kinds.any() and all_within(values, rows):
+                return values, kinds, None, ""
             outside = (values < 0) | (values >= rows) | (kinds != GOOD)
-            if outside.any():
-                return np.where(outside, 0, values), kinds, outside, f"a row from 0 to {rows - 1}"
-            return values, kinds, None, ""
+            return np.where(outside, 0, values), kinds, outside, f"a row from 0 to {rows - 1}"
         fingerprints = np.empty(len(column), np.uint64)
         hash_numbers(values, seed_of(table), fingerprints)
         return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
@@ -307,8 +326,29 @@ def _gather(values, begins, rows, out):
 
 
 @kernel
+def all_within(values, rows):
+    """Whether all are rows of a table."""
+    low = high = 0
+    for i in range(values.size):
+        low, high = min(low, values[i]), max(high, values[i])
+    return low >= 0 and high < rows
+
+
+@kernel
 def log_of(values, out):
-    """log(1 + max(x, 0)) as float32."""
+    """log(1 + max(x, 0)) as float32; most are small whole numbers, whose logarithms stand in a table."""
     for i in range(values.size):
         x = np.float64(values[i])
-        out[i] = np.float32(np.log1p(x)) if x > 0 else np.float32(0)
+        if x <= 0:
+            out[i] = 0
+        elif x < LOGS.size and x == np.int64(x):
+            out[i] = LOGS[np.int64(x)]
+        else:
+            out[i] = np.float32(np.log1p(x))
+
+
+def _logs() -> np.ndarray:
+    return np.log1p(np.arange(1024, dtype=np.float64)).astype(np.float32)
+
+
+LOGS = _logs()

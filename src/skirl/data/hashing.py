@@ -1,15 +1,16 @@
 """From the value of an id to 64 bits, and from those to a row.
 
-The fingerprint of a value is 64 bits: of a number by a bijection, so two numbers never share one; of a text by a hash over
-its bytes, so two texts do with probability 2**-64: among 100 million texts of a table any two collide with 0.03%. `hex` is
-read as a number, so Criteo's ids are exact. The seed is the table's: one column's collisions are not another's.
+The fingerprint of a value is 64 bits: of a number by a bijection, so two numbers never share one (0 stands for what is
+missing, and the one number that would have it has 1); of a text by a hash over its bytes, so two texts do with
+probability 2**-64: among 100 million texts of a table any two collide with 0.03%. `hex` is read as a number, so
+Criteo's ids are exact. The seed is the table's: one column's collisions are not another's.
 
-A fingerprint becomes a row by multiplication (`fp * rows >> 64`, in halves), 1 ns, where a remainder takes 8. Row 0 is that
-of a missing value. With n distinct values hashed to m rows a value shares its row with probability 1 - exp(-n / m): 63% at
-n = m, 10% at m = 10 n. A vocabulary has no such collisions and costs a pass over the data.
+A fingerprint becomes a row by multiplication (`fp * rows >> 64`, in halves), 1 ns, where a remainder takes 8. Row 0 is
+that of a missing value. With n distinct values hashed to m rows a value shares its row with probability 1 - exp(-n /
+m): 63% at n = m, 10% at m = 10 n. A vocabulary has no such collisions and costs a pass over the data.
 
-Buffers are Arrow's, read where they lie: offsets and bytes of texts, no Python object a value. A text takes 4 ns a word of
-8 bytes; xxHash's vector code would be faster from 64 bytes on, ids are shorter.
+Buffers are Arrow's, read where they lie: offsets and bytes of texts, no Python object a value. A text takes 4 ns a word
+of 8 bytes; xxHash's vector code would be faster from 64 bytes on, ids are shorter.
 """
 
 import zlib
@@ -23,7 +24,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SALT = 0x736B69726C6461
 _S8, _S32 = np.uint64(8), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
-_FOUR = np.uint64(4)
+_ONE, _FOUR, _FIFTEEN = np.uint64(1), np.uint64(4), np.uint64(15)
 
 GOOD, BAD, NONE = 0, 1, 2
 """What a value is: good, malformed, missing."""
@@ -41,9 +42,10 @@ def seed_of(table: str) -> np.uint64:
 
 @kernel
 def hash_numbers(values, seed, out):
-    """Fingerprints of int64 numbers."""
+    """Fingerprints of int64 numbers; 0 is not one of them."""
     for i in range(values.size):
-        out[i] = mix(np.uint64(values[i]) ^ seed)
+        found = mix(np.uint64(values[i]) ^ seed)
+        out[i] = found if found != 0 else _ONE
 
 
 @kernel
@@ -59,35 +61,33 @@ def hash_texts(offsets, data, seed, out):
                 word |= np.uint64(data[at + j]) << (_S8 * np.uint64(j))
             state = mix((state ^ word) + _GOLDEN)
             at += 8
-        out[i] = state
+        out[i] = state if state != 0 else _ONE
 
 
 @kernel
-def parse_hex(offsets, data, out, kind):
-    """Hexadecimal numbers of 1 to 16 digits, as the bits of an int64; kind[i] says whether one was there."""
-    bad = 0
+def parse_hex(offsets, data, digits, out, kind):
+    """Hexadecimal numbers of 1 to 16 digits, as the bits of an int64. kind[i]: whether one was there, changed to BAD."""
     for i in range(out.size):
         begin, end = offsets[i], offsets[i + 1]
-        number = np.uint64(0)
-        good = 0 < end - begin <= 16
-        if good:
-            for at in range(begin, end):
-                c = data[at]
-                if 48 <= c <= 57:
-                    digit = c - 48
-                elif 97 <= c <= 102:
-                    digit = c - 87
-                elif 65 <= c <= 70:
-                    digit = c - 55
-                else:
-                    good = False
-                    digit = 0
-                number = (number << _FOUR) | np.uint64(digit)
+        number, wrong = np.uint64(0), np.uint64(0)
+        for at in range(begin, min(end, begin + 16)):
+            digit = np.uint64(digits[data[at]])
+            wrong |= digit
+            number = (number << _FOUR) | (digit & _FIFTEEN)
         out[i] = np.int64(number)
-        if not good and kind[i] == GOOD:
+        if kind[i] == GOOD and (wrong > _FIFTEEN or end == begin or end > begin + 16):
             kind[i] = BAD
-            bad += 1
-    return bad
+
+
+def _digits() -> np.ndarray:
+    table = np.full(256, 0x10, np.uint8)
+    for value, digit in enumerate("0123456789abcdef"):
+        table[ord(digit)] = table[ord(digit.upper())] = value
+    return table
+
+
+DIGITS = _digits()
+"""The value of each byte as a hexadecimal digit, 16 where it is none."""
 
 
 @kernel

@@ -1,8 +1,8 @@
 """From flags to a source over files: which files, which columns, which rows are held out.
 
 Rows are held out by place, so that training and validation are the same rows in every run: the last share of them in
-order, for which the rows of text are counted first (a look for line ends, 3 GB/s from memory), or those from a point in time
-on. Drawing them at random would mix the future into training, and flatter every model of a click log.
+order, for which the rows of text are counted first (a look for line ends, 3 GB/s from memory), or those from a point in
+time on. Drawing them at random would mix the future into training, and flatter every model of a click log.
 """
 
 import re
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from skirl.data.columnar import embedded_schema
 from skirl.data.dataset import Dataset, Place
-from skirl.data.encode import Encoder, Hashed, RowsOf
+from skirl.data.encode import Encoder, Fingerprints, Hashed, RowsOf
 from skirl.data.errors import BadSchema
 from skirl.data.files import find, kind_of
 from skirl.data.schema import BUILT_IN, FileSchema
 from skirl.data.stream import Files
 from skirl.data.text import PART
+from skirl.data.vocabulary import Vocabulary, load, types_of
 
 if TYPE_CHECKING:
     from skirl.data.flags import DataFlags
@@ -49,6 +50,19 @@ def open_files(flags: "DataFlags", part_bytes: int = PART) -> Files:
     return _split(files, flags.valid)
 
 
+def open_to_count(data: str, schema: str | None, *, valid: str | None, workers: int, skip: bool) -> Files:
+    """The rows that training will see, ids as fingerprints, columns to standardise as they are, NaN where missing."""
+    kind, _, path = data.partition(":")
+    paths = find(path)
+    read = schema_of(kind, schema, paths[0])
+    bare = (replace(c, fill=float("nan")) if c.transform == "standardise" else c for c in read.dense)
+    means = {column.name: (0.0, 1.0) for column in read.standardised}
+    read = replace(read, dense=tuple(bare))
+    encoder = Encoder(read, Fingerprints(), read.rows_of(None), means, skip=skip)
+    files = Files(Dataset(paths, read), encoder, 1, workers=workers)
+    return files if valid is None else _split(files, valid)
+
+
 def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
     """The schema that is given, built in, or inside of the first file."""
     if schema is not None:
@@ -68,6 +82,13 @@ def _encoding(
     flags: "DataFlags", schema: FileSchema
 ) -> tuple[Mapping[str, int], RowsOf, Mapping[str, tuple[float, float]]]:
     """Rows of each table, how ids become them, and what dense columns are standardised with."""
+    if flags.vocab is not None:
+        if flags.rows is not None:
+            raise ValueError("rows and vocab are both set: a vocabulary says how many rows there are, leave rows out")
+        vocabulary = load_vocabulary(flags.vocab)
+        vocabulary.check(schema)
+        rows = schema.rows_of(None) | {table: vocabulary.rows[table] for table in types_of(schema)}
+        return rows, vocabulary, vocabulary.facts.means
     rows = schema.rows_of(flags.rows)
     if schema.standardised:
         raise ValueError(
@@ -117,6 +138,20 @@ def _stamps(paths: list[str]) -> tuple[tuple[int, int], ...]:
     """What changes when files do."""
     stats = [Path(path).stat() for path in paths]
     return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+
+
+def load_vocabulary(path: str) -> Vocabulary:
+    """A vocabulary; the last one is remembered, since a command opens its data several times."""
+    try:
+        stat = Path(path).stat()
+    except OSError:
+        return load(path)  # says what is wrong
+    return _loaded(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _loaded(path: str, size: int, time: int) -> Vocabulary:
+    return load(path)
 
 
 @lru_cache(maxsize=8)

@@ -71,8 +71,9 @@ class Id:
     name: str
     column: str = ""
     """The column it is read from; its name if not set."""
-    type: Literal["string", "hex", "int", "float"] = "string"
-    """What a value is; a float has to be a whole number. The same value has the same row however a file stores it."""
+    type: Literal["string", "hex", "int", "float", "fingerprint"] = "string"
+    """What a value is; a float has to be a whole number; a fingerprint is one that `skirl convert` wrote. The same value has
+    the same row however a file stores it."""
     encode: Literal["hash", "row"] = "hash"
     """hash: to the rows of the table, or by --vocab; row: the value is the row, from 0 to rows - 1."""
     rows: int | None = None

@@ -3,9 +3,9 @@
     parts -> encoded pieces -> windows of rows -> (permuted) -> batches
 
 A window is a whole number of batches (one, where nothing is shuffled), and what is in it is permuted by a stream of
-random numbers that (seed, epoch, window) names. So a state is a few numbers: where the window begins and which batch of it
-comes next. A buffer that gives a random row for each one that enters it would mix a little farther, and its state would be
-the rows in it.
+random numbers that (seed, epoch, window) names. So a state is a few numbers: where the window begins and which batch of
+it comes next. A buffer that gives a random row for each one that enters it would mix a little farther, and its state
+would be the rows in it.
 """
 
 from collections.abc import Iterator
@@ -113,6 +113,17 @@ class Files:
             yield ahead[0]
         self._state = self._start()
 
+    def pieces(self) -> Iterator[Encoded]:
+        """The rows of one epoch in order, as they come out of the files."""
+        self.bad_rows = 0
+        source = pieces(self.dataset, self.encoder, [(self.begin, self.end)], self.workers)
+        try:
+            for found in iter(lambda: next(source), None):
+                self.bad_rows += found[0].bad
+                yield found[0]
+        finally:
+            source.close()
+
     def _start(self) -> dict[str, int]:
         return {
             "epoch": 0, "file": self.begin.file, "part": self.begin.part, "row": self.begin.row, "window": 0, "next": 0,
@@ -174,7 +185,7 @@ class Files:
             values[at : at + len(ids)] = ids
             at += len(ids)
         if all(sizes is None for sizes in part.lengths):
-            jagged = {"offsets": torch.arange(total + 1)}
+            jagged = {"offsets": torch.from_numpy(np.arange(total + 1, dtype=np.int32))}
         else:
             ones = np.ones(len(part), np.int64)
             jagged = {"lengths": torch.from_numpy(np.concatenate([ones if s is None else s for s in part.lengths]))}

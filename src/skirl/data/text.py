@@ -1,10 +1,10 @@
 """TSV and CSV files, plain or packed by gzip, in parts that Arrow's CSV reader parses one by one.
 
-Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the text. So a part is found by a seek and a look
-for two line ends, whoever reads it: a worker process, or a run that resumes there. Splitting lines into columns is Arrow's,
-400 MB/s on one core with 2 MiB at a time; handing it the whole file would be as fast and would leave us neither line
-numbers nor a place to resume at. A packed file has no places to seek to: what lies before a part is unpacked again, at
-250 MB/s.
+Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the text. So a part is found by a seek and a
+look for two line ends, whoever reads it: a worker process, or a run that resumes there. Splitting lines into columns is
+Arrow's, 400 MB/s on one core with 2 MiB at a time; handing it the whole file would be as fast and would leave us
+neither line numbers nor a place to resume at. A packed file has no places to seek to: what lies before a part is
+unpacked again, at 250 MB/s.
 """
 
 import os
@@ -21,6 +21,8 @@ from skirl.data.schema import FileSchema
 
 PART = 1 << 21
 LONGEST_LINE = 1 << 20
+BEYOND = 1 << 16
+"""Bytes that are read with a part, for the rest of its last line."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -76,11 +78,7 @@ class TextFile:
         names = self._columns()
         if data and not data.endswith(b"\n"):
             data += b"\n"
-        torn: list[int] = []
-        if b"\r" in data:
-            data = data.replace(b"\r\n", b"\n")
-            if b"\r" in data:  # Arrow would take it for a line end
-                data, torn = _without_returns(data)
+        data, torn = _mended(data)
         needed = self._schema.needed
         text = self._schema.text
         broken: list[tuple[int, str, str]] = []
@@ -91,7 +89,7 @@ class TextFile:
             return "skip"
 
         if not data:
-            return Raw({name: pa.array([], pa.string()) for name in needed}, 0, self.path, str, [])
+            return Raw({name: pa.array([], pa.string()) for name in needed}, 0, self.path, str, [], nulls=True)
         try:
             table = csv.read_csv(
                 pa.BufferReader(data),
@@ -120,16 +118,11 @@ class TextFile:
         if broken:
             rows = np.delete(rows, [row for row, _, _ in broken])
         if torn:
-            known = {row for row, _, _ in broken}
-            broken += [
-                (row, "a carriage return stands inside the line", "it at the end only")
-                for row in torn
-                if row not in known
-            ]
-            keep = ~np.isin(rows, torn)
+            keep = ~np.isin(rows, list(torn))
             table, rows = table.filter(pa.array(keep)), rows[keep]
+            broken = [(row, *why) for row, why in torn.items()] + [one for one in broken if one[0] not in torn]
         columns = {name: table.column(name) for name in needed}
-        return Raw(columns, table.num_rows, self.path, self._where(part), broken, rows)
+        return Raw(columns, table.num_rows, self.path, self._where(part), broken, rows, nulls=True)
 
     def _where(self, part: int) -> Any:
         def where(row: int) -> str:
@@ -187,30 +180,19 @@ class TextFile:
         if self._file is None:
             self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
         begin = max(0, part * self._part - 1)
-        size = (part + 1) * self._part - begin
-        data = os.pread(self._file.fileno(), size, begin)
-        a = 0
-        if part:
-            a = data.find(b"\n") + 1
-            if not a:
-                return b""  # no line begins here
-        if len(data) < size or data.endswith(b"\n"):
-            return data[a:]
-        return self._whole(data[a:], begin + len(data))
-
-    def _whole(self, data: bytes, at: int) -> bytes:
-        """`data` and the rest of its last line, which goes on at `at`."""
-        pieces = [data]
-        longest = LONGEST_LINE
-        while longest > 0:
-            more = os.pread(self._file.fileno(), 1 << 16, at)
-            end = more.find(b"\n") + 1
-            pieces.append(more[:end] if end else more)
-            if end or not more:
-                return b"".join(pieces)
-            at += len(more)
-            longest -= len(more)
-        raise self._too_long()
+        last = (part + 1) * self._part - 1 - begin  # where the end is looked for
+        data = os.pread(self._file.fileno(), last + 1 + BEYOND, begin)
+        a = data.find(b"\n") + 1 if part else 0
+        if a > last or (part and not a):
+            return b""  # no line begins here
+        while (b := data.find(b"\n", last)) < 0:
+            more = os.pread(self._file.fileno(), BEYOND, begin + len(data))
+            if not more:
+                return data[a:]
+            data += more
+            if len(data) > last + LONGEST_LINE:
+                raise self._too_long()
+        return data[a : b + 1]
 
     def _too_long(self) -> BadFile:
         return BadFile(
@@ -255,7 +237,7 @@ class TextFile:
         except (OSError, pa.ArrowException) as error:
             raise BadFile(
                 self.path,
-                f"is damaged, its text can be unpacked up to byte {self._at + len(self._kept):,} ({error})",
+                f"is damaged: what follows byte {self._at + len(self._kept):,} of its text cannot be unpacked ({error})",
                 "get it anew",
             ) from None
         self._ended = not more
@@ -275,8 +257,35 @@ class TextFile:
         return data
 
 
-def _without_returns(data: bytes) -> tuple[bytes, list[int]]:
-    """The text with blanks for carriage returns, and the lines that had them."""
-    text = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(text == 10)
-    return data.replace(b"\r", b" "), np.unique(np.searchsorted(ends, np.flatnonzero(text == 13))).tolist()
+def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
+    """Text that Arrow reads line by line as we count them; lines that are malformed before it looks, and why.
+
+    Arrow takes a carriage return for a line end, and cannot report a line that is no UTF-8.
+    """
+    torn: dict[int, tuple[str, str]] = {}
+    if data.startswith(_BOM):  # the file's own is gone by now, and Arrow leaves any other out without a word
+        torn[0] = ("the line begins with a byte order mark", "one at the begin of the file at most")
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n")
+        text = np.frombuffer(data, np.uint8)
+        returns = np.flatnonzero(text == 13)
+        if len(returns):
+            data = data.replace(b"\r", b" ")
+            for row in np.unique(np.searchsorted(np.flatnonzero(text == 10), returns)).tolist():
+                torn[row] = ("a carriage return stands inside the line", "it at the end only")
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            lines = data.split(b"\n")
+            for row, line in enumerate(lines):
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    torn[row] = (f"byte {error.start + 1} of the line is {line[error.start]:#04x}", "UTF-8 text")
+                    lines[row] = line.translate(_ASCII)
+            data = b"\n".join(lines)
+    return data, torn
+
+
+_ASCII = bytes(min(byte, 127) for byte in range(256))

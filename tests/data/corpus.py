@@ -1,0 +1,260 @@
+"""Malformed files, each made by a few lines of Python, with what its error has to say.
+
+A case is a name, how its file is made, how it is opened, the words that have to be in the error, and how many rows
+are left out with `--bad-rows skip`, if that is possible.
+"""
+
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+
+from tests.data.logs import CRITEO, criteo_rows
+
+ROWS = criteo_rows(6, seed=3)
+SCHEMA = """
+[[label]]
+name = "y"
+[[dense]]
+name = "x"
+[[id]]
+name = "item"
+type = "int"
+[[id]]
+name = "tags"
+type = "int"
+list = true
+"""
+CSV = """
+[[label]]
+name = "y"
+[[dense]]
+name = "x"
+[[id]]
+name = "item"
+type = "int"
+[file]
+columns = ["y", "x", "item"]
+"""
+
+
+@dataclass
+class Case:
+    """One malformed file."""
+
+    name: str
+    make: Callable[[Path], Any]
+    words: tuple[str, ...]
+    kind: str = "criteo"
+    schema: str | None = None
+    skipped: int | None = None
+    """Rows that are left out on request; None: the file is refused all the same."""
+    flags: dict[str, Any] = field(default_factory=dict)
+
+
+def text(rows: list[list[str]] = ROWS, delimiter: str = "\t", end: str = "\n") -> bytes:
+    return "".join(delimiter.join(row) + end for row in rows).encode()
+
+
+def with_value(row: int, column: str, value: str) -> Callable[[Path], Any]:
+    """Criteo text with one other value."""
+    rows = [list(one) for one in ROWS]
+    rows[row][CRITEO.index(column)] = value
+    return lambda path: path.write_bytes(text(rows))
+
+
+def raw(data: bytes) -> Callable[[Path], Any]:
+    return lambda path: path.write_bytes(data)
+
+
+def line(number: int, data: bytes) -> Callable[[Path], Any]:
+    """Criteo text with one other line."""
+    lines = text().splitlines(keepends=True)
+    lines[number] = data
+    return raw(b"".join(lines))
+
+
+def parquet(**columns: Any) -> Callable[[Path], Any]:
+    """A Parquet file of SCHEMA's columns, with others in their place; None leaves one out."""
+    n = 4
+    whole = {"y": [0, 1, 0, 1], "x": [0.5] * n, "item": [1, 2, 3, 4], "tags": [[1], [], [2, 3], None]}
+    table = {name: values for name, values in {**whole, **columns}.items() if values is not None}
+    return lambda path: pq.write_table(pa.table(table), path, row_group_size=2)
+
+
+def cut(make: Callable[[Path], Any], keep: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
+    """A file that is damaged after it was made."""
+
+    def made(path: Path) -> None:
+        make(path)
+        path.write_bytes(keep(path.read_bytes()))
+
+    return made
+
+
+def arrow(path: Path) -> None:
+    feather.write_feather(pa.table({"y": [0, 1], "x": [0.5, 1.5], "item": [1, 2], "tags": [[1], [2]]}), path)
+
+
+def arrow_stream(path: Path) -> None:
+    table = pa.table({"y": [0, 1]})
+    with ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def packed(data: bytes) -> bytes:
+    return gzip.compress(data)
+
+
+MEND = "mend it, or leave such rows out with --bad-rows skip"
+MANY = text(criteo_rows(3000))
+
+
+def value(name: str, row: int, column: str, found: str, *words: str) -> Case:
+    """Criteo text with one malformed value."""
+    return Case(name, with_value(row, column, found), (f"line {row + 1}: ", column, *words, MEND), skipped=1)
+
+
+NUMBER = "expected a finite number, or nothing"
+HEX = "expected 1 to 16 hexadecimal digits, or nothing"
+LABEL = "expected 0 or 1"
+OURS, PLAIN = ("parquet", SCHEMA), ("csv", CSV)
+ROW = ("parquet", SCHEMA.replace('name = "item"', 'name = "item"\nencode = "row"\nrows = 100'))
+CASES = [
+    # Values of text.
+    value("label-2", 0, "label", "2", "'2'", LABEL),
+    value("label-negative", 1, "label", "-1", "'-1'", LABEL),
+    value("label-missing", 2, "label", "", "label label is nothing", LABEL),
+    value("label-word", 3, "label", "click", "'click'", LABEL),
+    value("label-nan", 5, "label", "nan", "'nan'", LABEL),
+    value("label-half", 5, "label", "0.5", "'0.5'", LABEL),
+    value("dense-word", 0, "I1", "many", "'many'", NUMBER),
+    value("dense-nan", 1, "I2", "NaN", "'NaN'", NUMBER),
+    value("dense-inf", 2, "I3", "inf", "'inf'", NUMBER),
+    value("dense-minus-inf", 2, "I4", "-Infinity", "'-Infinity'", NUMBER),
+    value("dense-overflow", 3, "I13", "1e400", "'1e400'", NUMBER),
+    value("dense-comma", 4, "I5", "1,5", "'1,5'", NUMBER),
+    value("dense-blank", 4, "I6", " ", "' '", NUMBER),
+    value("dense-two-numbers", 4, "I7", "1 2", "'1 2'", NUMBER),
+    value("dense-hex", 5, "I8", "0x1f", "'0x1f'", NUMBER),
+    Case("not-utf8", line(4, text(ROWS[4:5]).replace(b"\t", b"\xff\t", 1)),
+         ("line 5: byte 2 of the line is 0xff", "expected UTF-8 text"), skipped=1),
+    value("id-not-hex", 0, "C1", "xyz", "'xyz'", HEX),
+    value("id-negative", 1, "C2", "-1f", "'-1f'", HEX),
+    value("id-overflow", 2, "C26", "1" * 17, "'11111111111111111'", HEX),
+    value("id-blank", 3, "C3", " ", "' '", HEX),
+    value("id-prefixed", 3, "C4", "0x1f", "'0x1f'", HEX),
+    value("id-quoted", 4, "C5", '"1f"', "'\"1f\"'", HEX),
+    value("id-long", 5, "C6", "f" * 500, "...", HEX),
+    # Lines.
+    Case("too-few-columns", line(2, b"0\t1\t2\n"), ("line 3: the line has 3 columns", "expected 40", MEND), skipped=1),
+    Case("one-column-more", line(0, text(ROWS[:1])[:-1] + b"\tx\n"),
+         ("line 1: the line has 41 columns", "expected 40"), skipped=1),
+    Case("empty-line", line(1, b"\n"), ("line 2: label label is nothing", LABEL), skipped=1),
+    Case("blank-line", line(1, b"   \n"), ("line 2: the line has 1 columns", "expected 40"), skipped=1),
+    Case("commas", raw(text(delimiter=",")), ("line 1: the line has 1 columns", "expected 40"), skipped=6),
+    Case("last-line-cut", raw(text()[:-100]), ("line 6: the line has ", "expected 40"), skipped=1),
+    Case("return-inside", line(3, text(ROWS[3:4]).replace(b"\t", b"\r", 1)), ("line 4: a carriage return",), skipped=1),
+    Case("old-mac", raw(text(end="\r")), ("line 1: ",), skipped=1),
+    Case("no-line-end", raw(b"0\t" * (1 << 20)), ("a line is longer than 1 MiB", "is it a text file")),
+    Case("test-set-without-label", raw(text([row[1:] for row in ROWS])), ("line 1: the line has 39 columns",), skipped=6),
+    Case("bom-twice", raw(b"\xef\xbb\xbf" * 2 + text()), ("line 1: the line begins with a byte order mark",), skipped=1),
+    # Files.
+    Case("empty", raw(b""), ("is empty", "get it anew")),
+    Case("only-bom", raw(b"\xef\xbb\xbf"), ("no row is left to read",)),
+    Case("zeros", raw(bytes(5000)), ("is no text: there is a zero byte at 0",)),
+    Case("binary", raw(b"\x7fELF\x02\x01\x01\0" + bytes(range(256)) * 10), ("is no text: there is a zero byte at 7",)),
+    Case("utf-16", raw(text().decode().encode("utf-16")), ("is UTF-16 text", "write it as UTF-8")),
+    Case("zip", raw(b"PK\x03\x04" + bytes(100)), ("is a zip archive", "unpack it")),
+    Case("bzip2", raw(b"BZh91AY&SY" + bytes(100)), ("is packed with bzip2", "unpack it, or pack it with gzip")),
+    Case("zstd", raw(b"\x28\xb5\x2f\xfd" + bytes(100)), ("is packed with zstd",)),
+    Case("xz", raw(b"\xfd7zXZ\0" + bytes(100)), ("is packed with xz",)),
+    Case("arrow-stream", arrow_stream, ("is an Arrow stream", "write it as an Arrow file")),
+    Case("missing", lambda path: None, ("there is no such file or folder", "set data to one that exists")),
+    Case("folder-without-files", lambda path: path.mkdir(), ("the folder holds no data files", "*.parquet")),
+    Case("folder-of-others", lambda path: (path.mkdir(), (path / "README.md").write_text("x")), ("holds no data files",)),
+    # gzip.
+    Case("gzip-cut", raw(packed(MANY)[:-2000]), ("is damaged: what follows", "cannot be unpacked (Truncated")),
+    Case("gzip-cut-at-once", raw(packed(MANY)[:5]), ("is damaged", "get it anew")),
+    Case("gzip-checksum", raw(packed(MANY)[:-8] + bytes(8)), ("is damaged", "incorrect data check")),
+    Case("gzip-junk-after", raw(packed(text()) + b"junk" * 10), ("is damaged",)),
+    Case("gzip-of-nothing", raw(packed(b"")), ("no row is left to read",)),
+    Case("gzip-of-zeros", raw(packed(bytes(5000))), ("is no text",)),
+    Case("gzip-twice", raw(packed(packed(MANY))), ("is no text",)),
+    Case("gzip-bomb", raw(packed(b"0" * (40 << 20))), ("a line is longer than 1 MiB",)),
+    # Parquet and Arrow.
+    Case("parquet-cut", cut(parquet(), lambda b: b[: len(b) // 2]), ("is damaged or cut off",), *OURS),
+    Case("parquet-head-only", raw(b"PAR1"), ("is damaged or cut off",), *OURS),
+    Case("parquet-no-tail", cut(parquet(), lambda b: b[:-4]), ("is damaged or cut off",), *OURS),
+    Case("parquet-footer-size", cut(parquet(), lambda b: b[:-8] + b"\xff\xff\xff\x7f" + b[-4:]), ("is damaged",), *OURS),
+    Case("parquet-page", cut(parquet(), lambda b: b[:4] + bytes(60) + b[64:]), ("row group 0 cannot be read",), *OURS),
+    Case("parquet-no-column", parquet(item=None), ("has no column 'item'", "there are y, x, tags"), *OURS),
+    Case("parquet-no-label", parquet(y=None), ("has no column 'y'",), *OURS),
+    Case("parquet-nan", parquet(x=[0.5, float("nan"), 1, 2]), ("row 2 of row group 1: column x is nan", NUMBER), *OURS, 1),
+    Case("parquet-inf", parquet(x=[0.5, 0, 1, float("inf")]), ("row 2 of row group 2: column x is inf",), *OURS, 1),
+    Case("parquet-label", parquet(y=[0, 1, 7, 1]), ("row 1 of row group 2: label y is 7", LABEL), *OURS, 1),
+    Case("parquet-label-null", parquet(y=[0, None, 1, 1]), ("label y is nothing",), *OURS, 1),
+    Case("parquet-float-id", parquet(item=[1.0, 2.5, 3.0, 4.0]), ("column item is 2.5", "a whole number"), *OURS, 1),
+    Case("parquet-word-id", parquet(item=["1", "2", "x", "4"]), ("row 1 of row group 2: column item is 'x'",), *OURS, 1),
+    Case("parquet-word-in-list", parquet(tags=[["1"], ["2", "b"], [], None]),
+         ("row 2 of row group 1: column tags has 'b'",), *OURS, 1),
+    Case("parquet-id-2**80", parquet(item=["1", str(2**80), "3", "4"]),
+         ("column item is '1208925819614629174706176'",), *OURS, 1),
+    Case("parquet-struct", parquet(item=[{"a": 1}] * 4), ("column 'item' is of type struct",), *OURS),
+    Case("parquet-list-of-lists", parquet(tags=[[[1]], [[2]], [], None]), ("column 'tags' is of type list",), *OURS),
+    Case("parquet-list", parquet(item=[[1], [2], [3], [4]]), ("column 'item' holds lists", "list = true"), *OURS),
+    Case("parquet-no-list", parquet(tags=[1, 2, 3, 4]), ("column 'tags' holds no lists",), *OURS),
+    Case("parquet-no-rows", parquet(y=[], x=[], item=pa.array([], pa.int64()), tags=pa.array([], pa.list_(pa.int64()))),
+         ("no row is left",), *OURS),
+    Case("parquet-large-float", parquet(x=[1e300, 0.0, 0.0, 0.0]), ("column x is 1e+300", "fits a float32"), *OURS, 1),
+    Case("parquet-negative-row", parquet(item=[1, -1, 3, 4]), ("column item is -1", "a row from 0 to 99"), *ROW, 1),
+    Case("parquet-row-beyond", parquet(item=[1, 2, 100, 4]), ("column item is 100", "a row from 0 to 99"), *ROW, 1),
+    Case("parquet-without-schema", parquet(), ("no file says what its columns mean", "set schema"), "parquet"),
+    Case("arrow-cut", cut(arrow, lambda b: b[: len(b) // 2]), ("is damaged or cut off",), *OURS),
+    Case("arrow-head-only", raw(b"ARROW1\0\0"), ("is damaged or cut off",), *OURS),
+    Case("arrow-no-column", lambda path: feather.write_feather(pa.table({"y": [0]}), path), ("has no column 'x'",), *OURS),
+    # CSV with a schema, and headers.
+    Case("csv-header-without-column", raw(b"y,x,thing\n0,1,2\n"), ("line 1: label y is 'y'", LABEL), *PLAIN, 1),
+    Case("csv-header-twice", raw(b"y,x,item,item\n0,1,2,3\n"), ("names column 'item' twice",), *PLAIN),
+    Case("csv-header-again", raw(b"y,x,item\n0,1,2\ny,x,item\n"), ("line 3: label y is 'y'",), *PLAIN, 1),
+    Case("csv-no-header", raw(b"0,1,2\n"), ("first line does not name column 'y'", "add columns to [file]"),
+         "csv", CSV.split("[file]")[0]),
+    Case("csv-header-wanted", raw(b"0,1,2\n"), ("its header has no column 'y'",), "csv", CSV + 'header = "yes"'),
+    Case("csv-id-is-a-word", raw(b"y,x,item\n0,1,2\n1,1,abc\n"),
+         ("line 3: column item is 'abc'", "a whole number"), *PLAIN, 1),
+    Case("csv-id-is-too-large", raw(b"y,x,item\n0,1,2\n1,1,9223372036854775808\n"),
+         ("line 3: column item is '9223372036854775808'",), *PLAIN, 1),
+    # Held out, time.
+    Case("too-few-rows", raw(text(ROWS[:1])), ("there are 1 rows: too few to hold some out",), flags={"valid": "20%"}),
+    Case("no-time", raw(text()), ("the schema names no time column",), flags={"valid": "time>=3"}),
+]  # fmt: skip
+
+
+SCHEMAS = {
+    "no TOML": ("label = [", "is no TOML"),
+    "no label": ('[[id]]\nname = "a"', "names no label"),
+    "no id": ('[[label]]\nname = "a"', "names no id column"),
+    "unknown table": ('[[labels]]\nname = "a"', "there is no 'labels', did you mean 'label'?"),
+    "unknown field": ('[[label]]\nname = "a"\nkin = "x"', "there is no 'kin', did you mean 'kind'?"),
+    "wrong choice": ('[[label]]\nname = "a"\nkind = "x"', "kind is 'x', set it to binary or number"),
+    "wrong kind": ('[[label]]\nname = 3', "name is 3, set it to a text"),
+    "no table": ('label = "y"', "write [[label]] above its name"),
+    "no name": ("[[label]]\nkind = 'binary'", "needs either name or names"),
+    "twice": ('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "a"]', "id column 'a' is named twice"),
+    "rows": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nrows = 1', "rows is 1, set it between 2 and 2**48"),
+    "row of text": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nencode = "row"\nrows = 9', "a string is no row"),
+    "row without rows": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\ntype = "int"\nencode = "row"', "so set rows"),
+    "delimiter": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\n[file]\ndelimiter = "ab"', "set it to one character"),
+    "fill": ('[[label]]\nname = "y"\n[[dense]]\nname = "x"\nfill = nan\n[[id]]\nname = "a"', "fill is nan"),
+    "not among": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\n[file]\ncolumns = ["y"]', "'a' is not among the columns"),
+    "tables differ": ('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "b"]\ntable = "t"\n'
+                      '[[id]]\nname = "c"\ntable = "t"\nrows = 9',
+                      "have different rows"),
+}  # fmt: skip
+"""Schema files that are refused, and what is said."""

@@ -1,0 +1,198 @@
+"""Vocabularies: exact counts in any memory, their file, and the rows they give."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from skirl import cli
+from skirl.data import DataFlags
+from skirl.data.convert import Convert
+from skirl.data.counting import Counters
+from skirl.data.open import open_files
+from skirl.data.vocab import Vocab
+from skirl.data.vocabulary import BadVocabulary, Facts, load, save
+from tests.cases import cases
+from tests.data import logs
+
+PLAIN = """
+[[label]]
+name = "y"
+[[dense]]
+name = "x"
+transform = "standardise"
+indicator = true
+[[id]]
+name = "item"
+[file]
+columns = ["y", "x", "item"]
+"""
+
+
+FACTS = {"version": 1, "types": {"C1": "hex"}, "min_count": 1, "samples": 1, "means": {}}
+
+
+@pytest.fixture(scope="module")
+def tsv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return logs.write_tsv(tmp_path_factory.mktemp("vocab") / "day_0", logs.criteo_rows(600, seed=2))
+
+
+@given(st.lists(st.lists(st.integers(0, 60), max_size=40), max_size=8), st.booleans())
+@cases(40)
+def test_counts_are_exact_in_any_memory(pieces: list[list[int]], spill: bool) -> None:
+    with Counters(["a", "b"], 1) as counters:
+        expected: Counter[int] = Counter()
+        for piece in pieces:
+            counters.add("a", np.array(piece, np.uint64) * np.uint64(2**58))
+            expected.update((value << 58) % 2**64 for value in piece)
+            if spill:
+                counters._spill()
+        del expected[0]
+        keys = [(k, c) for some, times in counters.merged("a") for k, c in zip(some.tolist(), times.tolist())]
+        assert keys == sorted(expected.items())
+        assert not [key for some, _ in counters.merged("b") for key in some]
+
+
+def test_little_memory_spills_and_changes_nothing(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(1, 30_000, 200_000).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    found = []
+    for memory in (1 << 30, 1 << 19):
+        with Counters(["a"], memory, tmp_path) as counters:
+            for piece in np.array_split(values, 50):
+                counters.add("a", piece)
+                assert sum(c.nbytes for c in counters._counters.values()) <= memory
+            merged = list(counters.merged("a"))
+            found.append((np.concatenate([k for k, _ in merged]), np.concatenate([c for _, c in merged])))
+            assert (counters.runs > 2) == (memory < 1 << 20) == any(tmp_path.iterdir())
+    keys, counts = np.unique(values, return_counts=True)
+    for one in found:
+        assert (one[0] == keys).all() and (one[1] == counts).all()
+    assert not any(tmp_path.iterdir()), "runs are gone"
+
+
+def test_rows_are_those_of_a_plain_count(tsv: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "v")
+    result = Vocab(f"criteo:{tsv}", out, min_count=3, valid="50%", memory="1KiB", quiet=True).run()
+    rows = logs.read_tsv(tsv)
+    files = open_files(DataFlags(f"criteo:{tsv}", vocab=out, valid="50%", workers=0))
+    found = logs.samples_of([*files, *(files.held_out or [])])
+    tables = {table.name: table.rows for table in files.tables(4)}
+    for k, name in enumerate(logs.CRITEO[14:]):
+        counts = Counter(int(row[14 + k], 16) for row in rows[:300] if row[14 + k])
+        kept = [value for value, count in counts.items() if count >= 3]
+        kept.sort(key=lambda value: (-counts[value], logs.number_hash(value, name)))
+        assert tables[name] == len(kept) + 2 == result["rows"][name]
+        places = {value: number for number, value in enumerate(kept, start=2)}
+        for row, (_, _, ids) in zip(rows, found):
+            assert ids[k] == (places.get(int(row[14 + k], 16), 1) if row[14 + k] else 0)
+    assert result["samples"] == 300 and sum(result["distinct"].values()) > sum(result["rows"].values())
+
+
+def test_standardised_columns(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(PLAIN)
+    lines = ["0,1,a", "1,,b", "0,4,a", "1,7,c"]
+    (tmp_path / "data.csv").write_text("\n".join(lines))
+    where: dict[str, Any] = {"data": f"csv:{tmp_path / 'data.csv'}", "schema": str(tmp_path / "s.toml")}
+    with pytest.raises(ValueError, match="is to be standardised: set vocab"):
+        DataFlags(**where)
+    result = Vocab(**where, out=str(tmp_path / "v"), min_count=1, quiet=True).run()
+    assert result["means"] == {"x": (4.0, pytest.approx(6**0.5))}
+    (batch,) = DataFlags(**where, vocab=str(tmp_path / "v")).stream()
+    assert batch.dense[:, 0].tolist() == pytest.approx([-3 / 6**0.5, 0, 0, 3 / 6**0.5])
+    assert batch.dense[:, 1].tolist() == [0, 1, 0, 0], "which value is missing"
+    assert batch.sparse.values().tolist()[0] == batch.sparse.values().tolist()[2] == 2, "the most frequent"
+
+
+def test_malformed_vocabularies_are_refused(tsv: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "v")
+    good = {"C1": (np.array([5], np.uint64), np.array([1], np.uint64))}
+    cases_ = {
+        "there is no such file": None,
+        "is no vocabulary, or a damaged one": lambda: (tmp_path / "v").write_bytes(b"\xff" * 100),
+        "does not say what it is": lambda: save_file({"C1.keys": good["C1"][0]}, path),
+        "of version 9": lambda: save(path, Facts({"C1": "hex"}, 1, 1, version=9), good),
+        "has no table 'C2'": lambda: save(path, Facts({"C1": "hex"}, 1, 1), good),
+        "its ids of 'C1' are texts, not hex": lambda: save(path, Facts({"C1": "texts"}, 1, 1), good),
+        "C1.keys is no list of uint64": lambda: save_file(
+            {"C1.keys": np.zeros((2, 2), np.uint64)}, path,
+            metadata={"skirl": json.dumps(FACTS)},
+        ),
+    }  # fmt: skip
+    for said, make in cases_.items():
+        if make is not None:
+            make()
+        with pytest.raises(BadVocabulary, match=said):
+            DataFlags(f"criteo:{tsv}", vocab=path)
+    with pytest.raises(ValueError, match="rows and vocab are both set"):
+        DataFlags(f"criteo:{tsv}", vocab=path, rows="10")
+
+
+@given(at=st.integers(0, 2000), put=st.binary(max_size=8))
+@cases(60)
+def test_mutated_vocabularies(tmp_path_factory: pytest.TempPathFactory, at: int, put: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "mutated-vocabulary"
+    keys = np.arange(1, 50, dtype=np.uint64)
+    save(str(path), Facts({"a": "hex", "b": "texts"}, 1, 9), {"a": (keys, keys), "b": (keys[:3], keys[:3])})
+    data = path.read_bytes()
+    at %= len(data)
+    path.write_bytes(data[:at] + put + data[at + len(put) :])
+    try:
+        vocabulary = load(str(path))
+    except BadVocabulary:
+        return
+    for table, rows in vocabulary.rows.items():
+        found = vocabulary(table, keys, np.zeros(len(keys), np.uint8))
+        assert found.min() >= 1 and found.max() < rows
+
+
+@pytest.mark.parametrize("form", ["fingerprints", "rows", "vocab"])
+def test_converted_files_give_the_same_batches(tsv: Path, tmp_path: Path, form: str) -> None:
+    out, vocab = str(tmp_path / "out.parquet"), str(tmp_path / "v")
+    ids: dict[str, Any] = {"rows": "3000"}
+    if form == "vocab":
+        Vocab(f"criteo:{tsv}", vocab, min_count=2, quiet=True).run()
+        ids = {"vocab": vocab}
+    result = Convert(f"criteo:{tsv}", out, quiet=True, **({} if form == "fingerprints" else ids)).run()
+    assert result["samples"] == 600
+    original = list(DataFlags(f"criteo:{tsv}", batch=100, **ids).stream())
+    same = DataFlags(f"parquet:{out}", batch=100, **(ids if form == "fingerprints" else {})).stream()
+    assert logs.samples_of(list(same)) == logs.samples_of(original)
+    assert [t.rows for t in same.tables(4)] == [t.rows for t in DataFlags(f"criteo:{tsv}", **ids).stream().tables(4)]
+    if form != "fingerprints":
+        with pytest.raises(ValueError, match="its number stands in the schema"):
+            DataFlags(f"parquet:{out}", rows="C1=50")
+
+
+def test_lists_and_shared_tables_survive_a_conversion(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(
+        '[[label]]\nname = "y"\n[[id]]\nname = "item"\n[[id]]\nname = "seen"\ntable = "item"\nlist = true\nseparator = "|"\n'
+        '[file]\ncolumns = ["y", "item", "seen"]\ndelimiter = "tab"'
+    )
+    (tmp_path / "data").write_text("0\ta\tb|c|a\n1\tb\t\n0\tc\ta\n")
+    flags: dict[str, Any] = {"data": f"csv:{tmp_path / 'data'}", "schema": str(tmp_path / "s.toml"), "rows": "500"}
+    (batch,) = DataFlags(**flags).stream()
+    ids = batch.sparse.values().tolist()
+    assert batch.sparse.lengths().tolist() == [1, 1, 1, 3, 0, 1]
+    assert ids[3:6] == [ids[1], ids[2], ids[0]] and ids[6] == ids[0], "one table, one row a value"
+    assert ids[0] == logs.row_of(logs.text_hash(b"a", "item"), 500)
+    assert [(t.name, t.features) for t in DataFlags(**flags).stream().tables(2)] == [("item", ("item", "seen"))]
+    out = str(tmp_path / "out.parquet")
+    Convert(flags["data"], out, schema=flags["schema"], rows="500", quiet=True).run()
+    (again,) = DataFlags(f"parquet:{out}").stream()
+    assert again.sparse.values().tolist() == ids and again.sparse.lengths().tolist() == batch.sparse.lengths().tolist()
+
+
+def test_the_commands(tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vocab, out = str(tmp_path / "v"), str(tmp_path / "o.parquet")
+    assert cli.main(["vocab", "--data", f"criteo:{tsv}", "--out", vocab, "--min-count", "5"]) == 0
+    assert "600 samples in" in capsys.readouterr().out
+    assert cli.main(["convert", "--data", f"criteo:{tsv}", "--out", out, "--vocab", vocab, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 600
+    assert cli.main(["vocab", "--data", f"criteo:{tsv}x", "--out", vocab]) == 1
+    assert "there is no such file or folder" in capsys.readouterr().err
