@@ -3,6 +3,7 @@
 from skirl.batch import Batch, KeyedJagged
 from skirl.checkpoint import Saving, load, save
 from skirl.export import export
+from skirl.importing import import_rows
 from skirl.initial import Constant, Normal, Uniform
 from skirl.lookahead import Lookahead, lookahead
 from skirl.nn.modules import EmbeddingBagCollection, EmbeddingCollection, Pooled
@@ -28,6 +29,7 @@ __all__ = [
     "Table",
     "Uniform",
     "export",
+    "import_rows",
     "load",
     "lookahead",
     "save",
