@@ -6,6 +6,7 @@ from skirl.export import export
 from skirl.importing import import_rows
 from skirl.initial import Constant, Normal, Uniform
 from skirl.lookahead import Lookahead, lookahead
+from skirl.nn.bag import EmbeddingBag
 from skirl.nn.modules import EmbeddingBagCollection, EmbeddingCollection, Pooled
 from skirl.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from skirl.sealed import CheckpointError
@@ -18,6 +19,7 @@ __all__ = [
     "Batch",
     "CheckpointError",
     "Constant",
+    "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingCollection",
     "KeyedJagged",
