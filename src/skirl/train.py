@@ -106,8 +106,9 @@ class Train(Recipe):
             for done in () if evaluation.stops else steps(model, dense, batches):
                 meter.add(done.loss, done.logits, done.batch.labels)
                 if stream.held_out and evaluation.due(batches.step, last=batches.step == stream.steps):
+                    held_out = stream.held_out_at(batches.state_dict()["loader"])
                     with meter.paused():
-                        evaluation.run(batches.step, model, stream.held_out)
+                        evaluation.run(batches.step, model, held_out or ())
                 progress(batches.step, lambda: meter.facts(batches))
                 if self.save and (evaluation.stops or self._saves_at(batches.step, stream.steps)):
                     save(self.save, **whole)
