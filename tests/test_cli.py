@@ -89,7 +89,8 @@ def test_every_flag_is_explained(capsys, name):
     shown = one_line(capsys.readouterr().out)
     owner = {"train": Train, "verify": Verify}[name]
     for field in dataclasses.fields(owner):
-        assert f"--{field.name.replace('_', '-')} " in shown
+        flag = {"into": "run"}.get(field.name, field.name)  # `run` is the method of every command
+        assert f"--{flag.replace('_', '-')} " in shown
     assert ">>>" not in shown
 
 
@@ -121,6 +122,8 @@ def test_every_flag_is_explained(capsys, name):
         ("--cache touched:0%", "after touched: comes a share above 0% and up to 100%"),
         ("--data synthetic:criteo", "no synthetic data set 'criteo': set name to one of tiny, avazu"),
         ("--data criteo:day_0", "day_0: there is no such file or folder: set data to one that exists"),
+        ("--warmup -1", "warmup is -1: set it to 0 steps or more"),
+        ("--schedule slow", "slow"),
         ("--data day_0.tsv", "set it to synthetic:NAME, criteo:PATH, avazu:PATH"),
         ("--store disk:", "store is 'disk:': set it to memory or disk:FOLDER"),
         ("--store s3:rows", "set it to memory or disk:FOLDER"),

@@ -23,6 +23,7 @@ COMMANDS = {
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
     "size": ("skirl.sizing.size:Size", "how much cache a run needs: traffic against cache size, and what to choose"),
+    "report": ("skirl.report:Report", "what a run did: losses, AUC, throughput, movement, stalls; a page with plots"),
     "vocab": ("skirl.data.vocab:Vocab", "give the ids of data files rows of their own, in one pass and bounded memory"),
     "convert": ("skirl.data.convert:Convert", "write data files as Parquet that is read several times faster"),
     "bench oracle": ("skirl.bench.oracle:Oracle", "time the planner: ids a second, slots and grouping included"),

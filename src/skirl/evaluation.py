@@ -12,7 +12,7 @@ going back would need a copy of all rows at each evaluation. Who wants the best 
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,28 @@ from torch import nn
 from skirl import generators
 from skirl.batch import Batch
 from skirl.metrics import Metrics, Scores
+
+
+@dataclass(frozen=True)
+class EvaluationFlags:
+    """When to evaluate."""
+
+    _: KW_ONLY
+    eval_every: int | None = None
+    """Steps between two evaluations on the samples that --valid holds out; they are evaluated on at the end always."""
+    patience: int | None = None
+    """Stop after so many evaluations in a row without a better test log loss; the last state stays, not the best."""
+
+    def check_evaluation(self, valid: str | None) -> None:
+        """Refuse what does not go together."""
+        for name in ("eval_every", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: set it to 1 or more")
+        if self.eval_every is not None and valid is None:
+            raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
+        if self.patience is not None and self.eval_every is None:
+            raise ValueError("patience counts evaluations: set eval_every to the steps between two")
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Scores:
@@ -74,7 +96,9 @@ class Evaluation:
         self.since = 0
         """and the evaluations since then."""
         self.seconds = 0.0
-        """Spent on evaluations, in this process."""
+        """Spent on evaluations, in this process,"""
+        self.last_seconds = 0.0
+        """and on the last of them."""
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether to evaluate after this step; never twice after one."""
@@ -95,7 +119,7 @@ class Evaluation:
     def add(self, step: int, scores: Scores, seconds: float) -> None:
         """One more evaluation."""
         self.step, self.scores = step, scores
-        self.seconds += seconds
+        self.seconds, self.last_seconds = self.seconds + seconds, seconds
         loss = math.inf if scores.logloss is None else scores.logloss
         if self.best is None or loss < self.best:
             self.best, self.best_step, self.since = loss, step, 0

@@ -52,6 +52,26 @@ class Meter:
             self._warm = (time.monotonic(), here["samples"])
         self.metrics.update(logits, labels)
 
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._so_far["steps"]
+
+    @property
+    def samples(self) -> int:
+        """Samples so far."""
+        return self._so_far["samples"]
+
+    @property
+    def losses(self) -> float:
+        """The sum of the steps' losses so far."""
+        return self._so_far["sum"]
+
+    @property
+    def seconds(self) -> float:
+        """Since the start in this process, without pauses."""
+        return time.monotonic() - self._started - self._away
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """What is done in this block is not training: it does not make the run slower."""
@@ -101,7 +121,7 @@ class Meter:
         since, before = self._warm or (now, here["samples"])
         return {
             "samples": here["samples"],
-            "seconds": now - self._started - self._away,
+            "seconds": self.seconds,
             "samples_per_second": (here["samples"] - before) / max(now - since, 1e-9),
             "loss": {
                 "first": here["first"],

@@ -148,10 +148,11 @@ class Pipeline:
 
     def drain(self) -> None:
         """Wait until all rows that have left the cache are in the store; no stall, for training does not wait for them."""
-        stall = self.times.stall
+        stall, blame = self.times.stall, dict(self.times.blame)
         with uninterrupted() as hold:
             self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
         self.times.stall = stall
+        self.times.blame.update(blame)
 
     @property
     def idle(self) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from skirl.nn.modules import Collection, EmbeddingBagCollection, EmbeddingCollec
 from skirl.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.oracle.planner import Depth, Plan
 from skirl.oracle.seen import Seen
+from skirl.schedule import Rates, Schedule, ScheduleFlags
 from skirl.store import Link
 from skirl.tables import Schema, Table
 
@@ -51,7 +52,7 @@ _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Recipe(DataFlags):
+class Recipe(ScheduleFlags, DataFlags):
     """A model, its data, and how much of its tables the cache holds.
 
     >>> Recipe(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000)
@@ -65,9 +66,9 @@ class Recipe(DataFlags):
     optimizer: OptimizerName = "rowwise-adagrad"
     """The optimizer of the rows; dense weights have Adam."""
     lr: float = 0.02
-    """Learning rate of the rows."""
+    """Learning rate of the rows, at its highest."""
     dense_lr: float = 1e-3
-    """Learning rate of the dense weights."""
+    """Learning rate of the dense weights, at its highest."""
     dim: int = 48
     """Numbers in the vector of one row; wide-deep and deepfm keep one more beside it, its first-order weight."""
     cache: str = "10%"
@@ -99,6 +100,7 @@ class Recipe(DataFlags):
         Plan(self.depth, self.prefetch, self.policy)
         self.tables()
         self.row_optimizer()
+        self.rate_schedule()
 
     def tables(self) -> list[Table]:
         """The tables that the data looks rows up in."""
@@ -149,6 +151,15 @@ class Recipe(DataFlags):
         told = {"lists": stream.lists} if kind is DIN else {}
         model = make(embeddings, dense_features=stream.dense_features, **told)
         return model, torch.optim.Adam(model.parameters(), lr=self.dense_lr)
+
+    def rate_schedule(self) -> Schedule:
+        """How both learning rates change."""
+        total = None if self.schedule == "constant" else self.steps or self.stream().steps
+        return Schedule(self.schedule, self.warmup, total)
+
+    def rates(self, embeddings: Any, dense: torch.optim.Optimizer) -> Rates:
+        """The learning rates of both optimizers, as the schedule has them."""
+        return Rates(self.rate_schedule(), rows=embeddings.optimizer, dense=dense)
 
     def lookahead(self, model: nn.Module, stream: Source | None = None, *, trace: Path | None = None) -> Lookahead:
         """The batches, with their rows in place. stream: the source of them, if the caller has one; trace: a file."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from skirl.batch import Batch
 from skirl.recipe import keys_of
+from skirl.schedule import Rates
 from skirl.tables import MAX_ROWS, ROW_BITS, Schema
 from skirl.train import steps
 
@@ -44,7 +45,13 @@ class Trace:
     moved: dict[str, int] = field(default_factory=dict)
 
     def record(
-        self, schema: Schema, model: nn.Module, dense: torch.optim.Optimizer, batches: Iterable[Batch], read: ReadRows
+        self,
+        schema: Schema,
+        model: nn.Module,
+        dense: torch.optim.Optimizer,
+        rates: Rates,
+        batches: Iterable[Batch],
+        read: ReadRows,
     ) -> Iterator[int]:
         """Train, and write everything down; yields the number of steps done."""
 
@@ -55,7 +62,7 @@ class Trace:
 
         weights = list(model.parameters())
         self.dense_size = {"parameters": len(weights), "numbers": sum(w.numel() for w in weights)}
-        for done in steps(model, dense, watched()):
+        for done in steps(model, dense, watched(), rates):
             self.losses.append(done.loss)
             self.dense.append({name: _digest(value) for name, value in model.named_parameters()})
             self.after.append(fingerprints(read(_rows_of(done.batch, schema))))

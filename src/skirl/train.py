@@ -1,6 +1,6 @@
 """`skirl train`: the training loop, and what watches it.
 
-All of training is `steps`, a generator of nine lines: whoever consumes it (the command here, `skirl verify`, a test) sees
+All of training is `steps`, a generator of eleven lines: whoever consumes it (the command here, `skirl verify`, a test) sees
 each step after its update and cannot change it. A trainer class with callbacks would hide the order of forward, backward
 and update, which is what a reader comes for.
 """
@@ -17,12 +17,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from skirl.batch import Batch
 from skirl.checkpoint import load, save
-from skirl.evaluation import Evaluation
+from skirl.evaluation import Evaluation, EvaluationFlags
 from skirl.lookahead import Lookahead
 from skirl.machine import machine, peak_bytes
 from skirl.meter import Meter
 from skirl.progress import Progress, clock, size
 from skirl.recipe import Recipe, Touched
+from skirl.run_folder import RunFlags, RunFolder
+from skirl.schedule import Rates
 
 
 @dataclass(slots=True)
@@ -34,7 +36,9 @@ class Done:
     loss: float
 
 
-def steps(model: nn.Module, dense: torch.optim.Optimizer, batches: Iterable[Batch]) -> Iterator[Done]:
+def steps(
+    model: nn.Module, dense: torch.optim.Optimizer, batches: Iterable[Batch], rates: Rates | None = None
+) -> Iterator[Done]:
     """Train on every batch: this is all there is to it."""
     for batch in batches:
         logits = model(batch)
@@ -42,11 +46,13 @@ def steps(model: nn.Module, dense: torch.optim.Optimizer, batches: Iterable[Batc
         dense.zero_grad()
         loss.backward()  # rows are updated here,
         dense.step()  # dense weights here
+        if rates is not None:
+            rates.step()
         yield Done(batch, logits.detach(), loss.item())
 
 
 @dataclass(frozen=True)
-class Train(Recipe):
+class Train(EvaluationFlags, RunFlags, Recipe):
     """Train a model whose tables are larger than the cache.
 
     >>> result = Train("synthetic:tiny", "dlrm-tiny", dim=4, batch=64, steps=20, cache="touched:25%", quiet=True).run()
@@ -54,10 +60,6 @@ class Train(Recipe):
     (True, None)
     """
 
-    eval_every: int | None = None
-    """Steps between two evaluations on the samples that --valid holds out; they are evaluated on at the end always."""
-    patience: int | None = None
-    """Stop after so many evaluations in a row without a better test log loss; the last state stays, not the best."""
     save: Path | None = None
     """A folder for checkpoints; the run is saved there at its end."""
     save_every: int | None = None
@@ -74,47 +76,46 @@ class Train(Recipe):
     """Show no progress."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Recipe.__post_init__(self)
         if self.assert_ratio is not None and not self.assert_ratio > 0:
             raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
         if self.save_every is not None and self.save_every < 1:
             raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
-        for name in ("eval_every", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}: set it to 1 or more")
-        if self.eval_every is not None and self.valid is None:
-            raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
-        if self.patience is not None and self.eval_every is None:
-            raise ValueError("patience counts evaluations: set eval_every to the steps between two")
+        self.check_evaluation(self.valid)
+        RunFlags.__post_init__(self)
         if self.save is None and (self.save_every or self.resume):
             raise ValueError("save_every and resume need a folder: set save")
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress; what came of it."""
         self.use_threads()
+        run = self._run_folder()
         cache = self.cache_size(self._count() if self.counts_first else 0)
         embeddings = self.embeddings(cache, resume=self.resume)
         model, dense = self.model_over(embeddings)
-        meter, stream = Meter(), self.stream()
+        rates, meter, stream = self.rates(embeddings, dense), Meter(), self.stream()
         evaluation = Evaluation(every=self.eval_every, patience=self.patience)
         with self.lookahead(model, stream, trace=self.trace) as batches, self._progress("train") as progress:
-            whole = {"model": model, "optimizers": [dense, meter, evaluation], "data": batches}
+            whole = {"model": model, "optimizers": [dense, rates, meter, evaluation, run], "data": batches}
             if self.save and self.resume:
                 load(self.save, **whole)
-            begun = batches.step
-            for done in () if evaluation.stops else steps(model, dense, batches):
-                meter.add(done.loss, done.logits, done.batch.labels)
-                if stream.held_out and evaluation.due(batches.step, last=batches.step == stream.steps):
-                    held_out = stream.held_out_at(batches.state_dict()["loader"])
-                    with meter.paused():
-                        evaluation.run(batches.step, model, held_out or ())
-                progress(batches.step, lambda: meter.facts(batches))
-                if self.save and (evaluation.stops or self._saves_at(batches.step, stream.steps)):
-                    save(self.save, **whole)
-                if evaluation.stops:
-                    break
-            result = self._result(meter, evaluation, batches, begun, stream.bad_rows)
+            with run.begin(batches, meter):
+                for done in () if evaluation.stops else steps(model, dense, batches, rates):
+                    meter.add(done.loss, done.logits, done.batch.labels)
+                    last = batches.step == stream.steps
+                    if stream.held_out and evaluation.due(batches.step, last=last):
+                        held_out = stream.held_out_at(batches.state_dict()["loader"])
+                        with meter.paused():
+                            evaluation.run(batches.step, model, held_out or ())
+                    last = last or evaluation.stops
+                    run.after_step(batches, meter, rates.now, last=last, evaluation=evaluation)
+                    progress(batches.step, lambda: meter.facts(batches))
+                    if self.save and (last or self._saves_at(batches.step)):
+                        save(self.save, **whole)
+                    if evaluation.stops:
+                        break
+                result = self._result(meter, evaluation, batches, run.begun_at, stream.bad_rows) | {"run": run.path}
+                run.finish(result)
         embeddings.close()
         return result
 
@@ -142,6 +143,8 @@ class Train(Recipe):
             lines["test"] = f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"
         if result["stopped_early"]:
             lines["stopped"] = f"early, after {self.patience} evaluations without a better test log loss"
+        if result["run"]:
+            lines["run"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
         if self.trace:
             lines["timeline"] = f"{self.trace}; open it in https://ui.perfetto.dev"
         if self.save:
@@ -155,8 +158,18 @@ class Train(Recipe):
             )
         return lines
 
-    def _saves_at(self, step: int, last: int | None) -> bool:
-        return step == last or (self.save_every is not None and step % self.save_every == 0)
+    def _saves_at(self, step: int) -> bool:
+        return self.save_every is not None and step % self.save_every == 0
+
+    def _run_folder(self) -> RunFolder:
+        name = f"{self.model}-{self.kind}"
+        return RunFolder(
+            self.chosen(), name=name, flags=self._flags(), every=self.log_every, wandb=self.wandb, resume=self.resume
+        )
+
+    def _flags(self) -> dict[str, Any]:
+        """The flags by name, as JSON can hold them."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
     def _progress(self, title: str) -> Progress:
         return Progress(title, steps=self.stream().steps, to=sys.stderr if self.json else sys.stdout, quiet=self.quiet)
@@ -187,7 +200,7 @@ class Train(Recipe):
         )
         return {
             "command": "train",
-            **{name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()},
+            **self._flags(),
             **meter.result(),
             **evaluation.result(),
             "stopped_early": evaluation.stops,

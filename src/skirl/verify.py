@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from skirl.batch import Sparse
 from skirl.cache import CacheSize
 from skirl.machine import machine
+from skirl.optim import TorchHandle
 from skirl.progress import Progress, clock
 from skirl.recipe import ROW_OPTIMIZERS, ModelName, OptimizerName, Recipe, Touched
 from skirl.reference import Bags, Reference
@@ -131,11 +132,10 @@ class Verify(Recipe):
     def _with_cache(self, name: str, recipe: Recipe, cache: CacheSize) -> Trace:
         embeddings = recipe.embeddings(cache)
         model, dense = recipe.model_over(embeddings)
-        engine, trace = embeddings.engine, Trace(name)
+        rates, engine, trace = recipe.rates(embeddings, dense), embeddings.engine, Trace(name)
         with recipe.lookahead(model) as batches:
-            self._watch(
-                trace, recipe, trace.record(engine.schema, model, dense, batches, lambda keys: engine.peek(keys, 0)[0])
-            )
+            done = trace.record(engine.schema, model, dense, rates, batches, lambda keys: engine.peek(keys, 0)[0])
+            self._watch(trace, recipe, done)
         embeddings.flush()
         trace.keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
         trace.rows = np.empty((len(trace.keys), engine.widths[0]), engine.dtype)
@@ -146,10 +146,14 @@ class Verify(Recipe):
 
     def _in_plain_python(self, recipe: Recipe) -> Trace:
         reference = Reference(recipe.tables(), recipe.row_optimizer(), recipe.seed)
-        model, dense = recipe.model_over(PlainEmbeddings(reference, recipe.pooled))
+        embeddings = PlainEmbeddings(reference, recipe.pooled)
+        model, dense = recipe.model_over(embeddings)
+        rates = recipe.rates(embeddings, dense)
         trace = Trace("reference")
         self._watch(
-            trace, recipe, trace.record(Schema.of(reference.tables), model, dense, recipe.stream(), reference.read)
+            trace,
+            recipe,
+            trace.record(Schema.of(reference.tables), model, dense, rates, recipe.stream(), reference.read),
         )
         trace.keys = np.array(sorted(reference.rows), np.int64)
         trace.rows = reference.read(trace.keys)
@@ -179,13 +183,14 @@ class PlainEmbeddings(nn.Module):
         self.tables = reference.tables
         self.pooled = pooled
         self.anchor = torch.zeros((), requires_grad=True)  # so that backward comes here
+        self.optimizer = TorchHandle(reference.optimizer, self.anchor)  # the learning rate of the next backward
 
     def forward(self, sparse: Sparse) -> "PlainRows":
         bags = _bags(sparse)
         if not self.pooled:  # each id a bag of its own
             bags = {name: (ids, range(len(ids) + 1), None) for name, (ids, _, _) in bags.items()}
         names = [name for table in self.tables for name in table.features]
-        return PlainRows(zip(names, _Plain.apply(self.anchor, self.reference, bags, names), strict=True))
+        return PlainRows(zip(names, _Plain.apply(self.anchor, self, bags, names), strict=True))
 
 
 class PlainRows(dict[str, Tensor]):
@@ -199,16 +204,17 @@ class PlainRows(dict[str, Tensor]):
 class _Plain(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, reference: Reference, bags: dict[str, Bags], names: list[str]
+        ctx: Any, anchor: Tensor, plain: PlainEmbeddings, bags: dict[str, Bags], names: list[str]
     ) -> tuple[Tensor, ...]:
-        ctx.reference, ctx.names = reference, names
-        out = reference.forward(bags)
+        ctx.plain, ctx.names = plain, names
+        out = plain.reference.forward(bags)
         return tuple(torch.from_numpy(out[name]) for name in names)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.reference.backward({name: grad.numpy() for name, grad in zip(ctx.names, grads, strict=True)})
+        named = {name: grad.numpy() for name, grad in zip(ctx.names, grads, strict=True)}
+        ctx.plain.reference.backward(named, lr=ctx.plain.optimizer.lr)
         return None, None, None, None
 
 

@@ -162,11 +162,11 @@ class Growing:
         return self.inner.tables(dim)
 
     @property
-    def held_out(self) -> "HeldOut | None":
+    def held_out(self) -> Any:
         """The rows held out, as the vocabulary is where the reader is; see `held_out_at`."""
         return None if self.inner.held is None else HeldOut(self, self.inner.held)
 
-    def held_out_at(self, state: Any) -> "HeldOut | None":
+    def held_out_at(self, state: Any) -> Any:
         """The rows held out, as the vocabulary was at a state of this stream, however far it was read ahead."""
         if self.inner.held is None or state is None:
             return self.held_out

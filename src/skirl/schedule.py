@@ -1,0 +1,115 @@
+"""Learning rates that change over a run: of the rows and of the dense weights, by one schedule.
+
+A schedule is a factor for each step, and the two rates are that factor times their own start. torch's LambdaLR sets both:
+`embeddings.optimizer` is a torch optimizer whose rate the next backward reads. Its two `step()` calls take 8 us a step.
+One schedule for each of the two would be two more flags that have to agree; who needs that writes the loop of the README
+with two schedulers of torch.
+"""
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+Kind = Literal["constant", "linear", "cosine", "step"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The factor of each step's learning rates.
+
+    >>> linear = Schedule("linear", warmup=2, total=6)
+    >>> [linear.factor(step) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+
+    kind: Kind = "constant"
+    warmup: int = 0
+    """Steps over which it rises to 1, in equal parts."""
+    total: int | None = None
+    """Steps of the whole run, after which it is 0 or at its last."""
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise ValueError(f"warmup is {self.warmup}: set it to 0 steps or more")
+        if self.kind != "constant" and self.total is None:
+            raise ValueError(
+                f"schedule is {self.kind}, and how many steps there will be is not known before: set steps"
+            )
+
+    def factor(self, step: int) -> float:
+        """What the step after `step` others multiplies the learning rates with."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.kind == "constant":
+            return 1.0
+        assert self.total is not None
+        done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
+        if self.kind == "linear":
+            return 1.0 - done
+        if self.kind == "cosine":
+            return (1.0 + math.cos(math.pi * done)) / 2
+        return 1.0 if done < 0.5 else 0.1 if done < 0.75 else 0.01
+
+
+class Rates:
+    """Both learning rates of a run, moved by one schedule; part of its checkpoint.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(1))
+    >>> rows, dense = torch.optim.SGD([weight], lr=2.0), torch.optim.SGD([weight], lr=0.5)
+    >>> rates = Rates(Schedule("cosine", total=2), rows=rows, dense=dense)
+    >>> for optimizer in (rows, dense):
+    ...     optimizer.step()
+    >>> rates.step()
+    >>> rates.now
+    {'rows': 1.0, 'dense': 0.25}
+    """
+
+    def __init__(self, schedule: Schedule, *, rows: torch.optim.Optimizer, dense: torch.optim.Optimizer) -> None:
+        self.schedule = schedule
+        # A lambda of Python has no state of its own: LambdaLR would write that of the schedule over another's.
+        self._torch = {
+            name: LambdaLR(optimizer, lambda step: schedule.factor(step))
+            for name, optimizer in (("rows", rows), ("dense", dense))
+        }
+
+    @property
+    def now(self) -> dict[str, float]:
+        """The rates of the next step."""
+        return {name: float(each.optimizer.param_groups[0]["lr"]) for name, each in self._torch.items()}
+
+    def step(self) -> None:
+        """A step is done."""
+        for each in self._torch.values():
+            each.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        kept = {name: each.state_dict() for name, each in self._torch.items()}
+        return {"kind": self.schedule.kind, "warmup": self.schedule.warmup, **kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, with the same kind and warm-up; how many steps there are in all may have changed."""
+        for flag, name in (("schedule", "kind"), ("warmup", "warmup")):
+            here = getattr(self.schedule, name)
+            if state[name] != here:
+                raise ValueError(f"the run was saved with {flag}={state[name]}: set it to that, not {here}")
+        for name, each in self._torch.items():
+            each.load_state_dict(state[name])
+            last = each.last_epoch  # the rate of the step to come follows the steps that there are now
+            for group, base in zip(each.optimizer.param_groups, each.base_lrs, strict=True):
+                group["lr"] = base * self.schedule.factor(last)
+
+
+@dataclass(frozen=True)
+class ScheduleFlags:
+    """How learning rates change over a run."""
+
+    _: KW_ONLY
+    schedule: Kind = "constant"
+    """Of both learning rates: linear and cosine fall to 0 at the last step, step to a tenth after half of the steps and to
+    a hundredth after three quarters."""
+    warmup: int = 0
+    """Steps over which both learning rates rise to their full value."""
