@@ -122,8 +122,11 @@ def test_training_is_the_same_whatever_is_read_ahead(
     tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*more: str) -> dict[str, Any]:
-        flags = "--model dlrm-tiny --dim 4 --batch 32 --rows 2000 --vocab open --admit 2 --stale 30 --valid 20% --quiet --json"
-        assert cli.main(["train", "--data", f"criteo:{tsv}", *flags.split(), "--threads", "1", *more]) == 0
+        flags = "--model dlrm-tiny --dim 4 --batch 32 --rows 2000 --vocab open --admit 2 --stale 30 --valid 20%"
+        assert (
+            cli.main(["train", "--data", f"criteo:{tsv}", *flags.split(), "--threads", "1", "--quiet", "--json", *more])
+            == 0
+        )
         return json.loads(capsys.readouterr().out)
 
     whole, short = (
