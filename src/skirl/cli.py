@@ -38,6 +38,10 @@ COMMANDS = {
     ),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
     "bench rows": ("skirl.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
+    "bench checkpoint": (
+        "skirl.bench.checkpoint:Checkpoint",
+        "how long training stands still at a checkpoint, its bytes and memory",
+    ),
     "bench readers": (
         "skirl.bench.readers:Readers",
         "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",
@@ -118,7 +122,7 @@ def _unknown(args: list[str]) -> int:
 
 
 def _overview() -> str:
-    lines = [f"  {name:<15}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<17}{text}" for name, (_, text) in COMMANDS.items()]
     return OVERVIEW.format(commands="\n".join(lines))
 
 
