@@ -78,7 +78,7 @@ def test_flags_exist(page, line):
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
     assert name, f"{page}: skirl {words[0]} is no command"
     module, _, owner = COMMANDS[name][0].partition(":")
-    known = {field.name.replace("_", "-") for field in fields(getattr(import_module(module), owner))}
+    known = {{"into": "run"}.get(field.name, field.name).replace("_", "-") for field in fields(getattr(import_module(module), owner))}
     for flag in re.findall(r"(?<!\S)--([a-z-]+)", line):
         assert flag in known, f"{page}: skirl {name} has no flag --{flag}"
 
