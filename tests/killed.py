@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from skirl.checkpoint import HEADER
+from skirl.checkpoint import numbers
 from tests.resume import Run, Setup
 
 ENDLESS = Setup(batches=None, passes=1, depth=5)  # type: ignore[arg-type]
@@ -23,7 +23,7 @@ ENDLESS = Setup(batches=None, passes=1, depth=5)  # type: ignore[arg-type]
 def resumed(folder: Path) -> Run:
     """The run, from where its last checkpoint is."""
     run = Run(ENDLESS)
-    return run.load(folder) if (folder / HEADER).exists() else run
+    return run.load(folder) if numbers(folder) else run
 
 
 def forked(child: Callable[[Callable[[], object]], None]) -> tuple[int, int]:
@@ -66,8 +66,9 @@ def at_random(folder: Path, kills: int, seed: int) -> None:
         time.sleep(rng.uniform(0.01, 0.2))
         os.kill(pid, signal.SIGKILL)
         assert ended(pid, reading) == -signal.SIGKILL
-        marks = {path.name.split("-")[-1][:16] for path in folder.iterdir() if path.name != HEADER}
-        print("killed", "while saving" if len(marks) > 1 else "between saves", flush=True)
+        drafts = [path for path in folder.rglob("*") if path.suffix == ".tmp"]
+        saving = drafts or len(list(folder.glob("dense-*"))) != len(numbers(folder))
+        print("killed", "while saving" if saving else "between saves", flush=True)
 
 
 def everywhere(folder: Path) -> None:
@@ -103,7 +104,7 @@ def kill_at_touch(folder: Path, left: int) -> None:
 
 def step_of(folder: Path) -> int:
     """The step of the checkpoint that is there, which has to be whole; 0: none."""
-    if not (folder / HEADER).exists():
+    if not numbers(folder):
         return 0
     run = Run(ENDLESS)
     run.load(folder)

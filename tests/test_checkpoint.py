@@ -20,9 +20,12 @@ from torch import nn
 
 import skirl
 from skirl import generators
+from skirl.checkpoint.folder import header, numbers, read
 from skirl.sealed import CheckpointError, seal
 from tests.cases import cases
 from tests.resume import DENSE, ROWS, Run, Setup, assert_same
+
+HEADER = header(Path(), 1).name
 
 SETUPS = [
     Setup(ROWS[0], "momentum", "synthetic", depth=1),
@@ -345,9 +348,9 @@ def refused(folder: Path, words: str, run: Run | None = None) -> None:
 
 def test_a_checkpoint_is_all_plain_files(saved: Path) -> None:
     names = [path.relative_to(saved).as_posix() for path in files(saved)]
-    assert {name.rsplit(".", 1)[1] for name in names} == {"json", "npy", "safetensors"}
-    body = json.loads((saved / "checkpoint.json").read_text())
-    assert body["skirl"] and body["torch"] == torch.__version__ and body["format_version"] == 1
+    assert {name.rsplit(".", 1)[1] for name in names} == {"json", "safetensors"}
+    body = json.loads((saved / HEADER).read_text())
+    assert body["skirl"] and body["torch"] == torch.__version__ and body["format_version"] == 2
     assert sorted(body["run"]) == ["counters", "data", "generators", "grads", "optimizers", "rows"]
 
 
@@ -381,33 +384,38 @@ def test_damage_anywhere_is_refused_by_name(saved: Path, tmp_path: Path, damage:
         path.write_bytes(raw)
         if damage == "remove":
             path.unlink()
-        refused(folder, path.name.replace(".", r"\."), run)
+        gone = damage == "remove" and path.name == HEADER
+        refused(folder, "copy holds no checkpoint" if gone else path.name.replace(".", r"\."), run)
         shutil.rmtree(folder)
 
 
 def test_every_bit_of_the_header_counts(saved: Path, tmp_path: Path, campaign_seed: int) -> None:
     rng = np.random.default_rng(campaign_seed)
-    raw = (saved / "checkpoint.json").read_bytes()
+    raw = (saved / HEADER).read_bytes()
     for _ in range(300):
         changed = bytearray(raw)
         changed[rng.integers(len(raw))] ^= 1 << int(rng.integers(8))
-        (tmp_path / "checkpoint.json").write_bytes(changed)
-        with pytest.raises(CheckpointError, match=r"checkpoint\.json"):
-            skirl.load(tmp_path, model=nn.Linear(1, 1))
+        (tmp_path / HEADER).write_bytes(changed)
+        with pytest.raises(CheckpointError, match=r"checkpoint-000001\.json"):
+            read(tmp_path / HEADER)
 
 
 def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
     run = Run(Setup()).train(until=2)
-    refused(tmp_path / "nowhere", r"nowhere/checkpoint\.json is missing", run)
+    refused(tmp_path / "nowhere", "nowhere holds no checkpoint", run)
     for text in (b"", b"{}", b"[]", b"\x80\x04pickle", seal({"format": "other", "format_version": 1}), b"[" * 100_000):
-        (tmp_path / "checkpoint.json").write_bytes(text)
+        (tmp_path / HEADER).write_bytes(text)
         refused(tmp_path, "is damaged, or no checkpoint of skirl", run)
-    body = json.loads((saved / "checkpoint.json").read_text())
+    body = json.loads((saved / HEADER).read_text())
     del body["~sha256"]
     cases = [
-        ({"format_version": 2, "skirl": "9.9"}, "written by skirl 9.9 in format 2"),
-        ({"tensors": body["tensors"] | {"file": "../secret"}}, "outside its folder"),
-        ({"tensors": {}}, "lacks something"),
+        ({"format_version": 9, "skirl": "9.9"}, "written by skirl 9.9 in format 9"),
+        ({"dense": body["dense"] | {"file": "../secret/x"}}, "outside its folder"),
+        (
+            {"rows": body["rows"] | {"cache": {"files": [body["rows"]["cache"]["files"][0] | {"file": "../x"}]}}},
+            "outside",
+        ),
+        ({"dense": {}}, "lacks something"),
         ({"run": body["run"] | {"counters": {"steps": 1, "other": 2}}}, "lacks something"),
         ({"run": {"~else": 1}}, "structure is damaged"),
         ({"rows": {}}, "lacks something"),
@@ -415,25 +423,23 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(saved, copy)
     for changes, words in cases:
-        (copy / "checkpoint.json").write_bytes(seal(body | changes))
+        (copy / HEADER).write_bytes(seal(body | changes))
         refused(copy, words, run)
-    (copy / "checkpoint.json").write_bytes(seal(body))
+    (copy / HEADER).write_bytes(seal(body))
     run.batches = run.lookahead()
     run.load(copy)
 
 
 def test_rows_of_another_checkpoint_are_not_taken(saved: Path, tmp_path: Path) -> None:
     other, folder = tmp_path / "other", tmp_path / "copy"
-    Run(Setup()).train(until=5).save(other)
+    Run(Setup(seed=1)).train(until=5).save(other)
     shutil.copytree(saved, folder)
-    [ours], [theirs] = folder.glob("rows-*"), other.glob("rows-*")
-    shutil.rmtree(ours)
-    shutil.copytree(theirs, ours)
-    run = Run(Setup())
-    with pytest.raises(CheckpointError, match="is not the snapshot"):
-        run.load(folder)
-    with pytest.raises(RuntimeError, match="is not the snapshot"):
-        run.train()
+    for kind in ("store", "cache"):
+        [ours], [theirs] = (where.glob(f"rows/{kind}-*") for where in (folder, other))
+        before = ours.read_bytes()
+        shutil.copy(theirs, ours)
+        refused(folder, rf"{ours.name} (has|is damaged)")
+        ours.write_bytes(before)
 
 
 def collection(saved: Path, *, kind: Any = skirl.EmbeddingBagCollection, **changes: Any) -> nn.Module:
@@ -541,9 +547,9 @@ def test_what_cannot_be_saved_is_named_and_leaves_the_old_checkpoint(tmp_path: P
 def test_another_torch_is_noted(saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(saved, folder)
-    body = json.loads((folder / "checkpoint.json").read_text())
+    body = json.loads((folder / HEADER).read_text())
     del body["~sha256"]
-    (folder / "checkpoint.json").write_bytes(seal(body | {"torch": "1.2.3"}))
+    (folder / HEADER).write_bytes(seal(body | {"torch": "1.2.3"}))
     with caplog.at_level(logging.WARNING):
         Run(Setup()).load(folder)
     assert "saved with torch 1.2.3" in caplog.text
@@ -554,14 +560,14 @@ def test_another_torch_is_noted(saved: Path, tmp_path: Path, caplog: pytest.LogC
 
 def test_one_folder_holds_one_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "notes-0123456789abcdef").mkdir()
-    (tmp_path / "rows-mine").write_bytes(b"mine")
-    stale = tmp_path / "rows-0123456789abcdef"
-    stale.mkdir()
-    (stale / "part.npy").write_bytes(b"cut short by a kill")
+    (tmp_path / "dense-mine").write_bytes(b"mine")
+    stale = tmp_path / "rows" / "store-0123456789abcdef.safetensors-0123456789abcdef.tmp"
+    stale.parent.mkdir()
+    stale.write_bytes(b"cut short by a kill")
     run = Run(Setup()).train(until=3, saved=lambda step: tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 5 and not stale.exists()
-    assert {"checkpoint.json", "notes-0123456789abcdef", "rows-mine"} <= set(names)
+    assert {"checkpoint-000003.json", "notes-0123456789abcdef", "dense-mine", "rows"} <= set(names)
     assert run.model.rows.engine.store.generation == 3
 
 
@@ -581,14 +587,14 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path, failing: str, m
                 raise OSError(28, "No space left on device")
             return real(*args, **kwargs)
 
-        old = (tmp_path / "checkpoint.json").read_bytes()
+        old = numbers(tmp_path)
         before = files(tmp_path)
         monkeypatch.setattr(failing, broken)
         try:
             run.save(tmp_path)
         except OSError:
             monkeypatch.setattr(failing, real)
-            if (tmp_path / "checkpoint.json").read_bytes() == old:
+            if numbers(tmp_path) == old:
                 assert files(tmp_path) == before
             skirl.load(tmp_path, model=Run(Setup()).model)
         else:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from skirl import cli
+from skirl.checkpoint import numbers
 from skirl.engine import Damaged
 from skirl.train import Train
 from skirl.verify import Verify
@@ -242,7 +243,7 @@ def test_a_run_that_was_killed_goes_on_with_the_bits_of_one_that_was_not(capsys,
     saving = ["--save", str(tmp_path)]
     endless = [*SMALL, "--cache", "500", "--optimizer", "adam", *saving, "--save-every", "20", "--steps", "1000000"]
     with subprocess.Popen(command("train", *endless), stdout=subprocess.DEVNULL, env=environment()) as process:
-        while not (tmp_path / "checkpoint.json").exists():
+        while not any(n > 2 for n in numbers(tmp_path)):
             assert process.poll() is None
             time.sleep(0.01)
         process.kill()
@@ -271,7 +272,7 @@ def test_rows_on_disk_go_on_from_a_checkpoint_with_the_same_bits(capsys, tmp_pat
 def test_resuming_what_is_not_there_or_is_another_run_is_exit_code_1(capsys, tmp_path):
     flags = [*SMALL, "--cache", "500", "--quiet", "--save", str(tmp_path / "run")]
     assert exit_code("train", *flags, "--resume") == 1
-    assert "is missing: give a folder that holds a finished checkpoint" in capsys.readouterr().err
+    assert "holds no checkpoint: give a folder that skirl.save has saved to" in capsys.readouterr().err
     assert exit_code("train", *flags, "--steps", "3") == 0
     assert "step 3 in " in capsys.readouterr().out
     assert exit_code("train", *flags, "--resume", "--seed", "1") == 1
@@ -289,8 +290,10 @@ def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--save-every 5", "save_every and resume need a folder: set save"),
-        ("--resume", "save_every and resume need a folder: set save"),
+        ("--save-every 5", "save_every, save_minutes, keep and resume need a folder: set save"),
+        ("--resume", "save_every, save_minutes, keep and resume need a folder: set save"),
+        ("--save x --keep 0", "keep is 0: set it to 1 or more checkpoints"),
+        ("--save x --save-minutes 0", "save_minutes is 0.0: set it to minutes above 0"),
         ("--save x --save-every 0", "save_every is 0: set it to 1 or more steps"),
         ("--eval-every 5", "eval_every needs samples that are held out: set valid, to 20% say"),
         ("--eval-every 0 --valid 20%", "eval_every is 0: set it to 1 or more"),

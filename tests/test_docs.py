@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -60,6 +61,13 @@ def test_snippets_run(page, tmp_path, monkeypatch, capsys):
         assert done.returncode == 0, f"{block.code}\n{done.stdout}\n{done.stderr}"
 
 
+def flags_of(owner: type) -> set[str]:
+    """Fields by the name that the command line has for them."""
+    hints = get_type_hints(owner, include_extras=True)
+    renamed = {f: getattr(m, "name", None) for f, hint in hints.items() for m in getattr(hint, "__metadata__", ())}
+    return {(renamed.get(field.name) or field.name).replace("_", "-") for field in fields(owner)}
+
+
 def commands() -> list[tuple[str, str]]:
     """Every line of a page that calls skirl, whether it runs or not."""
     lines = []
@@ -78,7 +86,7 @@ def test_flags_exist(page, line):
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
     assert name, f"{page}: skirl {words[0]} is no command"
     module, _, owner = COMMANDS[name][0].partition(":")
-    known = {{"into": "run"}.get(field.name, field.name).replace("_", "-") for field in fields(getattr(import_module(module), owner))}
+    known = flags_of(getattr(import_module(module), owner))
     for flag in re.findall(r"(?<!\S)--([a-z-]+)", line):
         assert flag in known, f"{page}: skirl {name} has no flag --{flag}"
 

@@ -16,7 +16,7 @@ from hypothesis import settings
 
 import skirl
 from tests.faults.catalogue import AREAS
-from tests.faults.zygote import DISK_AREAS
+from tests.faults.zygote import COMPILED_AREAS
 
 ROOT = Path(__file__).parents[1]
 UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "SyntaxError", "UnboundLocalError")
@@ -33,7 +33,7 @@ def test_planted_faults_are_caught(area: str):
     every = 1 if settings.get_current_profile_name() == "campaign" else EVERY
     source = Path(skirl.__file__).parents[1]
     env = os.environ | {
-        "NUMBA_DISABLE_JIT": str(int(area not in DISK_AREAS)),
+        "NUMBA_DISABLE_JIT": str(int(area not in COMPILED_AREAS)),
         "PYTHONPATH": os.pathsep.join([str(source), str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-m", "tests.faults.zygote", area, str(every)]

@@ -1,7 +1,7 @@
 """skirl trains recommendation models whose embedding tables do not fit on the device."""
 
 from skirl.batch import Batch, KeyedJagged
-from skirl.checkpoint import load, save
+from skirl.checkpoint import Saving, load, save
 from skirl.export import export
 from skirl.initial import Constant, Normal, Uniform
 from skirl.lookahead import Lookahead, lookahead
@@ -24,6 +24,7 @@ __all__ = [
     "Normal",
     "Pooled",
     "RowwiseAdagrad",
+    "Saving",
     "Table",
     "Uniform",
     "export",

@@ -1,7 +1,7 @@
 """The cache: row records on the device, by slot; and how large it is.
 
 It knows slots, not keys. Beside it stands the mirror of what is resident after the last executed step, for what must see
-the executed state: evaluation, checkpoints, and the next planner. The mirror costs 16 bytes a slot on the host.
+the executed state: evaluation, checkpoints, and the next planner. The mirror costs 17 bytes a slot on the host.
 
 `cache` is split between record widths once, by the demand of the first window: 20 lines and deterministic. Splitting anew
 as demand drifts would move rows for no gain that the traces show, and make plans depend on history.
@@ -16,6 +16,7 @@ import torch
 
 from skirl.jit import kernel
 from skirl.oracle.plan import Resident
+from skirl.store.marks import Marks
 
 CacheSize = int | str
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -149,6 +150,9 @@ class Cache:
         self.array = self.rows.numpy()
         self.key_of = np.full(slots, -1, np.int64)
         self.used = np.zeros(slots, np.int64)
+        self.flags = np.zeros(slots, np.uint8)
+        self.marks = Marks()
+        """Of the next checkpoint."""
         self._clock = 1
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -160,11 +164,17 @@ class Cache:
         """Slots that hold a row."""
         return int((self.key_of >= 0).sum())
 
+    def changing(self, slots: np.ndarray) -> None:
+        """Rows of these slots are about to change, or to be replaced."""
+        self.marks.room()
+        self.marks.before(self.flags, slots, self.key_of, self.array)
+
     def record(self, left: np.ndarray, came: Sequence[tuple[np.ndarray, np.ndarray]], rows: np.ndarray) -> None:
         """A step was executed: `left` slots were emptied, `came` (keys, slots) filled, `rows` used in this order."""
         _empty(self.key_of, left)
         for keys, slots in came:
             _fill(self.key_of, keys, slots)
+            self.changing(slots)  # a row that comes back is not what an earlier checkpoint had of it in the cache
         _use(self.used, rows, self._clock)
         self._clock += len(rows)
         self._sorted = None

@@ -23,6 +23,7 @@ COMMANDS = {
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
     "size": ("skirl.sizing.size:Size", "how much cache a run needs: traffic against cache size, and what to choose"),
+    "report": ("skirl.report:Report", "what a run did: losses, AUC, throughput, movement, stalls; a page with plots"),
     "vocab": ("skirl.data.vocab:Vocab", "give the ids of data files rows of their own, in one pass and bounded memory"),
     "convert": ("skirl.data.convert:Convert", "write data files as Parquet that is read several times faster"),
     "bench oracle": ("skirl.bench.oracle:Oracle", "time the planner: ids a second, slots and grouping included"),
@@ -37,6 +38,10 @@ COMMANDS = {
     ),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
     "bench rows": ("skirl.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
+    "bench checkpoint": (
+        "skirl.bench.checkpoint:Checkpoint",
+        "how long training stands still at a checkpoint, its bytes and memory",
+    ),
     "bench readers": (
         "skirl.bench.readers:Readers",
         "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",
@@ -117,7 +122,7 @@ def _unknown(args: list[str]) -> int:
 
 
 def _overview() -> str:
-    lines = [f"  {name:<15}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<17}{text}" for name, (_, text) in COMMANDS.items()]
     return OVERVIEW.format(commands="\n".join(lines))
 
 

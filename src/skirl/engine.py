@@ -8,7 +8,6 @@ thread they need no lock against forward and backward.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,6 +135,8 @@ class Engine:
         """The cache was split by the demand of a single batch, before any lookahead."""
         self.table_steps = np.zeros(len(self.schema.tables), np.int64)
         self.counters = Counters()
+        self.saving: Any = None
+        """The last checkpoint that was begun or loaded: a `skirl.checkpoint.Saving`."""
         self.damage: str | None = None
         """What happened and what to do; every later use repeats it."""
         self._cause: BaseException | None = None
@@ -222,6 +223,20 @@ class Engine:
             return None
         return {"cache": self.cache_size, "slots": [len(c) for c in self.caches], "staging_rows": self.staging_rows}
 
+    def may_split(self, split: Any) -> bool:
+        """Whether `split` is one that this engine could have made: it may come from a file."""
+        if split is None or split["cache"] != self.cache_size:
+            return True
+        kind, amount = parse_cache(self.cache_size)
+        banks = [sum(self.schema.tables[t].rows for t in bank.tables) for bank in self.schema.banks]
+        counts = [*split["slots"], *split["staging_rows"]]
+        if len(counts) != 2 * len(banks) or not all(type(n) is int and 0 < n < 1 << 48 for n in counts):
+            return False
+        weights = [w * self.dtype.itemsize for w in self.widths] if kind == "bytes" else [1 for _ in banks]
+        most = amount * sum(banks) if kind == "share" else amount
+        taken = sum(n * weight for n, weight in zip(split["slots"], weights, strict=True))
+        return all(n <= rows for n, rows in zip(split["slots"], banks, strict=True)) and taken <= max(1, most)
+
     @property
     def staging_halves(self) -> list[int]:
         """For each bank: rows that may be on their way in, and as many on their way out."""
@@ -257,6 +272,7 @@ class Engine:
         cache, pending, staging = self.caches[bank], self._pending[bank], self.staging[bank]
         for number in [n for n in pending if n < step.hold_from]:
             staging.release(pending.pop(number))
+        cache.changing(step.evict_slots)
         leaving = staging.take(len(step.evict_keys))
         self._run(cpu.take, len(leaving), cache.array, step.evict_slots, leaving)
         pending[step.number] = leaving
@@ -357,6 +373,7 @@ class Engine:
             scale = _join_scales(work, bank, self.dtype)
         step = work.steps[bank]
         optimizer = self.optimizer
+        self.caches[bank].changing(step.rows)
         self._run(
             wide.update_for(dim, self.dtype, optimizer.kind), len(step.rows), self.caches[bank].array, dim, optimizer.kind,
             step.rows, step.keys, step.group_start, step.group_pos, bag_of, scale, grads, live, scalars,
@@ -404,14 +421,14 @@ class Engine:
         self.store.flush()
 
     def restore(
-        self, folder: Path, *, table_steps: Sequence[int], counters: Counters, split: dict[str, Any] | None
+        self, thaw: Callable[[], None], *, table_steps: Sequence[int], counters: Counters, split: dict[str, Any] | None
     ) -> None:
-        """Take all rows from a store's snapshot; what was here is gone. No lookahead may be iterating.
+        """Have the store take all rows from elsewhere; what was here is gone. No lookahead may be iterating.
 
         A cache of the same size is split as it was: another split could leave a bank too few slots for a batch to come.
         """
         self.check_process()
-        self.store.restore(folder)  # all or nothing; from here on nothing is expected to fail
+        thaw()  # all or nothing; from here on nothing is expected to fail
         self.damage = "rows were being restored when something happened: load again"
         self.forget_moves()
         self.staging = [Staging(width, self.dtype) for width in self.widths]

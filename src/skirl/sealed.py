@@ -22,6 +22,10 @@ class CheckpointError(ValueError):
     """A checkpoint or snapshot that is missing, damaged, or not for this reader; the text names the file."""
 
 
+class OtherVersion(CheckpointError):
+    """A checkpoint that another version of skirl wrote; it may well be whole."""
+
+
 def seal(body: Mapping[str, Any]) -> bytes:
     """The one text of a header.
 
@@ -62,7 +66,7 @@ def read_sealed(
     except (ValueError, KeyError, TypeError, RecursionError):
         raise error(f"{path} is damaged, or no {what} of skirl: use another {what}") from None
     if body["format_version"] != version:
-        raise error(
+        raise (OtherVersion if error is CheckpointError else error)(
             f"{path} was written by skirl {body['skirl']} in format {body['format_version']}, "
             f"skirl {skirl_version()} reads format {version}: use the version that wrote it"
         )

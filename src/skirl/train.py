@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from skirl.batch import Batch
-from skirl.checkpoint import load, save
+from skirl.checkpoint.keeper import Keeper, SaveFlags
 from skirl.evaluation import Evaluation, EvaluationFlags
 from skirl.lookahead import Lookahead
 from skirl.machine import machine, peak_bytes
@@ -52,7 +52,7 @@ def steps(
 
 
 @dataclass(frozen=True)
-class Train(EvaluationFlags, RunFlags, Recipe):
+class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
     """Train a model whose tables are larger than the cache.
 
     >>> result = Train("synthetic:tiny", "dlrm-tiny", dim=4, batch=64, steps=20, cache="touched:25%", quiet=True).run()
@@ -60,12 +60,6 @@ class Train(EvaluationFlags, RunFlags, Recipe):
     (True, None)
     """
 
-    save: Path | None = None
-    """A folder for checkpoints; the run is saved there at its end."""
-    save_every: int | None = None
-    """Steps between two checkpoints."""
-    resume: bool = False
-    """Go on from the checkpoint in --save."""
     trace: Path | None = None
     """A file for the timeline of all stages, to open in https://ui.perfetto.dev: 1.3 KB a step."""
     assert_ratio: float | None = None
@@ -79,12 +73,9 @@ class Train(EvaluationFlags, RunFlags, Recipe):
         Recipe.__post_init__(self)
         if self.assert_ratio is not None and not self.assert_ratio > 0:
             raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
-        if self.save_every is not None and self.save_every < 1:
-            raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
         self.check_evaluation(self.valid)
         RunFlags.__post_init__(self)
-        if self.save is None and (self.save_every or self.resume):
-            raise ValueError("save_every and resume need a folder: set save")
+        SaveFlags.__post_init__(self)
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress; what came of it."""
@@ -95,26 +86,28 @@ class Train(EvaluationFlags, RunFlags, Recipe):
         model, dense = self.model_over(embeddings)
         rates, meter, stream = self.rates(embeddings, dense), Meter(), self.stream()
         evaluation = Evaluation(every=self.eval_every, patience=self.patience)
-        with self.lookahead(model, stream, trace=self.trace) as batches, self._progress("train") as progress:
-            whole = {"model": model, "optimizers": [dense, rates, meter, evaluation, run], "data": batches}
-            if self.save and self.resume:
-                load(self.save, **whole)
-            with run.begin(batches, meter):
-                for done in () if evaluation.stops else steps(model, dense, batches, rates):
-                    meter.add(done.loss, done.logits, done.batch.labels)
-                    last = batches.step == stream.steps
-                    if stream.held_out and evaluation.due(batches.step, last=last):
-                        with meter.paused():
-                            evaluation.run(batches.step, model, stream.held_out)
-                    last = last or evaluation.stops
-                    run.after_step(batches, meter, rates.now, last=last, evaluation=evaluation)
-                    progress(batches.step, lambda: meter.facts(batches))
-                    if self.save and (last or self._saves_at(batches.step)):
-                        save(self.save, **whole)
-                    if evaluation.stops:
-                        break
-                result = self._result(meter, evaluation, batches, run.begun_at, stream.bad_rows) | {"run": run.path}
-                run.finish(result)
+        whole = {"model": model, "optimizers": [dense, rates, meter, evaluation, run]}
+        with (
+            self.lookahead(model, stream, trace=self.trace) as batches,
+            Keeper(self, **whole, data=batches) as keeper,
+            self._progress("train") as progress,
+            run.begin(batches, meter),
+        ):
+            keeper.begin()
+            for done in () if evaluation.stops else steps(model, dense, batches, rates):
+                meter.add(done.loss, done.logits, done.batch.labels)
+                last = batches.step == stream.steps
+                if stream.held_out and evaluation.due(batches.step, last=last):
+                    with meter.paused():
+                        evaluation.run(batches.step, model, stream.held_out)
+                last = last or evaluation.stops
+                run.after_step(batches, meter, rates.now, last=last, evaluation=evaluation)
+                progress(batches.step, lambda: meter.facts(batches))
+                if keeper.after_step(last=last) or evaluation.stops:
+                    break
+            result = self._result(meter, evaluation, batches, run.begun_at, stream.bad_rows)
+            result |= {"run": run.path, "checkpoints": keeper.facts()}
+            run.finish(result)
         embeddings.close()
         return result
 
@@ -147,7 +140,13 @@ class Train(EvaluationFlags, RunFlags, Recipe):
         if self.trace:
             lines["timeline"] = f"{self.trace}; open it in https://ui.perfetto.dev"
         if self.save:
-            lines["saved"] = f"step {result['steps']:,} in {self.save}; more --steps and --resume go on from there"
+            kept = result["checkpoints"]
+            lines["saved"] = (
+                f"step {result['steps']:,} in {self.save}; more --steps and --resume go on from there\n"
+                f"{kept['count']} checkpoints, {size(kept['bytes'])}; training stood still {kept['pause_share']:.1%} of it"
+            )
+            if kept["stopped_by"]:
+                lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in"
         if result["bad_rows_skipped"]:
             lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
         if self.assert_ratio is not None and not result["failed"]:
@@ -156,9 +155,6 @@ class Train(EvaluationFlags, RunFlags, Recipe):
                 f"and {moved['fetched']:,} rows were fetched again"
             )
         return lines
-
-    def _saves_at(self, step: int) -> bool:
-        return self.save_every is not None and step % self.save_every == 0
 
     def _run_folder(self) -> RunFolder:
         name = f"{self.model}-{self.kind}"

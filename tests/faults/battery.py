@@ -14,6 +14,7 @@ from skirl import SGD, Adagrad, Adam, Constant, KeyedJagged, Normal, RowwiseAdag
 from skirl.oracle.plan import BankPlanner, BatchTooLarge
 from skirl.oracle.seen import Seen
 from tests import runs
+from tests.checkpoint.checks import CHECKS
 from tests.faults.zygote import DISK_AREAS
 from tests.oracle.execute import Cache
 from tests.oracle.traces import SCHEMA, keys_of
@@ -127,6 +128,8 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False) -> str | No
         scripts = SCRIPTS if area == "disk" else SCRIPTS[:0:-1]  # the first has least to do with snapshots
         scripts = scripts[:2] if sound else scripts  # tests/store/test_crash.py has all of them
         checks = {script: lambda script=script: crashes(shift, [script]) for script in scripts}
+    if area == "checkpoints":
+        checks = CHECKS
     for name, check in checks.items():
         try:
             check()

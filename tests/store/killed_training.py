@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.checkpoint import HEADER
+from skirl.checkpoint import numbers
 from skirl.store import DiskStore
 from skirl.store import _log as log_module
 from skirl.store import _room as room_module
@@ -86,7 +86,7 @@ def points(path: Path) -> Iterator[tuple[bytes, dict[int, bytes]]]:
 def resumed(folder: Path) -> Run:
     """The run, from where its last checkpoint is, over the store that the killed process has left."""
     run = Run(replace(ENDLESS, store=f"disk:{folder / 'rows'}", resume=True))
-    return run.load(folder / "checkpoint") if (folder / "checkpoint" / HEADER).exists() else run
+    return run.load(folder / "checkpoint") if numbers(folder / "checkpoint") else run
 
 
 def trains(folder: Path, seed: int) -> Callable[[Callable[[], object]], None]:

@@ -135,9 +135,11 @@ class Collection(nn.Module):
         self.engine.flush()
 
     def close(self) -> None:
-        """Flush and let the store go."""
+        """Flush and let the store go, once a checkpoint that is being written is on disk."""
         if self.lookahead is not None:
             raise RuntimeError("a lookahead over these embeddings is open: leave its with-block first")
+        if self.engine.saving is not None:
+            self.engine.saving.wait()
         if not self.engine.store.closed:
             self.flush()
             self.engine.store.close()

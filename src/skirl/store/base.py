@@ -8,7 +8,7 @@ all kinds of store; a kind of store implements `_read`, `_write` and the rest, a
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -121,6 +121,22 @@ def _shown(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
+Facts = dict[str, Any]
+"""What JSON can say: of frozen rows, which files hold them."""
+
+
+class Frozen(ABC):
+    """The rows of a store as they were at one moment, to be written while they change."""
+
+    @abstractmethod
+    def write(self) -> Facts:
+        """Write them, made to last; meant for a thread of its own. For `Store.thaw`."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """They are written, or given up. Whether this fails or not, the store is of use as before."""
+
+
 class Store(ABC):
     """Rows by key, off the device.
 
@@ -189,6 +205,21 @@ class Store(ABC):
         """Take rows, identity and generation from a snapshot; what the store held before is gone.
 
         Anything wrong with the snapshot is a `SnapshotError` that names the file, and the store is as it was.
+        """
+
+    @abstractmethod
+    def freeze(self, folder: Path, since: Facts | None) -> Frozen:
+        """The rows as they are now, for a folder that several frozen states may share; add one to `generation`.
+
+        Takes no time to speak of, and must not run beside a `write`. since: what the last `Frozen.write` to this folder
+        gave, if nothing but this store has changed it: then only what has changed after it need be written. One at a time.
+        """
+
+    @abstractmethod
+    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
+        """Take the frozen rows, and over them those of `over`; what the store held before is gone.
+
+        Anything wrong is a `CheckpointError` that names the file, and the store is as it was.
         """
 
     def flush(self) -> None:

@@ -7,9 +7,10 @@ exactly.
 """
 
 import contextlib
+import itertools
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -19,14 +20,15 @@ from numpy.typing import NDArray
 from skirl.store import _lock, _logs, _sharing
 from skirl.store._errors import DiskError, DiskFull, explained, unwritable
 from skirl.store._files import Files
+from skirl.store._frozen import FrozenSegments
 from skirl.store._gate import Gate
 from skirl.store._log import Log
 from skirl.store._manifest import KIND, NAME, Manifest
 from skirl.store._room import Room
 from skirl.store._segment import Entry, Segment, Unusable
-from skirl.store.base import Layout, Record, Rows, Store
-from skirl.store.memory import MemoryStore
-from skirl.store.snapshot import HEADER, Snapshot, SnapshotError
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
+from skirl.store.memory import MemoryStore, frozen_rows
+from skirl.store.snapshot import HEADER, MEMORY_ROWS, Snapshot, SnapshotError
 from skirl.tables import ROW_BITS
 
 __all__ = ["DiskError", "DiskFull", "DiskStore"]
@@ -296,32 +298,82 @@ class DiskStore(Store):
                 manifest = Manifest.from_facts(snapshot.facts)
             except Unusable as error:
                 raise SnapshotError(f"{folder / HEADER} {error}: use another snapshot") from None
-            self._check_layout(folder, manifest.layout)
-            for entry in manifest.segments:
-                _sharing.check_sizes(folder, entry.files())
-            try:
-                with self._replaced_by(manifest.identity, manifest.generation) as (logs, added):
-                    _sharing.take_over(self._files, manifest.segments, folder, self.path, added)
-                    _logs.load(logs, manifest)
-                    for log in logs:
-                        for segment in log.segments.values():
-                            log.check(segment)
-            except Unusable as error:
-                text = str(error).replace(f"{self.path}{os.sep}", f"{folder}{os.sep}")
-                raise SnapshotError(f"{text}: {error.advice or 'use another snapshot'}") from None
+            self._restore(folder, manifest)
+
+    def _restore(self, folder: Path, manifest: Manifest, over: Iterable[tuple[NDArray[np.int64], Rows]] = ()) -> None:
+        self._check_layout(folder, manifest.layout)
+        for entry in manifest.segments:
+            _sharing.check_sizes(folder, entry.files())
+        try:
+            with self._replaced_by(manifest.identity, manifest.generation) as (logs, added):
+                _sharing.take_over(self._files, manifest.segments, folder, self.path, added)
+                _logs.load(logs, manifest)
+                for log in logs:
+                    for segment in log.segments.values():
+                        log.check(segment)
+                self._append_all(logs, added, over)
+        except Unusable as error:
+            text = str(error).replace(f"{self.path}{os.sep}", f"{folder}{os.sep}")
+            raise SnapshotError(f"{text}: {error.advice or 'use another snapshot'}") from None
 
     def _restore_from_memory(self, folder: Path, snapshot: Snapshot) -> None:
         memory = MemoryStore(self.layout)
         memory.restore(folder)
         with self._replaced_by(memory.identity, memory.generation) as (logs, added):
+            self._append_all(logs, added, _all_rows(memory))
+
+    def _append_all(self, logs: list[Log], added: list[Path], pairs: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
+        """Rows to logs that are not the store's yet."""
+        before = set(_logs.paths(logs))
+        try:
+            for keys, rows in pairs:
+                if keys.size:
+                    logs[self.layout.kind(keys, rows)].append(keys, rows.reshape(-1).view(np.uint32))
+        finally:
+            added += [path for path in _logs.paths(logs) if path not in before]
+
+    # Checkpoints
+
+    def freeze(self, folder: Path, since: Facts | None) -> Frozen:
+        """As promised by `Store`: nothing is copied, the folder shares the files of what was written so far.
+
+        Where it is on another file system, what it has not got is copied before this returns.
+        """
+        self._check_open()
+        with self._writing, self._explained():
+            for log in self._logs:
+                log.seal()
+                if any(segment.suspect for segment in log.segments.values()):
+                    log.sync()
+            generation = self._next_generation()
+            entries = [entry for log in self._logs for entry in log.entries()]
+            manifest = self._manifest(self.identity, generation, self._logs, entries)
+            self._files.make_folder(folder)
+            added: list[Path] = []
             try:
-                for keys in memory.keys():  # noqa: SIM118
-                    record = self.layout.records[int(keys[0] >> ROW_BITS)]
-                    rows = np.empty((keys.size, record.width), record.dtype)
-                    memory.read(keys, rows)
-                    logs[self.layout.kinds.index(record)].append(keys, rows.reshape(-1).view(np.uint32))
-            finally:
-                added += _logs.paths(logs)
+                _sharing.take_over(self._files, entries, self.path, folder, added)
+            except BaseException:
+                for path in added:
+                    with contextlib.suppress(OSError):
+                        self._files.remove(path)
+                raise
+            self.generation, self._changed = generation, True
+        return FrozenSegments(self._files, folder, manifest, added)
+
+    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
+        """As promised by `Store`, and a durable point. Rows of a `MemoryStore` will do, too."""
+        self._check_open()
+        with self._writing, self._explained():
+            if facts.get("kind") == MEMORY_ROWS:
+                pairs = itertools.chain(frozen_rows(folder, facts, self.layout), over)
+                with self._replaced_by(facts["identity"], facts["generation"]) as (logs, added):
+                    self._append_all(logs, added, pairs)
+                return
+            try:
+                manifest = Manifest.from_facts(facts)
+            except Unusable as error:
+                raise SnapshotError(f"{folder} {error}: use another checkpoint") from None
+            self._restore(folder, manifest, over)
 
     @contextlib.contextmanager
     def _replaced_by(self, identity: str, generation: int) -> Iterator[tuple[list[Log], list[Path]]]:
@@ -402,3 +454,11 @@ class DiskStore(Store):
     def _explained(self, need: int = 0) -> contextlib.AbstractContextManager[None]:
         """Say what to do about damaged files and a full disk; `need`: bytes that are to be written."""
         return explained(self.path, lambda: max(need, int(self._room.limit + need) - self.bytes_on_disk))
+
+
+def _all_rows(memory: MemoryStore) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    for keys in memory.keys():  # noqa: SIM118
+        record = memory.layout.records[int(keys[0] >> ROW_BITS)]
+        rows = np.empty((keys.size, record.width), record.dtype)
+        memory.read(keys, rows)
+        yield keys, rows

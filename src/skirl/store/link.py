@@ -6,21 +6,21 @@ the same time share the rate, one after another, and overlap the delay. Waiting 
 interpreter nor a core; a sleep ends some 60 us late, as an interrupt of a network card would. Shaping packets between two
 processes (`tc netem`) is closer to the truth, and needs root and a server.
 
-Bytes are those of the records, 64 a row of 16 floats: keys are not counted, and snapshots do not travel.
+Bytes are those of the records, 64 a row of 16 floats: keys are not counted, and snapshots and checkpoints do not travel.
 """
 
 import math
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Rows, Store
+from skirl.store.base import Facts, Frozen, Rows, Store
 
 _RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)bit(?:/s)?")
 _DELAY = re.compile(r"([0-9]*\.?[0-9]+)\s*(us|ms|s)")
@@ -129,6 +129,15 @@ class LinkStore(Store):
 
     def restore(self, folder: str | Path) -> None:
         self.inner.restore(folder)
+        self._same()
+
+    def freeze(self, folder: Path, since: Facts | None) -> Frozen:
+        frozen = self.inner.freeze(folder, since)
+        self._same()
+        return frozen
+
+    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
+        self.inner.thaw(folder, facts, over)
         self._same()
 
     def flush(self) -> None:

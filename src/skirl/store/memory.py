@@ -1,4 +1,4 @@
-"""Rows in this machine's memory: a row costs its record and 15 to 18 bytes, from its first write on.
+"""Rows in this machine's memory: a row costs its record and 16 to 19 bytes, from its first write on.
 
 Rows of one kind stand in one array in order of first write, and a directory knows where; tables of any size cost
 nothing until rows are touched, and growing copies none (see `_arena.py`). One core reads some 7 million records of 65
@@ -8,7 +8,8 @@ Criteo Terabyte. A reader and a writer do not wait for each other's copies (see 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ from numpy.typing import NDArray
 from skirl.store._arena import Arena
 from skirl.store._directory import Directory
 from skirl.store._gate import Gate
-from skirl.store.base import Layout, Record, Rows, Store
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
+from skirl.store.marks import Marks, Taken
 from skirl.store.snapshot import DISK_ROWS, HEADER, MEMORY_ROWS, Snapshot, SnapshotError, save
+from skirl.tensorfile import Reader, Writer
 
+_WORTH = 2
+"""Frozen files may take this many times the bytes of the rows held; then all are written anew."""
 _PIECE = 1 << 16  # keys looked up at a time: bounds both the wait for the lock and the room made too early
 
 
@@ -48,13 +53,20 @@ class _Kind:
     def __init__(self, record: Record) -> None:
         self.directory = Directory()
         self.rows = Arena(record.dtype, (record.width,))
+        self.flags = Arena(np.uint8)
+        self.marks = Marks()
 
     def has_room(self, n_more: int) -> bool:
-        return self.directory.has_room(n_more) and self.directory.count + n_more <= len(self.rows)
+        need = self.directory.count + n_more
+        return self.directory.has_room(n_more) and need <= min(len(self.rows), len(self.flags))
 
     def reserve(self, n_more: int) -> None:
         self.directory.reserve(n_more)
         self.rows.reserve(self.directory.count + n_more)
+        self.flags.reserve(self.directory.count + n_more)
+
+    def before(self, positions: NDArray[np.int32]) -> None:
+        self.marks.before(self.flags.array, positions, self.directory.keys, self.rows.array)
 
 
 class MemoryStore(Store):
@@ -76,6 +88,8 @@ class MemoryStore(Store):
         super().__init__(layout)
         self._kinds = self._empty()
         self._gate = Gate()
+        self._frozen: int | None = None
+        """The generation that changes are counted from, if it was written."""
 
     def _empty(self) -> list[_Kind]:
         return [_Kind(record) for record in self.layout.kinds]
@@ -99,6 +113,7 @@ class MemoryStore(Store):
 
     def _write_pieces(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         for piece in _pieces(keys.size):
+            self._kinds[kind].marks.room()
             try:
                 with self._gate.lookup():
                     held = self._kinds[kind]
@@ -106,6 +121,7 @@ class MemoryStore(Store):
                         with self._gate.alone():
                             held.reserve(keys[piece].size)
                     positions = held.directory.place(keys[piece])
+                held.before(positions)
                 _scatter(held.rows.array, positions, rows[piece])
             finally:
                 self._gate.copied()
@@ -149,7 +165,7 @@ class MemoryStore(Store):
         self._check_open()
         snapshot = Snapshot(folder)
         header = Path(folder) / HEADER
-        identity, generation, layout = _facts(snapshot, header)
+        identity, generation, layout = _facts(snapshot.facts, header)
         if layout != self.layout:
             raise SnapshotError(
                 f"{header} has records {layout}, this store {self.layout}: open it with the same tables"
@@ -178,12 +194,108 @@ class MemoryStore(Store):
         if kind.directory.count != count:
             raise SnapshotError(f"{header}: {keys_name} holds a key twice: use another snapshot")
 
+    def freeze(self, folder: Path, since: Facts | None) -> Frozen:
+        self._check_open()
+        files = list(since["files"]) if since is not None and self._frozen == since["generation"] else []
+        with self._gate.alone():
+            each = [
+                (np.dtype(r.dtype).itemsize * r.width + 8, k)
+                for r, k in zip(self.layout.kinds, self._kinds, strict=True)
+            ]
+            held = sum(bytes * kind.directory.count for bytes, kind in each)
+            everything = not files or sum(entry["bytes"] for entry in files) > _WORTH * held
+            counts = [k.marks.freeze(k.flags.array, k.directory.keys, everything=everything) for k in self._kinds]
+            self.generation += 1
+            self._frozen = None
+        return _FrozenRows(self, folder, [] if everything else files, counts, self.generation)
+
+    def _take(self, kind: int) -> Taken | None:
+        """Some of what is owed to the frozen state."""
+        try:
+            with self._gate.lookup():
+                held = self._kinds[kind]
+                flags, keys, rows = held.flags.array, held.directory.keys, held.rows.array
+            return held.marks.take(flags, keys, rows)
+        finally:
+            self._gate.copied()
+
+    def _release(self, generation: int | None) -> None:
+        """The frozen state of a generation is written, None: it is given up."""
+        with self._gate.alone():
+            for kind in self._kinds:
+                kind.marks.forget(kind.flags.array)
+            self._frozen = generation
+
+    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
+        """As promised by `Store`. Old rows are let go last: thaw into an empty store to hold rows only once."""
+        self._check_open()
+        kinds = self._empty()
+        for pairs, changed in ((frozen_rows(folder, facts, self.layout), False), (over, True)):
+            for keys, rows in pairs:
+                kind = kinds[self.layout.kind(keys, rows)]
+                kind.reserve(keys.size)
+                positions = kind.directory.place(keys)
+                _scatter(kind.rows.array, positions, rows)
+                if changed:  # against the files of the frozen state
+                    kind.before(positions)
+        with self._gate.alone():
+            self._kinds = kinds
+            self.identity = facts["identity"]
+            self.generation = facts["generation"]
+            self._frozen = facts["generation"]
+
     def close(self) -> None:
         """Let go of the rows."""
         if not self.closed:
             with self._gate.alone():
                 super().close()
                 self._kinds = self._empty()
+
+
+class _FrozenRows(Frozen):
+    """Files of an earlier frozen state, and one more of what has changed since."""
+
+    def __init__(
+        self, store: MemoryStore, folder: Path, files: list[Facts], counts: list[int], generation: int
+    ) -> None:
+        self._store, self._folder, self._files, self._counts = store, folder, files, counts
+        self._generation, self._written = generation, False
+
+    def write(self) -> Facts:
+        kinds = self._store.layout.kinds
+        columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        for record, n in zip(kinds, self._counts, strict=True):
+            columns[f"keys-{_name(record)}"] = np.dtype(np.int64), (n,)
+            columns[f"rows-{_name(record)}"] = np.dtype(record.dtype), (n, record.width)
+        files = self._files
+        if any(self._counts):
+            with Writer(
+                self._folder / f"store-{secrets.token_hex(8)}.safetensors", columns, {"format": "skirl-rows"}
+            ) as writer:
+                for kind, record in enumerate(kinds):
+                    while (taken := self._store._take(kind)) is not None:
+                        writer.write(f"keys-{_name(record)}", taken[0])
+                        writer.write(f"rows-{_name(record)}", taken[1])
+            files = [*files, writer.entry]
+        self._written = True
+        layout = [[table, r.width, r.dtype] for table, r in self._store.layout.records.items()]
+        facts = {"kind": MEMORY_ROWS, "identity": self._store.identity, "generation": self._generation}
+        return facts | {"layout": layout, "files": files}
+
+    def release(self) -> None:
+        self._store._release(self._generation if self._written else None)
+
+
+def frozen_rows(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    """What `_FrozenRows` wrote, in the order in which it is to be written: later rows replace earlier ones."""
+    header = folder / "store"
+    _, _, found = _facts(facts, header)
+    if found != layout:
+        raise SnapshotError(f"{folder} has records {found}, this store {layout}: open it with the same tables")
+    for entry in facts["files"]:
+        reader = Reader(folder, entry)
+        for record in layout.kinds:
+            yield from reader.pairs(f"keys-{_name(record)}", f"rows-{_name(record)}", layout, _PIECE)
 
 
 def _pieces(size: int) -> Iterator[slice]:
@@ -195,8 +307,7 @@ def _name(record: Record) -> str:
     return f"{record.width}-{record.dtype}"
 
 
-def _facts(snapshot: Snapshot, header: Path) -> tuple[str, int, Layout]:
-    facts = snapshot.facts
+def _facts(facts: Mapping[str, Any], header: Path) -> tuple[str, int, Layout]:
     if facts.get("kind") == DISK_ROWS:
         raise SnapshotError(
             f"{header} holds the rows of a disk store, which need not fit in memory: set store='disk:FOLDER', with a new or "

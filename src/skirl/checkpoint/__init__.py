@@ -1,0 +1,277 @@
+"""Save and load everything that a run needs, so that it goes on with the bits of a run that never stopped.
+
+What a folder of checkpoints holds is drawn in `folder.py` and documented in docs/checkpoints.md. A checkpoint is rows with
+their optimizer state, the dense part, optimizers, random generators and the place in the data; what the oracle knows of the
+rows follows from these. Nothing is pickled, and files are checked against their size and SHA-256 before anything changes.
+
+- Atomic: nothing is written over, and the rename of its header makes a checkpoint, so a kill at any moment leaves the one
+  before whole.
+- Incremental: rows that have not changed since the checkpoint before are in its files.
+- In the background: training stands still while rows are frozen (`saving.py`), and goes on while they are written. The
+  alternative, a copy of all rows, takes twice the memory and the time of the copy.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from skirl import generators
+from skirl.checkpoint import dense, folder
+from skirl.checkpoint.definition import (
+    check_data,
+    check_definition,
+    check_model,
+    check_optimizers,
+    definition,
+    listed,
+    parameters,
+)
+from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
+from skirl.checkpoint.overlay import overlay
+from skirl.checkpoint.saving import Frozen, Saving, write
+from skirl.codec import decode, encode, with_metadata
+from skirl.engine import Counters, Engine
+from skirl.interrupts import uninterrupted
+from skirl.nn.modules import Collection, collection_of
+from skirl.sealed import CheckpointError, OtherVersion, skirl_version
+from skirl.store import frozen
+from skirl.store.snapshot import DISK_ROWS
+
+__all__ = ["Saving", "load", "numbers", "save"]
+
+log = logging.getLogger("skirl")
+
+
+def save(
+    path: str | Path,
+    *,
+    model: nn.Module,
+    optimizers: Sequence[Any] = (),
+    data: Any = None,
+    keep: int = 1,
+    wait: bool = True,
+) -> Saving:
+    """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and place in the data.
+
+    Call it after `dense.step()`, or outside the loop. optimizers: also schedulers, metrics or whatever else has
+    `state_dict` and `load_state_dict`. data: the lookahead, or a loader with these methods. keep: checkpoints that stay in
+    the folder, the newest ones. wait: False returns once training may go on; the checkpoint is then written in the
+    background, `Saving.wait` says when it is there, and the next save waits for it. One process at a time may save to a
+    folder.
+
+    >>> import tempfile, skirl
+    >>> def made():
+    ...     torch.manual_seed(0)
+    ...     rows = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
+    ...     model = torch.nn.ModuleDict({"rows": rows, "top": torch.nn.Linear(2, 1)})
+    ...     return model, torch.optim.Adam(model.parameters())
+    >>> def train(model, dense, batches, folder):
+    ...     for ids in batches:
+    ...         loss = model["top"](model["rows"](ids)["a"]).sum()
+    ...         loss.backward()
+    ...         dense.step(), dense.zero_grad()
+    ...         if batches.step == 6:
+    ...             skirl.save(folder, model=model, optimizers=[dense], data=batches)
+    ...     return loss.item()
+    >>> loader = [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i % 5]])) for i in range(10)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model, dense = made()
+    ...     with skirl.lookahead(loader, model, sparse=lambda ids: ids) as batches:
+    ...         whole = train(model, dense, batches, folder)
+    ...     model, dense = made()  # in another process, another day
+    ...     with skirl.lookahead(loader, model, sparse=lambda ids: ids) as batches:
+    ...         skirl.load(folder, model=model, optimizers=[dense], data=batches)
+    ...         resumed = train(model, dense, batches, folder)
+    >>> resumed == whole
+    True
+    """
+    began = time.perf_counter()
+    if keep < 1:
+        raise ValueError(f"keep is {keep}: set it to 1 or more checkpoints")
+    collection = collection_of(model)
+    engine = collection.engine
+    engine.check()
+    parts = listed(optimizers)
+    before = _settled(engine)
+    if collection.lookahead is not None:
+        collection.lookahead.settle()
+        collection.lookahead.drain()
+    else:
+        collection.finish()
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path} is a file: a checkpoint is a folder, name another")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    run, tensors = encode(
+        {
+            "optimizers": [
+                {"type": type(p).__name__, "parameters": parameters(p, names), "state": p.state_dict()} for p in parts
+            ],
+            "rows": {
+                "handle": collection.optimizer.state_dict(),
+                "table_steps": engine.table_steps.tolist(),
+                "split": engine.split,
+            },
+            "grads": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+            "counters": asdict(engine.counters),
+            "data": None if data is None else data.state_dict(),
+            "generators": generators.capture(),
+        },
+        "run",
+    )
+    (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
+    saving = Saving(path, max([0, *numbers(path)]) + 1)
+    with uninterrupted():
+        taken = Frozen(engine, path, before)
+        try:
+            state = model.state_dict()  # after rows are frozen: it names the generation
+            coded, more = encode({"state": state, "metadata": getattr(state, "_metadata", None)}, "model")
+            body = {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "skirl": skirl_version(),
+                "torch": torch.__version__,
+                "definition": definition(collection),
+                "model": coded,
+                "run": run,
+            }
+            if before is not None and before.path.parent == path:
+                saving.after = before.number
+            saving.run(lambda: write(saving, path, taken, tensors | more, body, keep))
+        except BaseException:
+            taken.release()
+            raise
+        engine.saving = saving
+    if wait:
+        _settled(engine)
+    saving.pause = time.perf_counter() - began
+    return saving
+
+
+def _settled(engine: Engine) -> Saving | None:
+    """The last checkpoint of this engine, on disk; raises, once, what kept it from getting there."""
+    last = engine.saving
+    if last is None:
+        return None
+    try:
+        return last.wait()
+    except BaseException:
+        if last.done:
+            engine.saving = last.given_up()
+        raise
+
+
+def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), data: Any = None) -> None:
+    """Go on from a checkpoint: into a model, optimizers and a lookahead made as those of the run that saved it.
+
+    Load before the loop: `with skirl.lookahead(...) as batches: skirl.load(..., data=batches)`, then iterate; a run over
+    several passes goes on with `range(batches.epochs, n)`. `optimizers` and `data` may be left out to evaluate. The cache
+    starts empty; its size, depth and prefetch may differ from the run that saved, and change no bit.
+
+    path: the folder, or the header of one of its checkpoints. Of a folder it is the newest checkpoint that is whole: one
+    that is damaged is named in a warning, and the one before it is used. Where none is left, or the checkpoint is of other
+    tables, a `CheckpointError` says so and nothing has changed.
+
+    The example is that of `skirl.save`.
+    """
+    collection = collection_of(model)
+    engine = collection.engine
+    engine.check_process()
+    parts = listed(optimizers)
+    if collection.lookahead is not None and collection.lookahead.iterating:
+        raise RuntimeError(
+            "a lookahead is already iterating over these embeddings: load before its loop, or leave its with-block first"
+        )
+    _settled(engine)
+    candidates = folder.headers(Path(path))
+    first: CheckpointError | None = None
+    for header in candidates:
+        try:
+            body, run, saved = _read(header, model, collection, parts, data)
+            _restore_rows(header, body, run, engine)
+        except (_Mismatch, OtherVersion):
+            raise
+        except CheckpointError as error:
+            first = first or error
+            if header != candidates[-1]:
+                log.warning("%s. Going on from the checkpoint before it", error)
+            continue
+        break
+    else:
+        assert first is not None
+        raise first
+    collection.forget()
+    try:
+        _apply(run, saved, model, collection, parts, data)
+    except Exception as error:  # a header that somebody has written: its checksum is right, and it is none of ours
+        engine.damage = f"{header} is not what skirl.save writes ({error!r}): load another checkpoint"
+        raise CheckpointError(engine.damage) from error
+    last = Saving(header.parent, folder.number_of(header))
+    last.files = body["rows"] if body["rows"]["store"]["kind"] != DISK_ROWS else {}
+    engine.saving = last
+    if body["torch"] != torch.__version__:
+        log.warning("saved with torch %s, this is %s: bits may differ from here on", body["torch"], torch.__version__)
+
+
+def _apply(
+    run: dict[str, Any], saved: dict[str, Any], model: nn.Module, collection: Collection, parts: list[Any], data: Any
+) -> None:
+    """All but the rows."""
+    collection.optimizer.load_state_dict(run["rows"]["handle"])
+    model.load_state_dict(with_metadata(saved["state"], saved["metadata"]))
+    for name, parameter in model.named_parameters():
+        grad = run["grads"].get(name)
+        parameter.grad = None if grad is None else grad.to(parameter.device)
+    for part, known in zip(parts, run["optimizers"] if parts else [], strict=True):
+        part.load_state_dict(known["state"])
+    if data is not None:
+        data.load_state_dict(run["data"])
+    generators.restore(run["generators"])
+
+
+class _Mismatch(CheckpointError):
+    """The checkpoint is whole, and of something else: an older one would be, too."""
+
+
+def _read(
+    header: Path, model: nn.Module, collection: Collection, parts: list[Any], data: Any
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """A checkpoint's header, its run and its model, all files seen to be whole, and of this model."""
+    body = folder.read(header)
+    try:
+        frozen.check(header.parent / folder.ROWS, body["rows"]["store"])
+        frozen.check(header.parent / folder.ROWS, body["rows"]["cache"])
+        tensors = dense.read(header.parent, body["dense"])
+        run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
+        Counters(**run["counters"])
+        _ = body["torch"], [run["rows"][name] for name in ("handle", "split", "table_steps")]
+        _ = [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
+        if not collection.engine.may_split(run["rows"]["split"]):
+            raise CheckpointError(f"{header} splits the cache as no run does: use another checkpoint")
+        try:
+            check_definition(body["definition"], definition(collection), header)
+            check_optimizers(run["optimizers"], parts, model)
+            check_model(saved["state"], model)
+            check_data(run["data"], data, collection.engine)
+        except CheckpointError as error:
+            raise _Mismatch(str(error)) from None
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
+    return body, run, saved
+
+
+def _restore_rows(header: Path, body: dict[str, Any], run: dict[str, Any], engine: Engine) -> None:
+    rows, store = header.parent / folder.ROWS, engine.store
+    over = overlay(rows, body["rows"]["cache"], store.layout)
+    engine.restore(
+        lambda: store.thaw(rows, body["rows"]["store"], over),
+        table_steps=run["rows"]["table_steps"],
+        split=run["rows"]["split"],
+        counters=Counters(**run["counters"]),
+    )

@@ -1,0 +1,123 @@
+"""Whether a checkpoint and a run belong together: what a run is made of, compared field by field.
+
+Everything that gives a row or a number of the dense part its meaning is compared before anything changes, and the first
+difference is named with both values. Trusting shapes alone would load a table with another initialiser, or Adam's moments
+into Adagrad's sums.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from skirl.engine import Engine
+from skirl.lookahead import Lookahead
+from skirl.nn.modules import Collection
+from skirl.sealed import CheckpointError
+
+
+def definition(collection: Collection) -> dict[str, Any]:
+    """What makes rows mean what they mean: the same for the run that saves and the one that loads."""
+    engine = collection.engine
+    optimizer = {"type": type(engine.optimizer).__name__} | asdict(engine.optimizer)
+    del optimizer["lr"]  # it is state: the handle has it
+    tables = [
+        {
+            "name": table.name,
+            "rows": table.rows,
+            "dim": table.dim,
+            "features": table.features,
+            "pooling": table.pooling,
+            "init": {"type": type(table.initial).__name__} | asdict(table.initial),
+        }
+        for table in engine.schema.tables
+    ]
+    found = {
+        "collection": type(collection).__name__,
+        "seed": engine.seed,
+        "dtype": engine.dtype.name,
+        "optimizer": optimizer,
+        "tables": tables,
+    }
+    return json.loads(json.dumps(found))
+
+
+def check_definition(saved: Any, here: Any, path: Path, where: str = "") -> None:
+    """Name the first field that differs."""
+    if isinstance(saved, dict) and isinstance(here, dict) and saved.keys() == here.keys():
+        for key in here:
+            check_definition(saved[key], here[key], path, f"{where}.{key}" if where else key)
+    elif isinstance(saved, list) and isinstance(here, list) and len(saved) == len(here) and where == "tables":
+        for i, table in enumerate(here):
+            check_definition(saved[i], table, path, f"table {table['name']!r}")
+    elif where == "tables":
+        names = [", ".join(repr(table["name"]) for table in tables) for tables in (saved, here)]
+        raise CheckpointError(f"{path} has the tables {names[0]}, this model {names[1]}: make them as they were saved")
+    elif saved != here:
+        raise CheckpointError(
+            f"{path} was saved with {where} = {saved!r}, here it is {here!r}: set it to what was saved"
+        )
+
+
+def check_optimizers(saved: list[Any], parts: list[Any], model: nn.Module) -> None:
+    if not parts:
+        return
+    if len(saved) != len(parts):
+        types = ", ".join(entry["type"] for entry in saved) or "none"
+        raise CheckpointError(f"{len(parts)} optimizers given, the checkpoint has {len(saved)} ({types}): pass these")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for i, (entry, part) in enumerate(zip(saved, parts, strict=True)):
+        if entry["type"] != type(part).__name__:
+            raise CheckpointError(
+                f"optimizers[{i}] is of type {type(part).__name__}, it was {entry['type']}: pass them as they were saved"
+            )
+        if entry["parameters"] != parameters(part, names):
+            raise CheckpointError(
+                f"optimizers[{i}] has parameters {parameters(part, names)}, it had {entry['parameters']}: make it with "
+                "the same parameters in the same order"
+            )
+
+
+def check_model(saved: dict[str, Any], model: nn.Module) -> None:
+    here = model.state_dict()
+    if saved.keys() != here.keys():
+        only = [sorted(saved.keys() - here.keys()), sorted(here.keys() - saved.keys())]
+        raise CheckpointError(
+            f"the checkpoint's model alone has {only[0]}, this model alone {only[1]}: make it as it was"
+        )
+    for name, value in here.items():
+        if isinstance(value, torch.Tensor) and saved[name].shape != value.shape:
+            raise CheckpointError(
+                f"{name} is {list(saved[name].shape)} in the checkpoint, {list(value.shape)} here: make it as it was"
+            )
+
+
+def check_data(saved: Any, data: Any, engine: Engine) -> None:
+    if data is None:
+        return
+    if saved is None:
+        raise CheckpointError("the checkpoint was saved without data: leave data out, or save with data=batches")
+    if isinstance(data, Lookahead):
+        if data.engine is not engine:
+            raise CheckpointError("data is a lookahead over another model: pass the one over the model that is loaded")
+        data.check_state(saved)
+
+
+def listed(optimizers: Sequence[Any]) -> list[Any]:
+    if hasattr(optimizers, "state_dict"):
+        raise TypeError(f"optimizers is one {type(optimizers).__name__}: pass a list of them, optimizers=[...]")
+    for i, part in enumerate(parts := list(optimizers)):
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise TypeError(f"optimizers[{i}] is a {type(part).__name__}: pass what has state_dict and load_state_dict")
+    return parts
+
+
+def parameters(part: Any, names: dict[int, str]) -> list[list[str]] | None:
+    """The parameters of an optimizer, by group and by name; None for what is no optimizer."""
+    if not isinstance(part, torch.optim.Optimizer):
+        return None
+    return [[names.get(id(p), "?") for p in group["params"]] for group in part.param_groups]

@@ -1,0 +1,228 @@
+"""Checks of checkpoints that the suite and the planted faults share; seconds, all of them together."""
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from stat import S_ISDIR
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import skirl
+from skirl.checkpoint import folder as folders
+from skirl.checkpoint import numbers, saving
+from tests.resume import ROWS, Run, Setup, assert_same
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def on(store: str, folder: Path) -> str:
+    return f"disk:{folder}" if store == "disk" else store
+
+
+def saves(run: Run, folder: Path, steps: list[int], **options: Any) -> list[skirl.Saving]:
+    """Train to the end, saving in the background after these steps."""
+    found: list[skirl.Saving] = []
+
+    def saved(step: int) -> None:
+        if step in steps:
+            whole = {"model": run.model, "optimizers": run.parts, "data": run.batches, "wait": False}
+            found.append(skirl.save(folder, **whole, **options))
+
+    run.train(saved=saved)
+    found[-1].wait()
+    return found
+
+
+def moments(store: str, cache: int, look: tuple[int, ...] = (1, 7, 12, 23)) -> None:
+    """A checkpoint after every step, all kept; each is of its own moment, and the run that saved was not disturbed."""
+    setup = Setup(ROWS[2], "adamw", "list", batches=12, depth=4, cache=cache)
+    whole = Run(setup).train()
+    with scratch() as folder:
+        run = Run(replace(setup, store=on(store, folder / "rows")))
+        found = saves(run, folder / "c", list(range(1, 25)), keep=24)
+        assert_same(run, whole)
+        assert [saving.number for saving in found] == numbers(folder / "c") == list(range(1, 25))
+        run.model.rows.close()
+        for n in look:
+            resumed = Run(replace(setup, store=on(store, folder / f"rows {n}")))
+            resumed.load(folders.header(folder / "c", n))
+            assert resumed.begun == n
+            assert_same(resumed.train(), whole)
+            resumed.model.rows.close()
+
+
+def held_up() -> None:
+    """The writer waits for many steps, in which every row changes, leaves and comes back; it saves what it was to save."""
+    go, setup = threading.Event(), Setup(batches=12)
+    real = saving.Frozen.write
+
+    def slow(frozen: saving.Frozen) -> Any:
+        assert go.wait(20)
+        return real(frozen)
+
+    whole = Run(setup).train()
+    with scratch() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving.Frozen, "write", slow)
+        run = Run(setup)
+        begun: list[skirl.Saving] = []
+
+        def saved(step: int) -> None:
+            if step == 7:
+                whole = {"model": run.model, "optimizers": run.parts, "data": run.batches}
+                begun.append(skirl.save(folder, **whole, wait=False))
+            if step == 20:
+                assert not begun[0].done and not numbers(folder)
+                go.set()
+
+        run.train(saved=saved)
+        begun[0].wait()
+        assert_same(run, whole)
+        assert_same(Run(setup).load(folder).train(), whole)
+
+
+def chain(store: str) -> None:
+    """Saved, resumed, saved, resumed: what is not written again is in files of earlier checkpoints."""
+    setup = Setup(batches=10, passes=2, cache=200)
+    whole = Run(setup).train()
+    with scratch() as folder:
+        for part, (begun, steps) in enumerate([(0, [2, 4]), (4, [5, 6]), (6, [8]), (8, [9, 14])]):
+            run = Run(replace(setup, store=on(store, folder / str(part))))
+            if begun:
+                run.load(folder / "c")
+                assert run.begun == begun
+            saves(run, folder / "c", steps, keep=2)
+            assert_same(run, whole)
+            run.model.rows.close()
+            assert len(numbers(folder / "c")) == 2
+        resumed = Run(replace(setup, store=on(store, folder / "last"))).load(folder / "c")
+        assert_same(resumed.train(), whole)
+        resumed.model.rows.close()
+
+
+def gaps() -> None:
+    """Some steps between two checkpoints, some of them without a backward: each holds what a look at every row says."""
+    tables = [skirl.Table("a", 300, 4), skirl.Table("b", 300, 2)]
+
+    def made() -> skirl.EmbeddingBagCollection:
+        return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(lr=0.1), cache=60, seed=4)
+
+    def state(rows: skirl.EmbeddingBagCollection) -> list[bytes]:
+        engine, found = rows.engine, list[bytes]()
+        for bank, members in enumerate(engine.schema.banks):
+            keys = np.concatenate([np.arange(300) | (table << 48) for table in members.tables])
+            keys = keys[engine.seen.has(keys)]
+            found += [keys.tobytes(), engine.peek(keys, bank)[0].tobytes()]
+        return found
+
+    rng, rows, states = np.random.default_rng(0), made(), list[list[bytes]]()
+    with scratch() as folder:
+        for i in range(60):
+            ids = torch.from_numpy((rng.random((8, 2)) ** 2 * 200).astype(np.int64))
+            out = rows(skirl.KeyedJagged.one_hot(["a", "b"], ids))
+            if i % 3:
+                (out["a"].sum() + out["b"].square().sum()).backward()
+            if i % 4 == 2 or i % 13 == 0:
+                skirl.save(folder, model=rows, keep=99)
+                states.append(state(rows))
+        for n, expected in enumerate(states, start=1):
+            other = made()
+            skirl.load(folders.header(folder, n), model=other)
+            assert state(other) == expected, f"checkpoint {n}"
+
+
+def slow_writes() -> None:
+    """Rows that have left the cache and are on their way to the store are in no other place."""
+    setup = Setup(batches=6, passes=1)
+    whole = Run(setup).train()
+    with scratch() as folder:
+        saves(Run(replace(setup, store="link:1Gbit,30ms:memory")), folder, [5])
+        assert_same(Run(setup).load(folder).train(), whole)
+
+
+def synced(store: str) -> None:
+    """When a header gets its name, all that it names has been synced, and so were the names; then its own is."""
+    done: set[tuple[int, int, int]] = set()
+    after: list[Any] = []
+    fsync, rename = os.fsync, os.replace
+
+    def identity(of: Any) -> tuple[int, int, int]:
+        stat = os.stat(of)  # with the size: the system gives the number of a file that is gone to the next one
+        return stat.st_dev, stat.st_ino, 0 if S_ISDIR(stat.st_mode) else stat.st_size
+
+    def noted_fsync(file: int) -> None:
+        fsync(file)
+        done.add(identity(file))
+        after.append(identity(file))
+
+    def noted_rename(old: Any, new: Any) -> None:
+        if Path(new).name.startswith("checkpoint-"):
+            body, folder = json.loads(Path(old).read_text()), Path(new).parent
+            files = [path for name in folders.files(body) for path in [folder / name, *(folder / name).glob("*")]]
+            missing = [str(path) for path in [*files, folder, Path(old), folder / "rows"] if identity(path) not in done]
+            assert not missing, f"renamed before these were synced: {missing}"
+            after.clear()
+        rename(old, new)
+
+    with scratch() as folder, pytest.MonkeyPatch.context() as patch:
+        run = Run(Setup(batches=10, passes=1, store=on(store, folder / "rows")))
+        patch.setattr(os, "fsync", noted_fsync)
+        patch.setattr(os, "replace", noted_rename)
+        saves(run, folder / "c", [6, 9])
+        assert run.model.rows.engine.counters.written
+        patch.undo()
+        assert identity(folder / "c") in after, "the rename of the header does not last"
+        run.model.rows.close()
+
+
+def damage(store: str) -> None:
+    """A flipped bit in any file of the newest checkpoint: the one before it is used, and counted on from then on."""
+    setup = Setup(batches=8, passes=1)
+    whole = Run(setup).train()
+    with scratch() as folder:
+        run = Run(replace(setup, store=on(store, folder / "rows")))
+        saves(run, folder / "c", [2, 4, 6], keep=3)
+        run.model.rows.close()
+        body = [folders.files(folders.read(folders.header(folder / "c", n))) for n in (2, 3)]
+        for name in [*sorted(body[1] - body[0]), "checkpoint-000003.json"]:
+            copy = folder / "copy"
+            shutil.copytree(folder / "c", copy)
+            path = copy / name if (copy / name).is_file() else copy / name / "model.safetensors"
+            raw = bytearray(path.read_bytes())
+            raw[-2] ^= 1
+            path.unlink()
+            path.write_bytes(raw)
+            run = Run(replace(setup, store=on(store, folder / "other"))).load(copy)
+            assert run.begun == 4, name
+            assert_same(run.train(), whole)
+            skirl.save(copy, model=run.model, optimizers=run.parts, data=run.batches, keep=2)
+            assert numbers(copy) == [2, 4], "the damaged one is no longer one to count on"
+            run.model.rows.close()
+            shutil.rmtree(copy)
+            shutil.rmtree(folder / "other", ignore_errors=True)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "held up": held_up,
+    "gaps": gaps,
+    "moments": lambda: moments("memory", 120),
+    "moments on disk": lambda: moments("disk", 400),
+    "chain": lambda: chain("memory"),
+    "chain on disk": lambda: chain("disk"),
+    "slow writes": slow_writes,
+    "synced": lambda: synced("memory"),
+    "synced on disk": lambda: synced("disk"),
+    "damage": lambda: damage("memory"),
+}

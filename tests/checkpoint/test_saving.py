@@ -1,0 +1,224 @@
+"""Checkpoints written beside training: of one moment, of what has changed, several to a folder."""
+
+import json
+import logging
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skirl
+from skirl.checkpoint import folder as folders
+from skirl.checkpoint import numbers, saving
+from skirl.sealed import CheckpointError
+from skirl.store import marks
+from tests.cases import cases
+from tests.checkpoint.checks import CHECKS, on, saves
+from tests.resume import ROWS, Run, Setup, assert_same
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_shared_with_the_planted_faults(check: str) -> None:
+    CHECKS[check]()
+
+
+@cases(8)
+@given(st.data())
+def test_any_steps_and_any_stop(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    """Checkpoints at any steps, resumed from the newest one, which goes on saving what has changed, several times."""
+    setup = Setup(
+        batches=10, passes=2, cache=data.draw(st.sampled_from([200, 400])), rows=data.draw(st.sampled_from(ROWS))
+    )
+    store = data.draw(st.sampled_from(["memory", "disk"]))
+    folder = tmp_path_factory.mktemp("any")
+    whole, begun = Run(setup).train(), 0
+    for part in range(3):
+        run = Run(replace(setup, store=on(store, folder / str(part))))
+        if begun:
+            run.load(folder / "c")
+            assert run.begun == begun
+        steps = data.draw(st.lists(st.integers(begun + 1, 20), min_size=1, max_size=6)) if begun < 20 else []
+        if not steps:
+            break
+        saves(run, folder / "c", steps, keep=data.draw(st.integers(1, 3)))
+        assert_same(run, whole)
+        run.model.rows.close()
+        begun = max(steps)
+    resumed = Run(replace(setup, store=on(store, folder / "last"))).load(folder / "c")
+    assert_same(resumed.train(), whole)
+
+
+def test_what_is_set_aside_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training waits for a writer that is too slow instead of keeping ever more rows."""
+    monkeypatch.setattr(marks, "MOST_ASIDE", 1000)
+    run, setup = Run(Setup()), Setup()
+    real = saving.Frozen.write
+    monkeypatch.setattr(saving.Frozen, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
+    saves(run, tmp_path, [2, 6, 11])
+    engine = run.model.rows.engine
+    assert sum(cache.marks.waited for cache in engine.caches) > 0
+    widest = max(cache.array.shape[1] for cache in engine.caches) * 4 + 8
+    assert all(cache.marks.most_aside <= 1000 + 2 * len(cache) * widest for cache in engine.caches)
+    assert_same(run, Run(setup).train())
+    assert_same(Run(setup).load(tmp_path).train(), Run(setup).train())
+
+
+def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
+    rows = skirl.EmbeddingBagCollection([skirl.Table("a", 100_000, 4)], optimizer=skirl.SGD(lr=0.1), cache=1000)
+
+    def step(first: int, n: int) -> None:
+        rows(skirl.KeyedJagged.one_hot(["a"], torch.arange(first, first + n).reshape(-1, 1)))["a"].sum().backward()
+
+    for first in range(0, 50_000, 1000):
+        step(first, 1000)
+    sizes = [skirl.save(tmp_path, model=rows, keep=3).bytes]
+    sizes.append(skirl.save(tmp_path, model=rows, keep=3).bytes)
+    step(0, 500)
+    sizes.append(skirl.save(tmp_path, model=rows, keep=3).bytes)
+    record = 4 * 4 + 8
+    assert sizes[0] > 50_000 * record
+    assert sizes[1] < 1000 * 8 + 20_000, "nothing but the keys of resident rows"
+    assert 500 * record < sizes[2] < 3000 * record + 20_000
+    for _ in range(12):  # all rows change again and again: then files are written anew, and the folder stays bounded
+        for first in range(0, 50_000, 1000):
+            step(first, 1000)
+        skirl.save(tmp_path, model=rows, keep=2)
+    held = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert held < 4.5 * 50_000 * record
+    fresh = skirl.EmbeddingBagCollection([skirl.Table("a", 100_000, 4)], optimizer=skirl.SGD(lr=0.1), cache=1000)
+    skirl.load(tmp_path, model=fresh)
+    ids = skirl.KeyedJagged.one_hot(["a"], torch.arange(50_000).reshape(-1, 1))
+    assert torch.equal(fresh.eval()(ids)["a"], rows.eval()(ids)["a"])
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    tmp_path: Path, store: str, caplog: pytest.LogCaptureFixture, campaign_seed: int
+) -> None:
+    """Each file of the newest one in turn: flipped, cut, a page zeroed, gone."""
+    setup, rng = Setup(batches=10, passes=1), np.random.default_rng(campaign_seed)
+    saves(Run(replace(setup, store=on(store, tmp_path / "rows"))), tmp_path / "c", [2, 5, 7], keep=3)
+    whole = Run(setup).train()
+    body = [folders.read(folders.header(tmp_path / "c", n)) for n in (2, 3)]
+    own = {str(p.relative_to(tmp_path / "c")) for p in (tmp_path / "c").rglob("*") if p.is_file()}
+    own = {p for p in own if any(p.startswith(name) for name in folders.files(body[1]) - folders.files(body[0]))}
+    for i, name in enumerate(sorted(own | {"checkpoint-000003.json"})):
+        for kind in ("flip", "cut", "zero", "remove"):
+            copy = tmp_path / f"{i} {kind}"
+            shutil.copytree(tmp_path / "c", copy)
+            raw = bytearray((copy / name).read_bytes())
+            match kind:
+                case "flip":
+                    raw[rng.integers(len(raw))] ^= 1 << int(rng.integers(8))
+                case "cut":
+                    del raw[rng.integers(len(raw)) :]
+                case "zero":
+                    start = int(rng.integers(len(raw)))
+                    raw[start : start + 4096] = bytes(len(raw[start : start + 4096]))
+            changed = bytes(raw) != (copy / name).read_bytes() or kind == "remove"
+            (copy / name).unlink()
+            if kind != "remove":
+                (copy / name).write_bytes(raw)
+            caplog.clear()
+            run = Run(replace(setup, store=on(store, copy / "own rows")))
+            with caplog.at_level(logging.WARNING):
+                run.load(copy)
+            gone = kind == "remove" and name.endswith("json")
+            assert run.begun == (5 if changed else 7), (name, kind)
+            if changed and not gone:
+                assert Path(name).name in caplog.text and "the checkpoint before it" in caplog.text
+            if kind == "flip":
+                assert_same(run.train(), whole)
+                skirl.save(copy, model=run.model, optimizers=run.parts, data=run.batches, keep=2)
+                assert numbers(copy) == [2, 4], "the damaged one is no longer one to count on"
+            run.model.rows.close()
+            shutil.rmtree(copy)
+
+
+def test_a_failure_in_the_background_is_raised_by_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(Setup()).train(until=3)
+    whole: dict[str, Any] = {"model": run.model, "optimizers": run.parts, "data": run.batches}
+    skirl.save(tmp_path, **whole)
+    monkeypatch.setattr(saving, "write_sealed", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
+    failing = skirl.save(tmp_path, **whole, wait=False)
+    with pytest.raises(OSError, match="No space left"):
+        skirl.save(tmp_path, **whole)
+    monkeypatch.undo()
+    assert failing.done and numbers(tmp_path) == [1]
+    assert skirl.save(tmp_path, **whole).number == 2
+    assert_same(Run(Setup()).load(tmp_path).train(), Run(Setup()).train())
+
+
+def test_closing_waits_for_the_checkpoint(tmp_path: Path) -> None:
+    run = Run(Setup()).train(until=3)
+    skirl.save(tmp_path, model=run.model, optimizers=run.parts, data=run.batches, wait=False)
+    run.model.rows.close()
+    assert numbers(tmp_path) == [1]
+    assert_same(Run(Setup()).load(tmp_path).train(), Run(Setup()).train())
+
+
+def test_the_dense_part_is_one_of_torch_distributed_checkpoint(tmp_path: Path) -> None:
+    import warnings
+
+    from torch.distributed import checkpoint as dcp
+
+    run = Run(Setup()).train(until=3)
+    run.save(tmp_path)
+    [folder] = tmp_path.glob("dense-*")
+    state = {f"model.state.{name}": torch.zeros_like(p) for name, p in run.model.named_parameters()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group
+        dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+    assert all(torch.equal(state[f"model.state.{name}"], p) for name, p in run.model.named_parameters())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    Run(Setup()).train(until=5).save(folder)
+    return folder
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-(1 << 70), 1 << 70), st.floats(-1e9, 1e9), st.text(max_size=9),
+    st.just([]), st.just({}), st.just({"~tensor": "run.grads"}), st.just({"~else": 1}), st.just([1 << 40, 1 << 40]),
+    st.just({"~array": ["run.generators.numpy.1", "<f8", [1 << 50], False]}), st.just("../x"),
+)  # fmt: skip
+
+
+@cases(50)
+@given(st.data())
+def test_a_header_that_somebody_has_written_ends_in_a_clean_error_or_a_run(
+    saved: Path, tmp_path_factory: pytest.TempPathFactory, data: Any
+) -> None:
+    """Fuzz: any value anywhere, under a valid checksum. Nothing crashes, and nothing large is allocated."""
+    from skirl.sealed import seal
+
+    copy = tmp_path_factory.mktemp("fuzz")
+    shutil.copytree(saved, copy, dirs_exist_ok=True)
+    header = folders.header(copy, 1)
+    body = json.loads(header.read_text())
+    del body["~sha256"]
+    at: Any = body
+    while True:
+        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+        if not isinstance(at[key], dict | list) or not at[key] or data.draw(st.integers(0, 5)) == 0:
+            at[key] = data.draw(VALUES)
+            break
+        at = at[key]
+    header.write_bytes(seal(body))
+    run = Run(Setup())
+    try:
+        run.load(copy)
+    except (CheckpointError, ValueError):
+        return
+    run.model.loss(run.setup.data.batch(0)).backward()

@@ -1,0 +1,78 @@
+"""`skirl report`: of a run that ended, one that was killed, and folders that are none."""
+
+import json
+import re
+
+import pytest
+
+from skirl.cli import main
+from skirl.page import Page
+from skirl.report import Left, Report, facts
+
+FLAGS = [
+    "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "60", "--valid", "10%",
+    "--eval-every", "20", "--log-every", "10", "--cache", "touched:20%", "--quiet", "--schedule", "linear",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "one & only"
+    assert main(["train", *FLAGS, "--run", str(folder), "--json"]) == 0
+    return folder
+
+
+def test_text_and_page(run, capsys, browse):
+    assert main(["report", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "dlrm-tiny on synthetic:tiny, ended" in out and "60, 3,840 samples" in out and "its best" in out
+    page = run / "report.html"
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page.read_text()), "the page would fetch something"
+    dom = browse(page)
+    assert "one &amp; only" in dom and "--log-every" in dom
+    assert dom.count("<polyline") == 2 + 2 + 1 + 3 + 2 + 2
+    assert "nan" not in re.sub(r"<[^>]*>", " ", dom).lower().split()
+
+
+def test_numbers_are_those_of_the_result(run):
+    found = facts(Left.of(run))
+    result = json.loads((run / "result.json").read_text())
+    assert found["ended"] and found["steps"] == result["steps"] == 60
+    assert found["samples"] == result["samples"]
+    assert [found[n] for n in ("fetched", "new", "written")] == [
+        result["counters"][n] for n in ("fetched", "new", "written")
+    ]
+    assert found["auc"] == result["auc"]
+    assert found["busy"]["plan"] == pytest.approx(result["movement"]["busy"]["plan"], rel=0.2)
+    assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write"}
+    best = min(result["test_logloss"], *(line["test_logloss"] for line in Left.of(run).evaluations))
+    assert found["best"]["test_logloss"] == best
+
+
+def test_a_run_that_was_killed(run, tmp_path, capsys):
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (killed / "config.json").write_text((run / "config.json").read_text())
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (killed / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
+    assert main(["report", str(killed)]) == 0
+    assert "still going on, or killed" in capsys.readouterr().out
+    (killed / "metrics.jsonl").write_text("")
+    assert main(["report", str(killed), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 0
+    assert main(["report", str(killed)]) == 0
+    assert "none yet" in capsys.readouterr().out
+
+
+def test_folders_that_are_no_run(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 1
+    assert "has no config.json: name the folder of a run" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{")
+    assert main(["report", str(tmp_path)]) == 1
+    assert "config.json is damaged" in capsys.readouterr().err
+
+
+def test_the_page_may_lie_elsewhere(run, tmp_path):
+    where = tmp_path / "pages" / "run.html"
+    assert Report(run, page=where).run()["page"] == str(where)
+    assert where.read_text().startswith(Page("x").html()[:15])
