@@ -46,10 +46,3 @@ def test_dropout_is_for_training_alone_and_seeded() -> None:
     assert torch.equal(first, again)
     model.eval()
     assert torch.equal(model(data), model(data)) and not torch.equal(model(data), first)
-
-
-def test_no_dense_features_are_enough() -> None:
-    model = DeepFM.tiny(collection(D + 1), dense_features=0)
-    data = batches(1)[0]
-    data.dense = data.dense[:, :0]
-    assert torch.isfinite(model(data)).all()

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import skirl
 from skirl.models import WideDeep
 from tests.models.plain import DENSE, OfKaggle, Rows, agree, batches, collection, mlp, sizes
 
@@ -33,28 +32,3 @@ def test_sizes() -> None:
     model = WideDeep.bagpipe(over)
     assert sizes(model.deep) == [(13, 256), (256, 256), (256, 256)]
     assert sizes(model.head) == [(256 + 26 * 48, 1)]
-
-
-def test_rows_without_room_for_the_weight_are_refused() -> None:
-    with pytest.raises(ValueError, match="tables have dim 1: set dim to 2 or more"):
-        WideDeep.tiny(OfKaggle(1))
-
-
-def test_a_batch_with_other_dense_features_is_refused() -> None:
-    model = WideDeep.tiny(collection(D + 1), dense_features=7)
-    with (
-        pytest.raises(ValueError, match="made for 7 dense features, the batch has 4: set dense_features=4"),
-        skirl.lookahead(batches(1), model) as stream,
-    ):
-        model(next(iter(stream)))
-
-
-def test_a_batch_without_a_feature_is_refused() -> None:
-    model = WideDeep.tiny(collection(D + 1), DENSE)
-    ids = skirl.KeyedJagged.one_hot(["user", "clicked"], torch.tensor([[1, 2]]))
-    data = [skirl.Batch(torch.zeros(1, DENSE), ids, torch.zeros(1))]
-    with (
-        pytest.raises(ValueError, match="no feature 'bought': it has 'user', 'clicked'"),
-        skirl.lookahead(data, model) as s,
-    ):
-        next(iter(s))
