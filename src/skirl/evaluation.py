@@ -2,7 +2,7 @@
 
 An evaluation is a look at the model as it is: no row moves, no random number of the run is drawn, every module is put
 back into its mode. So the bits of training are the same with and without, which a test checks. It reads the rows of each
-batch when it comes to it, without an oracle: on the Criteo sample, rows in memory, 0.7 times the time of training on as
+batch when it comes to it, without an oracle: on the Criteo sample, rows in memory, 0.6 times the time of training on as
 many samples. A lookahead over the held-out samples would hide a slow store's time, and would have to own the cache.
 
 Early stopping stops the run; rows and weights stay as the last step left them, not as the best evaluation found them:

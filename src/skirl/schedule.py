@@ -1,7 +1,7 @@
 """Learning rates that change over a run: of the rows and of the dense weights, by one schedule.
 
 A schedule is a factor for each step, and the two rates are that factor times their own start. torch's LambdaLR sets both:
-`embeddings.optimizer` is a torch optimizer whose rate the next backward reads. Its two `step()` calls take 8 us a step.
+`embeddings.optimizer` is a torch optimizer whose rate the next backward reads. Its two `step()` calls take 5 us a step.
 One schedule for each of the two would be two more flags that have to agree; who needs that writes the loop of the README
 with two schedulers of torch.
 """

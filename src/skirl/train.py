@@ -98,8 +98,9 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
                 meter.add(done.loss, done.logits, done.batch.labels)
                 last = batches.step == stream.steps
                 if stream.held_out and evaluation.due(batches.step, last=last):
+                    held_out = stream.held_out_at(batches.state_dict()["loader"])
                     with meter.paused():
-                        evaluation.run(batches.step, model, stream.held_out)
+                        evaluation.run(batches.step, model, held_out or ())
                 last = last or evaluation.stops
                 run.after_step(batches, meter, rates.now, last=last, evaluation=evaluation)
                 progress(batches.step, lambda: meter.facts(batches))

@@ -64,6 +64,10 @@ class Dataset:
     def __getstate__(self) -> dict[str, object]:
         return {"paths": self.paths, "schema": self.schema, "part_bytes": self.part_bytes, "_open": {}}
 
+    def anew(self) -> "Dataset":
+        """The same files for another reader: this one's open file is where this one needs it."""
+        return Dataset(self.paths, self.schema, self.part_bytes)
+
     def parts(self, begin: Place = START, end: Place | None = None) -> Iterator[Part]:
         """The parts from one place to another, or to the end."""
         share = -1

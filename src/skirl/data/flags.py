@@ -49,7 +49,11 @@ class DataFlags:
     rows: str | None = None
     """Rows that ids are hashed to: a number for every table, or 100000,C3=2000000; the schema's, or 1000000, if not set."""
     vocab: str | None = None
-    """A vocabulary made by `skirl vocab`: ids get rows of their own instead of being hashed."""
+    """Ids get rows of their own instead of a hash: a file that `skirl vocab` made, or open: one that grows."""
+    admit: int = 10
+    """Of an open vocabulary: an id gets a row of its own when it comes for this time."""
+    stale: int | None = None
+    """Of an open vocabulary: an id that no batch of the last so many had is forgotten; none is if not set."""
     shuffle: int = 0
     """Rows in the window that is shuffled; 0: in order."""
     workers: int = 0
@@ -58,7 +62,15 @@ class DataFlags:
     """What to do with a malformed row: refuse the run, or skip the row and count it."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("epochs", 1), ("steps", 1), ("shuffle", 0), ("workers", 0)):
+        for name, least in (
+            ("batch", 1),
+            ("epochs", 1),
+            ("steps", 1),
+            ("shuffle", 0),
+            ("workers", 0),
+            ("admit", 1),
+            ("stale", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}: set it to {least} or more")
@@ -95,9 +107,11 @@ class DataFlags:
         return self.data.partition(":")[0]
 
     def _files(self) -> Source:
-        from skirl.data.open import open_files  # Arrow is imported where files are read, and only there
+        from skirl.data.growing import Growing  # Arrow is imported where files are read, and only there
+        from skirl.data.open import OPEN, open_files
 
-        return open_files(self)
+        files = open_files(self)
+        return Growing(files, self.admit, self.stale) if self.vocab == OPEN else files
 
     def _synthetic_held_out(self) -> int:
         if self.valid is None:

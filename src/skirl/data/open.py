@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from skirl.data.flags import DataFlags
 
 INF = float("inf")
+OPEN = "open"
+"""The vocabulary that grows."""
 
 
 def open_files(flags: "DataFlags", part_bytes: int = PART) -> Files:
@@ -82,6 +84,10 @@ def _encoding(
     flags: "DataFlags", schema: FileSchema
 ) -> tuple[Mapping[str, int], RowsOf, Mapping[str, tuple[float, float]]]:
     """Rows of each table, how ids become them, and what dense columns are standardised with."""
+    if flags.vocab == OPEN:
+        if schema.standardised:
+            raise ValueError("an open vocabulary knows no mean to standardise with: set transform to log or none")
+        return schema.rows_of(flags.rows), Fingerprints(), {}
     if flags.vocab is not None:
         if flags.rows is not None:
             raise ValueError("rows and vocab are both set: a vocabulary says how many rows there are, leave rows out")
@@ -125,7 +131,7 @@ def _split(files: Files, valid: str) -> Files:
             )
         held = replace(files, encoder=replace(files.encoder, keep=(schema.time, limit, INF)))
         files = replace(files, encoder=replace(files.encoder, keep=(schema.time, -INF, limit)))
-    held = replace(held, epochs=1, batches=None, shuffle=0)
+    held = replace(held, dataset=files.dataset.anew(), epochs=1, batches=None, shuffle=0)
     return replace(files, held=held)
 
 

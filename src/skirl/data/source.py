@@ -49,6 +49,10 @@ class Source(Protocol):
         """The samples set apart to evaluate on: one pass over them, in order; None where none are."""
         ...
 
+    def held_out_at(self, state: Any) -> "Source | None":
+        """The same, as a run sees them that is where `state` was taken: an open vocabulary is read ahead."""
+        ...
+
     @property
     def bad_rows(self) -> int:
         """Malformed rows left out so far, in this process."""

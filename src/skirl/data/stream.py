@@ -69,6 +69,10 @@ class Files:
         """The features with any number of ids a sample, not exactly one."""
         return tuple(column.name for column in self.encoder.schema.ids if column.list)
 
+    def held_out_at(self, state: Any) -> "Files | None":
+        """The same: what is held out does not depend on where a run is."""
+        return self.held_out
+
     def tables(self, dim: int) -> list[Table]:
         """The tables that the ids look rows up in."""
         return self.encoder.schema.tables(dim, self.encoder.rows)

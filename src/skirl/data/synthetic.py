@@ -157,6 +157,10 @@ class Synthetic:
         scale = self.rows_scale
         return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in SHAPES[self.name].rows.items()}
 
+    def held_out_at(self, state: Any) -> "Synthetic | None":
+        """The same: what is held out does not depend on where a run is."""
+        return self.held_out
+
     def tables(self, dim: int) -> list[Table]:
         """The tables that these ids look up, one for each feature."""
         return [Table(name, rows=rows, dim=dim) for name, rows in self.rows.items()]

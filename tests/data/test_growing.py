@@ -1,0 +1,140 @@
+"""An open vocabulary beside a dict; its state goes on at any batch, and evaluation sees it as it was."""
+
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl import cli
+from skirl.codec import decode, encode
+from skirl.data import DataFlags, Source
+from skirl.data.growing import Growing, Growth
+from tests.cases import cases
+from tests.data import logs
+
+
+@pytest.fixture(scope="module")
+def tsv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return logs.write_tsv(tmp_path_factory.mktemp("open") / "day_0", logs.criteo_rows(1500, seed=4))
+
+
+def opened(tsv: Path, **flags: Any) -> Growing:
+    stream = DataFlags(f"criteo:{tsv}", **{"batch": 8, "vocab": "open", "admit": 2, **flags}).stream()
+    assert isinstance(stream, Growing)
+    return stream
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=12),
+    st.integers(1, 4),
+    st.integers(3, 12),
+    st.one_of(st.none(), st.integers(1, 4)),
+)
+@cases(150)
+def test_rows_are_those_of_a_dict(batches: list[list[int]], admit: int, limit: int, stale: int | None) -> None:
+    growth, rows, counts, last, free = Growth(limit, admit), {}, Counter[int](), {}, 2
+    for now, batch in enumerate(batches):
+        expected = []
+        for value in batch:
+            if value == 0:
+                expected.append(0)
+                continue
+            counts[value] += 1
+            last[value] = now
+            if value not in rows and counts[value] >= admit and free < limit:
+                rows[value] = free
+                free += 1
+            expected.append(rows.get(value, 1))
+        prints = np.array(batch, np.uint64)
+        assert growth.grow(prints, now).tolist() == expected
+        if stale is not None:
+            growth.forget(now - stale)
+            for value in [value for value, at in last.items() if at < now - stale]:
+                del last[value], counts[value]
+                rows.pop(value, None)
+        assert growth.look_up(prints).tolist() == [rows.get(v, 1) if v else 0 for v in batch]
+        other = Growth(limit, admit)
+        other.load_state_dict(copy.deepcopy(growth.state_dict()))
+        growth = other
+
+
+def test_a_table_grows_past_its_first_size() -> None:
+    growth = Growth(1 << 20, 1)
+    values = np.arange(1, 20_001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    assert growth.grow(values, 0).tolist() == list(range(2, 20_002))
+    assert growth.look_up(values[::-1]).tolist() == list(range(20_001, 1, -1))
+    growth.forget(1)
+    assert growth.used == 0 and growth.grow(values[:1], 1).tolist() == [20_002], "rows are not given twice"
+
+
+@pytest.mark.parametrize("flags", [{}, {"stale": 20, "epochs": 2, "shuffle": 100}])
+def test_a_state_goes_on_at_its_batch(tsv: Path, flags: dict[str, Any]) -> None:
+    stream = opened(tsv, **flags)
+    assert isinstance(stream, Source)
+    batches, states = [], [copy.deepcopy(stream.state_dict())]
+    for batch in stream:
+        batches.append(batch.sparse.values())
+        states.append(copy.deepcopy(stream.state_dict()))
+    assert any(int(values.max()) > 2 for values in batches)
+    for taken in (0, 1, 63, 64, 65, 150, len(batches) - 1):
+        other = opened(tsv, **flags)
+        other.load_state_dict(decode(*encode(states[taken], "data")))
+        rest = [batch.sparse.values() for batch in other]
+        assert len(rest) == len(batches) - taken
+        assert all(torch.equal(a, b) for a, b in zip(rest, batches[taken:])), taken
+    again = [batch.sparse.values() for batch in stream]
+    assert all(torch.equal(a, b) for a, b in zip(again, batches)), "the next pass begins with nothing"
+
+
+def test_workers_change_nothing(tsv: Path) -> None:
+    alone, team = (list(opened(tsv, workers=n, batch=100)) for n in (0, 2))
+    assert all(torch.equal(a.sparse.values(), b.sparse.values()) for a, b in zip(alone, team, strict=True))
+
+
+def test_held_out_is_seen_as_it_was(tsv: Path) -> None:
+    stream = opened(tsv, valid="20%", stale=50)
+    states, seen = [], {}
+    for number, _ in enumerate(stream):
+        states.append(stream.state_dict())
+        if number in (10, 90):
+            assert stream.held_out is not None
+            seen[number] = [batch.sparse.values() for batch in stream.held_out]
+    for number, then in seen.items():
+        late = stream.held_out_at(states[number])
+        assert late is not None and late.samples == 300
+        assert all(torch.equal(a.sparse.values(), b) for a, b in zip(late, then, strict=True))
+    assert not torch.equal(seen[10][0], seen[90][0])
+
+
+def test_a_state_of_another_stream_is_refused(tsv: Path) -> None:
+    with pytest.raises(ValueError, match="of a stream with admit=2: set it to that"):
+        opened(tsv, admit=3).load_state_dict(opened(tsv).state_dict())
+
+
+def test_training_is_the_same_whatever_is_read_ahead(
+    tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*more: str) -> dict[str, Any]:
+        flags = "--model dlrm-tiny --dim 4 --batch 32 --rows 2000 --vocab open --admit 2 --stale 30 --valid 20%"
+        assert (
+            cli.main(["train", "--data", f"criteo:{tsv}", *flags.split(), "--threads", "1", "--quiet", "--json", *more])
+            == 0
+        )
+        return json.loads(capsys.readouterr().out)
+
+    whole, short = (
+        run("--cache", "5000", "--eval-every", "20"),
+        run("--cache", "100%", "--eval-every", "20", "--depth", "1"),
+    )
+    saved = ["--save", str(tmp_path / "saved"), "--cache", "5000", "--eval-every", "20"]
+    run(*saved, "--steps", "21")
+    resumed = run(*saved, "--resume")
+    for other in (short, resumed):
+        assert other["loss"] == whole["loss"] and other["test_auc"] == whole["test_auc"]

@@ -1,0 +1,90 @@
+"""Where in a loader a run goes on: exactly, by the loader's own state, or skipped ahead with a word."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import skirl
+
+
+def batches() -> list[skirl.KeyedJagged]:
+    return [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i]])) for i in range(12)]
+
+
+class Plain:
+    """Counts what is read of it."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[skirl.KeyedJagged]:
+        for batch in batches():
+            self.read += 1
+            yield batch
+
+
+class Stateful:
+    """Knows where it is, as StatefulDataLoader does."""
+
+    def __init__(self) -> None:
+        self.read = self.place = 0
+
+    def __iter__(self) -> Iterator[skirl.KeyedJagged]:
+        while self.place < 12:
+            self.place += 1
+            self.read += 1
+            yield batches()[self.place - 1]
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+def ids_after(loader: Any, state: dict[str, Any] | None = None, *, stop: int | None = None, **flags: Any) -> Any:
+    """The ids that a loop sees, and the state at its end; it breaks after `stop` batches."""
+    embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=20)
+    seen = []
+    with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, **flags) as ahead:
+        if state is not None:
+            ahead.load_state_dict(state)
+        for ids in ahead:
+            embeddings(ids)["a"].sum().backward()
+            seen.append(int(ids.values()[0]))
+            if len(seen) == stop:
+                return seen, ahead.state_dict()
+    return seen, None
+
+
+@pytest.mark.parametrize("flags", [{}, {"depth": 1, "prefetch": 0}, {"depth": 20}, {"depth": "epoch"}])
+def test_a_loader_with_a_state_goes_on_exactly_and_reads_nothing_twice(flags, caplog):
+    first, state = ids_after(Stateful(), stop=5, **flags)  # more were read ahead, and do not count
+    loader = Stateful()
+    with caplog.at_level(logging.INFO, "skirl"):
+        rest, _ = ids_after(loader, state, **flags)
+    assert first + rest == list(range(12))
+    passes = 2 if flags.get("depth") == "epoch" else 1  # it is read once more, for its ids
+    assert loader.read == passes * 7 and not caplog.records
+
+
+@pytest.mark.parametrize("flags", [{}, {"depth": 1, "prefetch": 0}])
+def test_any_other_loader_is_skipped_ahead_and_one_line_says_so(flags, caplog):
+    first, state = ids_after(Plain(), stop=5, **flags)
+    loader = Plain()
+    with caplog.at_level(logging.INFO, "skirl"):
+        rest, _ = ids_after(loader, state, **flags)
+    assert first + rest == list(range(12)) and loader.read == 12
+    assert [record.getMessage() for record in caplog.records] == [
+        "resuming: skipping 5 batches of the loader, which has no state_dict"
+    ]
+
+
+def test_a_loader_that_became_shorter_is_refused():
+    _, state = ids_after(Plain(), stop=5)
+    with pytest.raises(ValueError, match="the loader ends at batch 3, the run was saved after 5 of the pass"):
+        ids_after(batches()[:3], state)
