@@ -91,7 +91,6 @@ def cases_of(draw) -> Case:
     tables = draw(tables_of())
     unpooled = draw(st.sampled_from([False, False, False, True]))
     one_dim = len({table.dim for table in tables}) == 1
-    depth = draw(st.sampled_from(["epoch", "auto", 1, 2, 3, 8, 30]))
     uses = ["all", "some", "stacked"] if one_dim and not unpooled else ["all", "some"]
     return Case(
         tables=tables,
@@ -106,11 +105,9 @@ def cases_of(draw) -> Case:
         weights=draw(st.sampled_from([0.0, 0.5, 1.0])),
         wide=draw(st.booleans()),
         spare=draw(st.sampled_from([SMALLEST, SMALLEST, 1, 5, 1000])),
-        depth=depth,
+        depth=(depth := draw(st.sampled_from(["epoch", "auto", 1, 2, 3, 8, 30]))),
         prefetch=draw(st.sampled_from([2, 5, 1, 0, 3, 4])),
-        policy=draw(
-            st.sampled_from(["min", "min", "min", "lru", "lfu", "ttl"] if depth != "epoch" else ["min", "lru", "lfu"])
-        ),
+        policy=draw(st.sampled_from(["min", "min", "min", "lru", "lfu", "lfu" if depth == "epoch" else "ttl"])),
         ramp=draw(st.booleans()),
         window_bytes=draw(st.sampled_from([4 << 30, 4 << 30, 400])),
         accumulate=draw(st.sampled_from([1, 1, 2, 3])),

@@ -15,6 +15,7 @@ from skirl.batch import Batch
 from skirl.data import DataFlags, Source
 from skirl.data.open import open_files
 from skirl.data.stream import Files, permutation
+from skirl.data.workers import WorkerDied
 from tests.cases import cases
 from tests.data import logs
 
@@ -182,3 +183,21 @@ def test_real_avazu(data_folder: Path) -> None:
         values = [logs.number_hash(int(text, base), name) for text, base, name in zip(row[3:], bases, names)]
         assert (label, dense) == (float(row[1]), [int(row[2]) % 100 / 24])
         assert ids == [logs.row_of(value, 1000) for value in values]
+
+
+def test_a_worker_that_is_killed_is_a_sentence(folder: Path) -> None:
+    import multiprocessing
+    import os
+    import signal
+
+    files = opened(folder / "text", 3000, workers=2)
+    batches = iter(files)
+    next(batches)
+    for process in multiprocessing.active_children():
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(
+        WorkerDied, match=r"ended by itself \(exit code -9\): is there enough memory\? Set workers to 0"
+    ):
+        list(batches)
+    assert not multiprocessing.active_children()
