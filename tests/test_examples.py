@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
 
-@pytest.mark.parametrize("name", ["with_embedding_bag.py", "with_skirl.py"])
+@pytest.mark.parametrize("name", ["with_embedding_bag.py", "with_skirl.py", "with_lightning.py", "with_datasets.py"])
 def test_it_learns(name: str) -> None:
     """Each prints a loss every 50 steps, and the last is below the first."""
     done = subprocess.run([sys.executable, name], cwd=EXAMPLES, capture_output=True, text=True, timeout=120)

@@ -3,8 +3,10 @@
 from skirl.batch import Batch, KeyedJagged
 from skirl.checkpoint import Saving, load, save
 from skirl.export import export
+from skirl.importing import import_rows
 from skirl.initial import Constant, Normal, Uniform
 from skirl.lookahead import Lookahead, lookahead
+from skirl.nn.bag import EmbeddingBag
 from skirl.nn.modules import EmbeddingBagCollection, EmbeddingCollection, Pooled
 from skirl.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from skirl.sealed import CheckpointError
@@ -17,6 +19,7 @@ __all__ = [
     "Batch",
     "CheckpointError",
     "Constant",
+    "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingCollection",
     "KeyedJagged",
@@ -28,6 +31,7 @@ __all__ = [
     "Table",
     "Uniform",
     "export",
+    "import_rows",
     "load",
     "lookahead",
     "save",

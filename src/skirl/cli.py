@@ -26,6 +26,8 @@ COMMANDS = {
     "report": ("skirl.report:Report", "what a run did: losses, AUC, throughput, movement, stalls; a page with plots"),
     "vocab": ("skirl.data.vocab:Vocab", "give the ids of data files rows of their own, in one pass and bounded memory"),
     "convert": ("skirl.data.convert:Convert", "write data files as Parquet that is read several times faster"),
+    "export": ("skirl.ways:Export", "rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet"),
+    "import": ("skirl.ways:Import", "a checkpoint of the rows of a trained PyTorch model"),
     "bench oracle": ("skirl.bench.oracle:Oracle", "time the planner: ids a second, slots and grouping included"),
     "bench disk": ("skirl.bench.disk:Disk", "reads and writes through the disk store, beside the device's own rates"),
     "bench train": (

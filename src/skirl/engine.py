@@ -410,6 +410,16 @@ class Engine:
         self._make(bank, distinct[fresh], fresh, rows)
         return rows, place.astype(np.int32)
 
+    def put(self, keys: np.ndarray, records: np.ndarray, bank: int) -> None:
+        """Rows that come from elsewhere take the place of what there is; between steps."""
+        self.store.write(keys, records)
+        self.seen.add(keys)
+        if self.caches:
+            slots = self.caches[bank].find(keys)
+            here = np.flatnonzero(slots >= 0)
+            self.caches[bank].changing(slots[here])
+            self.caches[bank].array[slots[here]] = records[here]
+
     def flush(self) -> None:
         """Write every resident row to the store; all stay resident. Write-backs must be drained."""
         self.check()

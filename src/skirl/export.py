@@ -84,6 +84,20 @@ def export(
                     writer.write(prefix + "ids", piece & ((1 << ROW_BITS) - 1))
 
 
+def rows_of(model: nn.Module, table: str | None = None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The touched rows of one table, or of all: its name, some row numbers, ascending, and their weights."""
+    engine = collection_of(model).engine
+    numbers = {t.name: i for i, t in enumerate(engine.schema.tables)}
+    if table is not None and table not in numbers:
+        raise ValueError(f"no table {table!r}: there are {', '.join(map(repr, numbers))}")
+    keys = _touched(engine, numbers.values())
+    for name, number in numbers.items():
+        if table in (None, name):
+            for piece in _pieces(engine, number, keys):
+                weights = _records(engine, number, piece)[:, : engine.schema.tables[number].dim]
+                yield name, piece & ((1 << ROW_BITS) - 1), weights
+
+
 def _touched(engine: Engine, tables: Iterable[int]) -> dict[int, np.ndarray]:
     """The keys of every row ever used, by table, ascending: in the store or resident."""
     tables = list(tables)

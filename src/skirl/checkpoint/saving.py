@@ -1,9 +1,9 @@
 """A checkpoint on its way: frozen in the training loop, written by a thread of its own.
 
-What stops training is `Frozen.of`: the step is settled, rows that have left the cache reach the store, the dense part is
-copied, and rows are frozen where they are (`store/marks.py`, `store/_frozen.py`). Files, checksums and waiting for the disk
-are the thread's. With 10 million touched rows of 17 floats (680 MB) training stood still for 0.05 s, and writing took
-seconds. Threads share a core with training where there is none to spare; a process would have to be sent the rows.
+What stops training is `skirl.save` up to `Frozen`: the step is settled, rows that have left the cache reach the store, the
+dense part is copied, and rows are frozen where they are (`store/marks.py`, `store/_frozen.py`). Files, checksums and waiting
+for the disk are the thread's. With 10 million touched rows of 17 floats (680 MB) training stood still for 10 ms, and writing
+took 3 to 5 seconds. A thread shares a core with training where there is none to spare; a process would have to be sent rows.
 """
 
 import secrets

@@ -1,0 +1,81 @@
+"""The rows of a checkpoint without the model that trained them: what a header says of its tables is enough.
+
+For what only wants rows: `skirl export`, `skirl.import_rows`. The alternative, asking for the model's code, would make a
+checkpoint worth nothing to whoever has only the file.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skirl import initial, optim
+from skirl.checkpoint import dense, folder
+from skirl.checkpoint.overlay import overlay
+from skirl.engine import Counters
+from skirl.nn.modules import Collection, EmbeddingBagCollection, EmbeddingCollection
+from skirl.sealed import CheckpointError, OtherVersion
+from skirl.store import frozen
+from skirl.tables import Table
+
+log = logging.getLogger("skirl")
+
+_INITIAL = {kind.__name__: kind for kind in (initial.Uniform, initial.Normal, initial.Constant)}
+_OPTIMIZERS = {kind.__name__: kind for kind in (optim.SGD, optim.Adagrad, optim.RowwiseAdagrad, optim.Adam)}
+_KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingCollection)}
+
+
+def open_rows(path: str | Path, *, store: str = "memory") -> tuple[Collection, dict[str, torch.Tensor]]:
+    """Embeddings with the rows of the newest whole checkpoint, and the dense part's tensors, parameters by their names.
+
+    store: where the rows go; rows of a disk store need "disk:FOLDER".
+    """
+    first: CheckpointError | None = None
+    for header in folder.headers(Path(path)):
+        try:
+            return _open(header, store)
+        except OtherVersion:
+            raise
+        except CheckpointError as error:
+            log.warning("%s", error)
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _open(header: Path, store: str) -> tuple[Collection, dict[str, torch.Tensor]]:
+    body, rows = folder.read(header), header.parent / folder.ROWS
+    try:
+        collection = _made(body["definition"], store)
+        for part in ("store", "cache"):
+            frozen.check(rows, body["rows"][part])
+        tensors = dense.read(header.parent, body["dense"])
+        steps = body["run"]["rows"]["table_steps"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
+    engine = collection.engine
+    over = overlay(rows, body["rows"]["cache"], engine.store.layout)
+    thaw = lambda: engine.store.thaw(rows, body["rows"]["store"], over)  # noqa: E731
+    engine.restore(thaw, table_steps=steps, counters=Counters(), split=None)
+    prefix = "model.state."
+    return collection, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def _made(definition: dict[str, Any], store: str) -> Collection:
+    def of(kinds: dict[str, Any], fields: dict[str, Any]) -> Any:
+        fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        return kinds[fields.pop("type")](**fields)
+
+    tables = [
+        Table(**{**table, "features": tuple(table["features"]), "init": of(_INITIAL, table["init"])})
+        for table in definition["tables"]
+    ]
+    return _KINDS[definition["collection"]](
+        tables,
+        optimizer=of(_OPTIMIZERS, definition["optimizer"]),
+        cache=1,
+        store=store,
+        seed=definition["seed"],
+        dtype=getattr(torch, definition["dtype"]),
+    )

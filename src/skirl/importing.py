@@ -1,0 +1,192 @@
+"""Take rows from elsewhere: a state dict of nn.EmbeddingBag, a file of `skirl.export`, another checkpoint.
+
+Rows are read a piece at a time (files are mapped into memory, not read whole), so a table larger than memory goes into a
+disk store. All of a table's rows come along, those that were never trained too: a state dict cannot tell them apart. Their
+optimizer state starts anew unless the source has it. A file that could run code when it is read is refused: torch's own
+format is read with `weights_only=True`.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from skirl.engine import Engine
+from skirl.nn.modules import collection_of
+from skirl.sealed import CheckpointError
+from skirl.tables import ROW_BITS, Table
+
+_PIECE = 1 << 16  # rows at a time
+
+
+def import_rows(
+    model: nn.Module, source: str | Path | Mapping[str, Tensor], *, names: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Take the rows of every table that the source has; how many, for each. Not while a lookahead iterates.
+
+    source: a state dict, a file of one (.safetensors, or what torch.save wrote), a file that `skirl.export` wrote, or a
+    folder of checkpoints, of which rows alone are taken. names: the source's name for a table's weight where it is none of
+    `weight`, `TABLE`, `TABLE.weight` or one that ends with `.TABLE.weight`.
+
+    >>> import skirl
+    >>> bag = torch.nn.EmbeddingBag(10, 2, mode="sum")
+    >>> rows = skirl.EmbeddingBagCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(), cache=5)
+    >>> import_rows(rows, bag.state_dict())
+    {'item': 10}
+    >>> ids = torch.tensor([[3], [9]])
+    >>> torch.equal(rows.eval()(skirl.KeyedJagged.one_hot(["item"], ids))["item"], bag(ids))
+    True
+    """
+    collection = collection_of(model)
+    engine = collection.engine
+    engine.check()
+    if collection.lookahead is not None and collection.lookahead.iterating:
+        raise RuntimeError("a lookahead is iterating over these embeddings: import before its loop, or after it")
+    if isinstance(source, str | Path) and Path(source).is_dir():
+        return _from_checkpoint(engine, Path(source))
+    collection.finish()
+    tensors = _Tensors(source)
+    found: dict[str, int] = {}
+    plan = []
+    for number, table in enumerate(engine.schema.tables):
+        name = _name(tensors, table, names or {}, len(engine.schema.tables) == 1)
+        if name is not None:
+            plan.append((number, table, name, _checked(tensors, table, name)))
+    if not plan:
+        raise ValueError(
+            f"the source has no table of this model: it has {', '.join(sorted(tensors.names)[:9])}; pass "
+            "names={TABLE: NAME}"
+        )
+    for number, table, name, parts in plan:
+        found[table.name] = _take(engine, number, table, tensors, name, parts)
+    collection.forget()
+    return found
+
+
+def _from_checkpoint(engine: Engine, path: Path) -> dict[str, int]:
+    from skirl.checkpoint.rows import open_rows
+
+    other, _ = open_rows(path)
+    theirs = {table.name: number for number, table in enumerate(other.tables)}
+    found: dict[str, int] = {}
+    for number, table in enumerate(engine.schema.tables):
+        if table.name not in theirs:
+            continue
+        mine = theirs[table.name]
+        if (table.rows, table.dim) != ((there := other.tables[mine]).rows, there.dim):
+            raise CheckpointError(
+                f"table {table.name!r} is [{there.rows}, {there.dim}] in {path}, here [{table.rows}, {table.dim}]"
+            )
+        same = type(other.engine.optimizer) is type(engine.optimizer)
+        found[table.name] = 0
+        for keys in other.engine.store.keys():  # noqa: SIM118
+            keys = keys[keys >> ROW_BITS == mine]
+            if keys.size:
+                bank = _bank(other.engine, mine)
+                records = np.empty((keys.size, other.engine.widths[bank]), other.engine.dtype)
+                other.engine.store.read(keys, records)
+                rows = keys & ((1 << ROW_BITS) - 1)
+                state = {"all": records} if same else {"weight": records[:, : table.dim]}
+                _put(engine, number, table, rows, state)
+                found[table.name] += keys.size
+    return found
+
+
+class _Tensors:
+    """Tensors by name, some rows at a time."""
+
+    def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
+        self._file: Any = None
+        self.where = "the state dict"
+        if isinstance(source, Mapping):
+            self._tensors = {n: t for n, t in source.items() if isinstance(t, Tensor)}
+            self.names = set(self._tensors)
+            return
+        self.where = str(source)
+        if not Path(source).is_file():
+            raise FileNotFoundError(f"{source} is not there: name a file, or a folder of checkpoints")
+        if Path(source).suffix == ".safetensors":
+            try:
+                self._file = safe_open(source, framework="pt")
+            except SafetensorError as error:
+                raise ValueError(f"{source} is no safetensors file ({error}): use another") from None
+            self.names = set(self._file.keys())
+            return
+        try:
+            state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:
+            raise ValueError(f"{source} is no state dict that torch.load(weights_only=True) reads ({error})") from None
+        state = state.get("state_dict", state) if isinstance(state, dict) else {}
+        self._tensors = {n: t for n, t in state.items() if isinstance(t, Tensor)}
+        self.names = set(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape() if self._file else self._tensors[name].shape)
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        part = self._file.get_slice(name)[start:stop] if self._file else self._tensors[name][start:stop]
+        part = part.detach().cpu()
+        return (part.to(torch.float32) if part.dtype in (torch.bfloat16, torch.float16) else part).numpy()
+
+
+def _name(tensors: _Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
+    if table.name in names:
+        if names[table.name] not in tensors.names:
+            raise ValueError(f"{tensors.where} has no {names[table.name]!r}: it has {sorted(tensors.names)[:9]}")
+        return names[table.name]
+    exact = [f"{table.name}.weight", table.name] + (["weight"] if alone else [])
+    ends = [name for name in sorted(tensors.names) if name.endswith(f".{table.name}.weight")]
+    if len(ends) > 1:
+        raise ValueError(f"{tensors.where} has {' and '.join(ends)} for {table.name!r}: pass names={{...}}")
+    return next((name for name in [*exact, *ends] if name in tensors.names), None)
+
+
+def _checked(tensors: _Tensors, table: Table, name: str) -> dict[str, str]:
+    """The tensors beside a weight that `skirl.export` wrote: ids, and the optimizer's state."""
+    base = name.removesuffix("weight")
+    ids = f"{base}ids" if name.endswith("weight") and f"{base}ids" in tensors.names else None
+    shape = tensors.shape(name)
+    rows = table.rows if ids is None else tensors.shape(ids)[0]
+    if shape != (rows, table.dim):
+        raise ValueError(
+            f"{name} is {list(shape)} in {tensors.where}, table {table.name!r} is [{rows}, {table.dim}]: make it alike"
+        )
+    return {} if ids is None else {"ids": ids, "base": base}
+
+
+def _take(engine: Engine, number: int, table: Table, tensors: _Tensors, name: str, parts: dict[str, str]) -> int:
+    n = tensors.shape(name)[0]
+    for start, stop in _pieces(n):
+        values = {"weight": tensors.rows(name, start, stop)}
+        rows = np.arange(start, stop)
+        if parts:
+            rows = tensors.rows(parts["ids"], start, stop).astype(np.int64)
+            for state in engine.optimizer.state_names:
+                if (other := parts["base"] + state) in tensors.names:
+                    values[state] = tensors.rows(other, start, stop)
+            if rows.size and not (rows.min() >= 0 and rows.max() < table.rows):
+                raise ValueError(f"{parts['ids']} in {tensors.where} has rows that table {table.name!r} has not")
+        _put(engine, number, table, rows, values)
+    return n
+
+
+def _pieces(n: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, n, _PIECE):
+        yield start, min(n, start + _PIECE)
+
+
+def _put(engine: Engine, number: int, table: Table, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
+    bank = _bank(engine, number)
+    records = np.full((len(rows), engine.widths[bank]), engine.optimizer.initial_state, engine.dtype)
+    places = engine.optimizer.unpack(table.dim) | {"all": slice(None)}
+    for part, value in values.items():
+        records[:, places[part]] = value
+    engine.put(rows | (number << ROW_BITS), records, bank)
+
+
+def _bank(engine: Engine, number: int) -> int:
+    return next(i for i, bank in enumerate(engine.schema.banks) if number in bank.tables)

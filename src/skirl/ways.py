@@ -1,0 +1,177 @@
+"""`skirl export` and `skirl import`: rows out of checkpoints and into them, in formats that others read.
+
+A state dict of nn.EmbeddingBag holds every row of a table, touched or not, so it is written from its first row on to a file
+that is then mapped: memory stays at a piece of 65,536 rows, whatever the table's size. Our own file and Parquet hold the
+touched rows with their numbers. Converting in the notebook of whoever wants the rows would need skirl there.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from tyro.conf import Positional
+
+from skirl.checkpoint import save
+from skirl.checkpoint.folder import headers, read
+from skirl.checkpoint.rows import open_rows
+from skirl.export import export, rows_of
+from skirl.importing import import_rows
+from skirl.nn.modules import Collection, EmbeddingBagCollection
+from skirl.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from skirl.progress import size
+from skirl.store.snapshot import DISK_ROWS
+from skirl.tables import Table
+
+_OPTIMIZERS = {"rowwise-adagrad": RowwiseAdagrad, "sgd": SGD, "adagrad": Adagrad, "adam": Adam}
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the rows of a checkpoint to a file that others read."""
+
+    checkpoint: Positional[Path]
+    """A folder of checkpoints, or the header of one."""
+    out: Positional[Path]
+    """The file: .safetensors; .pt for a state dict; .parquet."""
+    table: str | None = None
+    """One table; all if not given."""
+    state_dict: bool = False
+    """Every row of the tables, named as in a state dict (always so in .pt): TABLE.weight, or weight with --table."""
+    prefix: str = ""
+    """Stands before TABLE.weight in a state dict: embedding_bags. for TorchRec."""
+    dense: bool = False
+    """Also the dense parameters and buffers, by their names in the model."""
+    limit: str = "16GiB"
+    """A larger file is refused."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        if self.out.suffix not in (".safetensors", ".pt", ".parquet"):
+            raise ValueError(f"out is {self.out}: name a file that ends with .safetensors, .pt or .parquet")
+        if self.out.suffix == ".parquet" and (self.state_dict or self.dense):
+            raise ValueError("Parquet holds rows with their numbers: leave state-dict and dense out")
+        if self.dense and not (self.state_dict or self.out.suffix == ".pt"):
+            raise ValueError("dense parameters go with a state dict: add --state-dict")
+
+    def run(self) -> dict[str, Any]:
+        """Write it."""
+        with _opened(self.checkpoint) as (rows, dense):
+            if self.out.suffix == ".parquet":
+                _to_parquet(rows, self.out, self.table)
+            elif self.state_dict or self.out.suffix == ".pt":
+                self._to_state_dict(rows, dense)
+            else:
+                export(rows, self.out, self.table, limit=self.limit)
+            return {"command": "export", "out": str(self.out), "bytes": self.out.stat().st_size, "failed": None}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        return {"written": f"{result['out']}, {size(result['bytes'])}"}
+
+    def _to_state_dict(self, rows: Collection, dense: dict[str, torch.Tensor]) -> None:
+        with tempfile.TemporaryDirectory(dir=self.out.parent) as folder:
+            draft = Path(folder) / "rows.safetensors"
+            export(rows, draft, self.table, untouched=True, limit=self.limit)
+            state = {self.prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped, not read
+            if self.dense:
+                state |= dense
+            whole = Path(folder) / "whole"
+            if self.out.suffix == ".pt":
+                torch.save(state, whole)
+            elif self.prefix or self.dense:
+                save_file(state, whole, metadata={"format": "pt"})
+            else:
+                whole = draft
+            whole.replace(self.out)
+
+
+@dataclass(frozen=True)
+class Import:
+    """Make a checkpoint of the rows of a trained PyTorch model; `skirl.import_rows(model, FOLDER)` takes them from there."""
+
+    source: Positional[Path]
+    """A state dict: .safetensors, or what torch.save wrote."""
+    out: Positional[Path]
+    """The folder of the checkpoint."""
+    tables: tuple[str, ...] = ()
+    """Names of the tables, each the end of a weight's name; every two-dimensional NAME.weight under --prefix otherwise."""
+    prefix: str = ""
+    """What stands before the tables' names: embedding_bags. say."""
+    pooling: Literal["sum", "mean"] = "sum"
+    """Of all tables."""
+    optimizer: Literal["rowwise-adagrad", "sgd", "adagrad", "adam"] = "rowwise-adagrad"
+    """That will train the rows; its state begins anew."""
+    store: str = "memory"
+    """memory, or disk:FOLDER for tables that are larger."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def run(self) -> dict[str, Any]:
+        """Read the source and save."""
+        from skirl.importing import _Tensors
+
+        tensors = _Tensors(self.source)
+        found = sorted(n for n in tensors.names if n.startswith(self.prefix) and n.endswith("weight"))
+        by_name = {n.removeprefix(self.prefix).removesuffix("weight").removesuffix(".") or "table": n for n in found}
+        wanted = {t: by_name.get(t) for t in self.tables} or {
+            t: n for t, n in by_name.items() if len(tensors.shape(n)) == 2
+        }
+        missing = [t for t, n in wanted.items() if n is None]
+        if missing or not wanted:
+            what = f"no table {missing[0]!r}" if wanted else f"no weight under {self.prefix!r}"
+            raise ValueError(f"{self.source} has {what}: it has {', '.join(sorted(tensors.names)[:9])}")
+        names = {t: n for t, n in wanted.items() if n is not None}
+        tables = [Table(t, tensors.shape(n)[0], tensors.shape(n)[1], pooling=self.pooling) for t, n in names.items()]
+        rows = EmbeddingBagCollection(tables, optimizer=_OPTIMIZERS[self.optimizer](), cache=1, store=self.store)
+        taken = import_rows(rows, self.source, names=names)
+        save(self.out, model=rows)
+        rows.close()
+        return {"command": "import", "out": str(self.out), "tables": taken, "failed": None}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        return {name: f"{n:,} rows" for name, n in result["tables"].items()} | {"saved": f"in {result['out']}"}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Collection, dict[str, torch.Tensor]]]:
+    """The rows of a checkpoint; those of a disk store beside it, as second names of its files."""
+    newest = headers(path)[0]
+    on_disk = False
+    try:
+        on_disk = read(newest)["rows"]["store"]["kind"] == DISK_ROWS
+    except ValueError:  # an older one may be whole; of the same kind, all but surely
+        on_disk = any(newest.parent.glob("rows/*.keys"))
+    with tempfile.TemporaryDirectory(dir=newest.parent, prefix="export-") as folder:
+        rows, dense = open_rows(path, store=f"disk:{folder}/rows" if on_disk else "memory")
+        try:
+            yield rows, dense
+        finally:
+            rows.engine.store.close()
+
+
+def _to_parquet(rows: Collection, path: Path, table: str | None) -> None:
+    """Columns table, row and weight, in order of tables and rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = pa.float32() if rows.engine.dtype == np.float32 else pa.float64()
+    schema = pa.schema([("table", pa.string()), ("row", pa.int64()), ("weight", pa.list_(number))])
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        with pq.ParquetWriter(draft, schema) as writer:
+            for name, ids, weights in rows_of(rows, table):
+                flat = pa.array(np.ascontiguousarray(weights).reshape(-1), number)
+                offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * weights.shape[1])
+                columns = [pa.array([name] * len(ids)), pa.array(ids), pa.ListArray.from_arrays(offsets, flat)]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,99 @@
+"""`skirl.EmbeddingBag` beside nn.EmbeddingBag: the same calls, outputs and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import skirl
+
+WEIGHT = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
+IDS = torch.tensor([3, 9, 3, 0, 7, 49, 0])
+
+
+def both(**options: Any) -> tuple[nn.EmbeddingBag, skirl.EmbeddingBag]:
+    plain = nn.EmbeddingBag(50, 4, _weight=WEIGHT.clone(), **options)
+    ours = skirl.EmbeddingBag(50, 4, _weight=WEIGHT.clone(), **options, optimizer=skirl.SGD(lr=0.1), cache=20)
+    return plain, ours
+
+
+@pytest.mark.parametrize("padding", [None, 0, -47])
+@pytest.mark.parametrize(
+    ("how", "mode"),
+    [
+        *[(how, mode) for how in ("matrix", "offsets", "last offset") for mode in ("sum", "mean")],
+        ("weights", "sum"),
+        ("weighted matrix", "sum"),
+    ],
+)
+def test_as_torchs(how: str, mode: Any, padding: int | None) -> None:
+    plain, ours = both(mode=mode, include_last_offset=how == "last offset", padding_idx=padding)
+    call: dict[str, Any] = {
+        "matrix": {"input": IDS[:6].view(2, 3)},
+        "offsets": {"input": IDS, "offsets": torch.tensor([0, 2, 2, 5])},
+        "last offset": {"input": IDS, "offsets": torch.tensor([0, 2, 2, 5, 7])},
+        "weights": {"input": IDS, "offsets": torch.tensor([0, 4]), "per_sample_weights": torch.arange(7.0)},
+        "weighted matrix": {"input": IDS[:6].view(3, 2), "per_sample_weights": torch.arange(6.0).view(3, 2)},
+    }[how]
+    dense = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        expected, found = plain(**call), ours(**call)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        for out in (expected, found):
+            out.square().sum().backward()
+        dense.step(), dense.zero_grad()
+    plain.eval(), ours.eval()
+    everything = torch.arange(50).view(50, 1)
+    found = ours.rows(skirl.KeyedJagged.one_hot(["weight"], everything))["weight"]
+    torch.testing.assert_close(found, plain.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_under_a_lookahead() -> None:
+    plain, ours = both(mode="sum")
+    loader = [torch.randint(0, 50, (6, 2), generator=torch.Generator().manual_seed(i)) for i in range(20)]
+    dense = torch.optim.SGD(plain.parameters(), lr=0.1)
+    with skirl.lookahead(loader, ours, sparse=ours.sparse) as batches:
+        for ids in batches:
+            expected, found = plain(ids), ours(ids)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            for out in (expected, found):
+                out.square().sum().backward()
+            dense.step(), dense.zero_grad()
+    assert ours.rows.engine.counters.fetched
+
+
+def test_a_trained_bag_goes_on() -> None:
+    ours = skirl.EmbeddingBag.from_pretrained(WEIGHT, mode="sum", optimizer=skirl.SGD(lr=0.1), cache=5)
+    assert torch.equal(ours.eval()(torch.tensor([[7]]))[0], WEIGHT[7])
+    assert repr(ours).startswith("EmbeddingBag(\n  50, 4, mode='sum'")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_norm": 1.0}, "use the optimizer's clip"),
+        ({"scale_grad_by_freq": True}, "scale_grad_by_freq is not supported"),
+        ({"mode": "max"}, "mode is 'max': set it to 'sum' or 'mean'"),
+        ({"padding_idx": 50}, "padding_idx is 50: set it to a row"),
+        ({"_weight": WEIGHT[:3]}, r"_weight is \[3, 4\]: pass \[50, 4\]"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        skirl.EmbeddingBag(50, 4, **options, optimizer=skirl.SGD(), cache=5)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ({"input": IDS}, "pass .bags, ids., or one dimension and offsets"),
+        ({"input": IDS.view(1, 7), "offsets": torch.tensor([0])}, "leave them out"),
+        ({"input": IDS, "offsets": torch.tensor([1])}, "ascend from 0"),
+        ({"input": IDS, "offsets": torch.tensor([0]), "per_sample_weights": torch.ones(7)}, "go with mode='sum'"),
+    ],
+)
+def test_calls_that_torch_refuses(call: dict[str, Any], words: str) -> None:
+    _, ours = both()
+    with pytest.raises(ValueError, match=words):
+        ours(**call)
