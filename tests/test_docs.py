@@ -6,6 +6,7 @@ What cannot run here says why in a comment before the block, `<!-- not run: ... 
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, fields
@@ -15,7 +16,7 @@ from typing import get_type_hints
 
 import pytest
 
-from skirl.cli import COMMANDS
+from skirl.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -55,10 +56,12 @@ def test_snippets_run(page, tmp_path, monkeypatch, capsys):
         if block.kind == "python":
             exec(compile(block.code, f"{page.name}", "exec"), namespace)
             continue
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        command = ["bash", "-e", "-c", block.code]
-        done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, f"{block.code}\n{done.stdout}\n{done.stderr}"
+        for line in block.code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["skirl"]:  # in this process: importing torch takes longer than most of these commands
+                assert main(words[1:]) == 0, f"{line}\n{''.join(capsys.readouterr())}"
+            elif words:
+                subprocess.run(["bash", "-e", "-c", line], check=True, timeout=200)
 
 
 def flags_of(owner: type) -> set[str]:

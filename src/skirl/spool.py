@@ -18,7 +18,7 @@ from skirl.jit import kernel
 from skirl.oracle.distinct import Finder
 from skirl.oracle.moves import NEVER
 from skirl.oracle.planner import Batch
-from skirl.oracle.positions import Layout, Positions
+from skirl.oracle.positions import Positions
 from skirl.oracle.rows import MOST_IN_ARRAY, Rows
 from skirl.tables import ROW_BITS, Schema
 
@@ -96,24 +96,17 @@ class _BankSpool:
     """One bank's distinct rows by batch, as handles; after the scan, their next uses in the same places."""
 
     def __init__(self, schema: Schema, bank: int) -> None:
-        tables = schema.banks[bank].tables
-        self._tables = np.array(tables, np.int64)
-        self._local = np.full(len(schema.tables), -1, np.int64)
-        self._local[self._tables] = np.arange(len(tables))
-        self._finder = Finder(np.array([schema.tables[t].rows for t in tables], np.int64))
+        self._finder = Finder(schema, bank)
         # A row's state is here the batch that uses it next, seen from the scan, and 1 more; 0: none.
-        self._rows: Rows | None = Rows(schema, tables, MOST_IN_ARRAY)
+        self._rows: Rows | None = Rows(schema, schema.banks[bank].tables, MOST_IN_ARRAY)
         self.file = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
         self._starts = [0]
 
     def add(self, batch: Positions) -> None:
         assert self._rows is not None
-        layout = Layout(batch, self._local, len(self._tables))
-        whole = np.array([0, len(self._tables)])
-        distinct = self._finder.find(batch, layout, whole, lambda kernel, *args: kernel(*args, 0, 1))
-        counts = layout.at[1:] - distinct.low
-        keys = np.empty(int(counts.sum()), np.int64)
-        _name(self._tables, distinct.found, distinct.low, counts, keys)
+        _, distinct, first = self._finder.find_all(batch)
+        keys = np.empty(int(first[-1]), np.int64)
+        _name(self._finder.tables, distinct.found, distinct.low, first, keys)
         self.file.write(self._handles(keys).data)
         self._starts.append(self._starts[-1] + len(keys))
 
@@ -177,13 +170,11 @@ def _sum(values, parts):
 
 
 @kernel
-def _name(tables, found, low, counts, keys):
+def _name(tables, found, low, first, keys):
     """Keys of a batch's distinct rows."""
-    n = 0
     for t in range(len(tables)):
-        for i in range(low[t], low[t] + counts[t]):
-            keys[n] = tables[t] << ROW_BITS | found[i]
-            n += 1
+        for i in range(first[t], first[t + 1]):
+            keys[i] = tables[t] << ROW_BITS | found[low[t] + i - first[t]]
 
 
 @kernel

@@ -35,7 +35,6 @@ from skirl.optim import SGD, RowOptimizer, RowwiseAdagrad
 from skirl.oracle import moves
 from skirl.oracle.distinct import Finder
 from skirl.oracle.plan import BankPlanner
-from skirl.oracle.positions import Layout
 from skirl.oracle.seen import Seen
 from skirl.tables import Schema, Table
 from skirl.work import Micro
@@ -258,15 +257,12 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
 
 def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:
     """What the planner does in place of FBGEMM's sort: find the distinct rows and group the positions by them."""
-    count = len(tables)
-    batch = given.micro.ids[0].positions
-    layout, whole = Layout(batch, np.arange(count), count), np.array([0, count])
-    finder = Finder(np.array([table.rows for table in tables], np.int64))
-    rows, ids = given.step.rows, layout.positions
+    batch, whole = given.micro.ids[0].positions, np.array([0, len(tables)])
+    finder = Finder(Schema.of(tables), 0)
+    rows, ids = given.step.rows, len(batch)
 
     def group() -> None:
-        found = finder.find(batch, layout, whole, lambda kernel, *args: kernel(*args, 0, 1))
-        first = np.concatenate([[0], np.cumsum(layout.at[1:] - found.low)])
+        layout, found, first = finder.find_all(batch)
         out = (np.empty(ids, np.int32), np.empty(len(rows) + 1, np.int32), np.empty(ids, np.int32))
         moves.group(whole, layout.parts, layout.first, layout.at, first, found.row_of, rows, *out, 0, 1)
 

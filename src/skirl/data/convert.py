@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from skirl.data.flags import FILE_KINDS, DataFlags
+from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.data.schema import Dense, FileSchema, Label, Text
 from skirl.machine import machine, peak_bytes
 from skirl.progress import Progress, clock, size
@@ -49,12 +49,7 @@ class Convert:
     """Show no progress."""
 
     def __post_init__(self) -> None:
-        if self.data.partition(":")[0] not in FILE_KINDS:
-            raise ValueError(
-                f"data is {self.data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}"
-            )
-        if not Path(self.out).absolute().parent.is_dir():
-            raise ValueError(f"out is {self.out!r}: its folder does not exist, make it first")
+        check_in_and_out(self.data, self.out)
 
     def run(self) -> dict[str, Any]:
         """Read everything, write it anew."""

@@ -6,6 +6,7 @@ so that a wrong path ends a command before its work begins, with exit code 2.
 
 import re
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Literal
 
 from skirl.data.source import Source
@@ -135,3 +136,16 @@ def share_of(text: str) -> float | None:
     if not 0 < share < 1:
         raise ValueError(f"valid is {text!r}: set a share above 0% and below 100%")
     return share
+
+
+def check_in_and_out(data: str, out: str) -> None:
+    """Refuse what a command that reads files and writes one cannot work on.
+
+    >>> check_in_and_out("synthetic:tiny", "out.parquet")
+    Traceback (most recent call last):
+    ValueError: data is 'synthetic:tiny': set it to files, one of criteo:PATH, avazu:PATH, csv:PATH, parquet:PATH
+    """
+    if data.partition(":")[0] not in FILE_KINDS:
+        raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
+    if not Path(out).absolute().parent.is_dir():
+        raise ValueError(f"out is {out!r}: its folder does not exist, make it first")

@@ -15,7 +15,7 @@ import numpy as np
 
 from skirl.cache import parse_cache
 from skirl.data.counting import Counters
-from skirl.data.flags import FILE_KINDS
+from skirl.data.flags import check_in_and_out
 from skirl.data.vocabulary import FIRST, MOST, Facts, save, types_of
 from skirl.machine import machine, peak_bytes
 from skirl.progress import Progress, clock, size
@@ -54,12 +54,7 @@ class Vocab:
             raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
         if parse_cache(self.memory)[0] != "bytes":
             raise ValueError(f"memory is {self.memory!r}: set it to a size such as 4GiB")
-        if self.data.partition(":")[0] not in FILE_KINDS:
-            raise ValueError(
-                f"data is {self.data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}"
-            )
-        if not Path(self.out).absolute().parent.is_dir():
-            raise ValueError(f"out is {self.out!r}: its folder does not exist, make it first")
+        check_in_and_out(self.data, self.out)
 
     def run(self) -> dict[str, Any]:
         """Count, and write what is kept."""

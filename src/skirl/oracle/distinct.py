@@ -11,6 +11,7 @@ import numpy as np
 
 from skirl.jit import kernel
 from skirl.oracle.positions import Layout, Positions
+from skirl.tables import Schema
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -37,13 +38,26 @@ class OutOfRange(ValueError):
 
 
 class Finder:
-    """Finds distinct rows; owns the scratch."""
+    """Finds the distinct rows of one bank's batches; owns the scratch."""
 
-    def __init__(self, rows: np.ndarray) -> None:
-        """`rows`: of each table of the bank."""
-        self._rows = rows
+    def __init__(self, schema: Schema, bank: int) -> None:
+        self.tables = np.array(schema.banks[bank].tables, np.int64)
+        """The bank's tables, in its order."""
+        self._local = np.full(len(schema.tables), -1, np.int64)
+        self._local[self.tables] = np.arange(len(self.tables))
+        self._rows = np.array([schema.tables[t].rows for t in self.tables], np.int64)
         self._marks = np.empty((0, 0), np.uint16)
         self._found = np.empty(0, np.int64)
+
+    def layout(self, batch: Positions) -> Layout:
+        """A batch's parts by table."""
+        return Layout(batch, self._local, len(self.tables))
+
+    def find_all(self, batch: Positions) -> tuple[Layout, Distinct, np.ndarray]:
+        """The layout, what was found, and the number of each table's first row: in this thread."""
+        layout, whole = self.layout(batch), np.array([0, len(self.tables)])
+        found = self.find(batch, layout, whole, lambda kernel, *args: kernel(*args, 0, 1))
+        return layout, found, np.concatenate([[0], np.cumsum(layout.at[1:] - found.low)])
 
     def find(self, batch: Positions, layout: Layout, borders: np.ndarray, run) -> Distinct:
         """`run(kernel, *args)` calls the kernel for every stretch of tables between `borders`."""

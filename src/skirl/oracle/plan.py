@@ -108,15 +108,13 @@ class BankPlanner:
         tables = schema.banks[bank].tables
         self._dim = schema.banks[bank].dim
         self._schema = schema
-        self._tables = np.array(tables, np.int64)
-        self._local = np.full(len(schema.tables), -1, np.int64)
-        self._local[self._tables] = np.arange(len(tables))
         self._seen = seen
         self._threads = max(1, min(threads, len(tables)))
         self._cost = np.ones(len(tables), np.int64)
         """Of each table, in some unit: the share of the work that goes with it."""
         self._depth = depth
-        self._finder = Finder(np.array([schema.tables[t].rows for t in tables], np.int64))
+        self._finder = Finder(schema, bank)
+        self._tables = self._finder.tables
         self._rows: Rows | None = None
         self._uses = Uses(depth)
         self._policy = make_policy(policy, capacity, depth)
@@ -151,7 +149,7 @@ class BankPlanner:
         next batch that uses it, `NEVER` for none; otherwise the window chains uses as batches enter.
         """
         batch = Positions.of(batch)
-        layout = Layout(batch, self._local, len(self._tables))
+        layout = self._finder.layout(batch)
         borders = self._borders(self._threads)
         distinct = self._finder.find(batch, layout, borders, self._run)
         counts = layout.at[1:] - distinct.low

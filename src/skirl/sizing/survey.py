@@ -20,7 +20,7 @@ from skirl.batch import Sparse
 from skirl.ids import capture, positions_of
 from skirl.jit import kernel
 from skirl.oracle.distinct import Finder
-from skirl.oracle.positions import Layout, Positions
+from skirl.oracle.positions import Positions
 from skirl.oracle.rows import Rows
 from skirl.tables import ROW_BITS, Schema, Table
 
@@ -155,18 +155,12 @@ class _Bank:
         self.new: list[int] = []
         self.starts = [0]
         self.file = tempfile.TemporaryFile(prefix="skirl-survey-")  # noqa: SIM115 closed with the survey
-        self._names = np.array(self.tables, np.int64)
-        self._local = np.full(len(schema.tables), -1, np.int64)
-        self._local[self._names] = np.arange(len(self.tables))
-        self._finder = Finder(np.array([schema.tables[t].rows for t in self.tables], np.int64))
+        self._finder = Finder(schema, bank)
 
     def add(self, positions: Positions) -> None:
-        layout = Layout(positions, self._local, len(self.tables))
-        whole = np.array([0, len(self.tables)])
-        distinct = self._finder.find(positions, layout, whole, lambda kernel, *args: kernel(*args, 0, 1))
-        first = np.concatenate([[0], np.cumsum(layout.at[1:] - distinct.low)])
+        layout, distinct, first = self._finder.find_all(positions)
         numbers = np.empty(int(first[-1]), np.int32)
-        self.rows.name(self._names, distinct.found, distinct.low, first, numbers)
+        self.rows.name(self._finder.tables, distinct.found, distinct.low, first, numbers)
         before, self.touched = self.touched, self.rows.hashed_rows
         if self.touched > len(self.counts):
             self.counts = np.concatenate(

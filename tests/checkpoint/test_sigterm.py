@@ -1,0 +1,57 @@
+"""SIGTERM: the run saves after the step it is in and exits with 0; resumed, it is the run that was never told to stop."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+from skirl.cli import main
+
+FLAGS = [
+    "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "32", "--threads", "1", "--cache", "400",
+    "--quiet", "--json",
+]  # fmt: skip
+
+
+def started(*flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "skirl.cli", "train", *FLAGS, *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_a_checkpoint(saves, number: int) -> None:
+    until = time.monotonic() + 120
+    while not (saves / f"checkpoint-{number:06}.json").exists():
+        assert time.monotonic() < until, list(saves.iterdir()) if saves.exists() else "no folder"
+        time.sleep(0.01)
+
+
+def test_it_saves_exits_with_0_and_goes_on_with_the_same_bits(tmp_path, capsys):
+    saves = tmp_path / "saves"
+    run = started("--steps", "100000", "--save", str(saves), "--save-every", "10")
+    wait_for_a_checkpoint(saves, 2)
+    run.send_signal(signal.SIGTERM)
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == 0, err
+    stopped = json.loads(out)
+    assert stopped["checkpoints"]["stopped_by"] == "SIGTERM"
+    assert 10 <= stopped["steps"] < 100_000
+    steps = str(stopped["steps"] + 5)
+    assert main(["train", *FLAGS, "--steps", steps, "--save", str(saves), "--resume"]) == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert resumed["begun_at"] == stopped["steps"]  # not of an interval before
+    assert main(["train", *FLAGS, "--steps", steps]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    for name in ("loss", "auc", "samples"):
+        assert resumed[name] == whole[name], name
+
+
+def test_a_second_one_ends_the_run_at_once(tmp_path):
+    saves = tmp_path / "saves"
+    run = started("--steps", "100000", "--save", str(saves), "--link", "1kbit,100ms")
+    wait_for_a_checkpoint(saves, 1)
+    run.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=60)
+    assert run.returncode == -signal.SIGTERM
