@@ -124,7 +124,7 @@ def told(found: Mapping[str, Any]) -> dict[str, str]:
     if found["best"] is not None:
         best = found["best"]
         lines["test"] = (
-            f"log loss {best['test_logloss']:.4f}, AUC {best['test_auc']:.4f} at step {best['step']:,}, its best"
+            f"log loss {best['test_logloss']:.4f}, AUC {_number(best['test_auc'])} at step {best['step']:,}, its best"
         )
     lines["rows"] = (
         f"{found['touched']:,} touched; {found['fetched'] / steps:,.0f} brought in again, {found['new'] / steps:,.0f} made "

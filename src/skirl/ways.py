@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tyro.conf import Positional
 
-from skirl.checkpoint import save
+from skirl.checkpoint import numbers, save
 from skirl.checkpoint.folder import headers, read
 from skirl.checkpoint.rows import open_rows
 from skirl.export import export, rows_of
@@ -117,6 +117,8 @@ class Import:
         """Read the source and save."""
         from skirl.importing import _Tensors
 
+        if self.out.is_dir() and numbers(self.out):
+            raise ValueError(f"{self.out} holds checkpoints: name another folder")
         tensors = _Tensors(self.source)
         found = sorted(n for n in tensors.names if n.startswith(self.prefix) and n.endswith("weight"))
         by_name = {n.removeprefix(self.prefix).removesuffix("weight").removesuffix(".") or "table": n for n in found}
