@@ -89,6 +89,7 @@ def facts(left: Left) -> dict[str, Any]:
     seconds, stall = left.sum("seconds"), left.sum("stall")
     return {
         "ended": left.result is not None,
+        "stopped_by": (left.result or {}).get("checkpoints", {}).get("stopped_by"),
         "flags": left.config["flags"],
         "steps": last.get("step", 0),
         "samples": last.get("samples", 0),
@@ -110,9 +111,9 @@ def facts(left: Left) -> dict[str, Any]:
 def told(found: Mapping[str, Any]) -> dict[str, str]:
     """The facts as people read them."""
     flags, steps = found["flags"], max(1, found["steps"])
+    state = f"stopped by {found['stopped_by']}" if found["stopped_by"] else "ended"
     lines = {
-        "run": f"{flags.get('model')} on {flags.get('data')}, "
-        + ("ended" if found["ended"] else "still going on, or killed"),
+        "run": f"{flags.get('model')} on {flags.get('data')}, {state if found['ended'] else 'still going on, or killed'}",
         "steps": f"{found['steps']:,}, {found['samples']:,} samples in {clock(found['seconds'])}",
         "speed": f"{found['samples_per_second']:,.0f} samples/s, evaluations and checkpoints left out",
     }
@@ -124,7 +125,7 @@ def told(found: Mapping[str, Any]) -> dict[str, str]:
     if found["best"] is not None:
         best = found["best"]
         lines["test"] = (
-            f"log loss {best['test_logloss']:.4f}, AUC {best['test_auc']:.4f} at step {best['step']:,}, its best"
+            f"log loss {best['test_logloss']:.4f}, AUC {_number(best['test_auc'])} at step {best['step']:,}, its best"
         )
     lines["rows"] = (
         f"{found['touched']:,} touched; {found['fetched'] / steps:,.0f} brought in again, {found['new'] / steps:,.0f} made "

@@ -4,7 +4,7 @@
       config.json                 the run's flags as they were resolved, versions, machine; written at the start
       metrics.jsonl               a line of JSON every --log-every steps, and one for each evaluation; grows while it runs
       events.out.tfevents.*       the same numbers for TensorBoard
-      result.json                 what `skirl train --json` prints; written at the end: not there, the run is not over
+      result.json                 what `skirl train --json` prints; written at the end, and when SIGTERM ends the run
 
 config.json has `command`, `flags` (by name, null where not set), `versions` (python, skirl, torch, numpy, numba), `machine`,
 `started` (UTC) and `begun_at` (the step that a resumed run went on from, else 0).

@@ -1,8 +1,9 @@
 """`skirl export` and `skirl import`: rows out of checkpoints and into them, in formats that others read.
 
 A state dict of nn.EmbeddingBag holds every row of a table, touched or not, so it is written from its first row on to a file
-that is then mapped: memory stays at a piece of 65,536 rows, whatever the table's size. Our own file and Parquet hold the
-touched rows with their numbers. Converting in the notebook of whoever wants the rows would need skirl there.
+that is then mapped: it takes a piece of 65,536 rows, whatever the table's size. The rows of a store in memory are loaded whole,
+as they were when it trained; those of a disk store are read from its files. Our own file and Parquet hold the touched rows
+with their numbers. Converting in the notebook of whoever wants the rows would need skirl there.
 """
 
 import tempfile
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tyro.conf import Positional
 
-from skirl.checkpoint import save
+from skirl.checkpoint import numbers, save
 from skirl.checkpoint.folder import headers, read
 from skirl.checkpoint.rows import open_rows
 from skirl.export import export, rows_of
@@ -117,6 +118,8 @@ class Import:
         """Read the source and save."""
         from skirl.importing import _Tensors
 
+        if self.out.is_dir() and numbers(self.out):
+            raise ValueError(f"{self.out} holds checkpoints: name another folder")
         tensors = _Tensors(self.source)
         found = sorted(n for n in tensors.names if n.startswith(self.prefix) and n.endswith("weight"))
         by_name = {n.removeprefix(self.prefix).removesuffix("weight").removesuffix(".") or "table": n for n in found}

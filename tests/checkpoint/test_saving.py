@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skirl
+from skirl import checkpoint
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers, saving
 from skirl.sealed import CheckpointError
@@ -156,6 +157,34 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(
     assert failing.done and numbers(tmp_path) == [1]
     assert skirl.save(tmp_path, **whole).number == 2
     assert_same(Run(Setup()).load(tmp_path).train(), Run(Setup()).train())
+
+
+@pytest.mark.parametrize("where", ["definition", "store"])
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, store: str
+) -> None:
+    """Rows that the failed one froze have no mark any more: the next one must not believe that they are on disk."""
+    run, folder = Run(replace(Setup(), store=on(store, tmp_path / "rows"))), tmp_path / "c"
+    target = (checkpoint, "definition") if where == "definition" else (run.model.rows.engine.store, "freeze")
+
+    def fail(*args: Any) -> None:
+        raise OSError(28, "No space left")
+
+    def saved(step: int) -> None:
+        whole: dict[str, Any] = {"model": run.model, "optimizers": run.parts, "data": run.batches}
+        if step in (2, 8):
+            skirl.save(folder, **whole)
+        elif step == 5:
+            with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+                patched.setattr(*target, fail)
+                skirl.save(folder, **whole)
+
+    run.train(saved=saved)
+    run.model.rows.close()
+    resumed = Run(replace(Setup(), store=on(store, tmp_path / "again"))).load(folder)
+    assert resumed.begun == 8
+    assert_same(resumed.train(), Run(Setup()).train())
 
 
 def test_closing_waits_for_the_checkpoint(tmp_path: Path) -> None:

@@ -46,6 +46,16 @@ def test_it_saves_exits_with_0_and_goes_on_with_the_same_bits(tmp_path, capsys):
         assert resumed[name] == whole[name], name
 
 
+def test_a_folder_that_holds_another_run_is_refused(tmp_path, capsys):
+    flags = ["train", *FLAGS, "--save", str(tmp_path / "saves")]
+    assert main([*flags, "--steps", "3"]) == 0
+    held = sorted(path.name for path in (tmp_path / "saves").iterdir())
+    capsys.readouterr()
+    assert main([*flags, "--steps", "3", "--seed", "1"]) == 1
+    assert "holds the checkpoints of a run: add --resume to go on from them" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "saves").iterdir()) == held
+
+
 def test_a_second_one_ends_the_run_at_once(tmp_path):
     saves = tmp_path / "saves"
     run = started("--steps", "100000", "--save", str(saves), "--link", "1kbit,100ms")

@@ -46,6 +46,15 @@ def test_a_link_and_a_step_decide_by_what_hides():
     assert hopeless.cache == 400 and "the link is too slow for this step" in hopeless.why
 
 
+def test_the_depth_keeps_the_reason_for_the_cache():
+    close = drawn(least=[480], d200=[490], d50=[575], d10=[9000], d1=[9000], lru=[9000])
+    advice = advise(close, used=10_000, touched=1000, conditions=Conditions(68, 2))
+    assert (advice.depth, advice.moved) == (
+        200,
+        0.049,
+    )  # 5.7% of a window of 50 would be near the least, and not "at most 5%"
+
+
 def test_no_cache_is_enough():
     advice = advise(CURVES, used=1000, touched=1000, conditions=Conditions(68, 2))
     assert advice.cache == 400 and "still not enough" in advice.why

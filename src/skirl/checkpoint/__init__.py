@@ -128,8 +128,9 @@ def save(
     (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
     saving = Saving(path, max([0, *numbers(path)]) + 1)
     with uninterrupted():
-        taken = Frozen(engine, path, before)
+        taken: Frozen | None = None
         try:
+            taken = frozen = Frozen(engine, path, before)
             state = model.state_dict()  # after rows are frozen: it names the generation
             coded, more = encode({"state": state, "metadata": getattr(state, "_metadata", None)}, "model")
             body = {
@@ -143,9 +144,12 @@ def save(
             }
             if before is not None and before.path.parent == path:
                 saving.after = before.number
-            saving.run(lambda: write(saving, path, taken, tensors | more, body, keep))
+            saving.run(lambda: write(saving, path, frozen, tensors | more, body, keep))
         except BaseException:
-            taken.release()
+            if taken is not None:
+                taken.release()
+            # Freezing took marks off rows that no file has: the next checkpoint must not build on the one before.
+            engine.saving = None if before is None else before.bare()
             raise
         engine.saving = saving
     if wait:

@@ -74,6 +74,8 @@ class Keeper:
         flags = self._flags
         if flags.save is None:
             return self
+        if not flags.resume:
+            refuse_checkpoints(flags.save)
         if flags.resume and (
             not flags.save.is_dir() or numbers(flags.save) or any(flags.save.glob("checkpoint*.json"))
         ):
@@ -139,3 +141,11 @@ class Keeper:
         if not self.told_to_stop:
             self.told_to_stop = True
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+
+
+def refuse_checkpoints(folder: Path) -> None:
+    """Another run's checkpoints would be pushed out of their folder, and stand in for ours until then."""
+    if folder.is_dir() and numbers(folder):
+        raise ValueError(
+            f"{folder} holds the checkpoints of a run: add --resume to go on from them, or name another folder"
+        )

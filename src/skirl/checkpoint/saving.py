@@ -48,6 +48,10 @@ class Saving:
         """What the next checkpoint comes after in its place: the one before it, none of whose files are known any more."""
         return None if self.after is None else Saving(self.path.parent, self.after)
 
+    def bare(self) -> "Saving":
+        """This one, none of whose files are known any more: the next checkpoint writes all rows."""
+        return Saving(self.path.parent, self.number)
+
     def run(self, write: Callable[[], None]) -> None:
         """Write in the background; `write` has to clean up after itself."""
 

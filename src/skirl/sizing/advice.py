@@ -73,19 +73,24 @@ class Advice:
 
 def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, conditions: Conditions) -> Advice:
     """Choose by the rule above; `used`: rows that batches use, in sum."""
-    deepest = curves["depth 200"]
-    chosen, why = len(deepest) - 1, ""
-    for i, point in enumerate(deepest):
+    slow = conditions.link is not None and conditions.step is not None
+
+    def fits(point: Point) -> bool:
         run = conditions.overlap(point)
-        if run is not None and conditions.step is not None:
-            if run.together <= HIDDEN * len(point.read) * conditions.step:
-                chosen, why = i, "the smallest cache tried whose movement hides behind the step"
-                break
-        elif point.moved <= FEW * used:
-            chosen, why = i, f"the smallest cache tried that brings in again at most {FEW:.0%} of the rows used"
-            break
-    if not why:
-        slow = conditions.link is not None and conditions.step is not None
+        if run is None or conditions.step is None:
+            return point.moved <= FEW * used
+        return run.together <= HIDDEN * len(point.read) * conditions.step
+
+    deepest = curves["depth 200"]
+    chosen = next((i for i, point in enumerate(deepest) if fits(point)), len(deepest) - 1)
+    enough_cache = fits(deepest[chosen])
+    if enough_cache:
+        why = (
+            "the smallest cache tried whose movement hides behind the step"
+            if slow
+            else f"the smallest cache tried that brings in again at most {FEW:.0%} of the rows used"
+        )
+    else:
         why = (
             "the largest cache tried, and the link is too slow for this step"
             if slow
@@ -93,7 +98,8 @@ def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, condi
         )
     least = curves[LEAST][chosen].moved
     enough = max(NEAR * least, least + 0.01 * used)
-    name = next((name for name in DEPTHS if curves[name][chosen].moved <= enough), DEPTHS[-1])
+    near = (name for name in DEPTHS if curves[name][chosen].moved <= enough)
+    name = next((name for name in near if fits(curves[name][chosen]) or not enough_cache), DEPTHS[-1])
     ours = curves[name][chosen]
     lru = curves["LRU"][chosen].moved
     return Advice(
