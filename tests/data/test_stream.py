@@ -201,3 +201,35 @@ def test_a_worker_that_is_killed_is_a_sentence(folder: Path) -> None:
     ):
         list(batches)
     assert not multiprocessing.active_children()
+
+
+def test_readers_leave_sigterm_to_the_training_process(folder: Path) -> None:
+    import multiprocessing
+    import os
+    import signal
+
+    whole = list(opened(folder / "text", 3000))
+    batches = iter(opened(folder / "text", 3000, workers=2))
+    found = [next(batches)]
+    for process in multiprocessing.active_children():
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGTERM)
+    assert all_same(found + list(batches), whole)
+    assert not multiprocessing.active_children()
+
+
+def test_a_state_of_other_files_or_rows_is_refused(folder: Path, tmp_path: Path) -> None:
+    rows = logs.criteo_rows(200)
+    for name, some in (("a", rows), ("b", rows), ("other/a", rows[:-1])):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        logs.write_tsv(tmp_path / name, some)
+    state = opened(tmp_path / "a", valid="20%").state_dict()
+    opened(tmp_path / "a", valid="20%", epochs=3).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"file 0 was a \(\d+ bytes\), and is b \("):
+        opened(tmp_path / "b", valid="20%").load_state_dict(state)
+    with pytest.raises(ValueError, match="of other files"):
+        opened(tmp_path / "other" / "a", valid="20%").load_state_dict(state)
+    with pytest.raises(ValueError, match="with 1 files, not 4"):
+        opened(folder / "text", valid="20%").load_state_dict(state)
+    with pytest.raises(ValueError, match="set valid to what it was"):
+        opened(tmp_path / "a", valid="30%").load_state_dict(state)

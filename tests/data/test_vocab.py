@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from skirl import cli
 from skirl.data import DataFlags
 from skirl.data.convert import Convert
 from skirl.data.counting import Counters
+from skirl.data.errors import BadSchema
 from skirl.data.open import open_files
 from skirl.data.vocab import Vocab
 from skirl.data.vocabulary import BadVocabulary, Facts, load, save
@@ -196,3 +199,30 @@ def test_the_commands(tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["samples"] == 600
     assert cli.main(["vocab", "--data", f"criteo:{tsv}x", "--out", vocab]) == 1
     assert "there is no such file or folder" in capsys.readouterr().err
+
+
+def test_one_name_for_two_columns_is_not_converted(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(
+        '[[label]]\nname = "y"\n[[dense]]\nname = "x"\n[[id]]\nname = "x"\n[file]\ncolumns = ["y", "x"]\n'
+    )
+    (tmp_path / "data").write_text("0,1\n1,2\n")
+    with pytest.raises(BadSchema, match="two columns would be written under the name 'x'"):
+        Convert(f"csv:{tmp_path / 'data'}", str(tmp_path / "o"), schema=str(tmp_path / "s.toml"), quiet=True).run()
+
+
+def test_a_vocabulary_of_texts_fits_converted_fingerprints(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('[[label]]\nname = "y"\n[[id]]\nname = "item"\n[file]\ncolumns = ["y", "item"]\n')
+    (tmp_path / "data").write_text("0,a\n1,b\n0,a\n")
+    data, schema, vocab, out = (str(tmp_path / name) for name in ("data", "s.toml", "v", "o.parquet"))
+    Vocab(f"csv:{data}", vocab, min_count=1, schema=schema, quiet=True).run()
+    Convert(f"csv:{data}", out, schema=schema, quiet=True).run()
+    (original,) = DataFlags(f"csv:{data}", schema=schema, vocab=vocab).stream()
+    (again,) = DataFlags(f"parquet:{out}", vocab=vocab).stream()
+    assert again.sparse.values().tolist() == original.sparse.values().tolist()
+
+
+def test_numbers_in_a_column_of_texts_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('[[label]]\nname = "y"\n[[id]]\nname = "item"\n')
+    pq.write_table(pa.table({"y": [0, 1], "item": [7, 8]}), tmp_path / "data")
+    with pytest.raises(BadSchema, match="column 'item' holds int64, not texts: set type to int"):
+        list(DataFlags(f"parquet:{tmp_path / 'data'}", schema=str(tmp_path / "s.toml"), rows="50").stream())

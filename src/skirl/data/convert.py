@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from skirl.data.errors import BadSchema
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.data.schema import Dense, FileSchema, Label, Text
 from skirl.machine import machine, peak_bytes
@@ -114,6 +115,13 @@ def converted(schema: FileSchema, rows: Any) -> FileSchema:
             form = {"type": "int", "encode": "row", "rows": (rows or {}).get(table, column.rows)}
         ids.append(replace(column, column="", separator="", **form))
     labels = tuple(Label(label.name, label.kind) for label in schema.labels)
+    names = [column.name for column in (*labels, *dense, *ids)]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise BadSchema(
+            f"two columns would be written under the name {twice[0]!r}: give one another name in the schema, and set "
+            "its column to what it is called in the file"
+        )
     time_, missing = schema.time, ("",)
     if time_ is not None and time_ not in {c.name for c in (*labels, *dense, *ids)}:
         time_ = None

@@ -264,6 +264,10 @@ class Encoder:
             fingerprints = np.empty(len(column), np.uint64)
             hash_texts(*texts_of(column), seed_of(table), fingerprints)
             return self.rows_of(table, fingerprints, kinds), kinds, None, ""
+        if spec.type == "string" and not pa.types.is_null(column.type):
+            # 7 as a number and "7" as a text have other fingerprints, so other rows.
+            kind = "float" if pa.types.is_floating(column.type) else "int"
+            raise BadSchema(f"column {spec.name!r} holds {column.type}, not texts: set type to {kind} in the schema")
         if spec.type == "hex" and is_text(column.type):
             values, kinds = hex_of(column)
             why = "1 to 16 hexadecimal digits, or nothing"

@@ -1,6 +1,6 @@
 """Which columns a file has and what they mean: a TOML file of at most a page, or one of those built in.
 
-    session = "visit"                      # optional: rows of one session stand together
+    session = "visit"                      # optional, not read yet: kept for session deduplication, planned
     time = "hour"                          # optional: for --valid "time>=..."
 
     [file]                                 # text only
@@ -123,6 +123,7 @@ class FileSchema:
     dense: tuple[Dense, ...]
     ids: tuple[Id, ...]
     session: str | None = None
+    """Kept for session deduplication, which is planned; nothing reads it yet."""
     time: str | None = None
     missing: tuple[str, ...] = ("",)
     """Texts that stand for no value."""

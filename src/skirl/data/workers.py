@@ -81,12 +81,9 @@ def _by_workers(
         for _, pipe in team:
             pipe.close()
         for process, _ in team:
-            process.terminate()
+            process.kill()  # they ignore SIGTERM, and have nothing to save
         for process, _ in team:
-            process.join(PATIENCE)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join()
             process.close()
 
 
@@ -105,7 +102,9 @@ def _work(
     pipe: Connection, dataset: Dataset, encoder: Encoder, ranges: Sequence[Range], number: int, workers: int
 ) -> None:
     """A worker: sends (piece, part, whether it is the last of its share), None at the end of a range, or what ended it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training process's, which then ends this one
+    # Ctrl-C and a SIGTERM to the process group are the training process's, which saves and then ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         try:
             for begin, end in ranges:
