@@ -1,9 +1,9 @@
 """`skirl export` and `skirl import`: rows out of checkpoints and into them, in formats that others read.
 
 A state dict of nn.EmbeddingBag holds every row of a table, touched or not, so it is written from its first row on to a file
-that is then mapped: it takes a piece of 65,536 rows, whatever the table's size. The rows of a store in memory are loaded whole,
-as they were when it trained; those of a disk store are read from its files. Our own file and Parquet hold the touched rows
-with their numbers. Converting in the notebook of whoever wants the rows would need skirl there.
+that is then mapped: it takes a piece of 65,536 rows, whatever the table's size. The rows of a store in memory are loaded
+whole, as they were when it trained; those of a disk store are read from its files. Our own file and Parquet hold the
+touched rows with their numbers. Converting in the notebook of whoever wants the rows would need skirl there.
 """
 
 import tempfile
