@@ -7,7 +7,7 @@ import pytest
 
 from skirl.cli import main
 from skirl.page import Page
-from skirl.report import Left, Report, facts
+from skirl.report import Left, Report, _moving, facts
 
 FLAGS = [
     "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "60", "--valid", "10%",
@@ -47,6 +47,24 @@ def test_numbers_are_those_of_the_result(run):
     assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write"}
     best = min(result["test_logloss"], *(line["test_logloss"] for line in Left.of(run).evaluations))
     assert found["best"]["test_logloss"] == best
+
+
+def test_rows_a_step_are_those_since_the_line_before(run):
+    left = Left.of(run)
+    made = next(chart for chart in _moving(left) if "made" in chart.lines).lines["made"]
+    assert [step for step, _ in made] == [line["step"] for line in left.lines]
+    assert sum(rate * 10 for _, rate in made) == pytest.approx(left.lines[-1]["new"])  # a line every 10 steps
+
+
+def test_a_page_escapes_whatever_it_is_given():
+    page = Page("<t>")
+    page.heading("<h>"), page.lead("<l>"), page.text("<p>"), page.note("<n>")
+    page.facts({"<k>": "<v>"})
+    page.table(["<c>"], [["<d>"]])
+    for given in "tlhpnkvcd":
+        assert f"&lt;{given}&gt;" in page.html(), given
+    for given in "tlknvcd":
+        assert f"<{given}>" not in page.html(), given
 
 
 def test_a_run_that_was_killed(run, tmp_path, capsys):

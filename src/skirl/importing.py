@@ -46,9 +46,11 @@ def import_rows(
     engine.check()
     if collection.lookahead is not None and collection.lookahead.iterating:
         raise RuntimeError("a lookahead is iterating over these embeddings: import before its loop, or after it")
-    if isinstance(source, str | Path) and Path(source).is_dir():
-        return _from_checkpoint(engine, Path(source))
     collection.finish()
+    if isinstance(source, str | Path) and Path(source).is_dir():
+        taken = _from_checkpoint(engine, Path(source))
+        collection.forget()
+        return taken
     tensors = _Tensors(source)
     found: dict[str, int] = {}
     plan = []
@@ -68,32 +70,38 @@ def import_rows(
 
 
 def _from_checkpoint(engine: Engine, path: Path) -> dict[str, int]:
-    from skirl.checkpoint.rows import open_rows
+    from skirl.checkpoint.rows import opened
 
-    other, _ = open_rows(path)
-    theirs = {table.name: number for number, table in enumerate(other.tables)}
     found: dict[str, int] = {}
-    for number, table in enumerate(engine.schema.tables):
-        if table.name not in theirs:
-            continue
-        mine = theirs[table.name]
-        if (table.rows, table.dim) != ((there := other.tables[mine]).rows, there.dim):
-            raise CheckpointError(
-                f"table {table.name!r} is [{there.rows}, {there.dim}] in {path}, here [{table.rows}, {table.dim}]"
-            )
+    with opened(path) as (other, _):
+        theirs = {table.name: number for number, table in enumerate(other.tables)}
         same = type(other.engine.optimizer) is type(engine.optimizer)
-        found[table.name] = 0
-        for keys in other.engine.store.keys():  # noqa: SIM118
-            keys = keys[keys >> ROW_BITS == mine]
-            if keys.size:
-                bank = _bank(other.engine, mine)
-                records = np.empty((keys.size, other.engine.widths[bank]), other.engine.dtype)
-                other.engine.store.read(keys, records)
-                rows = keys & ((1 << ROW_BITS) - 1)
-                state = {"all": records} if same else {"weight": records[:, : table.dim]}
-                _put(engine, number, table, rows, state)
-                found[table.name] += keys.size
+        for number, table in enumerate(engine.schema.tables):
+            if table.name not in theirs:
+                continue
+            mine = theirs[table.name]
+            if (table.rows, table.dim) != ((there := other.tables[mine]).rows, there.dim):
+                raise CheckpointError(
+                    f"table {table.name!r} is [{there.rows}, {there.dim}] in {path}, here [{table.rows}, {table.dim}]"
+                )
+            found[table.name] = _copy(engine, number, table, other.engine, mine, same)
+            if same:  # Adam's moments mean nothing without it
+                engine.table_steps[number] = other.engine.table_steps[mine]
     return found
+
+
+def _copy(engine: Engine, number: int, table: Table, other: Engine, mine: int, same: bool) -> int:
+    """The touched rows of one table, with their optimizer's state where it is the `same`; how many."""
+    taken, bank = 0, _bank(other, mine)
+    for keys in other.store.keys():  # noqa: SIM118
+        keys = keys[keys >> ROW_BITS == mine]
+        if keys.size:
+            records = np.empty((keys.size, other.widths[bank]), other.dtype)
+            other.store.read(keys, records)
+            state = {"all": records} if same else {"weight": records[:, : table.dim]}
+            _put(engine, number, table, keys & ((1 << ROW_BITS) - 1), state)
+            taken += keys.size
+    return taken
 
 
 class _Tensors:

@@ -7,8 +7,6 @@ touched rows with their numbers. Converting in the notebook of whoever wants the
 """
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +17,12 @@ from safetensors.torch import load_file, save_file
 from tyro.conf import Positional
 
 from skirl.checkpoint import numbers, save
-from skirl.checkpoint.folder import headers, read
-from skirl.checkpoint.rows import open_rows
+from skirl.checkpoint.rows import opened
 from skirl.export import export, rows_of
 from skirl.importing import import_rows
 from skirl.nn.modules import Collection, EmbeddingBagCollection
 from skirl.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from skirl.progress import size
-from skirl.store.snapshot import DISK_ROWS
 from skirl.tables import Table
 
 _OPTIMIZERS = {"rowwise-adagrad": RowwiseAdagrad, "sgd": SGD, "adagrad": Adagrad, "adam": Adam}
@@ -63,7 +59,7 @@ class Export:
 
     def run(self) -> dict[str, Any]:
         """Write it."""
-        with _opened(self.checkpoint) as (rows, dense):
+        with opened(self.checkpoint) as (rows, dense):
             if self.out.suffix == ".parquet":
                 _to_parquet(rows, self.out, self.table)
             elif self.state_dict or self.out.suffix == ".pt":
@@ -141,23 +137,6 @@ class Import:
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
         return {name: f"{n:,} rows" for name, n in result["tables"].items()} | {"saved": f"in {result['out']}"}
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[Collection, dict[str, torch.Tensor]]]:
-    """The rows of a checkpoint; those of a disk store beside it, as second names of its files."""
-    newest = headers(path)[0]
-    on_disk = False
-    try:
-        on_disk = read(newest)["rows"]["store"]["kind"] == DISK_ROWS
-    except ValueError:  # an older one may be whole; of the same kind, all but surely
-        on_disk = any(newest.parent.glob("rows/*.keys"))
-    with tempfile.TemporaryDirectory(dir=newest.parent, prefix="export-") as folder:
-        rows, dense = open_rows(path, store=f"disk:{folder}/rows" if on_disk else "memory")
-        try:
-            yield rows, dense
-        finally:
-            rows.engine.store.close()
 
 
 def _to_parquet(rows: Collection, path: Path, table: str | None) -> None:

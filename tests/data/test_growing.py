@@ -93,6 +93,21 @@ def test_a_state_goes_on_at_its_batch(tsv: Path, flags: dict[str, Any]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(again, batches)), "the next pass begins with nothing"
 
 
+def test_states_share_a_vocabulary_that_was_loaded(tsv: Path) -> None:
+    """Each batch of the window keeps one: copies would be as many vocabularies."""
+    first = opened(tsv)
+    next(iter(first))
+    tensors = copy.deepcopy(first.state_dict())
+    plain = {t: {n: np.array(p) if n != "next" else p for n, p in v.items()} for t, v in tensors["tables"].items()}
+    again = opened(tsv)
+    again.load_state_dict({**tensors, "tables": plain})
+    batches = iter(again)
+    next(batches)
+    one, other = copy.deepcopy(again.state_dict()), copy.deepcopy(again.state_dict())
+    for table, parts in one["tables"].items():
+        assert parts["keys"] is other["tables"][table]["keys"]
+
+
 def test_workers_change_nothing(tsv: Path) -> None:
     alone, team = (list(opened(tsv, workers=n, batch=100)) for n in (0, 2))
     assert all(torch.equal(a.sparse.values(), b.sparse.values()) for a, b in zip(alone, team, strict=True))

@@ -5,7 +5,10 @@ checkpoint worth nothing to whoever has only the file.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from skirl.engine import Counters
 from skirl.nn.modules import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.sealed import CheckpointError, OtherVersion
 from skirl.store import frozen
+from skirl.store.snapshot import DISK_ROWS
 from skirl.tables import Table
 
 log = logging.getLogger("skirl")
@@ -42,6 +46,23 @@ def open_rows(path: str | Path, *, store: str = "memory") -> tuple[Collection, d
             first = first or error
     assert first is not None
     raise first
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[tuple[Collection, dict[str, torch.Tensor]]]:
+    """The same for a while; rows of a disk store beside the checkpoint, as second names of its files."""
+    newest = folder.headers(Path(path))[0]
+    try:
+        on_disk = folder.read(newest)["rows"]["store"]["kind"] == DISK_ROWS
+    except ValueError:  # an older one may be whole; of the same kind, all but surely
+        on_disk = any(newest.parent.glob("rows/*.keys"))
+    with ExitStack() as stack:
+        store = "memory"
+        if on_disk:
+            store = f"disk:{stack.enter_context(TemporaryDirectory(dir=newest.parent, prefix='export-'))}/rows"
+        rows, tensors = open_rows(path, store=store)
+        stack.callback(rows.engine.store.close)
+        yield rows, tensors
 
 
 def _open(header: Path, store: str) -> tuple[Collection, dict[str, torch.Tensor]]:

@@ -244,7 +244,10 @@ class Growing:
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set it to that")
         self.inner.load_state_dict(state["files"])
-        self._resume = self._state = copy.deepcopy(state)
+        state = copy.deepcopy(state)
+        for table in state["tables"].values():  # shared by the states of all batches up to the next snapshot
+            table |= {name: np.asarray(part).view(Kept) for name, part in table.items() if name != "next"}
+        self._resume = self._state = state
 
 
 @dataclass
