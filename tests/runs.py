@@ -6,16 +6,19 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import skirl
 from skirl import KeyedJagged, Table
 from skirl.cache import split_cache
+from skirl.device.gpu import GpuRows
 from skirl.optim import RowOptimizer
 from skirl.pipeline import FIRST_WINDOW
 from skirl.reference import Bags, Reference
 from skirl.tables import Schema
 from skirl.work import Work
+from tests.device.lazy import World
 from tests.plans import Residents, windows
 from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
 
@@ -76,6 +79,9 @@ class Case:
     fresh: bool = True
     """Whether the loader yields batches of their own, or reuses its buffers."""
     threads: int = 1
+    device: str = "cpu"
+    eager: float = 0.0
+    """Of another device's streams: the chance that they get on before they have to."""
 
 
 @dataclass
@@ -150,10 +156,16 @@ class Run:
         self.reference = Reference(case.tables, case.optimizer, seed=case.seed, dtype=numpy_dtype)
         kind = skirl.EmbeddingCollection if case.unpooled else skirl.EmbeddingBagCollection
         store = SlowStore(case.tables, case.optimizer, case.dtype, Naps(case.nap, case.seed + 1), case.slow_write)
-        self.ours = kind(
-            case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
-            debug=True,
-        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            if case.device != "cpu":
+                patch.setattr("skirl.device.gpu.no_streams", World(case.seed, case.eager).streams)
+            self.ours = kind(
+                case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
+                debug=True, device=case.device,
+            )  # fmt: skip
+        for bank in self.ours.engine.banks:
+            if isinstance(bank, GpuRows):
+                bank.blocks.choose = bank.plans.choose = lambda fits: fits[-1]  # the block just let go of, at once
         self.heads = Head(case.tables, case.dtype), Head(case.tables, case.dtype)
         self.dense = [torch.optim.Adam(head.parameters(), lr=0.01) for head in self.heads]
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.ours.optimizer, case.gamma)
@@ -334,7 +346,8 @@ class Run:
     def _state(self) -> tuple[Any, ...]:
         engine = self.ours.engine
         caches = [
-            (c.key_of.tobytes(), c.used.tobytes(), c.array[c.key_of >= 0].tobytes(), c._clock) for c in engine.caches
+            (c.key_of.tobytes(), c.used.tobytes(), bank.read(np.flatnonzero(c.key_of >= 0)).tobytes(), c._clock)
+            for c, bank in zip(engine.caches, engine.banks)
         ]
         return caches, replace(engine.counters), engine.table_steps.tolist()
 
@@ -373,6 +386,8 @@ class Run:
         def spied(work: Work, write_back: Any) -> None:
             load(work, write_back)
             self._note_step(work)
+            if self.case.device != "cpu":
+                self.nap()  # the stages get on while the streams do not
 
         engine.load = spied
 

@@ -42,7 +42,7 @@ def steps(
     """Train on every batch: this is all there is to it."""
     for batch in batches:
         logits = model(batch)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels.to(logits))
         dense.zero_grad()
         loss.backward()  # rows are updated here,
         dense.step()  # dense weights here
@@ -203,7 +203,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
             "steps": batches.step,
             "begun_at": begun,
             "rows": rows,
-            "cache_bytes": sum(cache.rows.nbytes for cache in engine.caches),
+            "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
             "staging_bytes": sum(size.staging_rows * size.record_bytes for size in engine.sizes()),
             "counters": asdict(engine.counters),
             "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},

@@ -108,7 +108,29 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
         "batch too large for a lookahead": lambda: too_large(True),
         **{name: lambda case=case: Run(replace(case, seed=case.seed + shift)).go() for name, case in CASES.items()},
         "both views": both_views,
-        "trained weights": lambda: trained_weights(True),
+        "trained weights": lambda: trained_weights(True, "cpu"),
+    }
+
+
+def gpu(shift: int) -> dict[str, Callable[[], object]]:
+    """Runs on streams as late as can be, and on streams that get on by chance."""
+    names = ("everything", "slow writes", "alone", "plain")
+    return {
+        **{
+            f"{name}, {eager}": lambda case=CASES[name], eager=eager: Run(
+                replace(
+                    case,
+                    seed=case.seed + shift,
+                    device="interpret",
+                    eager=eager,
+                    nap=0.003,
+                    prefetch=case.prefetch or 3,
+                )
+            ).go()
+            for name in names
+            for eager in (0.0, 0.6)
+        },
+        "trained weights": lambda: trained_weights(True, "interpret"),
     }
 
 
@@ -130,6 +152,8 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False) -> str | No
         checks = {script: lambda script=script: crashes(shift, [script]) for script in scripts}
     if area == "checkpoints":
         checks = CHECKS
+    if area == "gpu":
+        checks = gpu(shift)
     for name, check in checks.items():
         try:
             check()

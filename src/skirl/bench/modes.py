@@ -22,6 +22,7 @@ from torch import nn
 
 from skirl.batch import Batch
 from skirl.bench.peers import fbgemm, has_fbgemm
+from skirl.device.host import array_of
 from skirl.ids import capture
 from skirl.initial import InitialTable, fill
 from skirl.lookahead import Lookahead, lookahead
@@ -215,11 +216,11 @@ class OnDemand(EmbeddingBagCollection):
             most = [max(ids.count for ids in micro.ids)]
             engine.make_caches(most, most, 1)
             self._planner = Planner(engine.schema, [len(c) for c in engine.caches], Plan(1, 0), engine.seen)
-            self._here = np.empty_like(engine.caches[0].array)
+            self._here = np.empty_like(array_of(engine.banks[0]))
         self._planner.add([ids.positions for ids in micro.ids], captured.nbytes)
         steps = self._planner.next()
         assert steps is not None
-        (step,), rows = steps, engine.caches[0].array
+        (step,), rows = steps, array_of(engine.banks[0])
         known = np.ones(len(rows), np.bool_)
         known[step.new_slots] = False
         which = known[step.rows]
@@ -228,14 +229,14 @@ class OnDemand(EmbeddingBagCollection):
         if not engine.store.read(keys_known, came).all():
             raise AssertionError("a row that was used before is not in the store: this is a bug in skirl")
         run(cpu.put, len(came), rows, slots_known, came, threads=torch.get_num_threads())
-        engine._make(0, step.new_keys, step.new_slots, rows)
+        engine.make(0, step.new_keys, step.new_slots, rows)
         self._planner_steps += 1
         self._planner.executed(self._planner_steps)
         self.work, self.micro = Work(step.number, [micro], steps), 0
 
     def backward_done(self, work: Work) -> None:
         super().backward_done(work)
-        step, rows = work.steps[0], self.engine.caches[0].array
+        step, rows = work.steps[0], array_of(self.engine.banks[0])
         gone = self._here[: len(step.keys)]
         run(cpu.take, len(gone), rows, step.rows, gone, threads=torch.get_num_threads())
         self.engine.store.write(step.keys, gone)
