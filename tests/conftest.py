@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; subprocesses inherit it
-os.environ["TRITON_INTERPRET"] = "1"  # kernels for a GPU run in Triton's interpreter; it looks once, when imported
+os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for a GPU; Triton looks once, when it is imported
 os.environ["SKIRL_RUNS"] = "none"  # no test leaves a run folder behind unless it asks for one
 
 import pytest

@@ -18,6 +18,7 @@ from skirl.pipeline import FIRST_WINDOW
 from skirl.reference import Bags, Reference
 from skirl.tables import Schema
 from skirl.work import Work
+from tests.device.delayed import DelayedStreams
 from tests.device.lazy import World
 from tests.plans import Residents, windows
 from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
@@ -108,7 +109,7 @@ class Difference(AssertionError):
 
 def same_bits(what: str, ours: Any, expected: Any) -> None:
     """Every bit equal, signs of zeros and all."""
-    a, b = (x.detach().numpy() if isinstance(x, torch.Tensor) else np.asarray(x) for x in (ours, expected))
+    a, b = (x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x) for x in (ours, expected))
     if a.shape != b.shape or a.dtype != b.dtype:
         raise Difference(f"{what}: {a.dtype} {a.shape}, expected {b.dtype} {b.shape}")
     if np.ascontiguousarray(a).tobytes() != np.ascontiguousarray(b).tobytes():
@@ -159,6 +160,7 @@ class Run:
         with pytest.MonkeyPatch.context() as patch:
             if case.device != "cpu":
                 patch.setattr("skirl.device.gpu.no_streams", World(case.seed, case.eager).streams)
+                patch.setattr("skirl.device.gpu.CudaStreams", lambda at: DelayedStreams(at, case.seed, case.eager))
             self.ours = kind(
                 case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
                 debug=True, device=case.device,
@@ -318,8 +320,8 @@ class Run:
 
     def _parts(self, out: Any, names: list[str], stacked: bool) -> dict[str, torch.Tensor]:
         if not stacked:
-            return {name: out[name] for name in names}
-        whole = torch.stack([out[name] for name in names], 1) if isinstance(out, dict) else out.stacked()
+            return {name: out[name].cpu() for name in names}
+        whole = torch.stack([out[name] for name in names], 1) if isinstance(out, dict) else out.stacked().cpu()
         return {name: whole[:, i] for i, name in enumerate(names)}
 
     def _evaluate(self, chance: float) -> None:

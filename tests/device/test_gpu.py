@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from skirl import Adam, RowwiseAdagrad, Table
 from tests.cases import cases
+from tests.device.hazards import hazards
 from tests.runs import Case, Part, Run
 from tests.test_exact import cases_of
 
@@ -34,3 +35,8 @@ def test_rows_on_their_way_in_both_directions(eager, prefetch):
     )
     report = Run(case).go()
     assert report.forwarded and report.fetched > report.forwarded
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_order_that_the_pipeline_allows(seed):
+    assert hazards(range(seed, seed + 1)) > 20

@@ -15,6 +15,7 @@ from skirl.oracle.plan import BankPlanner, BatchTooLarge
 from skirl.oracle.seen import Seen
 from tests import runs
 from tests.checkpoint.checks import CHECKS
+from tests.device.hazards import hazards
 from tests.faults.zygote import DISK_AREAS
 from tests.oracle.execute import Cache
 from tests.oracle.traces import SCHEMA, keys_of
@@ -113,22 +114,13 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
 
 
 def gpu(shift: int) -> dict[str, Callable[[], object]]:
-    """Runs on streams as late as can be, and on streams that get on by chance."""
-    names = ("everything", "slow writes", "alone", "plain")
+    """Every order that the pipeline allows, and runs of it."""
+    on_gpu = {"seed": shift, "device": "interpret", "eager": 0.3}
     return {
+        "hazards": lambda: hazards(range(4 * shift, 4 * shift + 4)),
         **{
-            f"{name}, {eager}": lambda case=CASES[name], eager=eager: Run(
-                replace(
-                    case,
-                    seed=case.seed + shift,
-                    device="interpret",
-                    eager=eager,
-                    nap=0.003,
-                    prefetch=case.prefetch or 3,
-                )
-            ).go()
-            for name in names
-            for eager in (0.0, 0.6)
+            name: lambda name=name: Run(replace(CASES[name], **on_gpu)).go()
+            for name in ("alone", "plain", "everything")
         },
         "trained weights": lambda: trained_weights(True, "interpret"),
     }
