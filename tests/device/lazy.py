@@ -96,6 +96,7 @@ class World:
         self.eager = eager
         self.rng = np.random.default_rng([seed, 7])
         self.all = [LazyStream(self) for _ in range(3)]
+        self._haste = np.ones(3) / 3
         self._stirring = False
 
     def streams(self) -> Streams:
@@ -108,7 +109,9 @@ class World:
         self._stirring = True
         try:
             while self.rng.random() < self.eager:
-                stream = self.all[self.rng.integers(3)]
+                if self.rng.random() < 0.1:  # now one of them is quick, now another
+                    self._haste = self.rng.dirichlet([0.2] * 3)
+                stream = self.all[self.rng.choice(3, p=self._haste)]
                 if not stream.blocked:
                     stream.step()
         finally:

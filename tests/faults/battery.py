@@ -117,7 +117,7 @@ def gpu(shift: int) -> dict[str, Callable[[], object]]:
     """Every order that the pipeline allows, and runs of it."""
     on_gpu = {"seed": shift, "device": "interpret", "eager": 0.3}
     return {
-        "hazards": lambda: hazards(range(4 * shift, 4 * shift + 4)),
+        "hazards": lambda: hazards(range(10 * shift, 10 * shift + 10)),
         **{
             name: lambda name=name: Run(replace(CASES[name], **on_gpu)).go()
             for name in ("alone", "plain", "everything")

@@ -328,7 +328,8 @@ CHECKPOINTS = [
 
 GPU = [
     Fault("rows are used before they have arrived", "device.gpu",
-          "        compute.wait(arrival.came)\n", ""),
+          "        for block, nbytes in zip((arrival.rows, arrival.plan), sizes, strict=True):\n",
+          "        for block, nbytes in zip((arrival.plan, arrival.rows), sizes[::-1], strict=True):\n            early, came = locals().get(\"came\"), inward.record()\n"),
     Fault("the host's side is filled while it is copied", "device.gpu",
           "                block.copied.synchronize()  # before", "                pass  # before"),
     Fault("a block is filled while its rows are in use", "device.gpu",
@@ -342,8 +343,6 @@ GPU = [
     Fault("a plan is let go of before its rows are updated", "device.gpu",
           "        self._release(arrival.rows)\n        self._now = arrival\n",
           "        self._release(arrival.rows)\n        self._release(arrival.plan, self.plans)\n        self._now = arrival\n"),
-    Fault("fetched rows are let go of before they are put", "device.gpu",
-          "        compute.run(move)\n", "        self._release(arrival.rows)\n        arrival.rows.owners = 2\n        compute.run(move)\n"),
     Fault("forwarding does not own its block", "device.gpu",
           "        self.blocks.retain(block)", "        block.owners += 0"),
     Fault("rows are forwarded from the wrong place", "device.gpu",

@@ -18,6 +18,8 @@ from skirl.device.streams import Event
 from skirl.staging import rounded
 
 SMALLEST = 1 << 12
+ALWAYS = 1 << 16
+"""Bytes that may wait for use however small the cache is: as much as its steps need."""
 
 
 @dataclass(eq=False)
@@ -121,7 +123,7 @@ class Blocks:
             self._used.clear()
 
     def _shrink(self) -> None:
-        while self._free and (self._size > max(self.most, SMALLEST) or len(self._free) > self.kept):
+        while self._free and (self._size > max(self.most, ALWAYS) or len(self._free) > self.kept):
             block = self._free.pop(0)
             self._size -= block.host.numel()
             for event in (block.copied, block.used):
