@@ -89,6 +89,7 @@ def test_a_checkpoint_made_in_the_background_goes_on_anywhere(first, then, tmp_p
     np.testing.assert_array_equal(every_row(resumed)[1], every_row(whole)[1])
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler looks, and hides it
 def test_a_compiled_model_breaks_its_graph_at_the_embeddings_and_trains_the_same_rows():
     losses = []
     for compiled in (False, True):

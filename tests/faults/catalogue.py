@@ -328,8 +328,9 @@ CHECKPOINTS = [
 
 GPU = [
     Fault("rows are used before they have arrived", "device.gpu",
-          "        for block, nbytes in zip((arrival.rows, arrival.plan), sizes, strict=True):\n",
-          "        for block, nbytes in zip((arrival.plan, arrival.rows), sizes[::-1], strict=True):\n            early, came = locals().get(\"came\"), inward.record()\n"),
+          "        arrival.came = arrival.rows.copied = arrival.plan.copied = inward.record()\n",
+          "        arrival.rows.copied = arrival.plan.copied = inward.record()\n        arrival.came = self._streams.outward.record()\n"
+          "        arrival.plan.device[: sizes[1]].copy_(arrival.plan.host[: sizes[1]])\n"),
     Fault("the host's side is filled while it is copied", "device.gpu",
           "                block.copied.synchronize()  # before", "                pass  # before"),
     Fault("a block is filled while its rows are in use", "device.gpu",

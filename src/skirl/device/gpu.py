@@ -52,9 +52,9 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
         return Gpu(at, dtype, CudaStreams(at))
     if "triton" not in sys.modules:  # it looks once, when it is imported
         os.environ["TRITON_INTERPRET"] = "1"
-    from skirl.nn import gpu as kernels
+    from skirl.nn.blocks import INTERPRETED
 
-    if not kernels.INTERPRETED:
+    if not INTERPRETED:
         raise ValueError(
             "device is 'interpret', and Triton was imported to compile: set TRITON_INTERPRET=1 before Python starts"
         )

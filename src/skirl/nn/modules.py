@@ -18,7 +18,7 @@ from skirl.engine import Engine, Leaving
 from skirl.ids import BankIds, capture, distinct
 from skirl.interrupts import uninterrupted
 from skirl.nn.lookup import Lookup, Ticket
-from skirl.nn.output import Pooled, Unpooled
+from skirl.nn.output import Pooled, Unpooled, uncompiled
 from skirl.optim import RowOptimizer, TorchHandle
 from skirl.oracle.planner import Plan, Planner
 from skirl.store import Store
@@ -73,6 +73,7 @@ class Collection(nn.Module):
         """The tables, as given."""
         return self.engine.schema.tables
 
+    @uncompiled
     def forward(self, sparse: Sparse) -> Pooled:
         """Look the ids of one batch up."""
         self.engine.check()
