@@ -16,6 +16,7 @@ import torch
 from skirl.cache import Cache, CacheSize, parse_cache, split_cache
 from skirl.device import open_device
 from skirl.device.base import BankFacts, BankRows, Update
+from skirl.half import HALVES, expanded, packed, words
 from skirl.ids import BankIds, Captured, positions_of, resolve
 from skirl.initial import InitialTable, fill
 from skirl.optim import RowOptimizer
@@ -101,8 +102,10 @@ class Engine:
         pooled: bool = True,
         device: str | torch.device = "cpu",
     ) -> None:
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype is {dtype}: set it to torch.float32 or torch.float64")
+        if dtype not in (*_DTYPES, *HALVES):
+            raise ValueError(
+                f"dtype is {dtype}: set it to torch.float32 or torch.float64, or on a GPU to torch.bfloat16 or torch.float16"
+            )
         if not 0 <= seed < 1 << 63:
             raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
         if not isinstance(optimizer, RowOptimizer):
@@ -114,12 +117,19 @@ class Engine:
         self.schema = Schema.of(tables)
         self.optimizer = optimizer
         self.cache_size = cache
-        self.torch_dtype, self.dtype = dtype, _DTYPES[dtype]
+        self.torch_dtype = dtype
+        self.half = dtype if dtype in HALVES else None
+        """What rows are held in, where it is not what is computed in."""
+        self.dtype = _DTYPES[torch.float32 if self.half else dtype]
+        """What is computed in, and what rows are given out as."""
         self.seed = seed
         self.pooled = pooled
         self.device = open_device(device, self.dtype)
         self.widths = [optimizer.width(bank.dim) for bank in self.schema.banks]
-        records = {t: Record(self.widths[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
+        """Numbers of a row and its state."""
+        self.held = [words(width) if self.half else width for width in self.widths]
+        """Numbers in its record, as the store has it."""
+        records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
         self.seen = Seen(self.schema)
@@ -154,7 +164,8 @@ class Engine:
             BankFacts(
                 number=i,
                 dim=bank.dim,
-                width=self.widths[i],
+                width=self.held[i],
+                half=self.half,
                 features=len(bank.features) if self.pooled else 1,
                 dtype=self.dtype,
                 optimizer=self.optimizer,
@@ -221,7 +232,7 @@ class Engine:
         slots, self.staging_rows = split_cache(
             self.cache_size,
             rows=[sum(self.schema.tables[t].rows for t in bank.tables) for bank in banks],
-            record_bytes=[width * self.dtype.itemsize for width in self.widths],
+            record_bytes=[width * self.dtype.itemsize for width in self.held],
             dims=[bank.dim for bank in banks],
             distinct=distinct,
             largest=largest,
@@ -252,11 +263,11 @@ class Engine:
         counts = [*split["slots"], *split["staging_rows"]]
         if len(counts) != 2 * len(banks) or not all(type(n) is int and 0 < n < 1 << 48 for n in counts):
             return False
-        weights = [w * self.dtype.itemsize for w in self.widths] if kind == "bytes" else [1 for _ in banks]
+        weights = [w * self.dtype.itemsize for w in self.held] if kind == "bytes" else [1 for _ in banks]
         most = amount * sum(banks) if kind == "share" else amount
         taken = sum(n * weight for n, weight in zip(split["slots"], weights, strict=True))
         if kind == "auto":  # another machine may have had more free: the split stays, and has to fit here
-            weights = [w * self.dtype.itemsize for w in self.widths]
+            weights = [w * self.dtype.itemsize for w in self.held]
             taken, most = sum(n * w for n, w in zip(counts, weights + weights)), self.device.free_bytes()
         return all(n <= rows for n, rows in zip(split["slots"], banks, strict=True)) and taken <= max(1, most)
 
@@ -274,7 +285,7 @@ class Engine:
                 rows=sum(tables[t].rows for t in bank.tables),
                 slots=len(self.caches[i]),
                 staging_rows=self.staging_rows[i],
-                record_bytes=self.widths[i] * self.dtype.itemsize,
+                record_bytes=self.held[i] * self.dtype.itemsize,
                 staging_bytes=self.banks[i].staging_bytes,
             )
             for i, bank in enumerate(self.schema.banks[: len(self.caches)])
@@ -301,7 +312,7 @@ class Engine:
             (step.new_keys, step.new_slots),
         ]
         cache.record(step.evict_slots, came, step.rows)
-        record_bytes = self.widths[bank] * self.dtype.itemsize
+        record_bytes = self.held[bank] * self.dtype.itemsize
         self.counters.fetched += step.fetches
         self.counters.forwarded += len(step.forward_keys)
         self.counters.new += len(step.new_keys)
@@ -359,7 +370,7 @@ class Engine:
         parts = [work.grads.get((bank, m)) for m in range(len(work.micros))]
         if any(part is not None for part in parts):
             self.caches[bank].changing(work.steps[bank].rows)
-            self.banks[bank].update(Update(work, parts, self._live(work, bank), scalars))
+            self.banks[bank].update(Update(work, parts, self._live(work, bank), scalars, self.counters.steps))
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
         """Which rows of the output got a gradient: by feature where that is enough, else one by one."""
@@ -377,22 +388,29 @@ class Engine:
         rows = np.empty((len(distinct), self.widths[bank]), self.dtype)
         slots = self.caches[bank].find(distinct) if self.caches else np.full(len(distinct), -1)
         here = slots >= 0
-        rows[here] = self.banks[bank].read(slots[here]) if self.caches else 0
+        rows[here] = self._numbers(self.banks[bank].read(slots[here]), bank) if self.caches else 0
         away = np.flatnonzero(~here)
         known = away[self.seen.has(distinct[away])]
         found = np.zeros(len(distinct), np.bool_)
         found[here] = True
         if len(known):
-            records = np.empty((len(known), self.widths[bank]), self.dtype)
+            records = np.empty((len(known), self.held[bank]), self.dtype)
             held = self.store.read(distinct[known], records)
-            rows[known[held]] = records[held]
+            rows[known[held]] = self._numbers(records[held], bank)
             found[known[held]] = True
         fresh = np.flatnonzero(~found).astype(np.int32)
         self.make(bank, distinct[fresh], fresh, rows)
+        if self.half:
+            rows[fresh] = self._numbers(packed(rows[fresh], self.half), bank)
         return rows, place.astype(np.int32)
+
+    def _numbers(self, records: np.ndarray, bank: int) -> np.ndarray:
+        """Rows out of their records."""
+        return expanded(records, self.widths[bank], self.half) if self.half else records
 
     def put(self, keys: np.ndarray, records: np.ndarray, bank: int) -> None:
         """Rows that come from elsewhere take the place of what there is; between steps."""
+        records = packed(records, self.half) if self.half else records
         self.store.write(keys, records)
         self.seen.add(keys)
         if self.caches:

@@ -32,13 +32,15 @@ class BankFacts:
     """Which of the schema's banks."""
     dim: int
     width: int
-    """Numbers in a record: the weight and its optimizer's state."""
+    """Numbers in a record: the weight and its optimizer's state; of half precision, words of two."""
     features: int
     """Rows of the output a sample; 1 where nothing is pooled."""
     dtype: np.dtype
     optimizer: RowOptimizer
     initial: InitialTable
     seed: int
+    half: torch.dtype | None = None
+    """What rows are held in, where it is not dtype."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,8 @@ class Update:
     """Which rows of the outputs have a gradient: by row % size."""
     scalars: np.ndarray
     """Of the optimizer, [tables, k]."""
+    step: int
+    """Counted from the run's first; decides how halves are rounded."""
 
 
 def joined_scales(ids: Sequence[BankIds], dtype: np.dtype) -> np.ndarray:

@@ -128,6 +128,9 @@ class GpuRows(BankRows):
         """Of rows on their way."""
         self.plans = Blocks(gpu.at, self._streams.here, most=1 << 62, kept=PLANS_KEPT)
         self.cache = torch.empty((0, facts.width), dtype=gpu.dtype, device=gpu.at)
+        """As records travel,"""
+        self.rows = self.cache
+        """and as their numbers are."""
         self._pending: dict[int, Departure] = {}
         self._now: Arrival | None = None
         """Of the current step."""
@@ -156,6 +159,7 @@ class GpuRows(BankRows):
         need = slots * self._record_bytes
         try:
             self.cache = torch.empty((slots, self.facts.width), dtype=self._gpu.dtype, device=self._gpu.at)
+            self.rows = self.cache.view(self.facts.half) if self.facts.half else self.cache
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self._gpu.at)
             raise MemoryError(
@@ -231,7 +235,7 @@ class GpuRows(BankRows):
                 kernels.move(rows, views["forward_index"][lo:hi], cache, views["forward_slots"][lo:hi])
             kernels.put(cache, views["fetch_slots"], fetched)
             kernels.fill(
-                views["new_keys"], views["new_slots"], cache, facts.dim, facts.seed, *self._initial,
+                views["new_keys"], views["new_slots"], self.rows, facts.dim, facts.seed, *self._initial,
                 facts.optimizer.initial_state,
             )  # fmt: skip
 
@@ -290,7 +294,7 @@ class GpuRows(BankRows):
             scale = views["scale"][at] if ids.scale is arrival.scales[micro] else self._up(ids.scale)
         offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
         out = self._gpu.empty(ids.bags, self.facts.dim)
-        arguments = self.cache, self.facts.dim, views["slots"][at], offsets, self.facts.features, scale, out
+        arguments = self.rows, self.facts.dim, views["slots"][at], offsets, self.facts.features, scale, out
         self._streams.compute.now(lambda: self._kernels.pool(*arguments))
         return out
 
@@ -327,9 +331,10 @@ class GpuRows(BankRows):
                 len(stretches) + len(step.rows) if len(stretches) else 0, dtype=torch.int32, device=gpu.at
             )
             gpu.update(
-                self.cache, facts.dim, optimizer.kind, views["rows"], views["keys"], views["group_start"],
+                self.rows, facts.dim, optimizer.kind, views["rows"], views["keys"], views["group_start"],
                 views["group_pos"], bags, scale, grads, live, self._remembered("scalars", update.scalars),
                 optimizer.clip_norm, stretches, partial, marks,
+                rounding=(facts.seed, update.step) if facts.half else None,
             )  # fmt: skip
 
         self._streams.compute.run(apply)
@@ -342,7 +347,7 @@ class GpuRows(BankRows):
 
         def dots() -> np.ndarray:
             out = torch.empty(slots.numel(), dtype=self._gpu.dtype, device=self._gpu.at)
-            arguments = self.cache, self.facts.dim, slots, self._gpu.up(bag_of), grad, self._gpu.up(live), out
+            arguments = self.rows, self.facts.dim, slots, self._gpu.up(bag_of), grad, self._gpu.up(live), out
             self._kernels.weight_grad(*arguments)
             return out.cpu().numpy()
 

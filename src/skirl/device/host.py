@@ -68,6 +68,10 @@ class HostRows(BankRows):
         return sum(map(len, self._pending.values()))
 
     def allocate(self, slots: int, staging_rows: int) -> Rows:
+        if self.facts.half:
+            raise ValueError(
+                f"rows of {self.facts.half} are trained on a GPU: set device='cuda', or dtype=torch.float32"
+            )
         self.staging.most = staging_rows
         self.array = np.empty((slots, self.facts.width), self.facts.dtype)  # pages are backed when first written
         return self.array
