@@ -17,10 +17,10 @@ HALVES = [torch.bfloat16, torch.float16]
 TABLE = Table("a", 300, 5)
 
 
-@given(
-    arrays(np.float32, st.tuples(st.integers(0, 5), st.integers(1, 9)), elements=st.floats(width=32)),
-    st.sampled_from(HALVES),
-)
+ROWS = arrays(np.float32, st.tuples(st.integers(0, 5), st.integers(1, 9)), elements=st.floats(width=32))
+
+
+@given(ROWS, st.sampled_from(HALVES))
 @cases(100)
 def test_numbers_are_rounded_once_and_bits_travel(rows, half):
     records = packed(rows, half)
