@@ -1,7 +1,7 @@
 """Rows of half precision as the rest of skirl sees them: words of 32 bits, two numbers each.
 
 Stores, staging and checkpoints move records and never look into them, so a record of halves travels as float32 words that
-are only bits; an odd one has a number to spare. A dtype of their own in every store would be one more kind of record for each
+are only bits; an odd one has a number to spare. A dtype of their own in every store would be a kind of record more for each
 of their kernels, and numpy has no bfloat16. Who wants numbers gets them as float32; what comes in is rounded to nearest.
 """
 
