@@ -33,7 +33,13 @@ class Done:
 
     batch: Batch
     logits: Tensor
-    loss: float
+    loss_tensor: Tensor
+    """On the device; who asks for the number waits until the step is done there."""
+
+    @property
+    def loss(self) -> float:
+        """The mean over the batch."""
+        return self.loss_tensor.item()
 
 
 def steps(
@@ -48,7 +54,7 @@ def steps(
         dense.step()  # dense weights here
         if rates is not None:
             rates.step()
-        yield Done(batch, logits.detach(), loss.item())
+        yield Done(batch, logits.detach(), loss.detach())
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
         ):
             keeper.begin()
             for done in () if evaluation.stops else steps(model, dense, batches, rates):
-                meter.add(done.loss, done.logits, done.batch.labels)
+                meter.add(done.loss_tensor, done.logits, done.batch.labels)
                 last = batches.step == stream.steps
                 if stream.held_out and evaluation.due(batches.step, last=last):
                     held_out = stream.held_out_at(batches.state_dict()["loader"])

@@ -1,5 +1,8 @@
 """What needs a GPU: `make test-gpu` runs it, `make test` does not."""
 
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -46,6 +49,25 @@ def test_verify(optimizer):
     ).run()  # fmt: skip
     assert not result["failed"], result["failed"]
     assert result["runs"][0]["moved"]["fetched"]
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not installed")
+@pytest.mark.parametrize("tool", ["racecheck", "memcheck"])
+def test_the_sanitizer_finds_nothing(tool):
+    command = [
+        "compute-sanitizer",
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "9",
+        sys.executable,
+        "-m",
+        "skirl.cli",
+        "verify",
+    ]
+    flags = "--device cuda --data synthetic:tiny --model dlrm-tiny --dim 16 --batch 64 --steps 6 --cache touched:40% --quiet"
+    done = subprocess.run([*command, *flags.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 def test_out_of_memory_says_what_to_set():

@@ -71,7 +71,7 @@ class Kernels:
             "dim": self.dim, "batch": self.batch, "features": self.features, "cache_rows": self.cache, "seed": self.seed,
             "distinct": shared.distinct,
             "copy_gb_s": round(rates["copy"] / 1e9, 1),
-            "share_of_copy": {name: round(rate / rates["copy"], 3) for name, rate in rates.items() if name != "copy"},
+            "share_of_copy": {name: float(f"{rate / rates['copy']:.3g}") for name, rate in rates.items() if name != "copy"},
             "ms": {name: round(1e3 * median(times[2:]), 4) for name, times in seconds.items()},
             "spread": {name: round(max(times[2:]) / min(times[2:]), 2) for name, times in seconds.items()},
             "machine": machine(),

@@ -126,14 +126,22 @@ class Mode:
         self.rest()
         (received, sent, calls), busy = self._moved(), machine_busy()
         began, spent = time.perf_counter(), time.process_time()
-        losses = [next(self._loop).loss for _ in range(count)]
+        losses = [next(self._loop).loss_tensor for _ in range(count)]
         self.rest()
         if self._at.type == "cuda":
             torch.cuda.synchronize(self._at)
         seconds, used = time.perf_counter() - began, time.process_time() - spent
         others = max(0.0, machine_busy() - busy - used) / seconds
         received_then, sent_then, calls_then = self._moved()
-        return Slice(seconds, used, received_then - received, sent_then - sent, calls_then - calls, others, losses)
+        return Slice(
+            seconds,
+            used,
+            received_then - received,
+            sent_then - sent,
+            calls_then - calls,
+            others,
+            [x.item() for x in losses],
+        )
 
     def rest(self) -> None:
         """Return when nothing moves any more before the loop goes on."""
