@@ -1,4 +1,4 @@
-"""The meter: what it has counted is the same wherever the numbers come from, and it waits for a GPU no sooner than it has to."""
+"""The meter: what it counts is the same wherever the numbers come from, and it waits for a GPU as late as it can."""
 
 from types import SimpleNamespace
 
