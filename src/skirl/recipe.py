@@ -102,6 +102,15 @@ class Recipe(ScheduleFlags, DataFlags):
         self.row_optimizer()
         self.rate_schedule()
 
+    def check_labels(self) -> None:
+        """Refuse data with several labels, which a loop of one's own may have; `skirl size` and `vocab` look at none."""
+        labels = self.stream().labels
+        if len(labels) > 1:
+            raise ValueError(
+                f"data {self.data} has {len(labels)} labels ({', '.join(labels)}), and {self.model} predicts one: leave one "
+                f"[[label]] in {self.schema or 'the schema'}"
+            )
+
     def tables(self) -> list[Table]:
         """The tables that the data looks rows up in."""
         return self.stream().tables(self.model_class.row_dim(self.dim))

@@ -71,6 +71,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
 
     def __post_init__(self) -> None:
         Recipe.__post_init__(self)
+        self.check_labels()
         if self.assert_ratio is not None and not self.assert_ratio > 0:
             raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
         self.check_evaluation(self.valid)

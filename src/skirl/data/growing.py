@@ -138,6 +138,11 @@ class Growing:
         return self.inner.dense_features
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What is predicted."""
+        return self.inner.labels
+
+    @property
     def lists(self) -> tuple[str, ...]:
         """The features with any number of ids a sample, not exactly one."""
         return self.inner.lists

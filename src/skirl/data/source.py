@@ -30,6 +30,11 @@ class Source(Protocol):
         ...
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What is predicted; `Batch.labels` is [batch], or [batch, labels] where there is more than one."""
+        ...
+
+    @property
     def lists(self) -> tuple[str, ...]:
         """The features with any number of ids a sample, not exactly one."""
         ...

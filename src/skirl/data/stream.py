@@ -67,6 +67,11 @@ class Files:
         return self.encoder.schema.dense_features
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What is predicted."""
+        return tuple(label.name for label in self.encoder.schema.labels)
+
+    @property
     def lists(self) -> tuple[str, ...]:
         """The features with any number of ids a sample, not exactly one."""
         return tuple(column.name for column in self.encoder.schema.ids if column.list)

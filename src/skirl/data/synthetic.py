@@ -120,6 +120,11 @@ class Synthetic:
         return SHAPES[self.name].dense
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What is predicted."""
+        return ("click",)
+
+    @property
     def lists(self) -> tuple[str, ...]:
         """The features with any number of ids a sample: all or none."""
         return tuple(self.rows) if self.pooling_factor > 1 else ()

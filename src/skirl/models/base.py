@@ -60,6 +60,11 @@ class Model(nn.Module):
     def loss(self, batch: Batch) -> Tensor:
         """Mean binary cross-entropy of a batch."""
         logits = self(batch)
+        if batch.labels.shape != logits.shape:
+            raise ValueError(
+                f"{self.name} predicts one number a sample, labels are {list(batch.labels.shape)}: pass a batch with labels "
+                f"of {list(logits.shape)}, one of the columns say"
+            )
         return functional.binary_cross_entropy_with_logits(logits, batch.labels.to(logits))
 
     def _over(self, embeddings: Embeddings, dense_features: int, why: str) -> tuple[int, int]:
