@@ -125,6 +125,7 @@ NUMBER = "expected a finite number, or nothing"
 HEX = "expected 1 to 16 hexadecimal digits, or nothing"
 LABEL = "expected 0 or 1"
 OURS, PLAIN = ("parquet", SCHEMA), ("csv", CSV)
+NUMBERS = SCHEMA.replace('"y"', '"y"\nkind = "number"')
 ROW = ("parquet", SCHEMA.replace('name = "item"', 'name = "item"\nencode = "row"\nrows = 100'))
 CASES = [
     # Values of text.
@@ -213,6 +214,10 @@ CASES = [
     Case("parquet-no-rows", parquet(y=[], x=[], item=pa.array([], pa.int64()), tags=pa.array([], pa.list_(pa.int64()))),
          ("no row is left",), *OURS),
     Case("parquet-large-float", parquet(x=[1e300, 0.0, 0.0, 0.0]), ("column x is 1e+300", "fits a float32"), *OURS, 1),
+    Case("parquet-large-label", parquet(y=[0.0, 1.0, -1e39, 3.0]),
+         ("row 1 of row group 2: label y is -1e+39", "fits a float32", MEND), "parquet", NUMBERS, 1),
+    Case("csv-large-label", raw(b"1,0.5,1\n1e39,0.5,1\n2,0.5,1\n"),
+         ("line 2: label y is '1e39'", "fits a float32", MEND), "csv", CSV.replace('"y"\n', '"y"\nkind = "number"\n', 1), 1),
     Case("parquet-negative-row", parquet(item=[1, -1, 3, 4]), ("column item is -1", "a row from 0 to 99"), *ROW, 1),
     Case("parquet-row-beyond", parquet(item=[1, 2, 100, 4]), ("column item is 100", "a row from 0 to 99"), *ROW, 1),
     Case("parquet-without-schema", parquet(), ("no file says what its columns mean", "set schema"), "parquet"),
@@ -252,6 +257,7 @@ SCHEMAS = {
     "row without rows": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\ntype = "int"\nencode = "row"', "so set rows"),
     "delimiter": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\n[file]\ndelimiter = "ab"', "set it to one character"),
     "fill": ('[[label]]\nname = "y"\n[[dense]]\nname = "x"\nfill = nan\n[[id]]\nname = "a"', "fill is nan"),
+    "large fill": ('[[label]]\nname = "y"\n[[dense]]\nname = "x"\nfill = 1e39\n[[id]]\nname = "a"', "fill is 1e+39"),
     "not among": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\n[file]\ncolumns = ["y"]', "'a' is not among the columns"),
     "tables differ": ('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "b"]\ntable = "t"\n'
                       '[[id]]\nname = "c"\ntable = "t"\nrows = 9',

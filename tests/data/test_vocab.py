@@ -17,7 +17,7 @@ from skirl import cli
 from skirl.data import DataFlags
 from skirl.data.convert import Convert
 from skirl.data.counting import Counters
-from skirl.data.errors import BadSchema
+from skirl.data.errors import BadRow, BadSchema
 from skirl.data.open import open_files
 from skirl.data.vocab import Vocab
 from skirl.data.vocabulary import BadVocabulary, Facts, load, save
@@ -95,6 +95,21 @@ def test_rows_are_those_of_a_plain_count(tsv: Path, tmp_path: Path) -> None:
         for row, (_, _, ids) in zip(rows, found):
             assert ids[k] == (places.get(int(row[14 + k], 16), 1) if row[14 + k] else 0)
     assert result["samples"] == 300 and sum(result["distinct"].values()) > sum(result["rows"].values())
+
+
+def test_what_standardises_to_more_than_a_float32_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(PLAIN)
+    (tmp_path / "log.csv").write_text("".join(f"{i % 2},{i / 1e6},a\n" for i in range(100)))
+    Vocab(f"csv:{tmp_path}/log.csv", f"{tmp_path}/v", min_count=1, schema=f"{tmp_path}/schema.toml", quiet=True).run()
+    (tmp_path / "late.csv").write_text("0,1e33,a\n1,-2e36,a\n0,,a\n")
+    late = {"schema": f"{tmp_path}/schema.toml", "vocab": f"{tmp_path}/v"}
+    with pytest.raises(BadRow, match=r"line 2: column x is '-2e36', expected a number that fits a float32, standard"):
+        list(open_files(DataFlags(f"csv:{tmp_path}/late.csv", **late)))
+    (batch,) = open_files(DataFlags(f"csv:{tmp_path}/late.csv", **late, bad_rows="skip"))
+    assert len(batch.labels) == 2 and batch.dense.isfinite().all()
+    (tmp_path / "large.csv").write_text("0,1,a\n1,1e39,a\n")
+    with pytest.raises(BadRow, match="line 2: column x is '1e39'"):
+        Vocab(f"csv:{tmp_path}/large.csv", f"{tmp_path}/w", schema=f"{tmp_path}/schema.toml", quiet=True).run()
 
 
 def test_standardised_columns(tmp_path: Path) -> None:

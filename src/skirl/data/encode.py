@@ -18,6 +18,9 @@ from skirl.data.hashing import BAD, GOOD, NONE, hash_numbers, hash_texts, rows_b
 from skirl.data.schema import Dense, FileSchema, Id, Label
 from skirl.jit import kernel
 
+FITS = "a number that fits a float32"
+"""What is expected of labels and dense values, which a model gets as float32."""
+
 
 @dataclass
 class Raw:
@@ -189,6 +192,8 @@ class Encoder:
         marks.add(raw, wrong, lambda i: (f"label {label.name} is {shown(value_at(column, i))}", expected))
         with np.errstate(all="ignore"):
             out[:] = values
+        large = ~np.isfinite(out) & (kinds == GOOD)
+        marks.add(raw, large, lambda i: (f"label {label.name} is {shown(value_at(column, i))}", FITS))
 
     def _dense(self, raw: Raw, column: pa.Array, dense: Dense, out: np.ndarray, k: int, marks: Marks) -> int:
         """Write a column's features; how many there are."""
@@ -208,14 +213,11 @@ class Encoder:
             with np.errstate(all="ignore"):
                 out[:, k] = np.mod(values, 100) / 24
         else:
-            with np.errstate(over="ignore"):
+            with np.errstate(all="ignore"):
                 out[:, k] = values
-            if values.dtype != np.float32:
-                large = ~np.isfinite(out[:, k]) & (kinds == GOOD)
-                found = f"column {dense.name}"
-                marks.add(
-                    raw, large, lambda i: (f"{found} is {shown(value_at(column, i))}", "a number that fits a float32")
-                )
+        large = ~np.isfinite(out[:, k]) & (kinds == GOOD)  # of what the model gets, behind every transform
+        behind = "" if dense.transform == "none" else f", {dense.transform} applied"
+        marks.add(raw, large, lambda i: (f"column {dense.name} is {shown(value_at(column, i))}", f"{FITS}{behind}"))
         if kinds.any():
             out[kinds != GOOD, k] = dense.fill
         if dense.indicator:

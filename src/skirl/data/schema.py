@@ -37,6 +37,8 @@ DEFAULT_ROWS = 1_000_000
 LARGEST_FILE = 1 << 20
 """Bytes of a schema file; a larger one is something else."""
 MOST_COLUMNS = 20_000
+LARGEST_FLOAT = 3.4028234663852886e38
+"""Of float32."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,11 @@ class FileSchema:
         absent = [name for name in self.needed if self.text.columns and name not in self.text.columns]
         if absent:
             raise BadSchema(f"column {absent[0]!r} is not among the columns of [file]: add it there in its place")
+        for dense in self.dense:
+            if abs(dense.fill) > LARGEST_FLOAT:
+                raise BadSchema(
+                    f"dense column {dense.name!r}: fill is {dense.fill:g}, set it to one that fits a float32"
+                )
         for column in self.ids:
             if column.rows is not None and not 2 <= column.rows <= MAX_ROWS:
                 raise BadSchema(f"id column {column.name!r}: rows is {column.rows}, set it between 2 and 2**48")
