@@ -102,7 +102,7 @@ def test_what_standardises_to_more_than_a_float32_is_refused(tmp_path: Path) -> 
     (tmp_path / "log.csv").write_text("".join(f"{i % 2},{i / 1e6},a\n" for i in range(100)))
     Vocab(f"csv:{tmp_path}/log.csv", f"{tmp_path}/v", min_count=1, schema=f"{tmp_path}/schema.toml", quiet=True).run()
     (tmp_path / "late.csv").write_text("0,1e33,a\n1,-2e36,a\n0,,a\n")
-    late = {"schema": f"{tmp_path}/schema.toml", "vocab": f"{tmp_path}/v"}
+    late: dict[str, Any] = {"schema": f"{tmp_path}/schema.toml", "vocab": f"{tmp_path}/v"}
     with pytest.raises(BadRow, match=r"line 2: column x is '-2e36', expected a number that fits a float32, standard"):
         list(open_files(DataFlags(f"csv:{tmp_path}/late.csv", **late)))
     (batch,) = open_files(DataFlags(f"csv:{tmp_path}/late.csv", **late, bad_rows="skip"))
@@ -236,8 +236,12 @@ def test_a_vocabulary_of_texts_fits_converted_fingerprints(tmp_path: Path) -> No
     assert again.sparse.values().tolist() == original.sparse.values().tolist()
 
 
-def test_numbers_in_a_column_of_texts_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text('[[label]]\nname = "y"\n[[id]]\nname = "item"\n')
-    pq.write_table(pa.table({"y": [0, 1], "item": [7, 8]}), tmp_path / "data")
-    with pytest.raises(BadSchema, match="column 'item' holds int64, not texts: set type to int"):
+@pytest.mark.parametrize("kind", ["string", "hex"])
+@pytest.mark.parametrize(("values", "said"), [([7, 10], "int64"), ([7.0, 10.0], "double"), ([[7], [10, 2]], "int64")])
+def test_numbers_in_a_column_of_texts_are_refused(tmp_path: Path, kind: str, values: list[Any], said: str) -> None:
+    lists = "\nlist = true" if isinstance(values[0], list) else ""
+    (tmp_path / "s.toml").write_text(f'[[label]]\nname = "y"\n[[id]]\nname = "item"\ntype = "{kind}"{lists}\n')
+    pq.write_table(pa.table({"y": [0, 1], "item": values}), tmp_path / "data")
+    then = f"holds {said}, not texts.*: set its type to {'float' if said == 'double' else 'int'}"
+    with pytest.raises(BadSchema, match=rf"^{tmp_path / 'data'}: column 'item' {then}"):
         list(DataFlags(f"parquet:{tmp_path / 'data'}", schema=str(tmp_path / "s.toml"), rows="50").stream())

@@ -225,7 +225,7 @@ class Encoder:
         return 1 + dense.indicator
 
     def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
-        values, kinds, wrong, why = self._rows(column, spec)
+        values, kinds, wrong, why = self._rows(raw.file, column, spec)
         if wrong is not None:
             marks.add(raw, wrong, lambda i: (f"column {spec.name} is {shown(value_at(column, i))}", why))
         return values
@@ -242,7 +242,7 @@ class Encoder:
             column = column.combine_chunks()
         sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         items = plain(column.flatten(), self.schema.missing)
-        values, kinds, wrong, why = self._rows(items, spec)
+        values, kinds, wrong, why = self._rows(raw.file, items, spec)
         if wrong is not None and wrong.any():
             owner = np.repeat(np.arange(raw.rows), sizes)
             rows = np.zeros(raw.rows, bool)
@@ -257,7 +257,7 @@ class Encoder:
             )
         return values, sizes
 
-    def _rows(self, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
+    def _rows(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
         """Rows of a column's values, what each value is, which are malformed if any, and what was expected."""
         table = spec.table or spec.name
         nan = self.schema.nan_is_missing
@@ -266,10 +266,13 @@ class Encoder:
             fingerprints = np.empty(len(column), np.uint64)
             hash_texts(*texts_of(column), seed_of(table), fingerprints)
             return self.rows_of(table, fingerprints, kinds), kinds, None, ""
-        if spec.type == "string" and not pa.types.is_null(column.type):
-            # 7 as a number and "7" as a text have other fingerprints, so other rows.
+        if spec.type in ("string", "hex") and not is_text(column.type) and not pa.types.is_null(column.type):
+            # 7 as a number and "7" as a text have other fingerprints, so other rows; and 10 is no 0x10.
             kind = "float" if pa.types.is_floating(column.type) else "int"
-            raise BadSchema(f"column {spec.name!r} holds {column.type}, not texts: set type to {kind} in the schema")
+            texts = "texts" if spec.type == "string" else "texts of hexadecimal digits"
+            raise BadSchema(
+                f"{file}: column {spec.name!r} holds {column.type}, not {texts}: set its type to {kind} in the schema"
+            )
         if spec.type == "hex" and is_text(column.type):
             values, kinds = hex_of(column)
             why = "1 to 16 hexadecimal digits, or nothing"
