@@ -9,6 +9,7 @@ import pytest
 import skirl
 from skirl import cli
 from skirl.data import DataFlags
+from skirl.data.schema import BUILT_IN
 from skirl.models import DLRM
 from tests.data import logs
 
@@ -73,3 +74,30 @@ def test_two_labels_are_refused_before_anything_is_read(tmp_path: Path, capsys: 
     rows = skirl.EmbeddingBagCollection(stream.tables(4), optimizer=skirl.SGD(lr=0.1), cache=100)
     with pytest.raises(ValueError, match=r"DLRM predicts one number a sample, labels are \[64, 2\]: pass a batch"):
         DLRM.tiny(rows, dense_features=0).loss(batch)
+
+
+def test_a_run_is_not_resumed_on_ids_read_otherwise(
+    tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables of the same size, so that nothing but the data's own state can tell; nothing of the checkpoint is touched."""
+    train = [
+        "train",
+        "--data",
+        f"criteo:{tsv}",
+        *SMALL,
+        "--save",
+        str(tmp_path / "saved"),
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    run(capsys, *train, "--steps", "5")
+    (tmp_path / "s.toml").write_text(BUILT_IN["criteo"].toml().replace('transform = "log"', 'transform = "none"'))
+    before = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    for flags, said in (
+        (["--schema", str(tmp_path / "s.toml")], "transform = 'log' for dense column 'I1', not 'none': set schema to"),
+        (["--vocab", "open"], "ids become rows by hash, not by an open vocabulary: set vocab to what it was"),
+    ):
+        assert cli.main([*train, *flags, "--resume"]) == 1
+        assert said in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == before
+    assert run(capsys, *train, "--resume")["begun_at"] == 5

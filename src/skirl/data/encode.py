@@ -78,6 +78,11 @@ class Encoded:
 class RowsOf(Protocol):
     """Turns fingerprints of a table's values into its rows."""
 
+    @property
+    def described(self) -> str:
+        """How; equal where the same fingerprints get the same rows, in tables of the same size."""
+        ...
+
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray: ...
 
 
@@ -86,6 +91,11 @@ class Hashed:
     """Rows by hash."""
 
     rows: Mapping[str, int]
+
+    @property
+    def described(self) -> str:
+        """How ids become rows."""
+        return "by hash"
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """Row 0 for what is missing, another one for what is not."""
@@ -98,6 +108,11 @@ class Hashed:
 @dataclass
 class Fingerprints:
     """In the place of rows: the fingerprints themselves, as int64; 0 where a value is missing."""
+
+    @property
+    def described(self) -> str:
+        """How ids become rows, those of training: nobody else goes on from a state with fingerprints."""
+        return "by an open vocabulary"
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """A copy of them."""

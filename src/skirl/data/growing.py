@@ -243,11 +243,16 @@ class Growing:
         """Where the pass is, counting the batches handed out, with the vocabulary."""
         return self._state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state of another stream, saying what differs; nothing else happens."""
+        self.inner.check_state(state["files"] if "tables" in state else state)
         for name in ("admit", "stale"):
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set it to that")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+        self.check_state(state)
         self.inner.load_state_dict(state["files"])
         state = copy.deepcopy(state)
         for table in state["tables"].values():  # shared by the states of all batches up to the next snapshot

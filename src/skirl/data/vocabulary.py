@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ class Vocabulary:
     tables: dict[str, tuple[np.ndarray, np.ndarray]] = field(repr=False)
     """Of each table: places of a hash table, their fingerprints and their rows."""
     rows: dict[str, int] = field(default_factory=dict)
+    checksum: str = ""
+    """Of the fingerprints in their order and of the means: SHA-256, the first 16 digits."""
+
+    @property
+    def described(self) -> str:
+        """How ids become rows."""
+        return f"by a vocabulary of {sum(self.rows.values()):,} rows with checksum {self.checksum}"
 
     def __getstate__(self) -> dict[str, Any]:  # a worker reads the file itself: it may be gigabytes
         return {"path": self.path}
@@ -125,12 +133,15 @@ def load(path: str) -> Vocabulary:
         then = "set vocab to one that `skirl vocab` made"
         found = "there is no such file" if missing else f"is no vocabulary, or a damaged one ({error})"
         raise BadVocabulary(f"vocabulary {path}: {found}: {then}") from None
-    tables = {}
-    for table, array in keys.items():
+    tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
+    for table, array in sorted(keys.items()):
         if array.ndim != 1 or array.dtype != np.uint64 or len(array) > MOST:
             raise BadVocabulary(f"vocabulary {path}: {table}.keys is no list of uint64: make it anew")
         tables[table] = _placed(array)
-    return Vocabulary(path, facts, tables, {table: len(array) + FIRST for table, array in keys.items()})
+        checksum.update(f"{table} {len(array)}".encode())
+        checksum.update(np.ascontiguousarray(array).data)
+    rows = {table: len(array) + FIRST for table, array in keys.items()}
+    return Vocabulary(path, facts, tables, rows, checksum.hexdigest()[:16])
 
 
 def _facts(path: str, text: str | None) -> Facts:
