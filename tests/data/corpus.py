@@ -267,6 +267,7 @@ SCHEMAS = {
     "row without rows": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\ntype = "int"\nencode = "row"', "so set rows"),
     "delimiter": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\n[file]\ndelimiter = "ab"', "set it to one character"),
     "fill": ('[[label]]\nname = "y"\n[[dense]]\nname = "x"\nfill = nan\n[[id]]\nname = "a"', "fill is nan"),
+    "of a text": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nof = "hex"', "of is for fingerprints, its type is string"),
     "large fill": ('[[label]]\nname = "y"\n[[dense]]\nname = "x"\nfill = 1e39\n[[id]]\nname = "a"', "fill is 1e+39"),
     "not among": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\n[file]\ncolumns = ["y"]', "'a' is not among the columns"),
     "tables differ": ('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "b"]\ntable = "t"\n'

@@ -15,10 +15,12 @@ from safetensors.numpy import save_file
 
 from skirl import cli
 from skirl.data import DataFlags
+from skirl.data.columnar import embedded_schema
 from skirl.data.convert import Convert
 from skirl.data.counting import Counters
 from skirl.data.errors import BadRow, BadSchema
 from skirl.data.open import open_files
+from skirl.data.schema import BUILT_IN
 from skirl.data.vocab import Vocab
 from skirl.data.vocabulary import BadVocabulary, Facts, load, save
 from tests.cases import cases
@@ -234,6 +236,41 @@ def test_a_vocabulary_of_texts_fits_converted_fingerprints(tmp_path: Path) -> No
     (original,) = DataFlags(f"csv:{data}", schema=schema, vocab=vocab).stream()
     (again,) = DataFlags(f"parquet:{out}", vocab=vocab).stream()
     assert again.sparse.values().tolist() == original.sparse.values().tolist()
+
+
+def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: Path, tmp_path: Path) -> None:
+    """ "10" as text, as hexadecimal digits and as a number has three fingerprints; a file that keeps them says of what."""
+    schema = BUILT_IN["criteo"].toml()
+    (tmp_path / "texts.toml").write_text(schema.replace('type = "hex"', 'type = "string"'))
+    texts, hexes, out, rows, old = (
+        str(tmp_path / name) for name in ("texts", "hexes", "o.parquet", "r.parquet", "old")
+    )
+    Vocab(f"criteo:{tsv}", hexes, min_count=1, quiet=True).run()
+    Vocab(f"criteo:{tsv}", texts, min_count=1, schema=str(tmp_path / "texts.toml"), quiet=True).run()
+    Convert(f"criteo:{tsv}", out, quiet=True).run()
+    list(DataFlags(f"parquet:{out}", vocab=hexes).stream())
+    with pytest.raises(BadVocabulary, match="its ids of 'C1' are texts, not hex: make it anew with this data"):
+        DataFlags(f"parquet:{out}", vocab=texts)
+    again = str(tmp_path / "again")  # and a vocabulary of the converted file fits the original
+    Vocab(f"parquet:{out}", again, min_count=1, quiet=True).run()
+    assert load(again).facts.types == load(hexes).facts.types and load(again).checksum == load(hexes).checksum
+    list(DataFlags(f"criteo:{tsv}", vocab=again).stream())
+    # Of a file that does not say, as earlier ones, nothing is known.
+    (tmp_path / "old.toml").write_text((embedded_schema(out) or "").replace('of = "hex"\n', ""))
+    list(DataFlags(f"parquet:{out}", vocab=texts, schema=str(tmp_path / "old.toml")).stream())
+    Vocab(f"parquet:{out}", old, schema=str(tmp_path / "old.toml"), min_count=1, quiet=True).run()
+    list(DataFlags(f"criteo:{tsv}", vocab=old).stream())
+    # Rows are of one vocabulary or of one size, and no other one can be given.
+    Convert(f"criteo:{tsv}", rows, vocab=hexes, quiet=True).run()
+    for vocab in (hexes, texts, "open"):
+        with pytest.raises(ValueError, match=r"every id column is a row already: .*leave vocab out"):
+            DataFlags(f"parquet:{rows}", vocab=vocab)
+    mixed = embedded_schema(rows) or ""
+    some = '[[id]]\nname = "C1"\ncolumn = ""\ntype = "int"\nof = ""\nencode = '
+    (tmp_path / "mixed.toml").write_text(mixed.replace(f'{some}"row"', f'{some}"hash"'))
+    save(texts, Facts({"C1": "numbers", "C2": "hex"}, 1, 1), {t: (np.array([5], np.uint64),) * 2 for t in ("C1", "C2")})
+    with pytest.raises(BadVocabulary, match="it has ids of 'C2', which is a row in this data already: make it anew"):
+        DataFlags(f"parquet:{rows}", vocab=texts, schema=str(tmp_path / "mixed.toml"))
 
 
 @pytest.mark.parametrize("kind", ["string", "hex"])
