@@ -82,7 +82,7 @@ def _from_checkpoint(engine: Engine, path: Path) -> dict[str, int]:
     from skirl.checkpoint.rows import opened
 
     found: dict[str, int] = {}
-    with opened(path) as (other, _):
+    with opened(path) as (other, _, _):
         theirs = {table.name: number for number, table in enumerate(other.tables)}
         same = type(other.engine.optimizer) is type(engine.optimizer)
         for number, table in enumerate(engine.schema.tables):

@@ -3,7 +3,8 @@
 A state dict of nn.EmbeddingBag holds every row of a table, touched or not, so it is written from its first row on to a file
 that is then mapped: it takes a piece of 65,536 rows, whatever the table's size. The rows of a store in memory are loaded
 whole, as they were when it trained; those of a disk store are read from its files. Our own file and Parquet hold the
-touched rows with their numbers. Converting in the notebook of whoever wants the rows would need skirl there.
+touched rows with their numbers, Parquet also with the ids that an open vocabulary gave them to.
+Converting in the notebook of whoever wants the rows would need skirl there.
 """
 
 import tempfile
@@ -18,6 +19,7 @@ from tyro.conf import Positional
 
 from skirl.checkpoint import numbers, save
 from skirl.checkpoint.rows import opened
+from skirl.data.origins import Origins
 from skirl.export import export, rows_of
 from skirl.importing import import_rows
 from skirl.nn.modules import Collection, EmbeddingBagCollection
@@ -59,9 +61,9 @@ class Export:
 
     def run(self) -> dict[str, Any]:
         """Write it."""
-        with opened(self.checkpoint) as (rows, dense):
+        with opened(self.checkpoint) as (rows, dense, data):
             if self.out.suffix == ".parquet":
-                _to_parquet(rows, self.out, self.table)
+                _to_parquet(rows, self.out, self.table, Origins.of(data))
             elif self.state_dict or self.out.suffix == ".pt":
                 self._to_state_dict(rows, dense)
             else:
@@ -166,20 +168,27 @@ class Import:
         return lines | {"optimizer": f"{result['optimizer']}; {told}", "saved": f"in {result['out']}"}
 
 
-def _to_parquet(rows: Collection, path: Path, table: str | None) -> None:
-    """Columns table, row and weight, in order of tables and rows."""
+def _to_parquet(rows: Collection, path: Path, table: str | None, origins: Origins | None) -> None:
+    """Columns table, row and weight, in order of tables and rows; and what each row is of, where the run read files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     number = pa.float32() if rows.engine.dtype == np.float32 else pa.float64()
-    schema = pa.schema([("table", pa.string()), ("row", pa.int64()), ("weight", pa.list_(number))])
+    fields = [("table", pa.string()), ("row", pa.int64())]
+    if origins is not None:
+        fields += [("what", pa.string()), ("id", pa.string()), ("fingerprint", pa.uint64())]
+    schema = pa.schema([*fields, ("weight", pa.list_(number))])
     draft = path.with_name(f"{path.name}.tmp")
     try:
         with pq.ParquetWriter(draft, schema) as writer:
             for name, ids, weights in rows_of(rows, table):
                 flat = pa.array(np.ascontiguousarray(weights).reshape(-1), number)
                 offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * weights.shape[1])
-                columns = [pa.array([name] * len(ids)), pa.array(ids), pa.ListArray.from_arrays(offsets, flat)]
+                columns = [pa.array([name] * len(ids)), pa.array(ids)]
+                if origins is not None:
+                    what, texts, prints = origins.of_rows(name, ids)
+                    columns += [pa.array(what), pa.array(texts, pa.string()), pa.array(prints, mask=prints == 0)]
+                columns.append(pa.ListArray.from_arrays(offsets, flat))
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))
         draft.replace(path)
     finally:
