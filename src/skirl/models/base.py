@@ -48,12 +48,12 @@ class Model(nn.Module):
         return dim
 
     @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13) -> Self:
-        """The sizes that are trained in earnest."""
+    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
+        """The sizes that are trained in earnest; but for `sizes`, by the names that the class gives them."""
         raise NotImplementedError
 
     @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13) -> Self:
+    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
         """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
         raise NotImplementedError
 
