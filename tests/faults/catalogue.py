@@ -147,7 +147,7 @@ TRAINING = [
     Fault("rows that occur once get no gradient", "nn.cpu",
           "        if count == 0:\n            continue\n", "        if count <= 1:\n            continue\n"),
     Fault("the last position of a row is left out", "nn.cpu",
-          "range(group_start[u], group_start[u + 1])", "range(group_start[u], max(group_start[u] + 1, group_start[u + 1] - 1))"),
+          "range(begin, min(begin + STRETCH, end))", "range(begin, max(begin + 1, min(begin + STRETCH, end - 1)))"),
     Fault("an empty bag repeats the bag before", "nn.cpu",
           "                out[row, d] = zero\n", "                out[row, d] = out[row - 1, d]\n"),
     Fault("the sum of a bag starts from its first term", "nn.cpu",

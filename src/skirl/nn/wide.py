@@ -20,6 +20,7 @@ from numba import config
 from skirl.jit import kernel
 from skirl.nn import cpu
 from skirl.nn.lanes import BYTES, later, load, root, soon, store, stream, total, written_soon, zeros
+from skirl.nn.stretches import STRETCH
 from skirl.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 
 WIDEST = 256
@@ -126,6 +127,29 @@ def _update(n: int, which: int) -> Kernel:
     width = {KIND_SGD: n, KIND_ADAGRAD: 2 * n, KIND_ROWWISE_ADAGRAD: n + 1, KIND_ADAM: 3 * n}[which]
 
     @kernel
+    def hot(work, scale, grads, live, all_live, group_pos, bag_of, first, last):
+        """Sum the gradients of a row of many positions, stretch by stretch, into work."""
+        nothing = zeros(grads, n)
+        count = 0
+        g = nothing
+        for begin in range(first, last, STRETCH):
+            part = nothing
+            for i in range(begin, min(begin + STRETCH, last)):
+                if i + AHEAD < last:
+                    later(grads, bag_of[group_pos[i + AHEAD]], n)
+                pos = group_pos[i]
+                bag = bag_of[pos]
+                if all_live or live[bag % live.size]:
+                    count += 1
+                    if scale.size > 0:
+                        part = part + scale[pos] * load(grads, bag, 0, n)
+                    else:
+                        part = part + load(grads, bag, 0, n)
+            g = g + part
+        store(work, 0, 0, g)
+        return count
+
+    @kernel
     def update(
         cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi
     ):  # fmt: skip
@@ -133,6 +157,7 @@ def _update(n: int, which: int) -> Kernel:
         nothing = zeros(cache, n)
         scaled = scale.size > 0
         all_live = live.all()
+        work = np.empty((1, n), cache.dtype)
         end = group_start[hi]
         for u in range(lo, min(lo + ROWS_AHEAD, hi)):
             written_soon(cache, rows[u], width)
@@ -141,17 +166,22 @@ def _update(n: int, which: int) -> Kernel:
                 written_soon(cache, rows[u + ROWS_AHEAD], width)
             count = 0
             g = nothing
-            for i in range(group_start[u], group_start[u + 1]):
-                if i + AHEAD < end:
-                    later(grads, bag_of[group_pos[i + AHEAD]], n)
-                pos = group_pos[i]
-                bag = bag_of[pos]
-                if all_live or live[bag % live.size]:
-                    count += 1
-                    if scaled:
-                        g = g + scale[pos] * load(grads, bag, 0, n)
-                    else:
-                        g = g + load(grads, bag, 0, n)
+            last = group_start[u + 1]
+            if last - group_start[u] <= STRETCH:
+                for i in range(group_start[u], last):
+                    if i + AHEAD < end:
+                        later(grads, bag_of[group_pos[i + AHEAD]], n)
+                    pos = group_pos[i]
+                    bag = bag_of[pos]
+                    if all_live or live[bag % live.size]:
+                        count += 1
+                        if scaled:
+                            g = g + scale[pos] * load(grads, bag, 0, n)
+                        else:
+                            g = g + load(grads, bag, 0, n)
+            else:
+                count = hot(work, scale, grads, live, all_live, group_pos, bag_of, group_start[u], last)
+                g = load(work, 0, 0, n)
             if count == 0:
                 continue
             if clip < inf:
