@@ -210,7 +210,7 @@ TRAINING = [
     Fault("evaluation counts as a use", "engine",
           "        here = slots >= 0\n", "        here = slots >= 0\n        if self.caches:\n            self.caches[bank].used[slots[here]] += 1\n"),
     Fault("evaluation does not wait for write-backs", "nn.modules",
-          "        if self.lookahead is not None:\n            self.lookahead.drain()\n        ids =", "        ids ="),
+          "        if self.lookahead is not None:\n            self.lookahead.drain()\n        early,", "        early,"),
     Fault("evaluation sees a row of the window as stored", "engine",
           "            found[known[held]] = True\n", "            found[known] = True\n"),
     Fault("a loader's buffers are not copied", 'reader', 'if not getattr(self._loader, "yields_fresh", False):', 'if False:'),
