@@ -6,6 +6,8 @@ optimizer state starts anew unless the source has it. A file that could run code
 format is read with `weights_only=True`.
 """
 
+import mmap
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from skirl.sealed import CheckpointError
 from skirl.tables import ROW_BITS, Table
 
 _PIECE = 1 << 16  # rows at a time
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_WHOLE = (torch.int64, torch.int32)
 
 
 def import_rows(
@@ -57,10 +61,10 @@ def import_rows(
     for number, table in enumerate(engine.schema.tables):
         name = _name(tensors, table, names or {}, len(engine.schema.tables) == 1)
         if name is not None:
-            plan.append((number, table, name, _checked(tensors, table, name)))
+            plan.append((number, table, name, _checked(engine, number, tensors, name)))
     if not plan:
         raise ValueError(
-            f"the source has no table of this model: it has {', '.join(sorted(tensors.names)[:9])}; pass "
+            f"{tensors.where} has no table of this model: it has {', '.join(sorted(tensors.names)[:9])}; pass "
             "names={TABLE: NAME}"
         )
     for number, table, name, parts in plan:
@@ -125,8 +129,15 @@ class _Tensors:
             self.names = set(self._file.keys())
             return
         try:
-            state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:
+            if zipfile.is_zipfile(source):
+                _refuse_damaged(source)
+                state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+            else:  # of an old torch: mapped, a read of more than there is takes no memory
+                with open(source, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                    state = torch.load(mapped, map_location="cpu", weights_only=True)  # pyright: ignore[reportArgumentType]
+        except MemoryError:
+            raise
+        except Exception as error:  # of whatever class: it is torch's to choose
             raise ValueError(f"{source} is no state dict that torch.load(weights_only=True) reads ({error})") from None
         state = state.get("state_dict", state) if isinstance(state, dict) else {}
         self._tensors = {n: t for n, t in state.items() if isinstance(t, Tensor)}
@@ -135,10 +146,23 @@ class _Tensors:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape() if self._file else self._tensors[name].shape)
 
+    def dtype(self, name: str) -> torch.dtype:
+        return (self._file.get_slice(name)[:0] if self._file else self._tensors[name]).dtype
+
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         part = self._file.get_slice(name)[start:stop] if self._file else self._tensors[name][start:stop]
         part = part.detach().cpu()
         return (part.to(torch.float32) if part.dtype in (torch.bfloat16, torch.float16) else part).numpy()
+
+
+def _refuse_damaged(source: str | Path) -> None:
+    """Compare the checksums in torch's file, which it does not look at when the file is mapped into memory."""
+    with zipfile.ZipFile(source) as file:
+        for entry in file.infolist():
+            if entry.CRC:  # 0 where torch was told to write none
+                with file.open(entry) as part:
+                    while part.read(1 << 20):
+                        pass
 
 
 def _name(tensors: _Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
@@ -153,29 +177,40 @@ def _name(tensors: _Tensors, table: Table, names: Mapping[str, str], alone: bool
     return next((name for name in [*exact, *ends] if name in tensors.names), None)
 
 
-def _checked(tensors: _Tensors, table: Table, name: str) -> dict[str, str]:
-    """The tensors beside a weight that `skirl.export` wrote: ids, and the optimizer's state."""
+def _checked(engine: Engine, number: int, tensors: _Tensors, name: str) -> dict[str, str]:
+    """The tensors of a table by what they are: its weight, and the ids and optimizer state that `skirl.export` wrote."""
+    table = engine.schema.tables[number]
     base = name.removesuffix("weight")
     ids = f"{base}ids" if name.endswith("weight") and f"{base}ids" in tensors.names else None
-    shape = tensors.shape(name)
-    rows = table.rows if ids is None else tensors.shape(ids)[0]
-    if shape != (rows, table.dim):
-        raise ValueError(
-            f"{name} is {list(shape)} in {tensors.where}, table {table.name!r} is [{rows}, {table.dim}]: make it alike"
-        )
-    return {} if ids is None else {"ids": ids, "base": base}
+    rows, found = table.rows, {"weight": name}
+    if ids is not None:
+        found["ids"], rows = ids, tensors.shape(name)[0] if tensors.shape(name) else 0
+        if tensors.shape(ids) != (rows,) or tensors.dtype(ids) not in _WHOLE:
+            raise ValueError(
+                f"{ids} is {list(tensors.shape(ids))} in {tensors.where}: make it the whole numbers of {rows} rows"
+            )
+        found |= {s: base + s for s in engine.optimizer.state_names if base + s in tensors.names}
+    places = engine.optimizer.unpack(table.dim) | {"weight": slice(0, table.dim)}
+    for part, one in found.items():
+        if part == "ids":
+            continue
+        expected = (rows, len(range(engine.widths[_bank(engine, number)])[places[part]]))
+        if tensors.shape(one) != expected:
+            raise ValueError(
+                f"{one} is {list(tensors.shape(one))} in {tensors.where}, table {table.name!r} is {list(expected)}: make it alike"
+            )
+        if tensors.dtype(one) not in _FLOATS:
+            raise ValueError(f"{one} is of {tensors.dtype(one)} in {tensors.where}: make it a float32")
+    return found
 
 
 def _take(engine: Engine, number: int, table: Table, tensors: _Tensors, name: str, parts: dict[str, str]) -> int:
     n = tensors.shape(name)[0]
     for start, stop in _pieces(n):
-        values = {"weight": tensors.rows(name, start, stop)}
+        values = {part: tensors.rows(one, start, stop) for part, one in parts.items() if part != "ids"}
         rows = np.arange(start, stop)
-        if parts:
+        if "ids" in parts:
             rows = tensors.rows(parts["ids"], start, stop).astype(np.int64)
-            for state in engine.optimizer.state_names:
-                if (other := parts["base"] + state) in tensors.names:
-                    values[state] = tensors.rows(other, start, stop)
             if rows.size and not (rows.min() >= 0 and rows.max() < table.rows):
                 raise ValueError(f"{parts['ids']} in {tensors.where} has rows that table {table.name!r} has not")
         _put(engine, number, table, rows, values)

@@ -189,6 +189,12 @@ class Encoder:
         marks.add(raw, wrong, lambda i: (f"label {label.name} is {shown(value_at(column, i))}", expected))
         with np.errstate(all="ignore"):
             out[:] = values
+        large = ~np.isfinite(out) & ~wrong
+        marks.add(
+            raw,
+            large,
+            lambda i: (f"label {label.name} is {shown(value_at(column, i))}", "a number that fits a float32"),
+        )
 
     def _dense(self, raw: Raw, column: pa.Array, dense: Dense, out: np.ndarray, k: int, marks: Marks) -> int:
         """Write a column's features; how many there are."""
@@ -223,7 +229,7 @@ class Encoder:
         return 1 + dense.indicator
 
     def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
-        values, kinds, wrong, why = self._rows(column, spec)
+        values, kinds, wrong, why = self._rows(raw.file, column, spec)
         if wrong is not None:
             marks.add(raw, wrong, lambda i: (f"column {spec.name} is {shown(value_at(column, i))}", why))
         return values
@@ -240,7 +246,7 @@ class Encoder:
             column = column.combine_chunks()
         sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         items = plain(column.flatten(), self.schema.missing)
-        values, kinds, wrong, why = self._rows(items, spec)
+        values, kinds, wrong, why = self._rows(raw.file, items, spec)
         if wrong is not None and wrong.any():
             owner = np.repeat(np.arange(raw.rows), sizes)
             rows = np.zeros(raw.rows, bool)
@@ -255,7 +261,7 @@ class Encoder:
             )
         return values, sizes
 
-    def _rows(self, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
+    def _rows(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
         """Rows of a column's values, what each value is, which are malformed if any, and what was expected."""
         table = spec.table or spec.name
         nan = self.schema.nan_is_missing
@@ -267,12 +273,14 @@ class Encoder:
         if spec.type == "string" and not pa.types.is_null(column.type):
             # 7 as a number and "7" as a text have other fingerprints, so other rows.
             kind = "float" if pa.types.is_floating(column.type) else "int"
-            raise BadSchema(f"column {spec.name!r} holds {column.type}, not texts: set type to {kind} in the schema")
+            raise BadSchema(
+                f"{file}: column {spec.name!r} holds {column.type}, not texts: set type to {kind} in the schema"
+            )
         if spec.type == "hex" and is_text(column.type):
             values, kinds = hex_of(column)
             why = "1 to 16 hexadecimal digits, or nothing"
         else:
-            values, kinds = ints_of(column, nan)
+            values, kinds = ints_of(column, nan, points=spec.type == "float")
             why = "a whole number of at most 64 bits, or nothing"
         wrong = kinds == BAD if kinds.any() else None
         if spec.type == "fingerprint":

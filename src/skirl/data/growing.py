@@ -24,6 +24,7 @@ import torch
 from skirl.batch import Batch, KeyedJagged
 from skirl.data.stream import Files
 from skirl.data.vocabulary import FIRST
+from skirl.form import ANY, COUNT, misfit
 from skirl.jit import kernel
 from skirl.tables import Table
 
@@ -97,12 +98,24 @@ class Growth:
         return {**arrays, "next": self.next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        arrays = [np.ascontiguousarray(state[name], np.int64) for name in ("keys", "rows", "counts", "last")]
-        if len({len(array) for array in arrays}) != 1:
-            raise ValueError("the state's vocabulary has arrays of different lengths: use another checkpoint")
-        self._refill([arrays[0].view(np.uint64), *arrays[1:]])
-        self.next = int(state["next"])
+        """Go on from there; refused where it is the state of no such vocabulary."""
+        keys, rows, counts, last = (_numbers(state, name) for name in ("keys", "rows", "counts", "last"))
+        admitted, free = rows[rows != 0], state["next"]
+        wrong = None
+        if len({len(array) for array in (keys, rows, counts, last)}) != 1:
+            wrong = "its arrays are of different lengths"
+        elif not keys.all() or len(np.unique(keys)) < len(keys):
+            wrong = "an id is in it twice, or is none"
+        elif not FIRST <= free <= max(FIRST, self.limit):
+            wrong = f"its next row is {free}, of {self.limit:,}"
+        elif len(np.unique(admitted)) < len(admitted) or ((admitted < FIRST) | (admitted >= free)).any():
+            wrong = f"a row in it is not from {FIRST} to {free - 1}, or is given twice"
+        elif len(keys) and (counts.min() < 0 or last.min() < 0):
+            wrong = "a count in it is below 0"
+        if wrong is not None:
+            raise ValueError(f"the state's vocabulary is damaged, {wrong}: use another checkpoint")
+        self._refill([keys.view(np.uint64), rows, counts, last])
+        self.next = free
 
 
 @dataclass
@@ -173,8 +186,7 @@ class Growing:
         then = Growing(replace(self.inner, dataset=self.inner.dataset.anew()), self.admit, self.stale)
         then.load_state_dict(state)
         batches = iter(then._mapped(then._resume))
-        for _ in range(int(state["since"])):
-            next(batches)
+        then._again(batches, state["since"])
         return HeldOut(then, self.inner.held)
 
     # The pass.
@@ -182,10 +194,9 @@ class Growing:
     def __iter__(self) -> Iterator[Batch]:
         """All epochs, with an empty vocabulary at first; after `load_state_dict`, from where that state was taken."""
         state, self._resume = self._resume, None
-        again = 0 if state is None else int(state["since"])
+        again = 0 if state is None else state["since"]
         batches = self._mapped(state)
-        for _ in range(again):  # they were handed out before
-            next(batches)
+        self._again(batches, again)
         snapshot, since = state, again
         for batch in batches:
             since += 1
@@ -240,14 +251,41 @@ class Growing:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+        own = {...: {"keys": ANY, "rows": ANY, "counts": ANY, "last": ANY, "next": COUNT}}
+        form = {"files": {...: ANY}, "tables": own, "since": COUNT, "admit": ANY, "stale": ANY}
+        wrong = misfit(state, form)
+        if wrong is None and state["tables"].keys() != self.growths.keys():
+            wrong = f"its tables are {', '.join(map(str, state['tables']))}, not {', '.join(self.growths)}"
+        if wrong is not None:
+            raise ValueError(f"the state is none of an open vocabulary ({wrong}): give what state_dict() returned")
         for name in ("admit", "stale"):
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set it to that")
+        for table, held in state["tables"].items():  # whether they are whole is known before the pass
+            Growth(self.inner.encoder.rows[table], self.admit).load_state_dict(held)
         self.inner.load_state_dict(state["files"])
         state = copy.deepcopy(state)
         for table in state["tables"].values():  # shared by the states of all batches up to the next snapshot
             table |= {name: np.asarray(part).view(Kept) for name, part in table.items() if name != "next"}
         self._resume = self._state = state
+
+    def _again(self, batches: Iterator[Batch], since: int) -> None:
+        """Read batches that were handed out before once more."""
+        for number in range(since):
+            if next(batches, None) is None:
+                raise ValueError(
+                    f"the state is {since:,} batches after its vocabulary, and there are {number}: use another checkpoint"
+                )
+
+
+def _numbers(state: Mapping[str, Any], name: str) -> np.ndarray:
+    try:
+        array = np.asarray(state[name])
+    except (ValueError, OverflowError):  # lists of lists, of other lengths
+        array = np.empty((0, 0))
+    if array.ndim != 1 or (array.size and array.dtype != np.int64):
+        raise ValueError(f"the state's vocabulary is damaged, {name} are no whole numbers: use another checkpoint")
+    return np.ascontiguousarray(array, np.int64)
 
 
 @dataclass

@@ -37,6 +37,8 @@ DEFAULT_ROWS = 1_000_000
 LARGEST_FILE = 1 << 20
 """Bytes of a schema file; a larger one is something else."""
 MOST_COLUMNS = 20_000
+LARGEST_FLOAT = float.fromhex("0x1.fffffep127")
+"""Of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,9 @@ class FileSchema:
         absent = [name for name in self.needed if self.text.columns and name not in self.text.columns]
         if absent:
             raise BadSchema(f"column {absent[0]!r} is not among the columns of [file]: add it there in its place")
+        for column in self.dense:
+            if abs(column.fill) > LARGEST_FLOAT:
+                raise BadSchema(f"dense column {column.name!r}: fill is {column.fill}, set it to a float32")
         for column in self.ids:
             if column.rows is not None and not 2 <= column.rows <= MAX_ROWS:
                 raise BadSchema(f"id column {column.name!r}: rows is {column.rows}, set it between 2 and 2**48")
@@ -318,7 +323,7 @@ def _make(kind: type[T], where: str, values: Any) -> T:
             raise BadSchema(f"{where}: {_unknown(name, known)}")
         if isinstance(value, list):
             values = values | {name: (value := tuple(value))}
-        if isinstance(value, int) and hints[name] is float and not isinstance(value, bool):
+        if type(value) is int and hints[name] is float and abs(value) < 1 << 53:
             values = values | {name: (value := float(value))}
         choices = get_args(hints[name])
         if not _fits(value, hints[name]):

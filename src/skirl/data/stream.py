@@ -21,8 +21,11 @@ from skirl.data.dataset import START, Dataset, Part, Place
 from skirl.data.encode import Encoded, Encoder, taken
 from skirl.data.skew import named, unit
 from skirl.data.workers import pieces
+from skirl.form import ANY, COUNT, misfit
 from skirl.jit import kernel
 from skirl.tables import Table
+
+_ANOTHER = "give what state_dict() returned"
 
 
 @dataclass
@@ -207,6 +210,9 @@ class Files:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+        form = dict.fromkeys(self._start(), COUNT) | {"stream": {...: ANY}}
+        if (wrong := misfit(state, form)) is not None:
+            raise ValueError(f"the state is not one of a stream over files ({wrong}): {_ANOTHER}")
         mine, theirs = self._identity(), state["stream"]
         if theirs.get("files") != mine["files"]:
             raise ValueError(_other_files(theirs.get("files"), mine["files"]))
@@ -219,7 +225,11 @@ class Files:
                 raise ValueError(
                     f"the state is of a stream with {name}={theirs.get(name)!r}, not {value!r}: set it to that"
                 )
-        self._resume = {name: int(state[name]) for name in self._start()}
+        if state["file"] > len(self.dataset.paths):
+            raise ValueError(
+                f"the state is in file {state['file']}, and there are {len(self.dataset.paths)}: {_ANOTHER}"
+            )
+        self._resume = {name: state[name] for name in self._start()}
         self._state = dict(self._resume)
 
     def _identity(self) -> dict[str, Any]:
