@@ -1,8 +1,8 @@
 """Whether what came out of a file or a state has the form that it has to have, told in one sentence, before it is used.
 
-A form is a `Kind`, a dict of forms by name (all have to be there, others may), `[form]` for a list, or `{...: form}` for a dict
-with any names. A run that is resumed or reported on is then refused for one reason in one place; the alternative, to catch
-whatever the code behind stumbles over, would also catch its own faults. Checking a line of metrics takes 10 us.
+A form is a `Kind`, a dict of forms by name (all have to be there, others may), `[form]` for a list, or `{...: form}` for a
+dict with any names. A run that is resumed or reported on is then refused for one reason in one place; the alternative, to
+catch whatever the code behind stumbles over, would also catch its own faults. Checking a line of metrics takes 10 us.
 """
 
 import math

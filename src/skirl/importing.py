@@ -197,7 +197,8 @@ def _checked(engine: Engine, number: int, tensors: _Tensors, name: str) -> dict[
         expected = (rows, len(range(engine.widths[_bank(engine, number)])[places[part]]))
         if tensors.shape(one) != expected:
             raise ValueError(
-                f"{one} is {list(tensors.shape(one))} in {tensors.where}, table {table.name!r} is {list(expected)}: make it alike"
+                f"{one} is {list(tensors.shape(one))} in {tensors.where}, table {table.name!r} is {list(expected)}: make it "
+                "alike"
             )
         if tensors.dtype(one) not in _FLOATS:
             raise ValueError(f"{one} is of {tensors.dtype(one)} in {tensors.where}: make it a float32")

@@ -301,11 +301,13 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     found = []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
+        read: Any = None
         try:
             read = json.loads(line)
-            wrong = misfit(read, LINE)
         except (ValueError, RecursionError) as error:
-            wrong = " ".join(str(error).split())
+            wrong: str | None = " ".join(str(error).split())
+        else:
+            wrong = misfit(read, LINE)
         if wrong is not None:
             raise ValueError(f"{path}, line {number}: is no line of metrics ({wrong}): mend it, or take it out")
         found.append(read)

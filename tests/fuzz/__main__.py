@@ -1,4 +1,4 @@
-"""Run a target again, or for a while: `python -m tests.fuzz TARGET --seed S --case N`, or `--input FOLDER`, or `--seconds 60`.
+"""Run a target for a while, or again: `python -m tests.fuzz TARGET --seconds 60`, `--seed S --case N`, `--input FOLDER`.
 
 `serve` answers requests line by line, for the tests: importing torch once for each target would take longer than fuzzing it.
 """

@@ -1,7 +1,7 @@
 """A plain reading of click logs, to judge the library's by: Python's own types, a line and a value at a time.
 
-It shares no code with the readers: text is split by `split`, numbers are Python's, ids are hashed by `tests.data.logs`. What a
-schema says is taken from `FileSchema`, which has a target of its own.
+It shares no code with the readers: text is split by `split`, numbers are Python's, ids are hashed by `tests.data.logs`.
+What a schema says is taken from `FileSchema`, which has a target of its own.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Targets of rows: checkpoints in memory and on disk, a keeper's folder, snapshots, a disk store, imports.
 
-A damaged byte has to be found by a checksum, so the newest checkpoint that is whole is used or none; what that is is known when
-the case is drawn, and stands beside it. Behind the checksums there are parsers too: some cases change a header, a tensor or a
-record and seal it again, and what is loaded has to be what a reading of the files by `plain_rows` says.
+A damaged byte has to be found by a checksum, so the newest checkpoint that is whole is used, or none; which one that is, is
+known when the case is drawn, and stands beside it. Behind the checksums there are parsers too: some cases change a header, a
+tensor or a record and seal it again, and what is loaded has to be what a reading of the files by `plain_rows` says.
 """
 
 import hashlib
@@ -249,7 +249,7 @@ class Checkpoint(Target):
         """Names that a folder may hold and no run has given."""
         for _ in draw.some():
             name = draw.choice(["checkpoint-000009.json", "checkpoint-999999999999999999.json", "checkpoint.json",
-                                "checkpoint-000004.json-0123456789abcdef.tmp", "rows/x.rows", "dense-x", "checkpoint-000000.json"])  # fmt: skip
+                                "checkpoint-000004.json-0123456789abcdef.tmp", "rows/x.rows", "dense-x"])  # fmt: skip
             path = copy / name
             if path.exists():
                 continue

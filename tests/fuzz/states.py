@@ -327,9 +327,10 @@ class RunFolder(Target):
     def prepare(self, folder: Path) -> None:
         from skirl.cli import main
 
-        flags = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --steps 8 --valid 20% --eval-every 4 --log-every 2"
+        flags = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --steps 8 --valid 20%"
         out = folder / "run"
-        if main(["train", *flags.split(), "--cache", "100%", "--quiet", "--json", "--run", str(out)]):
+        more = ["--eval-every", "4", "--log-every", "2", "--cache", "100%", "--quiet", "--json", "--run", str(out)]
+        if main(["train", *flags.split(), *more]):
             raise RuntimeError("the seed's run failed")
         self._seeds = {name: (out / name).read_bytes() for name in ("config.json", "metrics.jsonl", "result.json")}
 

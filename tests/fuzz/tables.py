@@ -167,8 +167,9 @@ def write(draw: Draw, made: pa.Table) -> bytes:
     """Parquet, as somebody's writer may write it."""
     out = io.BytesIO()
     pq.write_table(
-        made, out, row_group_size=draw.choice([1, 3, 10, 1 << 20]), compression=draw.choice(["none", "snappy", "zstd", "gzip"]),
-        use_dictionary=draw.random() < 0.5, data_page_version=draw.choice(["1.0", "2.0"]), write_statistics=draw.random() < 0.5,
+        made, out, row_group_size=draw.choice([1, 3, 10, 1 << 20]),
+        compression=draw.choice(["none", "snappy", "zstd", "gzip"]), use_dictionary=draw.random() < 0.5,
+        data_page_version=draw.choice(["1.0", "2.0"]), write_statistics=draw.random() < 0.5,
         data_page_size=draw.choice([1, 100, 1 << 20]), write_page_checksum=draw.random() < 0.2,
     )  # fmt: skip
     return out.getvalue()

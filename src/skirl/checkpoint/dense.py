@@ -38,7 +38,7 @@ def write(folder: Path, mark: str, tensors: dict[str, torch.Tensor]) -> dict[str
 def read(folder: Path, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
     """What `write` was given; its checksum is compared first."""
     if (wrong := misfit(entry, {"file": TEXT, "bytes": COUNT, "sha256": TEXT})) is not None:
-        raise CheckpointError(f"the entry of the dense part is damaged ({wrong}): use another checkpoint")
+        raise CheckpointError(f"the dense part lacks something ({wrong}): use another checkpoint")
     path = folder / entry["file"]
     if path.parent.parent != folder or ".." in path.parts[-2:]:
         raise CheckpointError(f"{entry['file']!r} is a file outside its folder: do not trust this checkpoint")

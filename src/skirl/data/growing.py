@@ -106,8 +106,8 @@ class Growth:
             wrong = "its arrays are of different lengths"
         elif not keys.all() or len(np.unique(keys)) < len(keys):
             wrong = "an id is in it twice, or is none"
-        elif not FIRST <= free <= max(FIRST, self.limit):
-            wrong = f"its next row is {free}, of {self.limit:,}"
+        elif type(free) is not int or not FIRST <= free <= max(FIRST, self.limit):
+            wrong = f"its next row is {free!r}, of {self.limit:,}"
         elif len(np.unique(admitted)) < len(admitted) or ((admitted < FIRST) | (admitted >= free)).any():
             wrong = f"a row in it is not from {FIRST} to {free - 1}, or is given twice"
         elif len(keys) and (counts.min() < 0 or last.min() < 0):

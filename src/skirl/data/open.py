@@ -152,11 +152,11 @@ def load_vocabulary(path: str) -> Vocabulary:
         stat = Path(path).stat()
     except OSError:
         return load(path)  # says what is wrong
-    return _loaded(path, stat.st_size, stat.st_mtime_ns)
+    return _loaded(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _loaded(path: str, size: int, time: int) -> Vocabulary:
+def _loaded(path: str, file: int, size: int, time: int) -> Vocabulary:
     return load(path)
 
 

@@ -85,7 +85,7 @@ class Snapshot:
         header = self._folder / HEADER
         body = read_sealed(header, format=FORMAT, version=FORMAT_VERSION, what="snapshot", error=SnapshotError)
         if (wrong := misfit(body, {"facts": {...: ANY}, "arrays": {...: _ARRAY}})) is not None:
-            raise SnapshotError(f"{header} does not describe a snapshot ({wrong}): use another snapshot")
+            raise SnapshotError(f"{header} is damaged ({wrong}): use another snapshot")
         self.facts = body["facts"]
         self.written_by = body["skirl"]
         self._arrays: dict[str, Any] = body["arrays"]
