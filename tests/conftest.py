@@ -25,6 +25,10 @@ from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 
+# The kernels for a GPU run in Triton's interpreter where there is none: before triton is imported, subprocesses inherit it.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A shell has what it starts in the background ignore Ctrl-C, and some tests press it.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,5 +1,6 @@
 """Exported rows are those of the plain reference, bit for bit."""
 
+import json
 import sys
 import time
 from dataclasses import replace
@@ -156,6 +157,8 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
     both.check(tmp_path / "empty.safetensors")
     with safe_open(tmp_path / "empty.safetensors", "np") as file:
         assert file.metadata()["format"] == "skirl-rows" and file.metadata()["optimizer"] == "Adam"
+        facts = json.loads(file.metadata()["tables"])
+    assert facts == {table.name: {"rows": table.rows, "steps": 0} for table in TABLES}
 
 
 def test_limits_and_names(tmp_path: Path) -> None:
@@ -200,8 +203,8 @@ def made() -> skirl.EmbeddingBagCollection:
         ({"a.weight": torch.zeros(6, 2, dtype=torch.complex64)}, "a.weight is of torch.complex64"),
         ({"a.weight": torch.zeros(6, 2, dtype=torch.float8_e4m3fn)}, "a.weight is of torch.float8"),
         ({"a.weight": torch.tensor(1.0)}, r"a.weight is \[\]"),
-        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.zeros(2)}, "a.ids is .*the whole numbers of 2 rows"),
-        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.tensor(1)}, "a.ids is .*the whole numbers of 2 rows"),
+        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.zeros(2)}, "a.ids is .*the whole numbers of the 2 rows"),
+        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.tensor(1)}, "a.ids is .*the whole numbers of the 2 rows"),
         ({"a.weight": torch.tensor(1.0), "a.ids": torch.zeros(2, dtype=torch.int64)}, "a.ids is"),
         ({"a.weight": torch.zeros(2, 2), "a.ids": torch.arange(2), "a.sum": torch.zeros(2, 0, 2)}, "a.sum is"),
         ({"x": torch.zeros(2)}, "has no table of this model"),

@@ -21,6 +21,7 @@ from skirl.data import DataFlags, Source
 from skirl.ids import capture, resolve
 from skirl.lookahead import Lookahead, lookahead
 from skirl.models import DIN, DLRM, DCNv2, DeepCross, DeepFM, Embeddings, Model, WideDeep
+from skirl.models.flags import ModelFlags
 from skirl.nn.modules import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.oracle.planner import Depth, Plan
@@ -52,7 +53,7 @@ _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Recipe(ScheduleFlags, DataFlags):
+class Recipe(ModelFlags, ScheduleFlags, DataFlags):
     """A model, its data, and how much of its tables the cache holds.
 
     >>> Recipe(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000)
@@ -98,9 +99,21 @@ class Recipe(ScheduleFlags, DataFlags):
             Link.parse(self.link)
         self._cache()
         Plan(self.depth, self.prefetch, self.policy)
+        self.sizes_of_model()
+        if self.target is not None:
+            DIN.target_of(self.tables(), self.stream().lists, self.target)
         self.tables()
         self.row_optimizer()
         self.rate_schedule()
+
+    def check_labels(self) -> None:
+        """Refuse data with several labels, which a loop of one's own may have; `skirl size` and `vocab` look at none."""
+        labels = self.stream().labels
+        if len(labels) > 1:
+            raise ValueError(
+                f"data {self.data} has {len(labels)} labels ({', '.join(labels)}), and {self.model} predicts one: leave one "
+                f"[[label]] in {self.schema or 'the schema'}"
+            )
 
     def tables(self) -> list[Table]:
         """The tables that the data looks rows up in."""
@@ -127,6 +140,10 @@ class Recipe(ScheduleFlags, DataFlags):
         """The model's class."""
         return MODELS[self.model.removesuffix("-tiny")]
 
+    def sizes_of_model(self) -> dict[str, Any]:
+        """What of the model is not as its paper, or -tiny, has it."""
+        return self.sizes(self.model.removesuffix("-tiny"), MODELS)
+
     @property
     def pooled(self) -> bool:
         """Whether the embeddings pool a feature's ids; DIN pools itself where the data has lists to attend to."""
@@ -149,7 +166,7 @@ class Recipe(ScheduleFlags, DataFlags):
         stream, kind = self.stream(), self.model_class
         make = kind.tiny if self.model.endswith("-tiny") else kind.paper
         told = {"lists": stream.lists} if kind is DIN else {}
-        model = make(embeddings, dense_features=stream.dense_features, **told)
+        model = make(embeddings, dense_features=stream.dense_features, **told, **self.sizes_of_model())
         return model, torch.optim.Adam(model.parameters(), lr=self.dense_lr)
 
     def rate_schedule(self) -> Schedule:

@@ -90,30 +90,41 @@ class Reference:
             raise ValueError(f"{len(grads)} micro-batches of gradients for {len(self._pending)} forwards")
         optimizer = self.optimizer if lr is None else replace(self.optimizer, lr=lr)
         for t, table in enumerate(self.tables):
-            sums: dict[int, Row] = {}
+            terms: dict[int, list[Row | None]] = {}
             updated = False
             for batch, grad in zip(self._pending, grads, strict=True):
                 for feature in table.features:
-                    go = grad.get(feature)
-                    if feature in batch and go is not None:
-                        self._add_gradients(sums, t, batch[feature], go)
-                        updated = True
+                    if feature in batch:
+                        go = grad.get(feature)
+                        self._add_terms(terms, t, batch[feature], go)
+                        updated = updated or go is not None
             self.table_steps[t] += updated
-            for key, g in sums.items():
-                apply(optimizer, self.rows[key], g, self.table_steps[t])
+            for key, of_row in terms.items():
+                if any(term is not None for term in of_row):
+                    apply(optimizer, self.rows[key], self._sum(of_row, table.dim), self.table_steps[t])
         self._pending = []
 
-    def _add_gradients(self, sums: dict[int, Row], t: int, bags: Bags, grad: NDArray[Any]) -> None:
+    def _add_terms(self, terms: dict[int, list[Row | None]], t: int, bags: Bags, grad: NDArray[Any] | None) -> None:
+        """What each position of a feature adds to the gradient of its row, in order; None without a gradient."""
         ids, offsets, _ = bags
-        table = self.tables[t]
-        scale = self._scale(table, bags)
+        scale = self._scale(self.tables[t], bags)
         keys = [t << 48 | int(i) for i in ids]
         for bag in range(len(offsets) - 1):
-            go = np.asarray(grad[bag], self.dtype)
+            go = None if grad is None else np.asarray(grad[bag], self.dtype)
             for place in range(offsets[bag], offsets[bag + 1]):
-                if keys[place] not in sums:
-                    sums[keys[place]] = np.zeros(table.dim, self.dtype)
-                sums[keys[place]] += go if scale is None else scale[place] * go
+                term = go if go is None or scale is None else scale[place] * go
+                terms.setdefault(keys[place], []).append(term)
+
+    def _sum(self, terms: list[Row | None], dim: int) -> Row:
+        """Stretches of 256 positions, each summed from zero; then the sums of the stretches, from zero."""
+        total: Row = np.zeros(dim, self.dtype)
+        for begin in range(0, len(terms), 256):
+            part: Row = np.zeros(dim, self.dtype)
+            for term in terms[begin : begin + 256]:
+                if term is not None:
+                    part += term
+            total += part
+        return total
 
     def _scale(self, table: Table, bags: Bags) -> Row | None:
         """One factor for each id: its weight (or 1), divided by the size of its bag for a mean."""

@@ -71,6 +71,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
 
     def __post_init__(self) -> None:
         Recipe.__post_init__(self)
+        self.check_labels()
         if self.assert_ratio is not None and not self.assert_ratio > 0:
             raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
         self.check_evaluation(self.valid)
@@ -117,12 +118,14 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
         rows, loss, moved = result["rows"], result["loss"], result["counters"]
         done = result["steps"] - result["begun_at"]
         share = f", {rows['touched'] / rows['cache']:.1f} times the cache" if rows["cache"] else ""
+        wide = self.model_class.row_dim(self.dim)
+        numbers = f"{wide}" if wide == self.dim else f"{wide} ({self.dim} and a first-order weight)"
         lines = {
             "time": f"{clock(result['seconds'])} for {done:,} steps of {self.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s after the first step",
             "loss": f"{loss['first']:.4f} at first, {loss['last']:.4f} at last, {loss['mean']:.4f} on average",
             "metrics": f"{described(result)} of all predictions, each made before its sample was trained on",
-            "tables": f"{rows['tables']:,} rows of {self.dim}, {size(rows['bytes_of_all'])} with their state",
+            "tables": f"{rows['tables']:,} rows of {numbers}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
             "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
             "staging": f"room for {rows['staging']:,} rows on their way, {size(result['staging_bytes'])} beside the cache",

@@ -57,6 +57,7 @@ class Verify(Recipe):
 
     def __post_init__(self) -> None:
         self.recipes()  # each checks itself
+        self.check_labels()
 
     def run(self) -> dict[str, Any]:
         """Train three times with each optimizer; what was compared, and the first difference if there is one."""

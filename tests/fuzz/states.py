@@ -274,7 +274,8 @@ class Open(Target):
         growing = self._open()
         given = json.loads((folder / "state.json").read_text())
         if isinstance(given, dict) and isinstance(given.get("tables"), dict):
-            for table in given["tables"].values():
+            others = given.get("admitted")
+            for table in [*given["tables"].values(), others]:
                 if isinstance(table, dict):
                     for name, value in table.items():
                         if isinstance(value, list) and all(type(x) is int and abs(x) < 1 << 63 for x in value):

@@ -770,6 +770,17 @@ def test_a_key_of_another_table_under_right_checksums_is_refused(tmp_path: Path,
         DiskStore(tmp_path / "s", layout)
 
 
+def test_a_manifest_without_its_facts_is_refused(tmp_path: Path) -> None:
+    with DiskStore(tmp_path / "s", {0: Record(2)}):
+        pass
+    body = json.loads((tmp_path / "s" / "store.json").read_text())
+    for changed in ({n: v for n, v in body.items() if n not in ("~sha256", "facts")}, body | {"facts": 3}):
+        changed.pop("~sha256", None)
+        (tmp_path / "s" / "store.json").write_bytes(seal(changed))
+        with pytest.raises(DiskError, match="does not describe rows"):
+            DiskStore(tmp_path / "s", {0: Record(2)})
+
+
 def test_a_snapshot_with_rows_beyond_the_table_is_refused_by_its_name(tmp_path: Path) -> None:
     from skirl.store import MemoryStore, SnapshotError
 

@@ -101,9 +101,9 @@ def check_data(saved: Any, data: Any, engine: Engine) -> None:
         return
     if saved is None:
         raise CheckpointError("the checkpoint was saved without data: leave data out, or save with data=batches")
-    if isinstance(data, Lookahead):
-        if data.engine is not engine:
-            raise CheckpointError("data is a lookahead over another model: pass the one over the model that is loaded")
+    if isinstance(data, Lookahead) and data.engine is not engine:
+        raise CheckpointError("data is a lookahead over another model: pass the one over the model that is loaded")
+    if hasattr(data, "check_state"):
         data.check_state(saved)
 
 

@@ -17,6 +17,7 @@ from skirl.cache import CacheSize
 from skirl.engine import Engine
 from skirl.ids import BankIds, capture, distinct
 from skirl.interrupts import uninterrupted
+from skirl.nn.found import Found, LookedUp
 from skirl.nn.lookup import Lookup, Ticket
 from skirl.nn.output import Pooled, Unpooled
 from skirl.optim import RowOptimizer, TorchHandle
@@ -65,6 +66,8 @@ class Collection(nn.Module):
         self.anchor = torch.zeros((), requires_grad=True)  # makes backward run where no Parameter comes before
         self.optimizer = TorchHandle(optimizer, self.anchor)
         self.lookahead: Any = None
+        self.found: Found | None = None
+        """What was looked up for the batch that comes next, while the model is evaluated: see `skirl.ahead`."""
         self.work: Work | None = None
         self.micro = 0
         self._planner: Planner | None = None
@@ -250,12 +253,17 @@ class Collection(nn.Module):
         """Look rows up as the executed steps left them; nothing changes, not even what is resident."""
         if self.lookahead is not None:
             self.lookahead.drain()
-        ids = self.engine.resolve(capture(sparse, self.engine.schema, copy=False))
+        early, self.found = self.found, None
+        found = (early.take(sparse) if early is not None else None) or self.looked_up(sparse)
         banks = []
-        for bank, part in enumerate(ids):
-            rows, slots = self.engine.peek(part.keys, bank)
+        for bank, (part, rows, slots) in enumerate(found):
             banks.append(self._shaped(self.engine.pool(rows, bank, part, slots), bank, part))
-        return self._result(banks, None, ids)
+        return self._result(banks, None, [part for part, _, _ in found])
+
+    def looked_up(self, sparse: Sparse) -> LookedUp:
+        """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way."""
+        ids = self.engine.resolve(capture(sparse, self.engine.schema, copy=False))
+        return [(part, *self.engine.peek(part.keys, bank)) for bank, part in enumerate(ids)]
 
     def _shaped(self, flat: Tensor, bank: int, ids: BankIds) -> Tensor:
         return flat.view(ids.batch, len(self.engine.schema.banks[bank].features), flat.shape[-1])

@@ -20,6 +20,7 @@ from numba import config
 from skirl.jit import kernel
 from skirl.nn import cpu
 from skirl.nn.lanes import BYTES, later, load, root, soon, store, stream, total, written_soon, zeros
+from skirl.nn.stretches import STRETCH
 from skirl.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 
 WIDEST = 256
@@ -126,7 +127,7 @@ def _update(n: int, which: int) -> Kernel:
     width = {KIND_SGD: n, KIND_ADAGRAD: 2 * n, KIND_ROWWISE_ADAGRAD: n + 1, KIND_ADAM: 3 * n}[which]
 
     @kernel
-    def update(
+    def once(
         cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi
     ):  # fmt: skip
         number = cache.dtype.type
@@ -141,7 +142,10 @@ def _update(n: int, which: int) -> Kernel:
                 written_soon(cache, rows[u + ROWS_AHEAD], width)
             count = 0
             g = nothing
-            for i in range(group_start[u], group_start[u + 1]):
+            first, last = group_start[u], group_start[u + 1]
+            if last - first > STRETCH:
+                last = first  # `update` comes back to it: a loop over stretches here took 1.07x as long at dim 16
+            for i in range(first, last):
                 if i + AHEAD < end:
                     later(grads, bag_of[group_pos[i + AHEAD]], n)
                 pos = group_pos[i]
@@ -182,5 +186,47 @@ def _update(n: int, which: int) -> Kernel:
                 store(cache, slot, 2 * n, v)
                 w = w - scalars[table, 0] * (m / (scalars[table, 3] + root(v)))
             store(cache, slot, 0, w)
+
+    @kernel
+    def hot(out, scale, grads, live, all_live, group_pos, bag_of, first, last):
+        """Sum the gradients of a row that has more than one stretch into out [1, n]; how many there were."""
+        nothing = zeros(grads, n)
+        scaled = scale.size > 0
+        count = 0
+        g = nothing
+        for begin in range(first, last, STRETCH):
+            part = nothing
+            for i in range(begin, min(begin + STRETCH, last)):
+                if i + AHEAD < last:
+                    later(grads, bag_of[group_pos[i + AHEAD]], n)
+                pos = group_pos[i]
+                bag = bag_of[pos]
+                if all_live or live[bag % live.size]:
+                    count += 1
+                    if scaled:
+                        part = part + scale[pos] * load(grads, bag, 0, n)
+                    else:
+                        part = part + load(grads, bag, 0, n)
+            g = g + part
+        store(out, 0, 0, g)
+        return count
+
+    @kernel
+    def update(
+        cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi
+    ):  # fmt: skip
+        once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi)
+        all_live = live.all()
+        added = np.empty((1, n), cache.dtype)
+        start, place, alive = np.array([0, 1], np.int32), np.zeros(1, np.int32), np.ones(1, np.bool_)
+        for u in range(lo, hi):
+            first, last = group_start[u], group_start[u + 1]
+            if last - first > STRETCH and hot(added, scale, grads, live, all_live, group_pos, bag_of, first, last) > 0:
+                # From here on it is a row with one position, whose gradient is the sum.
+                mine = slice(u, u + 1)
+                once(
+                    cache, dim, kind, rows[mine], keys[mine], start, place, place, scale[:0], added, alive, scalars,
+                    clip, 0, 1,
+                )  # fmt: skip
 
     return update

@@ -1,0 +1,160 @@
+"""What the Triton kernels of gpu.py and gpu_update.py are made of: sizes, the launch, arithmetic that rounds once.
+
+A program works on a block [ROWS, D]: D is a row's dim filled up to a power of two, masked, so that one kernel serves every
+dim; a dim of 65 wastes half its lanes, which costs instructions and no bandwidth. Kernels written out for each dim, as
+wide.py has them on the CPU, would save those and double the source.
+
+The same counter generator as initial.py's stands here once more, on the host in Python's integers and on the GPU.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+
+INTERPRETED = bool(knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1 before triton is imported), on CPU tensors."""
+
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+_MIX1 = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX2 = tl.constexpr(0x94D049BB133111EB)
+
+
+def block(dim: int, elements: int = 1024) -> dict[str, int]:
+    """Lanes, rows and warps of a program for rows of dim.
+
+    Four warps at eight elements a thread: two loads of 16 bytes in flight for each of up to 2,048 threads of a
+    multiprocessor are 64 KB, three times what latency times bandwidth asks for on an H100. Reasoned, not measured.
+
+    >>> block(64), block(1000)
+    ({'D': 64, 'ROWS': 16, 'num_warps': 4}, {'D': 1024, 'ROWS': 1, 'num_warps': 4})
+    """
+    lanes = max(2, power_of_two(dim))  # two at least: random numbers are made in pairs
+    warps = 4 if lanes <= 1024 else 8
+    return {"D": lanes, "ROWS": max(1, min(elements // lanes, 128)), "num_warps": warps}
+
+
+def power_of_two(n: int) -> int:
+    """The first that is not below n.
+
+    >>> [power_of_two(n) for n in (1, 64, 65)]
+    [1, 64, 128]
+    """
+    return 1 << (n - 1).bit_length()
+
+
+def quiet() -> AbstractContextManager[Any]:
+    """Infinities and NaN are as silent in the interpreter, which is numpy, as they are on a GPU."""
+    return np.errstate(all="ignore") if INTERPRETED else nullcontext()
+
+
+def launch(kernel: Any, n: int, *args: Any, tiles: int = 1, **options: Any) -> None:
+    """Run a kernel over n rows, times `tiles`, on the current stream, with nothing fused.
+
+    Nothing is launched for nothing. The interpreter drops the options that it has no use for.
+    """
+    if n == 0:
+        return
+    with quiet():
+        kernel[(-(-n // options["ROWS"]), tiles)](*args, enable_fp_fusion=False, **options)
+
+
+def mix(z: int) -> int:
+    """The finaliser of splitmix64, on the host: what goes into a kernel is one number.
+
+    >>> hex(mix(1))
+    '0x5692161d100b05e5'
+    """
+    z = (z ^ (z >> 30)) * _MIX1.value % 2**64
+    z = (z ^ (z >> 27)) * _MIX2.value % 2**64
+    return z ^ (z >> 31)
+
+
+def signed(z: int) -> int:
+    """64 bits as the int64 that kernels declare.
+
+    >>> signed(2**64 - 1)
+    -1
+    """
+    return z - 2**64 if z >= 2**63 else z
+
+
+def as_bytes(live: torch.Tensor) -> torch.Tensor:
+    """A bool tensor as the uint8 tensor that it is."""
+    return live.view(torch.uint8) if live.dtype == torch.bool else live
+
+
+@triton.jit
+def scramble(z):
+    """mix, on uint64."""
+    z = (z ^ (z >> 30)) * _MIX1
+    z = (z ^ (z >> 27)) * _MIX2
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def uniform(base, part: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
+    """24 random bits for each element of a part of a record, [ROWS, D] int32; base: uint64 [ROWS].
+
+    Part 0 draws as initial.fill does. Two elements come out of one scramble, and lie side by side in a thread.
+    """
+    count = tl.arange(0, D // 2).to(tl.uint64) + (part * 4294967296 + 1)
+    z = scramble(base[:, None] + count[None, :] * GOLDEN)
+    even = (z >> 40).to(tl.int32)
+    odd = ((z >> 8) & 0xFFFFFF).to(tl.int32)
+    return tl.reshape(tl.join(even, odd), [ROWS, D])
+
+
+@triton.jit
+def divide(a, b):
+    """a / b, rounded to nearest."""
+    if b.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
+def root(x):
+    """The square root, rounded to nearest."""
+    if x.dtype == tl.float64:
+        return tl.sqrt(x)
+    else:
+        return tl.sqrt_rn(x)
+
+
+@triton.jit
+def fold(x, ROWS: tl.constexpr, D: tl.constexpr):
+    """The sum of each row by halves, as cpu.tree_sum: [ROWS, D] -> [ROWS].
+
+    A tl.sum over the whole row would add in an order that depends on how Triton lays a block out over threads. One over two
+    numbers has no order: it is an exchange between two lanes, or an add in one. (A tl.split in its place went through shared
+    memory at each level, with a barrier.) Lanes past the end of a row hold +0.0. They, and the interpreter, turn a sum of
+    nothing but -0.0 into +0.0: here squares are added, or the sum starts from zero.
+    """
+    if D == 1:
+        return tl.reshape(x, [ROWS])
+    else:
+        return fold(tl.sum(tl.reshape(x, [ROWS, 2, D // 2]), axis=1), ROWS, D // 2)
+
+
+@triton.jit
+def nearest(x, dtype: tl.constexpr):
+    """A float32 as the nearest number of dtype. By hand for bfloat16, for which the interpreter would cut off."""
+    if dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        up = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        cut = (bits >> 16) | 0x40  # a NaN stays one
+        return tl.where(x != x, cut, up).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def rows_at(cache, slot, stride: tl.constexpr, column, mask, dtype: tl.constexpr):
+    """Rows of the cache in the dtype of the arithmetic; zeros where masked. 64 bits: slot * stride passes 2**31."""
+    return tl.load(cache + slot.to(tl.int64)[:, None] * stride + column, mask=mask, other=0).to(dtype)
