@@ -118,7 +118,7 @@ def test_every_flag_is_explained(capsys, name):
         ("--model dlrn", "dlrn"),
         ("--cache 0", "cache is 0 rows: set it to 1 or more"),
         ("--cache 120%", "set a share above 0% and up to 100%"),
-        ("--cache some", "set it to a number of rows, a share like '10%' or a size like '4GiB'"),
+        ("--cache some", "set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"),
         ("--cache touched:5", "after touched: comes a share above 0% and up to 100%"),
         ("--cache touched:0%", "after touched: comes a share above 0% and up to 100%"),
         ("--data synthetic:criteo", "no synthetic data set 'criteo': set name to one of tiny, avazu"),

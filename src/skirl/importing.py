@@ -108,10 +108,9 @@ def _copy(engine: Engine, number: int, table: Table, other: Engine, mine: int, s
     """The touched rows of one table, with their optimizer's state where it is the `same`; how many."""
     taken, bank = 0, _bank(other, mine)
     for keys in other.store.keys():  # noqa: SIM118
-        keys = keys[keys >> ROW_BITS == mine]
+        keys = np.sort(keys[keys >> ROW_BITS == mine])
         if keys.size:
-            records = np.empty((keys.size, other.widths[bank]), other.dtype)
-            other.store.read(keys, records)
+            records, _ = other.peek(keys, bank)  # in the order of the keys, for they ascend
             state = {"all": records} if same else {"weight": records[:, : table.dim]}
             _put(engine, number, table, keys & ((1 << ROW_BITS) - 1), state)
             taken += keys.size

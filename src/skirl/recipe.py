@@ -18,6 +18,7 @@ from torch import nn
 from skirl.batch import Sparse
 from skirl.cache import CacheSize, parse_cache
 from skirl.data import DataFlags, Source
+from skirl.device import torch_device
 from skirl.ids import capture, resolve
 from skirl.lookahead import Lookahead, lookahead
 from skirl.models import DIN, DLRM, DCNv2, DeepCross, DeepFM, Embeddings, Model, WideDeep
@@ -73,7 +74,7 @@ class Recipe(ModelFlags, ScheduleFlags, DataFlags):
     dim: int = 48
     """Numbers in the vector of one row; wide-deep and deepfm keep one more beside it, its first-order weight."""
     cache: str = "10%"
-    """Rows on the device: a number, 10% (of all rows), 4GiB, or touched:10% (of those this run touches, counted first)."""
+    """Rows on the device: a number, 10% (of all), 4GiB, auto (half of what is free), touched:10% (of those the run uses)."""
     depth: Depth = "auto"
     """Batches the oracle reads ahead: a number, auto (four times the cache in rows) or epoch (the whole run, read twice)."""
     prefetch: int = 2
@@ -84,6 +85,8 @@ class Recipe(ModelFlags, ScheduleFlags, DataFlags):
     """Where the other rows are: memory, or disk:FOLDER."""
     link: str | None = None
     """Between cache and store: RATE,DELAY such as 1Gbit,100us, emulated; none if not given."""
+    device: str = "cpu"
+    """Where rows are cached and the model computes: cpu, cuda, cuda:N, or interpret, the GPU's code on the CPU, to test."""
     threads: int | None = None
     """Threads that compute; torch's choice if not given. The bits of a run belong to its number of threads."""
 
@@ -97,6 +100,7 @@ class Recipe(ModelFlags, ScheduleFlags, DataFlags):
             raise ValueError(f"store is {self.store!r}: set it to memory or disk:FOLDER")
         if self.link is not None:
             Link.parse(self.link)
+        torch_device(self.device)
         self._cache()
         Plan(self.depth, self.prefetch, self.policy)
         self.sizes_of_model()
@@ -158,6 +162,7 @@ class Recipe(ModelFlags, ScheduleFlags, DataFlags):
             store=self.store if self.link is None else f"link:{self.link}:{self.store}",
             seed=self.seed,
             resume=resume,
+            device=self.device,
         )
 
     def model_over(self, embeddings: Embeddings) -> tuple[Model, torch.optim.Optimizer]:
@@ -167,6 +172,7 @@ class Recipe(ModelFlags, ScheduleFlags, DataFlags):
         make = kind.tiny if self.model.endswith("-tiny") else kind.paper
         told = {"lists": stream.lists} if kind is DIN else {}
         model = make(embeddings, dense_features=stream.dense_features, **told, **self.sizes_of_model())
+        model = model.to(torch_device(self.device))
         return model, torch.optim.Adam(model.parameters(), lr=self.dense_lr)
 
     def rate_schedule(self) -> Schedule:

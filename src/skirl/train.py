@@ -33,7 +33,13 @@ class Done:
 
     batch: Batch
     logits: Tensor
-    loss: float
+    loss_tensor: Tensor
+    """On the device; who asks for the number waits until the step is done there."""
+
+    @property
+    def loss(self) -> float:
+        """The mean over the batch."""
+        return self.loss_tensor.item()
 
 
 def steps(
@@ -42,13 +48,13 @@ def steps(
     """Train on every batch: this is all there is to it."""
     for batch in batches:
         logits = model(batch)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels.to(logits))
         dense.zero_grad()
         loss.backward()  # rows are updated here,
         dense.step()  # dense weights here
         if rates is not None:
             rates.step()
-        yield Done(batch, logits.detach(), loss.item())
+        yield Done(batch, logits.detach(), loss.detach())
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
         ):
             keeper.begin()
             for done in () if evaluation.stops else steps(model, dense, batches, rates):
-                meter.add(done.loss, done.logits, done.batch.labels)
+                meter.add(done.loss_tensor, done.logits, done.batch.labels)
                 last = batches.step == stream.steps
                 if stream.held_out and evaluation.due(batches.step, last=last):
                     held_out = stream.held_out_at(batches.state_dict()["loader"])
@@ -206,7 +212,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
             "steps": batches.step,
             "begun_at": begun,
             "rows": rows,
-            "cache_bytes": sum(cache.rows.nbytes for cache in engine.caches),
+            "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
             "staging_bytes": sum(size.staging_rows * size.record_bytes for size in engine.sizes()),
             "counters": asdict(engine.counters),
             "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},

@@ -39,7 +39,7 @@ def definition(collection: Collection) -> dict[str, Any]:
     found = {
         "collection": type(collection).__name__,
         "seed": engine.seed,
-        "dtype": engine.dtype.name,
+        "dtype": str(engine.torch_dtype).removeprefix("torch."),
         "optimizer": optimizer,
         "tables": tables,
     }

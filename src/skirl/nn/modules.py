@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from skirl.batch import Sparse
 from skirl.cache import CacheSize
-from skirl.engine import Engine
+from skirl.engine import Engine, Leaving
 from skirl.ids import BankIds, capture, distinct
 from skirl.interrupts import uninterrupted
 from skirl.nn.found import Found, LookedUp
 from skirl.nn.lookup import Lookup, Ticket
-from skirl.nn.output import Pooled, Unpooled
+from skirl.nn.output import Pooled, Unpooled, uncompiled
 from skirl.optim import RowOptimizer, TorchHandle
 from skirl.oracle.planner import Plan, Planner
 from skirl.store import Store
@@ -47,10 +47,6 @@ class Collection(nn.Module):
         grad_scaler: Any = None,
     ) -> None:
         super().__init__()
-        if torch.device(device).type != "cpu":
-            raise NotImplementedError(
-                f"device {str(device)!r}: this version keeps its cache in CPU memory; set device='cpu'"
-            )
         self.engine = Engine(
             tables,
             optimizer=optimizer,
@@ -60,10 +56,12 @@ class Collection(nn.Module):
             seed=seed,
             resume=resume,
             pooled=self.pooled,
+            device=device,
         )
         self.debug = debug
         self.grad_scaler = grad_scaler
-        self.anchor = torch.zeros((), requires_grad=True)  # makes backward run where no Parameter comes before
+        # It makes backward run where no Parameter comes before.
+        self.anchor = torch.zeros((), device=self.engine.device.at, requires_grad=True)
         self.optimizer = TorchHandle(optimizer, self.anchor)
         self.lookahead: Any = None
         self.found: Found | None = None
@@ -78,6 +76,7 @@ class Collection(nn.Module):
         """The tables, as given."""
         return self.engine.schema.tables
 
+    @uncompiled
     def forward(self, sparse: Sparse) -> Pooled:
         """Look the ids of one batch up."""
         self.engine.check()
@@ -235,8 +234,8 @@ class Collection(nn.Module):
                 assert steps is not None
                 work = Work(self._planner_steps, [micro], steps)
                 with hold.released():  # a store may hang
-                    work.fetched = [engine.fetch(step, bank) for bank, step in enumerate(steps)]
-                leaving: list[tuple[np.ndarray, np.ndarray]] = []
+                    work.fetched.extend(engine.fetch(work))
+                leaving: Leaving = []
                 engine.load(work, lambda number, rows: leaving.extend(rows))
                 self._planner_steps += 1
                 self._planner.executed(self._planner_steps)
@@ -257,7 +256,7 @@ class Collection(nn.Module):
         found = (early.take(sparse) if early is not None else None) or self.looked_up(sparse)
         banks = []
         for bank, (part, rows, slots) in enumerate(found):
-            banks.append(self._shaped(self.engine.pool(rows, bank, part, slots), bank, part))
+            banks.append(self._shaped(self.engine.banks[bank].pool_rows(rows, part, slots), bank, part))
         return self._result(banks, None, [part for part, _, _ in found])
 
     def looked_up(self, sparse: Sparse) -> LookedUp:
@@ -296,7 +295,7 @@ class Collection(nn.Module):
         """Under `uninterrupted`."""
         if self.grad_scaler is not None and not self._unscale(work):
             work.updated = True
-            self.anchor.grad = torch.full((), torch.inf)
+            self.anchor.grad = torch.full_like(self.anchor, torch.inf)
             return
         lr = self.optimizer.lr
         try:
@@ -311,7 +310,7 @@ class Collection(nn.Module):
         The anchor's gradient says which, so that `scaler.step(embeddings.optimizer)` lets the scaler know as well: rows
         may overflow where no dense gradient does, and would be skipped for ever at a scale that nobody lowers.
         """
-        self.anchor.grad = torch.zeros(())
+        self.anchor.grad = torch.zeros_like(self.anchor)
         inverse = 1.0 / self.grad_scaler.get_scale()
         for grad in work.grads.values():
             if not torch.isfinite(grad).all():
