@@ -118,10 +118,11 @@ def run(target: Target, seed: int, seconds: float, scratch: Path, findings: Path
     while time.monotonic() < end or case < first + WARM:
         folder = scratch / f"{target.name}-{seed}-{case}"
         folder.mkdir()
+        kept = folder.with_name(folder.name + ".kept")  # a loader may change what it opens
         (scratch / "now").write_text(f"{target.name} {seed} {case} {folder}")
         try:
-            target.draw(draw_of(target, seed, case), folder)
-            kept = folder.with_name(folder.name + ".kept")  # a loader may change what it opens
+            with limited():
+                target.draw(draw_of(target, seed, case), folder)
             shutil.copytree(folder, kept)
             counts[judged(target, folder)] += 1
         except Exception as error:
@@ -129,7 +130,7 @@ def run(target: Target, seed: int, seconds: float, scratch: Path, findings: Path
             if finding.where not in seen:
                 seen.add(finding.where)
                 findings.mkdir(parents=True, exist_ok=True)
-                shutil.copytree(kept, finding.folder, dirs_exist_ok=True)
+                shutil.copytree(kept if kept.exists() else folder, finding.folder, dirs_exist_ok=True)
                 counts["findings"].append(finding)
         counts["cases"] += 1
         if counts["cases"] == WARM:

@@ -347,12 +347,13 @@ class Log:
         segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, named=True)
         self._register(segment)
         check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
+        other = ""
         with self._keys_file(segment) as file:
             check_header(self._files, file, segment.keys_path, self.record, entry.id)
             for start in range(0, entry.count, MOST_PLACED):
                 keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
-                if (other := self._layout.stranger(keys, self.record)) >= 0:
-                    raise Unusable(f"{segment.keys_path} is damaged: {_named(keys[other])} has no such records")
+                if not other and (at := self._layout.stranger(keys, self.record)) >= 0:
+                    other = f"{segment.keys_path} is damaged: {_named(keys[at])} has no such records"
                 stranger = self.places.stranger(keys)
                 if stranger >= 0:
                     what = f"{segment.keys_path} is damaged, or {self._beyond(keys[stranger])}"
@@ -362,6 +363,8 @@ class Log:
         if int(self._sums[slot]) != entry.keys_hash:
             self._sums[slot] = entry.keys_hash
             self.check(segment)  # names the record, if it can be told
+        if other:
+            raise Unusable(other)
         segment.behind = sum(_size(path) for path in paths) - sum(entry.least().values())
 
     def trim(self) -> None:
