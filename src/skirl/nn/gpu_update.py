@@ -262,7 +262,7 @@ def _rounded(x, random, dtype: tl.constexpr):
     else:
         up = tl.where(finite, (bits + (random >> 11).to(tl.uint32)) & 0xFFFFE000, bits)
         small = tl.abs(x) * 16777216.0
-        whole = tl.floor(small)
+        whole = small.to(tl.int32).to(tl.float32)
         carry = ((small - whole) * 16777216.0).to(tl.int32) + random >= 16777216
         tiny = (whole + tl.where(carry, 1.0, 0.0)) * 5.9604644775390625e-08
         tiny_bits = tiny.to(tl.uint32, bitcast=True) | (bits & 0x80000000)
