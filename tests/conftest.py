@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; subprocesses inherit it
+os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for a GPU; Triton looks once, when it is imported
 os.environ["SKIRL_RUNS"] = "none"  # no test leaves a run folder behind unless it asks for one
 
 import pytest
@@ -24,10 +25,6 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
-
-# The kernels for a GPU run in Triton's interpreter where there is none: before triton is imported, subprocesses inherit it.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell has what it starts in the background ignore Ctrl-C, and some tests press it.
 if threading.current_thread() is threading.main_thread():

@@ -6,16 +6,20 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import skirl
 from skirl import KeyedJagged, Table
 from skirl.cache import split_cache
+from skirl.device.gpu import GpuRows
 from skirl.optim import RowOptimizer
 from skirl.pipeline import FIRST_WINDOW
 from skirl.reference import Bags, Reference
 from skirl.tables import Schema
 from skirl.work import Work
+from tests.device.delayed import DelayedStreams
+from tests.device.lazy import World
 from tests.plans import Residents, windows
 from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
 
@@ -76,6 +80,9 @@ class Case:
     fresh: bool = True
     """Whether the loader yields batches of their own, or reuses its buffers."""
     threads: int = 1
+    device: str = "cpu"
+    eager: float = 0.0
+    """Of another device's streams: the chance that they get on before they have to."""
 
 
 @dataclass
@@ -102,7 +109,7 @@ class Difference(AssertionError):
 
 def same_bits(what: str, ours: Any, expected: Any) -> None:
     """Every bit equal, signs of zeros and all."""
-    a, b = (x.detach().numpy() if isinstance(x, torch.Tensor) else np.asarray(x) for x in (ours, expected))
+    a, b = (x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x) for x in (ours, expected))
     if a.shape != b.shape or a.dtype != b.dtype:
         raise Difference(f"{what}: {a.dtype} {a.shape}, expected {b.dtype} {b.shape}")
     if np.ascontiguousarray(a).tobytes() != np.ascontiguousarray(b).tobytes():
@@ -150,10 +157,17 @@ class Run:
         self.reference = Reference(case.tables, case.optimizer, seed=case.seed, dtype=numpy_dtype)
         kind = skirl.EmbeddingCollection if case.unpooled else skirl.EmbeddingBagCollection
         store = SlowStore(case.tables, case.optimizer, case.dtype, Naps(case.nap, case.seed + 1), case.slow_write)
-        self.ours = kind(
-            case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
-            debug=True,
-        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            if case.device != "cpu":
+                patch.setattr("skirl.device.gpu.no_streams", World(case.seed, case.eager).streams)
+                patch.setattr("skirl.device.gpu.CudaStreams", lambda at: DelayedStreams(at, case.seed, case.eager))
+            self.ours = kind(
+                case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
+                debug=True, device=case.device,
+            )  # fmt: skip
+        for bank in self.ours.engine.banks:
+            if isinstance(bank, GpuRows):
+                bank.blocks.choose = bank.plans.choose = lambda fits: fits[-1]  # the block just let go of, at once
         self.heads = Head(case.tables, case.dtype), Head(case.tables, case.dtype)
         self.dense = [torch.optim.Adam(head.parameters(), lr=0.01) for head in self.heads]
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.ours.optimizer, case.gamma)
@@ -306,8 +320,8 @@ class Run:
 
     def _parts(self, out: Any, names: list[str], stacked: bool) -> dict[str, torch.Tensor]:
         if not stacked:
-            return {name: out[name] for name in names}
-        whole = torch.stack([out[name] for name in names], 1) if isinstance(out, dict) else out.stacked()
+            return {name: out[name].cpu() for name in names}
+        whole = torch.stack([out[name] for name in names], 1) if isinstance(out, dict) else out.stacked().cpu()
         return {name: whole[:, i] for i, name in enumerate(names)}
 
     def _evaluate(self, chance: float) -> None:
@@ -334,7 +348,8 @@ class Run:
     def _state(self) -> tuple[Any, ...]:
         engine = self.ours.engine
         caches = [
-            (c.key_of.tobytes(), c.used.tobytes(), c.array[c.key_of >= 0].tobytes(), c._clock) for c in engine.caches
+            (c.key_of.tobytes(), c.used.tobytes(), bank.read(np.flatnonzero(c.key_of >= 0)).tobytes(), c._clock)
+            for c, bank in zip(engine.caches, engine.banks)
         ]
         return caches, replace(engine.counters), engine.table_steps.tolist()
 
@@ -373,6 +388,8 @@ class Run:
         def spied(work: Work, write_back: Any) -> None:
             load(work, write_back)
             self._note_step(work)
+            if self.case.device != "cpu":
+                self.nap()  # the stages get on while the streams do not
 
         engine.load = spied
 

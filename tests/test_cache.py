@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import skirl
 from skirl.cache import Cache, parse_bytes, parse_cache, split_cache
 from tests.cases import cases
 
@@ -36,7 +37,9 @@ def test_sizes(text, size):
 def test_no_sizes(text):
     with pytest.raises(ValueError, match="is no size: write it like 512MiB, 4GiB or 2GB"):
         parse_bytes(text)
-    with pytest.raises(ValueError, match="set it to a number of rows, a share like '10%' or a size like '4GiB'"):
+    with pytest.raises(
+        ValueError, match="set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"
+    ):
         parse_cache(text)
 
 
@@ -49,7 +52,11 @@ def test_no_sizes(text):
         ("100.1%", ValueError, "set a share above 0% and up to 100%"),
         ("0GB", ValueError, "set it to 1 byte or more"),
         (True, TypeError, "cache is a bool: set it to a number of rows"),
-        (0.1, TypeError, "cache is a float: set it to a number of rows, a share like '10%' or a size like '4GiB'"),
+        (
+            0.1,
+            TypeError,
+            "cache is a float: set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'",
+        ),
         (None, TypeError, "cache is a NoneType: set it to"),
     ],
 )
@@ -160,7 +167,7 @@ def columns(*pairs: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_mirror_knows_what_is_resident_and_since_when():
-    cache = Cache(4, 3, torch.float32)
+    cache = Cache(np.empty((4, 3), np.float32))
     assert (len(cache), cache.filled) == (4, 0)
     assert cache.find(np.array([7])).tolist() == [-1]
     slots = np.array([2, 0, 3], np.int32)
@@ -175,3 +182,18 @@ def test_the_mirror_knows_what_is_resident_and_since_when():
     cache.record(np.array([2, 3], np.int32), [], np.empty(0, np.int32))
     assert cache.resident().keys.tolist() == [80]
     assert cache.find(np.array([70, 80])).tolist() == [-1, 0]
+
+
+def test_auto_takes_half_of_what_is_free_when_training_begins():
+    facts = {"rows": [10**6, 10**6], "record_bytes": [64, 16], "dims": [16, 4], "distinct": [50, 50], "largest": [9, 9]}
+    asked = split_cache("auto", **facts, in_flight=3, free=lambda: 200_000)
+    assert asked == split_cache("100000B", **facts, in_flight=3)
+    slots, staging = asked
+    taken = sum((n + m) * weight for n, m, weight in zip(slots, staging, facts["record_bytes"]))
+    assert 95_000 < taken <= 100_000
+
+
+def test_a_cache_of_auto_size_holds_what_there_is():
+    embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 1000, 4)], optimizer=skirl.SGD(lr=0.1), cache="auto")
+    embeddings(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3]])))
+    assert [len(cache) for cache in embeddings.engine.caches] == [1000]

@@ -118,7 +118,7 @@ def test_every_flag_is_explained(capsys, name):
         ("--model dlrn", "dlrn"),
         ("--cache 0", "cache is 0 rows: set it to 1 or more"),
         ("--cache 120%", "set a share above 0% and up to 100%"),
-        ("--cache some", "set it to a number of rows, a share like '10%' or a size like '4GiB'"),
+        ("--cache some", "set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"),
         ("--cache touched:5", "after touched: comes a share above 0% and up to 100%"),
         ("--cache touched:0%", "after touched: comes a share above 0% and up to 100%"),
         ("--data synthetic:criteo", "no synthetic data set 'criteo': set name to one of tiny, avazu"),
@@ -129,6 +129,17 @@ def test_every_flag_is_explained(capsys, name):
         ("--store disk:", "store is 'disk:': set it to memory or disk:FOLDER"),
         ("--store s3:rows", "set it to memory or disk:FOLDER"),
         ("--rows-scale 0", "rows_scale is 0.0, set it above 0"),
+        (
+            "--model dlrm-tiny --rank 4",
+            "rank is a flag of deep-cross and dcnv2, and model is dlrm: leave it out, or set",
+        ),
+        ("--model dcnv2 --target user", "target is a flag of din, and model is dcnv2"),
+        ("--model din-tiny --structure stacked", "structure is a flag of dcnv2, and model is din"),
+        ("--model din --target nobody", "DIN has no feature 'nobody': set target to one of"),
+        ("--model dcnv2 --rank 0", "rank is 0: set it to 1 or more"),
+        ("--model dcnv2 --structure beside", "beside"),
+        ("--model deepfm --dropout 1", "dropout is 1.0: set it to 0 or more and below 1"),
+        ("--model dlrm --top 8 0", "top is (8, 0): set it to 1 or more"),
     ],
 )
 def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, name, flags, said):
@@ -152,6 +163,15 @@ def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary():
     for label in ("time", "speed", "loss", "metrics", "touched", "cache", "fetched", "hidden", "memory"):
         assert any(line.startswith(f"  {label} ") for line in lines)
     assert "\x1b" not in done.stdout
+
+
+def test_flags_of_a_model_reach_it_and_are_told(capsys):
+    flags = [*SMALL[:2], "--model", "dcnv2-tiny", *SMALL[4:], "--cache", "500", "--steps", "2", "--quiet", "--json"]
+    told = ["--rank", "full", "--structure", "stacked", "--deep", "9", "5"]
+    assert exit_code("train", *flags, *told) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["rank"], result["structure"], result["deep"], result["target"]) == ("full", "stacked", [9, 5], None)
+    assert exit_code("verify", *flags, *told, "--batch", "8") == 0
 
 
 def test_json_is_one_line_alone_on_stdout():

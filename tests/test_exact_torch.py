@@ -114,14 +114,17 @@ def per_sample(sparse: KeyedJagged, weights: torch.Tensor) -> KeyedJagged:
     return KeyedJagged(sparse.keys(), sparse.values(), offsets=sparse.offsets(), weights=weights)
 
 
+@pytest.mark.parametrize("device", ["cpu", "interpret"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["alone", "ahead"])
-def test_trained_weights_get_the_gradient_of_per_sample_weights(ahead):
+def test_trained_weights_get_the_gradient_of_per_sample_weights(ahead, device):
     """Two steps over one batch: what the first taught the weights and the rows shows in the second."""
     dtype = torch.float64
     stream = Stream(TABLES, seed=1, sizes=(5, 5))
     sparse = stream.draw(0).sparse
     scale = 0.3 + torch.rand(len(sparse.values()), dtype=dtype, generator=torch.Generator().manual_seed(0))
-    embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=SGD(lr=0.1), cache=200, seed=3, dtype=dtype)
+    embeddings = skirl.EmbeddingBagCollection(
+        TABLES, optimizer=SGD(lr=0.1), cache=200, seed=3, dtype=dtype, device=device
+    )
     plain = Plain(dtype, 3)
     rows = torch.optim.SGD(plain.parameters(), lr=0.1)
     ours, theirs = (nn.Parameter(scale.clone()) for _ in range(2))

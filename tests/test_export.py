@@ -1,5 +1,6 @@
 """Exported rows are those of the plain reference, bit for bit."""
 
+import json
 import sys
 import time
 from dataclasses import replace
@@ -156,6 +157,8 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
     both.check(tmp_path / "empty.safetensors")
     with safe_open(tmp_path / "empty.safetensors", "np") as file:
         assert file.metadata()["format"] == "skirl-rows" and file.metadata()["optimizer"] == "Adam"
+        facts = json.loads(file.metadata()["tables"])
+    assert facts == {table.name: {"rows": table.rows, "steps": 0} for table in TABLES}
 
 
 def test_limits_and_names(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The face: the example that skirl was designed towards runs as it is written, and the README shows it.
 
-One value is replaced because what it names is not built yet, and raises a clear error in this version (tested here too):
-`device="cuda"`. Two are replaced to have the test small: the size of the cache and how often the run is saved. MyModel and
+One value is replaced because it needs a GPU, and raises a clear error without one (tested here too): `device="cuda"`. Two
+are replaced to have the test small: the size of the cache and how often the run is saved. MyModel and
 the loader are the reader's own.
 """
 
@@ -44,7 +44,7 @@ with skirl.lookahead(loader, model) as batches:           # sparse=lambda b: b.s
             skirl.save("checkpoint/", model=model, optimizers=[dense], data=batches)
 """  # noqa: E501
 # fmt: on
-NOT_BUILT = {'device="cuda"': 'device="cpu"'}
+NO_GPU = {'device="cuda"': 'device="cpu"'}
 IN_MEMORY = {'store="disk:rows/"': 'store="memory"'}
 SMALLER = {'cache="4GiB"': 'cache="24KiB"', "10_000 == 0": "10 == 0"}
 STEPS = 40
@@ -105,7 +105,7 @@ def run(code: str) -> dict[str, Any]:
 
 def test_the_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = run(example(NOT_BUILT | SMALLER))
+    names = run(example(NO_GPU | SMALLER))
     model, counters = names["model"], names["embeddings"].engine.counters
     assert names["batches"].step == STEPS == len(model.losses)
     assert counters.fetched > 100, "the cache was to be smaller than what is used"
@@ -117,7 +117,7 @@ def test_the_example_runs(tmp_path, monkeypatch):
 def test_what_the_example_saved_goes_on_with_the_same_bits(tmp_path, monkeypatch):
     """Saved at step 30 of 40, loaded into a new run of the same lines."""
     monkeypatch.chdir(tmp_path)
-    code = example(NOT_BUILT | SMALLER | {"10_000 == 0": "30 == 0"})
+    code = example(NO_GPU | SMALLER | {"10_000 == 0": "30 == 0"})
     whole = run(code)["model"].losses
     resume = "    skirl.load('checkpoint/', model=model, optimizers=[dense], data=batches)\n"
     begin = "    for batch in batches:\n"
@@ -131,11 +131,12 @@ def test_the_readme_shows_it():
     """The same statements, whatever their layout and comments, with rows on disk or in memory."""
     block = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
     assert block
-    faces = [example(some) for some in ({}, NOT_BUILT, NOT_BUILT | IN_MEMORY)]
+    faces = [example(some) for some in ({}, NO_GPU, NO_GPU | IN_MEMORY)]
     assert ast.dump(ast.parse(block[1])) in [ast.dump(ast.parse(face)) for face in faces]
 
 
-def test_what_is_not_built_says_so(tmp_path, monkeypatch):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_is_not_there_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(NotImplementedError, match=r"device 'cuda': .* set device='cpu'"):
+    with pytest.raises(ValueError, match=r"device is 'cuda', .* sees no GPU: .* set device='cpu'"):
         run(example(SMALLER))

@@ -100,7 +100,7 @@ def test_rows_on_their_way_are_bounded_by_staging(slow, cache):
                 assert pipeline._unwritten_rows[bank] <= max(half, largest)
             train(embeddings, batch)
     assert engine.counters.fetched > 20
-    assert not any(staging.in_use for staging in engine.staging)
+    assert not any(bank.buffers_in_use for bank in engine.banks)
     Replay(bags).check(embeddings, 40)
 
 

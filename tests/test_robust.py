@@ -924,7 +924,7 @@ def test_every_row_is_compared():
         train(embeddings, batch)
     Replay(bags).check(embeddings, 3)
     before = every_row(embeddings)
-    embeddings.engine.caches[0].array[0] += 1
+    embeddings.engine.banks[0].array[0] += 1
     assert (every_row(embeddings) != before).any()
     with pytest.raises(AssertionError, match="not the rows after 3 steps"):
         Replay(bags).check(embeddings, 3)

@@ -135,3 +135,11 @@ def test_cache_size(cache, size):
 def test_threads_are_used():
     train(steps=2, cache="1000", threads=2)
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [("dlrm-tiny", "rows of 8, "), ("deepfm-tiny", "rows of 9 (8 and a first-order weight), ")]
+)
+def test_the_summary_says_how_wide_rows_are(model: Any, said: str) -> None:
+    command = Train(**{**TINY, "model": model, "steps": 3, "quiet": True, "cache": "1000", "into": "none"})
+    assert said in command.summary(command.run())["tables"]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,12 +99,13 @@ def a_fetched_row_with_one_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> Callabl
     """The row is wrong before the step that it was fetched for."""
     fetch, hit = Engine.fetch, []
 
-    def faulty(self, step, bank):
-        rows = fetch(self, step, bank)
-        if step.number >= 9 and len(rows) and not hit:
-            rows.view(np.uint32)[0, 1] ^= 1
-            hit.append(place(step.number + 1, int(step.fetch_keys[0])))
-        return rows
+    def faulty(self, work):
+        (step,) = work.steps
+        for rows in fetch(self, work):
+            if step.number >= 9 and len(rows) and not hit:
+                rows.view(np.uint32)[0, 1] ^= 1
+                hit.append(place(step.number + 1, int(step.fetch_keys[0])))
+            yield rows
 
     monkeypatch.setattr(Engine, "fetch", faulty)
     return lambda: hit[0]
@@ -117,10 +119,10 @@ def a_state_that_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> Callable[[],
         calls.append(work.number)
         wrong = len(calls) == 12
         slot = work.steps[0].rows[-1]
-        before = self.caches[0].array[slot, -1]
+        before = self.banks[0].array[slot, -1]
         update(self, work, lr)
         if wrong:
-            self.caches[0].array[slot, -1] = before
+            self.banks[0].array[slot, -1] = before
             hit.append(place(12, int(work.steps[0].keys[-1])))
 
     monkeypatch.setattr(Engine, "update", faulty)
@@ -133,10 +135,11 @@ def a_new_row_with_another_seed(monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
     def faulty(self, work, write_back):
         wrong = work.number == 4 and not hit and len(work.steps[0].new_keys)
-        self.seed += wrong and 1
+        (bank,), facts = self.banks, self.banks[0].facts
+        bank.facts = replace(facts, seed=facts.seed + bool(wrong))
         load(self, work, write_back)
+        bank.facts = facts
         if wrong:
-            self.seed -= 1
             hit.append(place(5, int(work.steps[0].new_keys.min())))
 
     monkeypatch.setattr(Engine, "load", faulty)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 import skirl
 from skirl.checkpoint.rows import open_rows
 from skirl.cli import main
+from skirl.ways import Import
 
 TABLES = [skirl.Table("user", 300, 8), skirl.Table("item", 200, 8, features=("clicked",), pooling="mean")]
 NAMES = ["user", "clicked"]
@@ -111,18 +113,80 @@ def test_imported_by_command_and_taken_from_the_checkpoint(tmp_path: Path, capsy
         assert torch.equal(plain(batch(99, 1)), model.eval()(batch(99, 1)))
 
 
-def test_our_own_file_brings_the_optimizer_state_along(tmp_path: Path) -> None:
-    model = trained()
-    skirl.save(tmp_path / "c", model=model)
-    assert main(["export", str(tmp_path / "c"), str(tmp_path / "rows.safetensors")]) == 0
-    other = Model(made())
-    skirl.import_rows(other, tmp_path / "rows.safetensors")
-    other.top.load_state_dict(model.top.state_dict())
-    for one in (model, other):
-        one.rows.engine.table_steps[:] = 0  # type: ignore[union-attr,index]
-        one.zero_grad()
-        one.train()(batch(50, 3)).sum().backward()
-    assert torch.equal(other.eval()(batch(51, 3)), model.eval()(batch(51, 3)))
+RULES = [skirl.SGD(lr=0.1), skirl.RowwiseAdagrad(lr=0.1), skirl.Adagrad(lr=0.1, lr_decay=0.2), skirl.Adam(lr=0.1)]
+
+
+def adaptive(rule: Any, name: str = "item") -> Any:
+    return skirl.EmbeddingBagCollection(
+        [skirl.Table(name, 50, 4), skirl.Table("o", 9, 4)], optimizer=rule, cache=12, seed=3
+    )
+
+
+def go_on(rows: Any, name: str = "item", steps: int = 6) -> torch.Tensor:
+    """Train; every row after it."""
+    for i in range(steps):
+        ids = skirl.KeyedJagged.one_hot([name, "o"], torch.tensor([[i % 3, i], [i, i]]))
+        out = rows.train()(ids)
+        ((out[name] - 1) ** 2 + (out["o"] if i % 2 else 0)).sum().backward()  # the other table has fewer steps
+    return rows.eval()(skirl.KeyedJagged.one_hot([name, "o"], torch.arange(9)[:, None].expand(9, 2)))[name]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("by", ["file", "one table", "command"])
+def test_our_own_file_brings_the_optimizer_state_along(
+    tmp_path: Path, rule: Any, by: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Moments, and the steps that Adam and a decaying Adagrad count: training goes on with the same bits."""
+    one, file = adaptive(rule), tmp_path / "rows.safetensors"
+    go_on(one)
+    skirl.save(tmp_path / "c", model=one)
+    assert main(["export", str(tmp_path / "c"), str(file), *(["--table", "item"] if by == "one table" else [])]) == 0
+    other = adaptive(rule, "mine" if by == "one table" else "item")
+    if by == "one table":
+        skirl.import_rows(other, file, names={"mine": "weight"})
+        skirl.import_rows(other, tmp_path / "c")  # the other table's
+    elif by == "file":
+        skirl.import_rows(other, file)
+    else:
+        capsys.readouterr()
+        assert main(["import", str(file), str(tmp_path / "i")]) == 0
+        steps = one.engine.table_steps[0]
+        assert f"its state came along, after {steps} steps" in capsys.readouterr().out
+        skirl.import_rows(other, tmp_path / "i")
+    assert other.engine.table_steps.tolist() == one.engine.table_steps.tolist() and other.engine.table_steps[0] > 5
+    assert torch.equal(go_on(other, "mine" if by == "one table" else "item"), go_on(one))
+
+
+def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew(tmp_path: Path) -> None:
+    one, file = adaptive(RULES[3]), tmp_path / "rows.safetensors"
+    go_on(one)
+    skirl.export(one, file)
+    with pytest.raises(
+        ValueError, match=r"the state dict has Adam's state of table 'item', and not after how many steps"
+    ):
+        skirl.import_rows(adaptive(RULES[3]), load_file(file))
+    weights = {name: tensor for name, tensor in load_file(file).items() if "exp_avg" not in name}
+    anew = adaptive(RULES[3])
+    assert skirl.import_rows(anew, weights) == {"item": 6, "o": 6} and not anew.engine.table_steps.any()
+    skirl.export(adaptive(RULES[3]), file)  # of no step, which is said too
+    skirl.import_rows(adaptive(RULES[3]), file)
+    # A row's sum is one number for row-wise Adagrad and four for Adagrad, under the same name.
+    go_on(rowwise := adaptive(RULES[1]))
+    skirl.export(rowwise, file)
+    skirl.import_rows(other := adaptive(RULES[2]), file)
+    records, _ = other.engine.peek(np.arange(6), 0)
+    assert not records[:, 4:].any() and records[:, :4].any()
+    with pytest.raises(ValueError, match=r"item.sum is \[6, 1\] in the state dict, Adagrad has \[6, 4\]: leave it out"):
+        skirl.import_rows(adaptive(RULES[2]), load_file(file))
+    with pytest.raises(ValueError, match="has ids of 'item', and not how many rows it has: export it anew"):
+        save_file(load_file(file), tmp_path / "bare.safetensors")
+        Import(tmp_path / "bare.safetensors", tmp_path / "i").run()
+
+
+def test_every_row_anew_is_after_no_step(tmp_path: Path) -> None:
+    go_on(trained := adaptive(RULES[3]))
+    skirl.import_rows(trained, {"item.weight": torch.zeros(50, 4)})
+    assert trained.engine.table_steps[0] == 0 < trained.engine.table_steps[1]
 
 
 @pytest.mark.parametrize("store", ["memory", "disk"])
@@ -156,7 +220,7 @@ def test_parquet_has_the_touched_rows(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
     assert {row["table"] for row in table} == {"user", "item"}
     assert len(table) == len(model.rows.engine.seen)  # type: ignore[union-attr,arg-type]
-    rows, _ = open_rows(tmp_path / "c")
+    rows, _, _ = open_rows(tmp_path / "c")
     for row in table[:: len(table) // 9]:
         number = [t.name for t in TABLES].index(row["table"])
         record = rows.engine.peek(torch.tensor([row["row"] | number << 48]).numpy(), 0)[0][0]

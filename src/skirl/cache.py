@@ -8,17 +8,19 @@ as demand drifts would move rows for no gain that the traces show, and make plan
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 
 import numpy as np
-import torch
 
 from skirl.jit import kernel
+from skirl.machine import free_bytes
 from skirl.oracle.plan import Resident
-from skirl.store.marks import Marks
+from skirl.store.marks import Marks, Records
 
 CacheSize = int | str
+AUTO = 0.5
+"""Of the memory that is free when training begins: the rest is the model's, for activations and what comes later."""
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -36,16 +38,19 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_cache(cache: CacheSize) -> tuple[str, float]:
-    """What a cache size means: ("rows", n), ("share", of all rows) or ("bytes", n).
+    """What a cache size means: ("rows", n), ("share", of all rows), ("bytes", n) or ("auto", share of the free memory).
 
-    >>> parse_cache(1000), parse_cache("10%"), parse_cache("1MiB")
-    (('rows', 1000), ('share', 0.1), ('bytes', 1048576))
+    >>> parse_cache(1000), parse_cache("10%"), parse_cache("1MiB"), parse_cache("auto")
+    (('rows', 1000), ('share', 0.1), ('bytes', 1048576), ('auto', 0.5))
     """
+    if cache == "auto":
+        return "auto", AUTO
     if isinstance(cache, Integral) and not isinstance(cache, bool):
         cache = int(cache)  # numpy's too
     if isinstance(cache, bool) or not isinstance(cache, int | str):
         raise TypeError(
-            f"cache is a {type(cache).__name__}: set it to a number of rows, a share like '10%' or a size like '4GiB'"
+            f"cache is a {type(cache).__name__}: set it to a number of rows, a share like '10%', a size like '4GiB' or "
+            "'auto'"
         )
     if isinstance(cache, int):
         if cache < 1:
@@ -60,7 +65,7 @@ def parse_cache(cache: CacheSize) -> tuple[str, float]:
         size = parse_bytes(cache)
     except ValueError:
         raise ValueError(
-            f"cache is {cache!r}: set it to a number of rows, a share like '10%' or a size like '4GiB'"
+            f"cache is {cache!r}: set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"
         ) from None
     if size < 1:
         raise ValueError(f"cache is {cache!r}: set it to 1 byte or more")
@@ -76,18 +81,21 @@ def split_cache(
     distinct: Sequence[int],
     largest: Sequence[int],
     in_flight: int,
+    free: Callable[[], int] = free_bytes,
 ) -> tuple[list[int], list[int]]:
     """Slots for each bank, and rows in flight that its staging holds beside them.
 
     `rows` are the banks' table rows, `distinct` and `largest` their distinct rows in the first window and in its largest
-    batch, `in_flight` the steps whose rows may be on their way. Every bank gets what a batch needs, the rest goes by
-    demand.
+    batch, `in_flight` the steps whose rows may be on their way, `free` gives the bytes that are free where the cache will
+    be. Every bank gets what a batch needs, the rest goes by demand.
 
     >>> split_cache(100, rows=[900, 90], record_bytes=[64, 32], dims=[16, 8],
     ...             distinct=[60, 20], largest=[10, 5], in_flight=3)
     ([73, 26], [30, 15])
     """
     kind, amount = parse_cache(cache)
+    if kind == "auto":
+        kind, amount = "bytes", int(amount * free())
     banks = range(len(rows))
     floors = [min(rows[i], max(1, largest[i])) for i in banks]
     staging = [max(1, in_flight * largest[i]) for i in banks]
@@ -145,9 +153,9 @@ def _share(
 class Cache:
     """The slots of one bank, and which rows they held after the last executed step."""
 
-    def __init__(self, slots: int, width: int, dtype: torch.dtype) -> None:
-        self.rows = torch.empty((slots, width), dtype=dtype)  # pages are backed when first written
-        self.array = self.rows.numpy()
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        slots = records.shape[0]
         self.key_of = np.full(slots, -1, np.int64)
         self.used = np.zeros(slots, np.int64)
         self.flags = np.zeros(slots, np.uint8)
@@ -167,7 +175,7 @@ class Cache:
     def changing(self, slots: np.ndarray) -> None:
         """Rows of these slots are about to change, or to be replaced."""
         self.marks.room()
-        self.marks.before(self.flags, slots, self.key_of, self.array)
+        self.marks.before(self.flags, slots, self.key_of, self.records)
 
     def record(self, left: np.ndarray, came: Sequence[tuple[np.ndarray, np.ndarray]], rows: np.ndarray) -> None:
         """A step was executed: `left` slots were emptied, `came` (keys, slots) filled, `rows` used in this order."""

@@ -40,6 +40,10 @@ COMMANDS = {
     ),
     "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
     "bench rows": ("skirl.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
+    "bench kernels": (
+        "skirl.bench.kernels:Kernels",
+        "the kernels of a GPU against the rate at which it copies memory",
+    ),
     "bench checkpoint": (
         "skirl.bench.checkpoint:Checkpoint",
         "how long training stands still at a checkpoint, its bytes and memory",

@@ -1,12 +1,12 @@
 """The rows of a collection: cache, store, optimizer and what is known of every row, behind the module.
 
-The engine moves rows by Steps and applies gradients to them; it decides nothing. All of it runs in the caller's thread:
-moves between staging and cache cost one copy of 15,000 x 260 bytes a step at batch 16,384 (about 1 ms), and in the caller's
-thread they need no lock against forward and backward.
+The engine knows the store, what is in the cache and what is damaged; it moves rows by Steps and decides nothing. Where the
+cache is and how its rows are computed on is for one `BankRows` a bank (device/), in host memory or on a GPU. An engine for
+each would say twice what a loss of rows means, and how evaluation, checkpoints and imports see them.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,21 +14,24 @@ import numpy as np
 import torch
 
 from skirl.cache import Cache, CacheSize, parse_cache, split_cache
+from skirl.device import open_device
+from skirl.device.base import BankFacts, BankRows, Update
+from skirl.half import HALVES, expanded, packed, words
 from skirl.ids import BankIds, Captured, positions_of, resolve
 from skirl.initial import InitialTable, fill
-from skirl.nn import cpu, wide
-from skirl.nn.reuse import Reused
 from skirl.optim import RowOptimizer
 from skirl.oracle.positions import Positions
 from skirl.oracle.seen import Seen
-from skirl.oracle.step import Step
-from skirl.staging import Staging
 from skirl.store import Record, Store, open_store
 from skirl.tables import Schema, Table
 from skirl.threads import run
 from skirl.work import Work
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+
+
+Leaving = list[tuple[np.ndarray, Any]]
+"""Rows that left the cache in one step: for each bank their keys, and what it knows their records by."""
 
 
 @dataclass
@@ -97,9 +100,12 @@ class Engine:
         seed: int,
         resume: bool,
         pooled: bool = True,
+        device: str | torch.device = "cpu",
     ) -> None:
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype is {dtype}: set it to torch.float32 or torch.float64")
+        if dtype not in (*_DTYPES, *HALVES):
+            raise ValueError(
+                f"dtype is {dtype}: set it to torch.float32 or torch.float64, or on a GPU to torch.bfloat16 or torch.float16"
+            )
         if not 0 <= seed < 1 << 63:
             raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
         if not isinstance(optimizer, RowOptimizer):
@@ -111,11 +117,19 @@ class Engine:
         self.schema = Schema.of(tables)
         self.optimizer = optimizer
         self.cache_size = cache
-        self.torch_dtype, self.dtype = dtype, _DTYPES[dtype]
+        self.torch_dtype = dtype
+        self.half = dtype if dtype in HALVES else None
+        """What rows are held in, where it is not what is computed in."""
+        self.dtype = _DTYPES[torch.float32 if self.half else dtype]
+        """What is computed in, and what rows are given out as."""
         self.seed = seed
         self.pooled = pooled
+        self.device = open_device(device, self.dtype)
         self.widths = [optimizer.width(bank.dim) for bank in self.schema.banks]
-        records = {t: Record(self.widths[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
+        """Numbers of a row and its state."""
+        self.held = [words(width) if self.half else width for width in self.widths]
+        """Numbers in its record, as the store has it."""
+        records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
         self.seen = Seen(self.schema)
@@ -140,17 +154,32 @@ class Engine:
         self.damage: str | None = None
         """What happened and what to do; every later use repeats it."""
         self._cause: BaseException | None = None
-        self.staging = [Staging(width, self.dtype) for width in self.widths]
+        self.banks = self._open_banks()
+        """What holds and computes on the cache, one a bank."""
         self._table_of = [np.array([f.table for f in bank.features], np.int64) for bank in self.schema.banks]
-        self.buffers = Reused(self.dtype)
-        """For outputs and their gradients."""
         self._pid = os.getpid()
-        self._pending: list[dict[int, np.ndarray]] = [{} for _ in self.schema.banks]
+
+    def _open_banks(self) -> list[BankRows]:
+        facts = [
+            BankFacts(
+                number=i,
+                dim=bank.dim,
+                width=self.held[i],
+                half=self.half,
+                features=len(bank.features) if self.pooled else 1,
+                dtype=self.dtype,
+                optimizer=self.optimizer,
+                initial=self.initial,
+                seed=self.seed,
+            )
+            for i, bank in enumerate(self.schema.banks)
+        ]
+        return self.device.banks(facts)
 
     @property
     def in_flight_rows(self) -> int:
         """Rows held for a step's write-back or for forwarding, right now."""
-        return sum(len(rows) for pending in self._pending for rows in pending.values())
+        return sum(bank.in_flight for bank in self.banks)
 
     def check(self) -> None:
         """Refuse to go on when rows were lost, after `close`, or in a forked child."""
@@ -203,18 +232,20 @@ class Engine:
         slots, self.staging_rows = split_cache(
             self.cache_size,
             rows=[sum(self.schema.tables[t].rows for t in bank.tables) for bank in banks],
-            record_bytes=[width * self.dtype.itemsize for width in self.widths],
+            record_bytes=[width * self.dtype.itemsize for width in self.held],
             dims=[bank.dim for bank in banks],
             distinct=distinct,
             largest=largest,
             in_flight=in_flight,
+            free=self.device.free_bytes,
         )
         self._allocate(slots)
 
     def _allocate(self, slots: Sequence[int]) -> None:
-        for staging, rows in zip(self.staging, self.staging_rows, strict=True):
-            staging.most = rows
-        self.caches = [Cache(n, width, self.torch_dtype) for n, width in zip(slots, self.widths, strict=True)]
+        self.caches = [
+            Cache(bank.allocate(n, staging))
+            for bank, n, staging in zip(self.banks, slots, self.staging_rows, strict=True)
+        ]
 
     @property
     def split(self) -> dict[str, Any] | None:
@@ -232,9 +263,12 @@ class Engine:
         counts = [*split["slots"], *split["staging_rows"]]
         if len(counts) != 2 * len(banks) or not all(type(n) is int and 0 < n < 1 << 48 for n in counts):
             return False
-        weights = [w * self.dtype.itemsize for w in self.widths] if kind == "bytes" else [1 for _ in banks]
+        weights = [w * self.dtype.itemsize for w in self.held] if kind == "bytes" else [1 for _ in banks]
         most = amount * sum(banks) if kind == "share" else amount
         taken = sum(n * weight for n, weight in zip(split["slots"], weights, strict=True))
+        if kind == "auto":  # another machine may have had more free: the split stays, and has to fit here
+            weights = [w * self.dtype.itemsize for w in self.held]
+            taken, most = sum(n * w for n, w in zip(counts, weights + weights)), self.device.free_bytes()
         return all(n <= rows for n, rows in zip(split["slots"], banks, strict=True)) and taken <= max(1, most)
 
     @property
@@ -251,16 +285,16 @@ class Engine:
                 rows=sum(tables[t].rows for t in bank.tables),
                 slots=len(self.caches[i]),
                 staging_rows=self.staging_rows[i],
-                record_bytes=self.widths[i] * self.dtype.itemsize,
-                staging_bytes=self.staging[i].nbytes,
+                record_bytes=self.held[i] * self.dtype.itemsize,
+                staging_bytes=self.banks[i].staging_bytes,
             )
             for i, bank in enumerate(self.schema.banks[: len(self.caches)])
         ]
 
-    def load(self, work: Work, write_back: Callable[[int, list[tuple[np.ndarray, np.ndarray]]], None]) -> None:
+    def load(self, work: Work, write_back: Callable[[int, Leaving], None]) -> None:
         """Make the rows of a step resident: evict, forward, put what was fetched, make what is new."""
         try:
-            leaving = [self._load_bank(bank, step, work.fetched[bank]) for bank, step in enumerate(work.steps)]
+            leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
         except BaseException as error:
             self.lose(f"rows of step {work.number} were being moved when {error!r} happened", error)
             raise
@@ -268,29 +302,17 @@ class Engine:
         self.counters.steps += 1
         write_back(work.number, leaving)
 
-    def _load_bank(self, bank: int, step: Step, fetched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        cache, pending, staging = self.caches[bank], self._pending[bank], self.staging[bank]
-        for number in [n for n in pending if n < step.hold_from]:
-            staging.release(pending.pop(number))
+    def _load_bank(self, bank: int, work: Work) -> tuple[np.ndarray, Any]:
+        cache, step = self.caches[bank], work.steps[bank]
         cache.changing(step.evict_slots)
-        leaving = staging.take(len(step.evict_keys))
-        self._run(cpu.take, len(leaving), cache.array, step.evict_slots, leaving)
-        pending[step.number] = leaving
-        staging.retain(leaving)  # one owner is the write-back, the other the chance to forward
-        for number in np.unique(step.forward_step):
-            which = step.forward_step == number
-            rows = pending[int(number)][step.forward_index[which]]
-            cpu.put(cache.array, step.forward_slots[which], rows, 0, len(rows))
-        self._run(cpu.put, len(fetched), cache.array, step.fetch_slots, fetched)
-        self._make(bank, step.new_keys, step.new_slots, cache.array)
-        staging.release(fetched)
+        leaving = self.banks[bank].load(work, work.fetched[bank])
         came = [
             (step.fetch_keys, step.fetch_slots),
             (step.forward_keys, step.forward_slots),
             (step.new_keys, step.new_slots),
         ]
         cache.record(step.evict_slots, came, step.rows)
-        record_bytes = self.widths[bank] * self.dtype.itemsize
+        record_bytes = self.held[bank] * self.dtype.itemsize
         self.counters.fetched += step.fetches
         self.counters.forwarded += len(step.forward_keys)
         self.counters.new += len(step.new_keys)
@@ -299,45 +321,38 @@ class Engine:
         self.counters.bytes_written += len(step.evict_keys) * record_bytes
         return step.evict_keys, leaving
 
-    def fetch(self, step: Step, bank: int) -> np.ndarray:
-        """Read a step's rows from the store into staging."""
-        rows = self.staging[bank].take(len(step.fetch_keys))
-        if len(rows):
-            found = self.store.read(step.fetch_keys, rows)
-            if not found.all():
-                key = int(step.fetch_keys[np.argmin(found)])
-                raise Damaged(
-                    f"row {key & ((1 << 48) - 1)} of table {self.schema.tables[key >> 48].name!r} was trained before and is "
-                    f"not in the store {self.store!r}: the store was changed by someone else; resume from a checkpoint"
-                )
-        return rows
+    def fetch(self, work: Work) -> Iterator[Any]:
+        """Read a step's rows from the store, bank by bank."""
+        for bank, step in zip(self.banks, work.steps, strict=True):
+            arrival = bank.arriving(work)
+            if len(step.fetch_keys):
+                found = self.store.read(step.fetch_keys, bank.room(arrival))
+                if not found.all():
+                    key = int(step.fetch_keys[np.argmin(found)])
+                    raise Damaged(
+                        f"row {key & ((1 << 48) - 1)} of table {self.schema.tables[key >> 48].name!r} was trained before "
+                        f"and is not in the store {self.store!r}: the store was changed by someone else; resume from a "
+                        "checkpoint"
+                    )
+            bank.shipped(arrival, work)
+            yield arrival
 
-    def write(self, leaving: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    def write(self, leaving: Leaving) -> None:
         """Write what left the cache in one step, and give its buffers back."""
-        for bank, (keys, rows) in enumerate(leaving):
+        for bank, (keys, rows) in zip(self.banks, leaving, strict=True):
             if len(keys):
                 try:
-                    self.store.write(keys, rows)
+                    self.store.write(keys, bank.landed(rows))
                 except BaseException as error:
                     lost = f"{len(keys)} rows that left the cache could not be written to {self.store!r}: {error!r}"
                     self.lose(lost, error)
                     raise
-            self.staging[bank].release(rows)
+            bank.written(rows)
 
     def forget_moves(self) -> None:
         """All is written and nothing will be forwarded any more: let go of what is on its way."""
-        for pending, staging in zip(self._pending, self.staging, strict=True):
-            pending.clear()
-            staging.reset()
-
-    def pool(self, rows: np.ndarray, bank: int, ids: BankIds, slots: np.ndarray) -> torch.Tensor:
-        """Gather and pool from any array of records: [bags, dim]."""
-        dim, features = self.schema.banks[bank].dim, len(self.schema.banks[bank].features) if ids.pooled else 1
-        out = self.buffers.take(ids.bags, dim)
-        into, offsets = out.numpy(), ids.offsets[:0] if ids.one_each else ids.offsets
-        kernel = wide.pool_for(dim, rows.shape[1], into, ids.one_each)
-        self._run(kernel, len(out), rows, dim, slots, offsets, features, ids.scale, into)
-        return out
+        for bank in self.banks:
+            bank.forget_moves()
 
     def update(self, work: Work, lr: float) -> None:
         """Backward's end: sum the gradients of every row and apply the row optimizer once."""
@@ -353,32 +368,9 @@ class Engine:
 
     def _update_bank(self, work: Work, bank: int, scalars: np.ndarray) -> None:
         parts = [work.grads.get((bank, m)) for m in range(len(work.micros))]
-        if not any(part is not None for part in parts):
-            return
-        dim = self.schema.banks[bank].dim
-        bags = [m.ids[bank].bags for m in work.micros]
-        live = self._live(work, bank)
-        if len(parts) == 1:
-            assert parts[0] is not None
-            grads, bag_of, scale = parts[0].numpy(), work.micros[0].ids[bank].bag_of, work.micros[0].ids[bank].scale
-        else:
-            grads = np.zeros((sum(bags), dim), self.dtype)
-            starts = np.concatenate([[0], np.cumsum(bags)])
-            for m, part in enumerate(parts):
-                if part is not None:
-                    grads[starts[m] : starts[m + 1]] = part.numpy()
-            bag_of = np.concatenate([m.ids[bank].bag_of + starts[i] for i, m in enumerate(work.micros)]).astype(
-                np.int32
-            )
-            scale = _join_scales(work, bank, self.dtype)
-        step = work.steps[bank]
-        optimizer = self.optimizer
-        self.caches[bank].changing(step.rows)
-        self._run(
-            wide.update_for(dim, self.dtype, optimizer.kind), len(step.rows), self.caches[bank].array, dim, optimizer.kind,
-            step.rows, step.keys, step.group_start, step.group_pos, bag_of, scale, grads, live, scalars,
-            self.dtype.type(optimizer.clip_norm), work=step.group_start,
-        )  # fmt: skip
+        if any(part is not None for part in parts):
+            self.caches[bank].changing(work.steps[bank].rows)
+            self.banks[bank].update(Update(work, parts, self._live(work, bank), scalars, self.counters.steps))
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
         """Which rows of the output got a gradient: by feature where that is enough, else one by one."""
@@ -396,38 +388,45 @@ class Engine:
         rows = np.empty((len(distinct), self.widths[bank]), self.dtype)
         slots = self.caches[bank].find(distinct) if self.caches else np.full(len(distinct), -1)
         here = slots >= 0
-        rows[here] = self.caches[bank].array[slots[here]] if self.caches else 0
+        rows[here] = self._numbers(self.banks[bank].read(slots[here]), bank) if self.caches else 0
         away = np.flatnonzero(~here)
         known = away[self.seen.has(distinct[away])]
         found = np.zeros(len(distinct), np.bool_)
         found[here] = True
         if len(known):
-            records = np.empty((len(known), self.widths[bank]), self.dtype)
+            records = np.empty((len(known), self.held[bank]), self.dtype)
             held = self.store.read(distinct[known], records)
-            rows[known[held]] = records[held]
+            rows[known[held]] = self._numbers(records[held], bank)
             found[known[held]] = True
         fresh = np.flatnonzero(~found).astype(np.int32)
-        self._make(bank, distinct[fresh], fresh, rows)
+        self.make(bank, distinct[fresh], fresh, rows)
+        if self.half:
+            rows[fresh] = self._numbers(packed(rows[fresh], self.half), bank)
         return rows, place.astype(np.int32)
+
+    def _numbers(self, records: np.ndarray, bank: int) -> np.ndarray:
+        """Rows out of their records."""
+        return expanded(records, self.widths[bank], self.half) if self.half else records
 
     def put(self, keys: np.ndarray, records: np.ndarray, bank: int) -> None:
         """Rows that come from elsewhere take the place of what there is; between steps."""
+        records = packed(records, self.half) if self.half else records
         self.store.write(keys, records)
         self.seen.add(keys)
         if self.caches:
             slots = self.caches[bank].find(keys)
             here = np.flatnonzero(slots >= 0)
             self.caches[bank].changing(slots[here])
-            self.caches[bank].array[slots[here]] = records[here]
+            self.banks[bank].write(slots[here], records[here])
 
     def flush(self) -> None:
         """Write every resident row to the store; all stay resident. Write-backs must be drained."""
         self.check()
-        for cache in self.caches:
+        for bank, cache in zip(self.banks, self.caches, strict=False):  # no caches before the first batch
             slots = np.flatnonzero(cache.key_of >= 0)
             for part in np.array_split(slots, max(1, len(slots) // 65536)):
                 if len(part):
-                    self.store.write(cache.key_of[part], np.ascontiguousarray(cache.array[part]))
+                    self.store.write(cache.key_of[part], bank.read(part))
         self.store.flush()
 
     def restore(
@@ -441,7 +440,7 @@ class Engine:
         thaw()  # all or nothing; from here on nothing is expected to fail
         self.damage = "rows were being restored when something happened: load again"
         self.forget_moves()
-        self.staging = [Staging(width, self.dtype) for width in self.widths]
+        self.banks = self._open_banks()
         self.caches, self.staging_rows, self.split_by_one = [], [], False
         if split is not None and split["cache"] == self.cache_size:
             self.staging_rows = list(split["staging_rows"])
@@ -451,20 +450,10 @@ class Engine:
         self.counters = counters
         self.damage = None
 
-    def _make(self, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
+    def make(self, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
+        """First records of some rows, in the host's memory."""
         dim, initial = self.schema.banks[bank].dim, self.initial
-        state = self.optimizer.initial_state
-        self._run(
-            fill, len(keys), keys, slots, into, dim, self.seed, initial.kind, initial.scale, initial.quantiles, state
+        run(
+            fill, len(keys), keys, slots, into, dim, self.seed, initial.kind, initial.scale, initial.quantiles,
+            self.optimizer.initial_state, threads=torch.get_num_threads(),
         )  # fmt: skip
-
-    def _run(self, kernel: Callable[..., None], n: int, *args: object, work: np.ndarray | None = None) -> None:
-        run(kernel, n, *args, threads=torch.get_num_threads(), work=work)
-
-
-def _join_scales(work: Work, bank: int, dtype: np.dtype) -> np.ndarray:
-    """Scales of all micro-batches; ones where only some have them."""
-    ids = [m.ids[bank] for m in work.micros]
-    if not any(len(i.scale) for i in ids):
-        return ids[0].scale
-    return np.concatenate([i.scale if len(i.scale) else np.ones(len(i.keys), dtype) for i in ids])

@@ -6,6 +6,7 @@ are sorted, and a piece of 65,536 records. 2 million rows of 65 floats took 3.1 
 Rows are sorted by id, so the file does not depend on cache, store or timing.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from skirl.sealed import skirl_version
 from skirl.tables import ROW_BITS
 from skirl.tensorfile import Writer, bytes_of
 
+FORMAT = "skirl-rows"
 _PIECE = 1 << 16  # rows read and written at a time
 
 
@@ -35,7 +37,8 @@ def export(
     For a table: `ids` int64 [n], ascending; `weight` [n, dim]; and each part of the optimizer's state by the name that
     torch gives it (`sum`, `exp_avg`, ...), [n, numbers a row]. For all tables the names begin with the table's and a dot.
     untouched: every row of the tables instead, those never trained at their initial values; `weight` [rows, dim] only.
-    A file larger than `limit` is refused.
+    A file larger than `limit` is refused. Its metadata has, under `tables`, a JSON object: of each table its `rows` and the
+    `steps` that trained it, without which Adam's moments mean nothing.
 
     >>> import tempfile, skirl, torch
     >>> from safetensors.numpy import load_file
@@ -72,7 +75,9 @@ def export(
             f"the file would take {size:,} bytes, the limit is {most:,}: name one table, leave untouched rows out, or set "
             f"limit={size}"
         )
-    about = {"format": "skirl-rows", "skirl": skirl_version(), "optimizer": type(engine.optimizer).__name__}
+    steps = {n: {"rows": engine.schema.tables[n].rows, "steps": int(engine.table_steps[n])} for n in chosen}
+    about = {"format": FORMAT, "skirl": skirl_version(), "optimizer": type(engine.optimizer).__name__}
+    about["tables"] = json.dumps({engine.schema.tables[n].name: facts for n, facts in steps.items()})
     with Writer(Path(path), columns, about) as writer:
         for number in chosen:
             prefix = "" if table is not None else f"{engine.schema.tables[number].name}."

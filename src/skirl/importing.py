@@ -2,11 +2,13 @@
 
 Rows are read a piece at a time (files are mapped into memory, not read whole), so a table larger than memory goes into a
 disk store. All of a table's rows come along, those that were never trained too: a state dict cannot tell them apart. Their
-optimizer state starts anew unless the source has it. A file that could run code when it is read is refused: torch's own
-format is read with `weights_only=True`.
+optimizer state starts anew unless the source has it, of the same optimizer and with the steps that Adam counts. A file that
+could run code when it is read is refused: torch's own format is read with `weights_only=True`.
 """
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from skirl.engine import Engine
+from skirl.export import FORMAT
 from skirl.nn.modules import collection_of
+from skirl.optim import RowOptimizer
 from skirl.sealed import CheckpointError
 from skirl.tables import ROW_BITS, Table
 
@@ -63,8 +67,13 @@ def import_rows(
             f"the source has no table of this model: it has {', '.join(sorted(tensors.names)[:9])}; pass "
             "names={TABLE: NAME}"
         )
-    for number, table, name, parts in plan:
-        found[table.name] = _take(engine, number, table, tensors, name, parts)
+    states = [
+        _state(tensors, table, base, engine.optimizer) for _, table, _, base in plan
+    ]  # refused before any is taken
+    for (number, table, name, base), state in zip(plan, states, strict=True):
+        found[table.name] = _take(engine, number, table, tensors, name, base, state)
+        if state.steps is not None:
+            engine.table_steps[number] = state.steps
     collection.forget()
     return found
 
@@ -73,7 +82,7 @@ def _from_checkpoint(engine: Engine, path: Path) -> dict[str, int]:
     from skirl.checkpoint.rows import opened
 
     found: dict[str, int] = {}
-    with opened(path) as (other, _):
+    with opened(path) as (other, _, _):
         theirs = {table.name: number for number, table in enumerate(other.tables)}
         same = type(other.engine.optimizer) is type(engine.optimizer)
         for number, table in enumerate(engine.schema.tables):
@@ -94,10 +103,9 @@ def _copy(engine: Engine, number: int, table: Table, other: Engine, mine: int, s
     """The touched rows of one table, with their optimizer's state where it is the `same`; how many."""
     taken, bank = 0, _bank(other, mine)
     for keys in other.store.keys():  # noqa: SIM118
-        keys = keys[keys >> ROW_BITS == mine]
+        keys = np.sort(keys[keys >> ROW_BITS == mine])
         if keys.size:
-            records = np.empty((keys.size, other.widths[bank]), other.dtype)
-            other.store.read(keys, records)
+            records, _ = other.peek(keys, bank)  # in the order of the keys, for they ascend
             state = {"all": records} if same else {"weight": records[:, : table.dim]}
             _put(engine, number, table, keys & ((1 << ROW_BITS) - 1), state)
             taken += keys.size
@@ -110,6 +118,8 @@ class _Tensors:
     def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
         self._file: Any = None
         self.where = "the state dict"
+        self.about: dict[str, str] = {}
+        """What a file of `skirl.export` says of itself; nothing for others."""
         if isinstance(source, Mapping):
             self._tensors = {n: t for n, t in source.items() if isinstance(t, Tensor)}
             self.names = set(self._tensors)
@@ -123,6 +133,8 @@ class _Tensors:
             except SafetensorError as error:
                 raise ValueError(f"{source} is no safetensors file ({error}): use another") from None
             self.names = set(self._file.keys())
+            about = self._file.metadata() or {}
+            self.about = about if about.get("format") == FORMAT else {}
             return
         try:
             state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
@@ -131,6 +143,26 @@ class _Tensors:
         state = state.get("state_dict", state) if isinstance(state, dict) else {}
         self._tensors = {n: t for n, t in state.items() if isinstance(t, Tensor)}
         self.names = set(self._tensors)
+
+    @property
+    def alone(self) -> str | None:
+        """The one table that a file of `skirl.export` has, whose tensors stand there without its name."""
+        try:
+            known = json.loads(self.about.get("tables", "{}"))
+            return str(next(iter(known))) if len(known) == 1 else None
+        except (ValueError, TypeError):
+            return None
+
+    def table(self, base: str) -> dict[str, int]:
+        """What a file of `skirl.export` says of the table whose tensors begin with `base`: its rows and steps."""
+        try:
+            known = json.loads(self.about.get("tables", "{}"))
+            facts = known.get(
+                base.removesuffix("."), next(iter(known.values())) if not base and len(known) == 1 else {}
+            )
+            return {name: int(facts[name]) for name in ("rows", "steps") if name in facts}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{self.where} does not say what its tables are ({error!r}): export it anew") from None
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape() if self._file else self._tensors[name].shape)
@@ -153,31 +185,65 @@ def _name(tensors: _Tensors, table: Table, names: Mapping[str, str], alone: bool
     return next((name for name in [*exact, *ends] if name in tensors.names), None)
 
 
-def _checked(tensors: _Tensors, table: Table, name: str) -> dict[str, str]:
-    """The tensors beside a weight that `skirl.export` wrote: ids, and the optimizer's state."""
+def _checked(tensors: _Tensors, table: Table, name: str) -> str | None:
+    """Where the tensors beside a weight are that `skirl.export` wrote: ids, and the optimizer's state; None: all rows."""
     base = name.removesuffix("weight")
-    ids = f"{base}ids" if name.endswith("weight") and f"{base}ids" in tensors.names else None
+    has_ids = name.endswith("weight") and f"{base}ids" in tensors.names
     shape = tensors.shape(name)
-    rows = table.rows if ids is None else tensors.shape(ids)[0]
+    rows = tensors.shape(f"{base}ids")[0] if has_ids else table.rows
     if shape != (rows, table.dim):
         raise ValueError(
             f"{name} is {list(shape)} in {tensors.where}, table {table.name!r} is [{rows}, {table.dim}]: make it alike"
         )
-    return {} if ids is None else {"ids": ids, "base": base}
+    return base if has_ids else None
 
 
-def _take(engine: Engine, number: int, table: Table, tensors: _Tensors, name: str, parts: dict[str, str]) -> int:
+@dataclass(frozen=True)
+class _State:
+    """What of the optimizer's state comes along."""
+
+    names: tuple[str, ...] = ()
+    """Its parts; none: it begins anew."""
+    steps: int | None = None
+    """Updates that the table had; None: those of the model stay."""
+
+
+def _state(tensors: _Tensors, table: Table, base: str | None, optimizer: RowOptimizer) -> _State:
+    """What a source has of the optimizer's state; refused where it would mean something else here."""
+    if base is None:
+        return _State(steps=0)  # every row is replaced, and its state begins anew
+    by = tensors.about.get("optimizer", type(optimizer).__name__)
+    places = {name: part for name, part in optimizer.unpack(table.dim).items() if name != "weight"}
+    if by != type(optimizer).__name__ or not all(base + name in tensors.names for name in places):
+        return _State()
+    for name, part in places.items():
+        expected = (tensors.shape(f"{base}ids")[0], part.stop - part.start)
+        if tensors.shape(base + name) != expected:
+            raise ValueError(
+                f"{base}{name} is {list(tensors.shape(base + name))} in {tensors.where}, {type(optimizer).__name__} has "
+                f"{list(expected)}: leave it out, or set the optimizer that it is of"
+            )
+    steps = tensors.table(base).get("steps")
+    if steps is None and optimizer.counts_steps:
+        raise ValueError(
+            f"{tensors.where} has {type(optimizer).__name__}'s state of table {table.name!r}, and not after how many steps: "
+            f"export it anew, name the file itself, or leave {', '.join(base + name for name in places)} out"
+        )
+    return _State(tuple(places), None if steps is None else int(steps))
+
+
+def _take(
+    engine: Engine, number: int, table: Table, tensors: _Tensors, name: str, base: str | None, state: _State
+) -> int:
     n = tensors.shape(name)[0]
     for start, stop in _pieces(n):
         values = {"weight": tensors.rows(name, start, stop)}
         rows = np.arange(start, stop)
-        if parts:
-            rows = tensors.rows(parts["ids"], start, stop).astype(np.int64)
-            for state in engine.optimizer.state_names:
-                if (other := parts["base"] + state) in tensors.names:
-                    values[state] = tensors.rows(other, start, stop)
+        if base is not None:
+            rows = tensors.rows(f"{base}ids", start, stop).astype(np.int64)
+            values |= {part: tensors.rows(base + part, start, stop) for part in state.names}
             if rows.size and not (rows.min() >= 0 and rows.max() < table.rows):
-                raise ValueError(f"{parts['ids']} in {tensors.where} has rows that table {table.name!r} has not")
+                raise ValueError(f"{base}ids in {tensors.where} has rows that table {table.name!r} has not")
         _put(engine, number, table, rows, values)
     return n
 

@@ -308,6 +308,7 @@ class Lookahead:
             raise ValueError(
                 f"the run was saved with accumulate={state['accumulate']}: set it to that, not {self._accumulate}"
             )
+        self._reader.check_state(state["loader"])
 
     @property
     def _begun(self) -> bool:

@@ -46,6 +46,26 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
+def free_bytes() -> int:
+    """Memory that this process can still have: what the system has left, and what the limit of its group leaves.
+
+    >>> free_bytes() > 1 << 20
+    True
+    """
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):  # more than what is unused: file pages give way
+                free = int(line.split()[1]) << 10
+        group = Path("/sys/fs/cgroup")
+        most = (group / "memory.max").read_text().strip()
+        if most != "max":
+            free = min(free, int(most) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # not Linux, or no limit
+        pass
+    return max(0, free)
+
+
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

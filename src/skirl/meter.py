@@ -2,10 +2,14 @@
 
 Sums and a running digest instead of a list: a run of a million steps keeps 4 MiB, the AUC's bins. Equal digests mean equal
 losses to the last bit, step by step, which is how a change that is not numeric is told from one that is.
+
+A number on a GPU is there when the GPU is done, and a loop that waited for it at each step would never give the GPU its next
+step in time. So the last step is counted with the one after it, or when somebody asks.
 """
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,24 +28,42 @@ class Meter:
 
     >>> import torch
     >>> meter = Meter()
-    >>> meter.add(0.7, torch.tensor([1.0, -1.0]), torch.tensor([1.0, 0.0]))
+    >>> meter.add(torch.tensor(0.5), torch.tensor([1.0, -1.0]), torch.tensor([1.0, 0.0]))
     >>> meter.result()["auc"], meter.result()["loss"]["mean"]
-    (1.0, 0.7)
+    (1.0, 0.5)
     """
 
     def __init__(self) -> None:
-        self.metrics = Metrics()
-        """Of all predictions, each made before its sample was trained on."""
-        self._so_far = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
+        self._metrics = Metrics()
+        self._late: deque[tuple[Tensor, Tensor, Tensor]] = deque()
+        self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self._started = time.monotonic()
         self._warm: tuple[float, int] | None = None
         self._shown = (self._started, 0, 0, 0.0)
         self._away = 0.0
         """Seconds since the start that were not training."""
 
-    def add(self, loss: float, logits: Tensor, labels: Tensor) -> None:
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """One more step."""
-        here = self._so_far
+        self._late.append((loss, logits, labels))
+        while len(self._late) > (loss.device.type != "cpu"):
+            self._count(*self._late.popleft())
+
+    @property
+    def metrics(self) -> Metrics:
+        """Of all predictions, each made before its sample was trained on."""
+        _ = self._so_far
+        return self._metrics
+
+    @property
+    def _so_far(self) -> dict[str, Any]:
+        """All steps, the last one too."""
+        while self._late:
+            self._count(*self._late.popleft())
+        return self._counted
+
+    def _count(self, on_device: Tensor, logits: Tensor, labels: Tensor) -> None:
+        here, loss = self._counted, float(on_device.item())
         here["first"] = here["first"] if here["steps"] else loss
         here["last"] = loss
         here["sum"] += loss
@@ -50,7 +72,7 @@ class Meter:
         here["samples"] += len(labels)
         if self._warm is None:
             self._warm = (time.monotonic(), here["samples"])
-        self.metrics.update(logits, labels)
+        self._metrics.update(logits, labels)
 
     @property
     def steps(self) -> int:
@@ -91,7 +113,8 @@ class Meter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.metrics.load_state_dict(state["metrics"])
+        self._late.clear()
+        self._metrics.load_state_dict(state["metrics"])
         self._so_far.update(state["so_far"])
         self._shown = (time.monotonic(), self._so_far["steps"], self._so_far["samples"], self._so_far["sum"])
 

@@ -44,6 +44,11 @@ class _Rule:
         """What every number of a new row's state starts from."""
         return 0.0
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the next update depends on how many a table had: then a row's state means nothing without it."""
+        return False
+
     def state_width(self, dim: int) -> int:
         """Numbers of state a row of `dim` weights carries."""
         return len(self.state_names) * dim
@@ -138,6 +143,10 @@ class Adagrad(_Rule):
     def initial_state(self) -> float:
         return float(self.initial_accumulator_value)
 
+    @property
+    def counts_steps(self) -> bool:
+        return self.lr_decay != 0
+
     def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
         return lr / (1 + (step - 1) * self.lr_decay), self.eps
 
@@ -190,6 +199,10 @@ class Adam(_Rule):
         object.__setattr__(self, "betas", tuple(self.betas))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"Adam: betas is {self.betas}, set both to 0 or more and below 1")
+
+    @property
+    def counts_steps(self) -> bool:
+        return True
 
     def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
         b1, b2 = self.betas

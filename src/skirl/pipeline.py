@@ -18,9 +18,7 @@ import os
 import time
 from collections import deque
 
-import numpy as np
-
-from skirl.engine import Engine
+from skirl.engine import Engine, Leaving
 from skirl.interrupts import Hold, uninterrupted
 from skirl.oracle.planner import Plan
 from skirl.planning import FIRST_WINDOW, Window
@@ -35,9 +33,6 @@ __all__ = ["FIRST_WINDOW", "Pipeline", "StageHook", "StageStuck", "Times"]
 STAGES = ("plan", "fetch", "write", "write 2")
 BACKLOG = 4
 """Batches that wait for the planner, at most."""
-
-Leaving = list[tuple[np.ndarray, np.ndarray]]
-"""Rows that left the cache in one step: for each bank their keys and records."""
 
 
 class Pipeline:
@@ -137,7 +132,7 @@ class Pipeline:
         started = time.monotonic()
         with self._lock:
             self._ready.popleft()
-            _add(self._fetched_rows, [-len(rows) for rows in work.fetched])
+            _add(self._fetched_rows, [-len(step.fetch_keys) for step in work.steps])
             self._stages.wake("fetch")
         self._engine.load(work, self._write_back)
         self.done = work.number + 1
@@ -272,8 +267,7 @@ class Pipeline:
                 _add(self._fetched_rows, rows)
             with stages.working("fetch", work.number) as note:
                 note.facts["rows"] = sum(rows)
-                for bank, step in enumerate(work.steps):
-                    work.fetched.append(self._engine.fetch(step, bank))
+                work.fetched.extend(self._engine.fetch(work))
             with self._lock:
                 self._ready.append(work)
                 stages.wake(LOOP)

@@ -82,6 +82,11 @@ class Reader:
                 "iter(batches)), or pass a list or a DataLoader to lookahead"
             )
 
+    def check_state(self, state: Any) -> None:
+        """Have a loader that can tell refuse a state of another stream, before anything is restored."""
+        if state is not None and hasattr(self._loader, "check_state"):
+            self._loader.check_state(state)  # type: ignore[attr-defined]
+
     def begin(self, place: Place) -> None:
         """Begin a pass at a place."""
         self._read = 0

@@ -18,9 +18,11 @@ from torch import nn
 from skirl.batch import Sparse
 from skirl.cache import CacheSize, parse_cache
 from skirl.data import DataFlags, Source
+from skirl.device import torch_device
 from skirl.ids import capture, resolve
 from skirl.lookahead import Lookahead, lookahead
 from skirl.models import DIN, DLRM, DCNv2, DeepCross, DeepFM, Embeddings, Model, WideDeep
+from skirl.models.flags import ModelFlags
 from skirl.nn.modules import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.oracle.planner import Depth, Plan
@@ -52,7 +54,7 @@ _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Recipe(ScheduleFlags, DataFlags):
+class Recipe(ModelFlags, ScheduleFlags, DataFlags):
     """A model, its data, and how much of its tables the cache holds.
 
     >>> Recipe(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000)
@@ -72,7 +74,7 @@ class Recipe(ScheduleFlags, DataFlags):
     dim: int = 48
     """Numbers in the vector of one row; wide-deep and deepfm keep one more beside it, its first-order weight."""
     cache: str = "10%"
-    """Rows on the device: a number, 10% (of all rows), 4GiB, or touched:10% (of those this run touches, counted first)."""
+    """Rows on the device: a number, 10% (of all), 4GiB, auto (half of what is free), touched:10% (of those the run uses)."""
     depth: Depth = "auto"
     """Batches the oracle reads ahead: a number, auto (four times the cache in rows) or epoch (the whole run, read twice)."""
     prefetch: int = 2
@@ -83,6 +85,8 @@ class Recipe(ScheduleFlags, DataFlags):
     """Where the other rows are: memory, or disk:FOLDER."""
     link: str | None = None
     """Between cache and store: RATE,DELAY such as 1Gbit,100us, emulated; none if not given."""
+    device: str = "cpu"
+    """Where rows are cached and the model computes: cpu, cuda, cuda:N, or interpret, the GPU's code on the CPU, to test."""
     threads: int | None = None
     """Threads that compute; torch's choice if not given. The bits of a run belong to its number of threads."""
 
@@ -96,11 +100,24 @@ class Recipe(ScheduleFlags, DataFlags):
             raise ValueError(f"store is {self.store!r}: set it to memory or disk:FOLDER")
         if self.link is not None:
             Link.parse(self.link)
+        torch_device(self.device)
         self._cache()
         Plan(self.depth, self.prefetch, self.policy)
+        self.sizes_of_model()
+        if self.target is not None:
+            DIN.target_of(self.tables(), self.stream().lists, self.target)
         self.tables()
         self.row_optimizer()
         self.rate_schedule()
+
+    def check_labels(self) -> None:
+        """Refuse data with several labels, which a loop of one's own may have; `skirl size` and `vocab` look at none."""
+        labels = self.stream().labels
+        if len(labels) > 1:
+            raise ValueError(
+                f"data {self.data} has {len(labels)} labels ({', '.join(labels)}), and {self.model} predicts one: leave one "
+                f"[[label]] in {self.schema or 'the schema'}"
+            )
 
     def tables(self) -> list[Table]:
         """The tables that the data looks rows up in."""
@@ -127,6 +144,10 @@ class Recipe(ScheduleFlags, DataFlags):
         """The model's class."""
         return MODELS[self.model.removesuffix("-tiny")]
 
+    def sizes_of_model(self) -> dict[str, Any]:
+        """What of the model is not as its paper, or -tiny, has it."""
+        return self.sizes(self.model.removesuffix("-tiny"), MODELS)
+
     @property
     def pooled(self) -> bool:
         """Whether the embeddings pool a feature's ids; DIN pools itself where the data has lists to attend to."""
@@ -141,6 +162,7 @@ class Recipe(ScheduleFlags, DataFlags):
             store=self.store if self.link is None else f"link:{self.link}:{self.store}",
             seed=self.seed,
             resume=resume,
+            device=self.device,
         )
 
     def model_over(self, embeddings: Embeddings) -> tuple[Model, torch.optim.Optimizer]:
@@ -149,7 +171,8 @@ class Recipe(ScheduleFlags, DataFlags):
         stream, kind = self.stream(), self.model_class
         make = kind.tiny if self.model.endswith("-tiny") else kind.paper
         told = {"lists": stream.lists} if kind is DIN else {}
-        model = make(embeddings, dense_features=stream.dense_features, **told)
+        model = make(embeddings, dense_features=stream.dense_features, **told, **self.sizes_of_model())
+        model = model.to(torch_device(self.device))
         return model, torch.optim.Adam(model.parameters(), lr=self.dense_lr)
 
     def rate_schedule(self) -> Schedule:

@@ -54,7 +54,7 @@ class Staging:
             if fits:
                 buffer = self._free.pop(min(fits, key=lambda i: len(self._free[i])))
             else:
-                buffer = np.empty(_rounded(need), self._dtype)
+                buffer = np.empty(rounded(need, _SMALLEST), self._dtype)
                 self._size += len(buffer)
                 self._shrink()
             self._used[id(buffer)] = buffer, 1
@@ -88,13 +88,13 @@ class Staging:
             self._size -= len(self._free.pop(0))  # the one unused for longest: sizes drift
 
 
-def _rounded(need: int) -> int:
+def rounded(need: int, smallest: int) -> int:
     """The next 4, 5, 6 or 7 times a power of two.
 
-    >>> _rounded(5000), _rounded(5200)
+    >>> rounded(5000, 1024), rounded(5200, 1024)
     (5120, 6144)
     """
-    if need <= _SMALLEST:
-        return _SMALLEST
+    if need <= smallest:
+        return smallest
     step = 1 << (need - 1).bit_length() - 3
     return -(-need // step) * step

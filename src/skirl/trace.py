@@ -139,7 +139,7 @@ def fingerprints(rows: np.ndarray) -> np.ndarray:
 
 
 def _digest(weights: Tensor) -> bytes:
-    return hashlib.blake2b(weights.detach().numpy().tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(weights.detach().cpu().numpy().tobytes(), digest_size=16).digest()
 
 
 def _bits(loss: float) -> bytes:

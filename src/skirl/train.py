@@ -33,7 +33,13 @@ class Done:
 
     batch: Batch
     logits: Tensor
-    loss: float
+    loss_tensor: Tensor
+    """On the device; who asks for the number waits until the step is done there."""
+
+    @property
+    def loss(self) -> float:
+        """The mean over the batch."""
+        return self.loss_tensor.item()
 
 
 def steps(
@@ -42,13 +48,13 @@ def steps(
     """Train on every batch: this is all there is to it."""
     for batch in batches:
         logits = model(batch)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels.to(logits))
         dense.zero_grad()
         loss.backward()  # rows are updated here,
         dense.step()  # dense weights here
         if rates is not None:
             rates.step()
-        yield Done(batch, logits.detach(), loss.item())
+        yield Done(batch, logits.detach(), loss.detach())
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
 
     def __post_init__(self) -> None:
         Recipe.__post_init__(self)
+        self.check_labels()
         if self.assert_ratio is not None and not self.assert_ratio > 0:
             raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
         self.check_evaluation(self.valid)
@@ -95,7 +102,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
         ):
             keeper.begin()
             for done in () if evaluation.stops else steps(model, dense, batches, rates):
-                meter.add(done.loss, done.logits, done.batch.labels)
+                meter.add(done.loss_tensor, done.logits, done.batch.labels)
                 last = batches.step == stream.steps
                 if stream.held_out and evaluation.due(batches.step, last=last):
                     held_out = stream.held_out_at(batches.state_dict()["loader"])
@@ -117,12 +124,14 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
         rows, loss, moved = result["rows"], result["loss"], result["counters"]
         done = result["steps"] - result["begun_at"]
         share = f", {rows['touched'] / rows['cache']:.1f} times the cache" if rows["cache"] else ""
+        wide = self.model_class.row_dim(self.dim)
+        numbers = f"{wide}" if wide == self.dim else f"{wide} ({self.dim} and a first-order weight)"
         lines = {
             "time": f"{clock(result['seconds'])} for {done:,} steps of {self.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s after the first step",
             "loss": f"{loss['first']:.4f} at first, {loss['last']:.4f} at last, {loss['mean']:.4f} on average",
             "metrics": f"{described(result)} of all predictions, each made before its sample was trained on",
-            "tables": f"{rows['tables']:,} rows of {self.dim}, {size(rows['bytes_of_all'])} with their state",
+            "tables": f"{rows['tables']:,} rows of {numbers}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
             "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
             "staging": f"room for {rows['staging']:,} rows on their way, {size(result['staging_bytes'])} beside the cache",
@@ -203,7 +212,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
             "steps": batches.step,
             "begun_at": begun,
             "rows": rows,
-            "cache_bytes": sum(cache.rows.nbytes for cache in engine.caches),
+            "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
             "staging_bytes": sum(size.staging_rows * size.record_bytes for size in engine.sizes()),
             "counters": asdict(engine.counters),
             "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from skirl.batch import Sparse
 from skirl.cache import CacheSize
+from skirl.device import torch_device
 from skirl.machine import machine
 from skirl.optim import TorchHandle
 from skirl.progress import Progress, clock
@@ -57,6 +58,7 @@ class Verify(Recipe):
 
     def __post_init__(self) -> None:
         self.recipes()  # each checks itself
+        self.check_labels()
 
     def run(self) -> dict[str, Any]:
         """Train three times with each optimizer; what was compared, and the first difference if there is one."""
@@ -146,7 +148,7 @@ class Verify(Recipe):
 
     def _in_plain_python(self, recipe: Recipe) -> Trace:
         reference = Reference(recipe.tables(), recipe.row_optimizer(), recipe.seed)
-        embeddings = PlainEmbeddings(reference, recipe.pooled)
+        embeddings = PlainEmbeddings(reference, recipe.pooled, torch_device(recipe.device))
         model, dense = recipe.model_over(embeddings)
         rates = recipe.rates(embeddings, dense)
         trace = Trace("reference")
@@ -177,12 +179,13 @@ class PlainEmbeddings(nn.Module):
     [3, 4]
     """
 
-    def __init__(self, reference: Reference, pooled: bool = True) -> None:
+    def __init__(self, reference: Reference, pooled: bool = True, at: str | torch.device = "cpu") -> None:
         super().__init__()
         self.reference = reference
         self.tables = reference.tables
         self.pooled = pooled
-        self.anchor = torch.zeros((), requires_grad=True)  # so that backward comes here
+        self.at = at
+        self.anchor = torch.zeros((), device=at, requires_grad=True)  # so that backward comes here
         self.optimizer = TorchHandle(reference.optimizer, self.anchor)  # the learning rate of the next backward
 
     def forward(self, sparse: Sparse) -> "PlainRows":
@@ -208,12 +211,12 @@ class _Plain(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.plain, ctx.names = plain, names
         out = plain.reference.forward(bags)
-        return tuple(torch.from_numpy(out[name]) for name in names)
+        return tuple(torch.from_numpy(out[name]).to(plain.at) for name in names)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        named = {name: grad.numpy() for name, grad in zip(ctx.names, grads, strict=True)}
+        named = {name: grad.cpu().numpy() for name, grad in zip(ctx.names, grads, strict=True)}
         ctx.plain.reference.backward(named, lr=ctx.plain.optimizer.lr)
         return None, None, None, None
 

@@ -45,8 +45,8 @@ class Work:
     micros: list[Micro]
     steps: list[Step] = field(default_factory=list)
     """One a bank."""
-    fetched: list[np.ndarray] = field(default_factory=list)
-    """One a bank: the records of `step.fetch_keys`."""
+    fetched: list[Any] = field(default_factory=list)
+    """One a bank: what it knows the records of `step.fetch_keys` by."""
     grads: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     """By (bank, micro-batch): gradient of the pooled output, [bags, dim]."""
     live: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)

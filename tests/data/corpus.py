@@ -56,6 +56,15 @@ class Case:
     skipped: int | None = None
     """Rows that are left out on request; None: the file is refused all the same."""
     flags: dict[str, Any] = field(default_factory=dict)
+    rows: int | None = None
+    """Rows of the file, malformed ones too; of the usual ones of its kind if not set."""
+
+    @property
+    def left(self) -> int:
+        """Rows that are read if the others are left out."""
+        assert self.skipped is not None
+        usual = {"criteo": len(ROWS), "parquet": 4, "csv": 2}[self.kind]
+        return (usual if self.rows is None else self.rows) - self.skipped
 
 
 def text(rows: list[list[str]] = ROWS, delimiter: str = "\t", end: str = "\n") -> bytes:
@@ -125,6 +134,7 @@ NUMBER = "expected a finite number, or nothing"
 HEX = "expected 1 to 16 hexadecimal digits, or nothing"
 LABEL = "expected 0 or 1"
 OURS, PLAIN = ("parquet", SCHEMA), ("csv", CSV)
+NUMBERS = SCHEMA.replace('"y"', '"y"\nkind = "number"')
 ROW = ("parquet", SCHEMA.replace('name = "item"', 'name = "item"\nencode = "row"\nrows = 100'))
 CASES = [
     # Values of text.
@@ -161,7 +171,7 @@ CASES = [
     Case("commas", raw(text(delimiter=",")), ("line 1: the line has 1 columns", "expected 40"), skipped=6),
     Case("last-line-cut", raw(text()[:-100]), ("line 6: the line has ", "expected 40"), skipped=1),
     Case("return-inside", line(3, text(ROWS[3:4]).replace(b"\t", b"\r", 1)), ("line 4: a carriage return",), skipped=1),
-    Case("old-mac", raw(text(end="\r")), ("line 1: ",), skipped=1),
+    Case("old-mac", raw(text(end="\r")), ("line 1: ",), skipped=1, rows=1),
     Case("no-line-end", raw(b"0\t" * (1 << 20)), ("a line is longer than 1 MiB", "is it a text file")),
     Case("test-set-without-label", raw(text([row[1:] for row in ROWS])), ("line 1: the line has 39 columns",), skipped=6),
     Case("bom-twice", raw(b"\xef\xbb\xbf" * 2 + text()), ("line 1: the line begins with a byte order mark",), skipped=1),
@@ -213,6 +223,11 @@ CASES = [
     Case("parquet-no-rows", parquet(y=[], x=[], item=pa.array([], pa.int64()), tags=pa.array([], pa.list_(pa.int64()))),
          ("no row is left",), *OURS),
     Case("parquet-large-float", parquet(x=[1e300, 0.0, 0.0, 0.0]), ("column x is 1e+300", "fits a float32"), *OURS, 1),
+    Case("parquet-large-label", parquet(y=[0.0, 1.0, -1e39, 3.0]),
+         ("row 1 of row group 2: label y is -1e+39", "fits a float32", MEND), "parquet", NUMBERS, 1),
+    Case("csv-large-label", raw(b"1,0.5,1\n1e39,0.5,1\n2,0.5,1\n"),
+         ("line 2: label y is '1e39'", "fits a float32", MEND),
+         "csv", CSV.replace('"y"\n', '"y"\nkind = "number"\n', 1), 1, rows=3),
     Case("parquet-negative-row", parquet(item=[1, -1, 3, 4]), ("column item is -1", "a row from 0 to 99"), *ROW, 1),
     Case("parquet-row-beyond", parquet(item=[1, 2, 100, 4]), ("column item is 100", "a row from 0 to 99"), *ROW, 1),
     Case("parquet-without-schema", parquet(), ("no file says what its columns mean", "set schema"), "parquet"),
@@ -252,6 +267,8 @@ SCHEMAS = {
     "row without rows": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\ntype = "int"\nencode = "row"', "so set rows"),
     "delimiter": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\n[file]\ndelimiter = "ab"', "set it to one character"),
     "fill": ('[[label]]\nname = "y"\n[[dense]]\nname = "x"\nfill = nan\n[[id]]\nname = "a"', "fill is nan"),
+    "of a text": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nof = "hex"', "of is for fingerprints, its type is string"),
+    "large fill": ('[[label]]\nname = "y"\n[[dense]]\nname = "x"\nfill = 1e39\n[[id]]\nname = "a"', "fill is 1e+39"),
     "not among": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\n[file]\ncolumns = ["y"]', "'a' is not among the columns"),
     "tables differ": ('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "b"]\ntable = "t"\n'
                       '[[id]]\nname = "c"\ntable = "t"\nrows = 9',

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -16,6 +17,7 @@ from skirl import cli
 from skirl.codec import decode, encode
 from skirl.data import DataFlags, Source
 from skirl.data.growing import Growing, Growth
+from skirl.data.schema import BUILT_IN
 from tests.cases import cases
 from tests.data import logs
 
@@ -61,7 +63,7 @@ def test_rows_are_those_of_a_dict(batches: list[list[int]], admit: int, limit: i
                 rows.pop(value, None)
         assert growth.look_up(prints).tolist() == [rows.get(v, 1) if v else 0 for v in batch]
         other = Growth(limit, admit)
-        other.load_state_dict(copy.deepcopy(growth.state_dict()))
+        other.load_state_dict(copy.deepcopy(growth.state_dict()), copy.deepcopy(growth.admitted))
         growth = other
 
 
@@ -153,3 +155,74 @@ def test_training_is_the_same_whatever_is_read_ahead(
     resumed = run(*saved, "--resume")
     for other in (short, resumed):
         assert other["loss"] == whole["loss"] and other["test_auc"] == whole["test_auc"]
+
+
+@pytest.mark.parametrize("stale", [None, 20])
+def test_exported_rows_have_their_ids(
+    tsv: Path, tmp_path: Path, stale: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of every step, not of the last copy of the vocabulary; beside a plain count of the values."""
+    schema = BUILT_IN["criteo"].toml()
+    of_text = '[[id]]\nname = "C3"\ncolumn = ""\ntype = "{}"'
+    (tmp_path / "s.toml").write_text(schema.replace(of_text.format("hex"), of_text.format("string")))
+    flags = "--model dlrm-tiny --dim 4 --batch 16 --rows 5000 --cache 100% --admit 3 --threads 1 --quiet --steps 45"
+    train = ["train", "--data", f"criteo:{tsv}", *flags.split(), "--vocab", "open", "--save", str(tmp_path / "c")]
+    train += ["--schema", str(tmp_path / "s.toml")]
+    assert cli.main([*train, "--stale", str(stale)] if stale else train) == 0
+    assert cli.main(["export", str(tmp_path / "c"), str(tmp_path / "rows.parquet")]) == 0
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in pq.read_table(tmp_path / "rows.parquet").to_pylist():
+        found.setdefault(row["table"], {})[row["row"]] = row
+    assert len(found) == 26
+    for name, rows in found.items():
+        column = logs.CRITEO.index(name)
+        expected, counts, last, place = {}, Counter[str](), {}, {}
+        for at, line in enumerate(logs.criteo_rows(1500, seed=4)[: 45 * 16]):
+            step, value = at // 16 + 1, line[column]
+            if stale and at % 16 == 0 and step % (stale // 4) == 0:
+                for old in [old for old, seen in last.items() if seen < step - stale]:
+                    del last[old], counts[old]
+                    place.pop(old, None)
+            if value:
+                counts[value] += 1
+                last[value] = step
+                if counts[value] >= 3 and value not in place:
+                    place[value] = len(expected) + 2
+                    expected[place[value]] = value
+        assert {number for number in rows if number > 1} <= set(expected) and len(expected) > 5
+        for number, row in rows.items():
+            value = expected.get(number)
+            assert row["what"] == ("missing", "other", "id")[min(number, 2)]
+            if value is None:
+                assert row["id"] is None and row["fingerprint"] is None
+            elif name == "C3":
+                assert row["id"] is None and row["fingerprint"] == logs.text_hash(value.encode(), name)
+            else:
+                assert int(row["id"], 16) == int(value, 16)
+                assert row["fingerprint"] == logs.number_hash(int(value, 16), name)
+
+
+def test_rows_of_other_streams_say_what_they_are(tsv: Path, tmp_path: Path) -> None:
+    def exported(*flags: str) -> list[dict[str, Any]]:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        common = "--model dlrm-tiny --dim 4 --batch 64 --cache 100% --threads 1 --quiet --steps 5 --save"
+        assert cli.main(["train", *flags, *common.split(), str(folder)]) == 0
+        assert cli.main(["export", str(folder), f"{folder}.parquet"]) == 0
+        return pq.read_table(f"{folder}.parquet").to_pylist()
+
+    assert (
+        cli.main(["vocab", "--data", f"criteo:{tsv}", "--out", str(tmp_path / "v"), "--min-count", "4", "--quiet"]) == 0
+    )
+    names = ["table", "row", "what", "id", "fingerprint", "weight"]
+    for flags, rest in (
+        (["--rows", "900"], {1: "hashed"}),
+        (["--vocab", str(tmp_path / "v")], {1: "other", 2: "vocabulary"}),
+    ):
+        for row in exported("--data", f"criteo:{tsv}", *flags):
+            assert list(row) == names and row["id"] is row["fingerprint"] is None
+            assert row["what"] == ({0: "missing"} | rest)[min(row["row"], max(rest))]
+    assert list(exported("--data", "synthetic:tiny")[0]) == ["table", "row", "weight"]
+    converted = str(tmp_path / "rows.parquet")
+    assert cli.main(["convert", "--data", f"criteo:{tsv}", "--rows", "900", "--out", converted, "--quiet"]) == 0
+    for row in exported("--data", f"parquet:{converted}"):
+        assert row["what"] == "row" and row["id"] == str(row["row"])

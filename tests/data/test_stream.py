@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.batch import Batch
-from skirl.data import DataFlags, Source
+from skirl.data import DataFlags, Source, Synthetic
 from skirl.data.open import open_files
+from skirl.data.schema import BUILT_IN
 from skirl.data.stream import Files, permutation
+from skirl.data.vocab import Vocab
 from skirl.data.workers import WorkerDied
 from tests.cases import cases
 from tests.data import logs
@@ -233,3 +235,64 @@ def test_a_state_of_other_files_or_rows_is_refused(folder: Path, tmp_path: Path)
         opened(folder / "text", valid="20%").load_state_dict(state)
     with pytest.raises(ValueError, match="set valid to what it was"):
         opened(tmp_path / "a", valid="30%").load_state_dict(state)
+
+
+def test_a_state_of_another_schema_rows_or_vocabulary_is_refused(tmp_path: Path) -> None:
+    """Each gives other batches out of the same files; what differs is named, and the flag that puts it right."""
+    logs.write_tsv(tmp_path / "day_0", logs.criteo_rows(200))
+    whole = BUILT_IN["criteo"].toml()
+
+    def made(schema: str = whole, **flags: Any) -> Source:
+        (tmp_path / "s.toml").write_text(schema)
+        given: dict[str, Any] = {"batch": 64, "rows": "500", "schema": str(tmp_path / "s.toml"), **flags}
+        return DataFlags(f"criteo:{tmp_path / 'day_0'}", **given).stream()
+
+    state = made().state_dict()
+    made(f'session = "C1"\n{whole}').load_state_dict(state)  # not read yet
+    c7, i3 = '[[id]]\nname = "C7"\ncolumn = ""\ntype = "hex"', 'name = "I3"\ncolumn = ""\ntransform = "log"'
+    for change, said in {
+        (c7, c7.replace("hex", "string")): "schema has type = 'hex' for id column 'C7', not 'string': set schema to",
+        (
+            i3,
+            i3.replace("log", "none"),
+        ): "schema has transform = 'log' for dense column 'I3', not 'none': set schema to",
+        ('name = "I3"\ncolumn = ""', 'name = "I3"\ncolumn = "I4"'): "has column = '' for dense column 'I3', not 'I4'",
+        (
+            '[[id]]\nname = "C7"\n',
+            '[[id]]\nname = "C77"\ncolumn = "C7"\nother',
+        ): "has an id column 'C7', and this one has no",
+        ('missing = [""]', 'missing = ["", "0"]'): r"schema has missing = \(''\,\), not \('', '0'\): set schema to",
+        ("nan_is_missing = false", "nan_is_missing = true"): "schema has nan_is_missing = False, not True: set schema",
+        ('header = "auto"', 'header = "no"'): "schema has header = 'auto', not 'no': set schema to what it was",
+    }.items():
+        other = whole.replace(*change).replace('\nothercolumn = ""', "")
+        assert other != whole
+        with pytest.raises(ValueError, match=said):
+            made(other).load_state_dict(state)
+    with pytest.raises(ValueError, match="with 500 rows in the table of 'C3', not 700: set rows to what it was"):
+        made(rows="500,C3=700").load_state_dict(state)
+    vocabularies = [f"{tmp_path}/v{count}" for count in (1, 2)]
+    for count, path in enumerate(vocabularies, start=1):
+        Vocab(f"criteo:{tmp_path / 'day_0'}", path, min_count=count, quiet=True).run()
+    first, second = (made(rows=None, vocab=path) for path in vocabularies)
+    with pytest.raises(
+        ValueError, match=r"ids become rows by hash, not by a vocabulary of [\d,]+ rows .*: set vocab to"
+    ):
+        first.load_state_dict(state)
+    with pytest.raises(
+        ValueError, match=r"by a vocabulary of .* with checksum .*, not by a vocabulary of .*: set vocab to"
+    ):
+        second.load_state_dict(first.state_dict())
+    (tmp_path / "moved").write_bytes(Path(vocabularies[0]).read_bytes())
+    made(rows=None, vocab=str(tmp_path / "moved"), workers=2).load_state_dict(first.state_dict())
+    grown = made(vocab="open")
+    with pytest.raises(ValueError, match="the state is of an open vocabulary: set vocab to open"):
+        made().load_state_dict(grown.state_dict())
+    with pytest.raises(ValueError, match="by hash, not by an open vocabulary: set vocab to what it was"):
+        grown.load_state_dict(state)
+    for one, other in ((made(), Synthetic("tiny")), (Synthetic("tiny"), made()), (grown, Synthetic("tiny"))):
+        with pytest.raises(ValueError, match="set data to what it was"):
+            one.load_state_dict(other.state_dict())
+    del state["stream"]["schema"]
+    with pytest.raises(ValueError, match="does not say which schema, rows and vocabulary it is of"):
+        made().load_state_dict(state)

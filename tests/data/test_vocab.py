@@ -15,10 +15,12 @@ from safetensors.numpy import save_file
 
 from skirl import cli
 from skirl.data import DataFlags
+from skirl.data.columnar import embedded_schema
 from skirl.data.convert import Convert
 from skirl.data.counting import Counters
-from skirl.data.errors import BadSchema
+from skirl.data.errors import BadRow, BadSchema
 from skirl.data.open import open_files
+from skirl.data.schema import BUILT_IN
 from skirl.data.vocab import Vocab
 from skirl.data.vocabulary import BadVocabulary, Facts, load, save
 from tests.cases import cases
@@ -95,6 +97,21 @@ def test_rows_are_those_of_a_plain_count(tsv: Path, tmp_path: Path) -> None:
         for row, (_, _, ids) in zip(rows, found):
             assert ids[k] == (places.get(int(row[14 + k], 16), 1) if row[14 + k] else 0)
     assert result["samples"] == 300 and sum(result["distinct"].values()) > sum(result["rows"].values())
+
+
+def test_what_standardises_to_more_than_a_float32_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(PLAIN)
+    (tmp_path / "log.csv").write_text("".join(f"{i % 2},{i / 1e6},a\n" for i in range(100)))
+    Vocab(f"csv:{tmp_path}/log.csv", f"{tmp_path}/v", min_count=1, schema=f"{tmp_path}/schema.toml", quiet=True).run()
+    (tmp_path / "late.csv").write_text("0,1e33,a\n1,-2e36,a\n0,,a\n")
+    late: dict[str, Any] = {"schema": f"{tmp_path}/schema.toml", "vocab": f"{tmp_path}/v"}
+    with pytest.raises(BadRow, match=r"line 2: column x is '-2e36', expected a number that fits a float32, standard"):
+        list(open_files(DataFlags(f"csv:{tmp_path}/late.csv", **late)))
+    (batch,) = open_files(DataFlags(f"csv:{tmp_path}/late.csv", **late, bad_rows="skip"))
+    assert len(batch.labels) == 2 and batch.dense.isfinite().all()
+    (tmp_path / "large.csv").write_text("0,1,a\n1,1e39,a\n")
+    with pytest.raises(BadRow, match="line 2: column x is '1e39'"):
+        Vocab(f"csv:{tmp_path}/large.csv", f"{tmp_path}/w", schema=f"{tmp_path}/schema.toml", quiet=True).run()
 
 
 def test_standardised_columns(tmp_path: Path) -> None:
@@ -221,8 +238,47 @@ def test_a_vocabulary_of_texts_fits_converted_fingerprints(tmp_path: Path) -> No
     assert again.sparse.values().tolist() == original.sparse.values().tolist()
 
 
-def test_numbers_in_a_column_of_texts_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text('[[label]]\nname = "y"\n[[id]]\nname = "item"\n')
-    pq.write_table(pa.table({"y": [0, 1], "item": [7, 8]}), tmp_path / "data")
-    with pytest.raises(BadSchema, match="column 'item' holds int64, not texts: set type to int"):
+def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: Path, tmp_path: Path) -> None:
+    """ "10" as text, as hexadecimal digits and as a number has three fingerprints; a file that keeps them says of what."""
+    schema = BUILT_IN["criteo"].toml()
+    (tmp_path / "texts.toml").write_text(schema.replace('type = "hex"', 'type = "string"'))
+    texts, hexes, out, rows, old = (
+        str(tmp_path / name) for name in ("texts", "hexes", "o.parquet", "r.parquet", "old")
+    )
+    Vocab(f"criteo:{tsv}", hexes, min_count=1, quiet=True).run()
+    Vocab(f"criteo:{tsv}", texts, min_count=1, schema=str(tmp_path / "texts.toml"), quiet=True).run()
+    Convert(f"criteo:{tsv}", out, quiet=True).run()
+    list(DataFlags(f"parquet:{out}", vocab=hexes).stream())
+    with pytest.raises(BadVocabulary, match="its ids of 'C1' are texts, not hex: make it anew with this data"):
+        DataFlags(f"parquet:{out}", vocab=texts)
+    again = str(tmp_path / "again")  # and a vocabulary of the converted file fits the original
+    Vocab(f"parquet:{out}", again, min_count=1, quiet=True).run()
+    assert load(again).facts.types == load(hexes).facts.types and load(again).checksum == load(hexes).checksum
+    list(DataFlags(f"criteo:{tsv}", vocab=again).stream())
+    # Of a file that does not say, as earlier ones, nothing is known.
+    (tmp_path / "old.toml").write_text((embedded_schema(out) or "").replace('of = "hex"\n', ""))
+    list(DataFlags(f"parquet:{out}", vocab=texts, schema=str(tmp_path / "old.toml")).stream())
+    Vocab(f"parquet:{out}", old, schema=str(tmp_path / "old.toml"), min_count=1, quiet=True).run()
+    list(DataFlags(f"criteo:{tsv}", vocab=old).stream())
+    # Rows are of one vocabulary or of one size, and no other one can be given.
+    Convert(f"criteo:{tsv}", rows, vocab=hexes, quiet=True).run()
+    for vocab in (hexes, texts, "open"):
+        with pytest.raises(ValueError, match=r"every id column is a row already: .*leave vocab out"):
+            DataFlags(f"parquet:{rows}", vocab=vocab)
+    mixed = embedded_schema(rows) or ""
+    some = '[[id]]\nname = "C1"\ncolumn = ""\ntype = "int"\nof = ""\nencode = '
+    (tmp_path / "mixed.toml").write_text(mixed.replace(f'{some}"row"', f'{some}"hash"'))
+    save(texts, Facts({"C1": "numbers", "C2": "hex"}, 1, 1), {t: (np.array([5], np.uint64),) * 2 for t in ("C1", "C2")})
+    with pytest.raises(BadVocabulary, match="it has ids of 'C2', which is a row in this data already: make it anew"):
+        DataFlags(f"parquet:{rows}", vocab=texts, schema=str(tmp_path / "mixed.toml"))
+
+
+@pytest.mark.parametrize("kind", ["string", "hex"])
+@pytest.mark.parametrize(("values", "said"), [([7, 10], "int64"), ([7.0, 10.0], "double"), ([[7], [10, 2]], "int64")])
+def test_numbers_in_a_column_of_texts_are_refused(tmp_path: Path, kind: str, values: list[Any], said: str) -> None:
+    lists = "\nlist = true" if isinstance(values[0], list) else ""
+    (tmp_path / "s.toml").write_text(f'[[label]]\nname = "y"\n[[id]]\nname = "item"\ntype = "{kind}"{lists}\n')
+    pq.write_table(pa.table({"y": [0, 1], "item": values}), tmp_path / "data")
+    then = f"holds {said}, not texts.*: set its type to {'float' if said == 'double' else 'int'}"
+    with pytest.raises(BadSchema, match=rf"^{tmp_path / 'data'}: column 'item' {then}"):
         list(DataFlags(f"parquet:{tmp_path / 'data'}", schema=str(tmp_path / "s.toml"), rows="50").stream())

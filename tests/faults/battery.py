@@ -15,6 +15,7 @@ from skirl.oracle.plan import BankPlanner, BatchTooLarge
 from skirl.oracle.seen import Seen
 from tests import runs
 from tests.checkpoint.checks import CHECKS
+from tests.device.hazards import hazards
 from tests.faults.zygote import DISK_AREAS
 from tests.oracle.execute import Cache
 from tests.oracle.traces import SCHEMA, keys_of
@@ -108,7 +109,18 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
         "batch too large for a lookahead": lambda: too_large(True),
         **{name: lambda case=case: Run(replace(case, seed=case.seed + shift)).go() for name, case in CASES.items()},
         "both views": both_views,
-        "trained weights": lambda: trained_weights(True),
+        "trained weights": lambda: trained_weights(True, "cpu"),
+    }
+
+
+def gpu(shift: int) -> dict[str, Callable[[], object]]:
+    """Every order that the pipeline allows, and runs of it."""
+    on_gpu = {"seed": shift, "device": "interpret", "eager": 0.3}
+    names = ("alone", "plain", "everything") if shift == 0 else ()
+    return {
+        "hazards": lambda: hazards(range(12 * shift, 12 * shift + 12)),
+        **{name: lambda name=name: Run(replace(CASES[name], **on_gpu)).go() for name in names},
+        "trained weights": lambda: trained_weights(True, "interpret"),
     }
 
 
@@ -130,6 +142,8 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False) -> str | No
         checks = {script: lambda script=script: crashes(shift, [script]) for script in scripts}
     if area == "checkpoints":
         checks = CHECKS
+    if area == "gpu":
+        checks = gpu(shift)
     for name, check in checks.items():
         try:
             check()

@@ -1,12 +1,16 @@
 """Every model through the recipe, as `skirl train --model NAME` makes it: bits, learning, golden losses, real data."""
 
+import inspect
 import random
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 
 from skirl.models import DIN
+from skirl.models.flags import ModelFlags
 from skirl.nn.modules import EmbeddingCollection
 from skirl.recipe import MODELS, ModelName, Recipe
 from skirl.train import steps
@@ -58,6 +62,46 @@ def test_a_model_says_how_wide_rows_are(model: Any, dim: int) -> None:
     assert {table.dim for table in recipe.embeddings("10%").tables} == {dim}
 
 
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        ("dlrm", {"bottom": (9,), "top": (7, 5)}),
+        ("wide-deep-tiny", {"deep": (), "rows_in_deep": False}),
+        ("deep-cross", {"bottom": (9,), "top": (7,), "cross": 1, "rank": 3}),
+        ("deepfm-tiny", {"deep": (9, 5), "dropout": 0.0}),
+        ("dcnv2-tiny", {"cross": 1, "rank": None, "structure": "stacked"}),
+        ("dcnv2", {"cross": 2, "rank": 5, "structure": "parallel", "deep": (9,)}),
+        ("din-tiny", {"activation": 5, "deep": (9,), "target": "weekday"}),
+    ],
+)
+def test_flags_of_a_model_are_arguments_of_its_class(model: Any, flags: dict[str, Any]) -> None:
+    given = {name: "full" if value is None else value for name, value in flags.items()}
+    recipe = Recipe("synthetic:tiny", model, dim=8, batch=16, cache="100%", **given)
+    torch.manual_seed(0)
+    made, _ = recipe.model_over(recipe.embeddings("100%"))
+    torch.manual_seed(0)
+    kind = recipe.model_class
+    signature = inspect.signature(kind.__init__).parameters
+    tiny: dict[str, Any] = {"wide-deep-tiny": {}, "deepfm-tiny": {}, "dcnv2-tiny": {"deep": (32, 16)}}.get(model, {})
+    whole = {name: value for name, value in (tiny | flags).items() if name in signature}
+    torch.manual_seed(0)
+    expected = kind(recipe.embeddings("100%"), 4, **whole)
+    theirs, ours = expected.state_dict(), made.state_dict()
+    assert theirs.keys() == ours.keys()
+    tensors = [name for name, value in ours.items() if isinstance(value, torch.Tensor)]
+    assert len(tensors) > 1 and all(torch.equal(ours[name], theirs[name]) for name in tensors)
+    if isinstance(made, DIN):
+        assert made.features[made.target] == "weekday"
+    if "dropout" in flags:
+        assert all(module.p == 0 for module in made.modules() if isinstance(module, torch.nn.Dropout))
+
+
+def test_every_argument_of_a_model_is_a_flag() -> None:
+    known = {field.name for field in fields(ModelFlags)}
+    of_models = {name for kind in MODELS.values() for name in inspect.signature(kind.__init__).parameters}
+    assert of_models - {"self", "embeddings", "dense_features", "lists"} == known
+
+
 SCHEMA = """
 label = [{ name = "click" }]
 dense = [{ name = "age" }]
@@ -104,6 +148,13 @@ def test_din_attends_to_the_list_of_the_targets_table(log: dict[str, str]) -> No
     assert isinstance(embeddings, EmbeddingCollection)
     model, _ = recipe.model_over(embeddings)
     assert isinstance(model, DIN) and model.history == {"history": "item"} and model.lists == {"history", "tags"}
+
+
+def test_a_target_beside_lists_is_refused(log: dict[str, str]) -> None:
+    with pytest.raises(
+        ValueError, match=r"target is 'user', and lists have theirs by their table \(history has item\)"
+    ):
+        Recipe(**log, model="din-tiny", dim=8, target="user")
 
 
 def test_din_over_lists_has_the_bits_of_the_plain_reference(log: dict[str, str]) -> None:

@@ -221,9 +221,14 @@ class TestAsAModule:
         out["x"].sum().backward()
         assert weight(model[0], 1) == [0.5, 0.5]
 
-    def test_other_devices_are_not_built_yet(self):
-        with pytest.raises(NotImplementedError, match="keeps its cache in CPU memory; set device='cpu'"):
-            made(device="cuda")
+    def test_devices_and_stores_that_are_not_there(self):
+        with pytest.raises(ValueError, match="device is 'mps': set it to 'cpu', 'cuda' or 'cuda:N'"):
+            made(device="mps")
+        if not torch.cuda.is_available():
+            with pytest.raises(
+                ValueError, match=r"device is 'cuda', and torch .* sees no GPU: install torch's CUDA build"
+            ):
+                made(device="cuda")
         with pytest.raises(ValueError, match=r"store 'zmq://here' is not known, set it to 'memory'"):
             made(store="zmq://here")
 

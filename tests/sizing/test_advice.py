@@ -69,7 +69,9 @@ def test_nothing_comes_in_again():
 
 def test_smaller_rows_in_the_same_bytes():
     points = CURVES["depth 200"]
-    whole, half, fp16 = reductions(points, cache=100, dim=15, state={15: 1, 7: 1}, touched=1000, steps=STEPS)
+    whole, half, fp16 = reductions(
+        points, cache=100, dim=15, records={15: (15, 1), 7: (7, 1)}, touched=1000, steps=STEPS
+    )
     assert (whole["record_bytes"], half["record_bytes"], fp16["record_bytes"]) == (64, 32, 34)
     assert (whole["cache_rows"], half["cache_rows"], fp16["cache_rows"]) == (100, 200, 188)
     assert (whole["moved_a_step"], half["moved_a_step"]) == (400, 41)

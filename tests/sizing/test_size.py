@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,17 @@ def test_the_page_in_a_browser(tmp_path, browse):
     assert result["sentence"] in dom
     assert dom.count("<polyline") == len(result["curves"]) + 2 + 2
     assert "NaN" not in dom and "nan" not in re.sub(r"<[^>]*>", "", dom)
+
+
+@pytest.mark.parametrize(("model", "beside"), [("dlrm-tiny", 0), ("wide-deep-tiny", 1), ("deepfm-tiny", 1)])
+@pytest.mark.parametrize(("optimizer", "state"), [("rowwise-adagrad", 0), ("adam", 2)])
+def test_smaller_rows_are_the_models_records(model: Any, beside: int, optimizer: Any, state: int) -> None:
+    found = Size(
+        "synthetic:tiny", model, optimizer, dim=8, batch=64, steps=20, cache="500", reduce=True, quiet=True
+    ).run()
+    for kind, dim in zip(found["reductions"], (8, 4, 2, 8), strict=True):
+        weights = dim + beside
+        record = 4 * (weights + (state * weights or 1)) - ("fp16" in kind["rows as"]) * 2 * weights
+        assert kind["record_bytes"] == record
+    assert found["reductions"][0]["cache_rows"] == found["advice"]["cache"]
+    assert found["reductions"][0]["touched_bytes"] == found["bytes"]["touched"], "what the other lines count"

@@ -141,7 +141,7 @@ class Checkpoint:
             "write_seconds": [saving.seconds for saving in savings],
             "bytes": [saving.bytes for saving in savings],
             "row_bytes": self.touched * engine.widths[0] * 4,
-            "cache_bytes": sum(cache.array.nbytes for cache in engine.caches),
+            "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
             "resident_bytes": resident,
             "resident_growth": most - resident,
             "set_aside_bytes": max((cache.marks.most_aside for cache in engine.caches), default=0),

@@ -11,7 +11,7 @@ SGD everywhere, for rows and for dense weights: the one optimizer that all peers
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,18 +22,18 @@ from torch import nn
 
 from skirl.batch import Batch
 from skirl.bench.peers import fbgemm, has_fbgemm
+from skirl.device import torch_device
 from skirl.ids import capture
 from skirl.initial import InitialTable, fill
 from skirl.lookahead import Lookahead, lookahead
 from skirl.models import DLRM
 from skirl.models.dlrm import Embeddings
-from skirl.nn import cpu
 from skirl.nn.modules import EmbeddingBagCollection
 from skirl.optim import SGD
 from skirl.oracle.planner import Plan, Planner
+from skirl.oracle.step import Step
 from skirl.store import Link, LinkStore, Record, open_store
 from skirl.tables import Schema, Table
-from skirl.threads import run
 from skirl.train import Done, steps
 from skirl.work import Micro, Work
 
@@ -61,6 +61,7 @@ class Setting:
     link: Link
     store: str
     """memory, or disk:FOLDER, where each mode gets a folder of its own."""
+    device: str = "cpu"
 
     @property
     def dim(self) -> int:
@@ -107,7 +108,8 @@ class Mode:
 
     def __init__(self, setting: Setting, embeddings: Embeddings) -> None:
         torch.manual_seed(setting.seed)
-        self.model = MODELS[setting.model](embeddings, dense_features=setting.dense_features)
+        self._at = torch_device(setting.device)
+        self.model = MODELS[setting.model](embeddings, dense_features=setting.dense_features).to(self._at)
         self.setting = setting
         self.store: LinkStore | None = None
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=setting.lr)
@@ -124,12 +126,22 @@ class Mode:
         self.rest()
         (received, sent, calls), busy = self._moved(), machine_busy()
         began, spent = time.perf_counter(), time.process_time()
-        losses = [next(self._loop).loss for _ in range(count)]
+        losses = [next(self._loop).loss_tensor for _ in range(count)]
         self.rest()
+        if self._at.type == "cuda":
+            torch.cuda.synchronize(self._at)
         seconds, used = time.perf_counter() - began, time.process_time() - spent
         others = max(0.0, machine_busy() - busy - used) / seconds
         received_then, sent_then, calls_then = self._moved()
-        return Slice(seconds, used, received_then - received, sent_then - sent, calls_then - calls, others, losses)
+        return Slice(
+            seconds,
+            used,
+            received_then - received,
+            sent_then - sent,
+            calls_then - calls,
+            others,
+            [x.item() for x in losses],
+        )
 
     def rest(self) -> None:
         """Return when nothing moves any more before the loop goes on."""
@@ -153,7 +165,14 @@ class Alone(Mode):
     ) -> None:
         store = store_of(setting, name)
         cache = setting.largest if kind is OnDemand else setting.cache
-        embeddings = kind(setting.tables, optimizer=SGD(lr=setting.lr), cache=cache, store=store, seed=setting.seed)
+        embeddings = kind(
+            setting.tables,
+            optimizer=SGD(lr=setting.lr),
+            cache=cache,
+            store=store,
+            seed=setting.seed,
+            device=setting.device,
+        )
         super().__init__(setting, embeddings)
         self.store, self.embeddings = store, embeddings
 
@@ -173,7 +192,12 @@ class Ahead(Mode):
         store = store_of(setting, name, resident)
         cache = setting.touched if resident else setting.cache
         embeddings = EmbeddingBagCollection(
-            setting.tables, optimizer=SGD(lr=setting.lr), cache=cache, store=store, seed=setting.seed
+            setting.tables,
+            optimizer=SGD(lr=setting.lr),
+            cache=cache,
+            store=store,
+            seed=setting.seed,
+            device=setting.device,
         )
         super().__init__(setting, embeddings)
         self.store, self.embeddings = store, embeddings
@@ -204,8 +228,6 @@ class OnDemand(EmbeddingBagCollection):
     The planner only names the distinct rows, groups their positions and knows which were used before.
     """
 
-    _written = True
-
     def _step_alone(self, sparse: Any) -> None:
         engine = self.engine
         self.finish()
@@ -213,32 +235,32 @@ class OnDemand(EmbeddingBagCollection):
         micro = Micro(None, captured, engine.resolve(captured))
         if self._planner is None:
             most = [max(ids.count for ids in micro.ids)]
-            engine.make_caches(most, most, 1)
+            engine.make_caches(most, most, 4)
             self._planner = Planner(engine.schema, [len(c) for c in engine.caches], Plan(1, 0), engine.seen)
-            self._here = np.empty_like(engine.caches[0].array)
         self._planner.add([ids.positions for ids in micro.ids], captured.nbytes)
         steps = self._planner.next()
         assert steps is not None
-        (step,), rows = steps, engine.caches[0].array
-        known = np.ones(len(rows), np.bool_)
-        known[step.new_slots] = False
-        which = known[step.rows]
-        keys_known, slots_known = step.keys[which], step.rows[which]
-        came = self._here[: len(keys_known)]
-        if not engine.store.read(keys_known, came).all():
-            raise AssertionError("a row that was used before is not in the store: this is a bug in skirl")
-        run(cpu.put, len(came), rows, slots_known, came, threads=torch.get_num_threads())
-        engine._make(0, step.new_keys, step.new_slots, rows)
+        work = Work(steps[0].number, [micro], [_everything(steps[0])])
+        (arrival,) = engine.fetch(work)
+        engine.banks[0].written(engine.banks[0].load(work, arrival))  # nothing left
         self._planner_steps += 1
         self._planner.executed(self._planner_steps)
-        self.work, self.micro = Work(step.number, [micro], steps), 0
+        self.work, self.micro = work, 0
 
     def backward_done(self, work: Work) -> None:
         super().backward_done(work)
-        step, rows = work.steps[0], self.engine.caches[0].array
-        gone = self._here[: len(step.keys)]
-        run(cpu.take, len(gone), rows, step.rows, gone, threads=torch.get_num_threads())
-        self.engine.store.write(step.keys, gone)
+        step = work.steps[0]
+        self.engine.store.write(step.keys, self.engine.banks[0].read(step.rows))
+
+
+def _everything(step: Step) -> Step:
+    """The same step over an empty cache: every row that is not new is fetched."""
+    old = ~np.isin(step.rows, step.new_slots)
+    none, nowhere = np.empty(0, np.int64), np.empty(0, np.int32)
+    return replace(
+        step, evict_keys=none, evict_slots=nowhere, fetch_keys=step.keys[old], fetch_slots=step.rows[old],
+        forward_step=none, forward_index=nowhere, forward_slots=nowhere, forward_keys=none, hold_from=step.number + 1,
+    )  # fmt: skip
 
 
 class TorchTables(nn.Module):
@@ -254,11 +276,12 @@ class TorchTables(nn.Module):
 
     def forward(self, sparse: Any) -> Any:
         features = len(sparse.keys())
-        ids, offsets = sparse.values(), sparse.offsets()
+        offsets = sparse.offsets()
         batch = (len(offsets) - 1) // features
+        ids, on_device = (part.to(self.bags[0].weight.device) for part in (sparse.values(), offsets))
         vectors = []
         for i, bag in enumerate(self.bags):
-            here = offsets[i * batch : (i + 1) * batch]
+            here = on_device[i * batch : (i + 1) * batch]
             first, last = int(offsets[i * batch]), int(offsets[(i + 1) * batch])
             vectors.append(bag(ids[first:last], here - first))
         return SimpleNamespace(stacked=lambda: torch.stack(vectors, dim=1))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from skirl.batch import KeyedJagged
 from skirl.bench.peers import fbgemm
+from skirl.device.host import array_of
 from skirl.nn.modules import EmbeddingBagCollection
 from skirl.optim import SGD, RowOptimizer
 from skirl.oracle.step import Step
@@ -62,7 +63,7 @@ class Skirl:
         rows = sum(table.rows for table in tables)
         engine.make_caches([rows], [1], in_flight=1)
         keys = np.concatenate([np.arange(t.rows, dtype=np.int64) | i << 48 for i, t in enumerate(tables)])
-        engine._make(0, keys, np.arange(rows, dtype=np.int32), engine.caches[0].array)
+        engine.make(0, keys, np.arange(rows, dtype=np.int32), array_of(engine.banks[0]))
         self.module.opened(self)  # as a lookahead: it says which step is next
         self.grad = grad
 
@@ -79,7 +80,7 @@ class Skirl:
 
     def weights(self) -> Tensor:
         engine = self.module.engine
-        return engine.caches[0].rows[:, : engine.schema.banks[0].dim]
+        return torch.from_numpy(array_of(engine.banks[0]))[:, : engine.schema.banks[0].dim]
 
 
 class Fbgemm:

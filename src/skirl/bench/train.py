@@ -75,6 +75,8 @@ class TrainSpeed:
     """Learning rate of rows and dense weights, SGD both."""
     seed: int = 0
     """Decides data, initial rows and initial weights."""
+    device: str = "cpu"
+    """Where rows are cached and the model computes: cpu, cuda, cuda:N, interpret. FBGEMM's operator runs on cpu only."""
     threads: int | None = None
     """Threads that compute, the same for all; torch's choice if not given."""
     rows_scale: float = 1.0
@@ -137,7 +139,7 @@ class TrainSpeed:
         return Recipe(
             data=self.data, model=model, optimizer="sgd", lr=self.lr, dim=self.dim, batch=self.batch, steps=batches,
             cache=self.cache, depth=self.depth, prefetch=self.prefetch, store=self.store, link=self.link, seed=self.seed,
-            threads=self.threads, rows_scale=self.rows_scale,
+            threads=self.threads, rows_scale=self.rows_scale, device=self.device,
         )  # fmt: skip
 
     def _setting(self) -> tuple[Setting, list[int]]:
@@ -151,6 +153,7 @@ class TrainSpeed:
             model=self.model, tables=recipe.tables(), dense_features=stream.dense_features, batches=batches, lr=self.lr,
             seed=self.seed, depth=self.depth, prefetch=self.prefetch, cache=int(recipe.cache_size(touched)),
             touched=touched, largest=max(each), link=Link.parse(self.link) if self.link else Link(), store=self.store,
+            device=self.device,
         )  # fmt: skip
         return setting, each
 
@@ -159,7 +162,7 @@ class TrainSpeed:
             case "torch":
                 return Mode(setting, TorchTables(setting.tables, setting.seed))
             case "fbgemm":
-                return fbgemm_or_none(setting)
+                return fbgemm_or_none(setting) if self.device == "cpu" else None
             case "lru":
                 return Alone(setting, name)
             case "on_demand":
@@ -181,6 +184,7 @@ class TrainSpeed:
             "model": self.model, "data": self.data, "dim": self.dim, "batch": self.batch, "cache": self.cache,
             "cache_rows": setting.cache, "touched": setting.touched, "rows_a_batch": rows,
             "depth": self.depth, "prefetch": self.prefetch, "store": self.store.partition(":")[0], "link": self.link,
+            "device": self.device,
             "steps": self.slice * len(skirl), "rounds": self.rounds, "seed": self.seed,
         }  # fmt: skip
         for key, name in RATIOS.items():
@@ -208,7 +212,8 @@ class TrainSpeed:
             for name, turns in slices.items()
         }
         missing = [name for name in self.names if name not in slices]
-        result["missing"] = f"{', '.join(missing)}: not installed" if missing else None
+        why = "not installed" if self.device == "cpu" else f"not installed, or not for {self.device}"
+        result["missing"] = f"{', '.join(missing)}: {why}" if missing else None
         result["machine"] = machine()
         result["failed"] = None if result["losses_agree"] else f"losses differ: {spread}"
         return result

@@ -39,7 +39,7 @@ def definition(collection: Collection) -> dict[str, Any]:
     found = {
         "collection": type(collection).__name__,
         "seed": engine.seed,
-        "dtype": engine.dtype.name,
+        "dtype": str(engine.torch_dtype).removeprefix("torch."),
         "optimizer": optimizer,
         "tables": tables,
     }
@@ -101,9 +101,9 @@ def check_data(saved: Any, data: Any, engine: Engine) -> None:
         return
     if saved is None:
         raise CheckpointError("the checkpoint was saved without data: leave data out, or save with data=batches")
-    if isinstance(data, Lookahead):
-        if data.engine is not engine:
-            raise CheckpointError("data is a lookahead over another model: pass the one over the model that is loaded")
+    if isinstance(data, Lookahead) and data.engine is not engine:
+        raise CheckpointError("data is a lookahead over another model: pass the one over the model that is loaded")
+    if hasattr(data, "check_state"):
         data.check_state(saved)
 
 

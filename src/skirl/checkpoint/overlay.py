@@ -27,7 +27,7 @@ class FrozenCaches:
     def __init__(self, caches: Sequence[Cache], folder: Path, since: Facts | None) -> None:
         """since: what `write` gave last time for these very caches."""
         self._caches, self._folder = list(caches), folder
-        held = sum(cache.filled * (cache.array.shape[1] * cache.array.itemsize + 8) for cache in caches)
+        held = sum(cache.filled * (cache.records.shape[1] * cache.records.itemsize + 8) for cache in caches)
         files = list(since["files"]) if since is not None else []
         everything = not files or sum(entry["bytes"] for entry in files) > _WORTH * held
         self._files: list[Facts] = [] if everything else files
@@ -42,13 +42,13 @@ class FrozenCaches:
         columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         for i, (cache, n) in enumerate(zip(self._caches, self._counts, strict=True)):
             columns[f"keys-{i}"] = np.dtype(np.int64), (n,)
-            columns[f"rows-{i}"] = cache.array.dtype, (n, cache.array.shape[1])
+            columns[f"rows-{i}"] = cache.records.dtype, (n, cache.records.shape[1])
             columns[f"kept-{i}"] = np.dtype(np.int64), (len(self._kept[i]),)
         path = self._folder / f"cache-{secrets.token_hex(8)}.safetensors"
         with Writer(path, columns, {"format": "skirl-rows"}) as writer:
             for i, cache in enumerate(self._caches):
                 writer.write(f"kept-{i}", self._kept[i])
-                while (taken := cache.marks.take(cache.flags, cache.key_of, cache.array)) is not None:
+                while (taken := cache.marks.take(cache.flags, cache.key_of, cache.records)) is not None:
                     writer.write(f"keys-{i}", taken[0])
                     writer.write(f"rows-{i}", taken[1])
         return {"files": [*self._files, writer.entry]}

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from skirl import initial, optim
 from skirl.checkpoint import dense, folder
 from skirl.checkpoint.overlay import overlay
+from skirl.codec import decode
 from skirl.engine import Counters
 from skirl.nn.modules import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.sealed import CheckpointError, OtherVersion
@@ -30,8 +31,18 @@ _OPTIMIZERS = {kind.__name__: kind for kind in (optim.SGD, optim.Adagrad, optim.
 _KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingCollection)}
 
 
-def open_rows(path: str | Path, *, store: str = "memory") -> tuple[Collection, dict[str, torch.Tensor]]:
-    """Embeddings with the rows of the newest whole checkpoint, and the dense part's tensors, parameters by their names.
+class Opened(NamedTuple):
+    """What a checkpoint has for whoever knows nothing of its model."""
+
+    rows: Collection
+    dense: dict[str, torch.Tensor]
+    """Parameters and buffers by their names."""
+    data: Any
+    """The loader's own state, or None."""
+
+
+def open_rows(path: str | Path, *, store: str = "memory") -> Opened:
+    """Embeddings with the rows of the newest whole checkpoint, and what else it has.
 
     store: where the rows go; rows of a disk store need "disk:FOLDER".
     """
@@ -49,7 +60,7 @@ def open_rows(path: str | Path, *, store: str = "memory") -> tuple[Collection, d
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[tuple[Collection, dict[str, torch.Tensor]]]:
+def opened(path: str | Path) -> Iterator[Opened]:
     """The same for a while; rows of a disk store beside the checkpoint, as second names of its files."""
     newest = folder.headers(Path(path))[0]
     try:
@@ -60,12 +71,12 @@ def opened(path: str | Path) -> Iterator[tuple[Collection, dict[str, torch.Tenso
         store = "memory"
         if on_disk:
             store = f"disk:{stack.enter_context(TemporaryDirectory(dir=newest.parent, prefix='export-'))}/rows"
-        rows, tensors = open_rows(path, store=store)
-        stack.callback(rows.engine.store.close)
-        yield rows, tensors
+        found = open_rows(path, store=store)
+        stack.callback(found.rows.engine.store.close)
+        yield found
 
 
-def _open(header: Path, store: str) -> tuple[Collection, dict[str, torch.Tensor]]:
+def _open(header: Path, store: str) -> Opened:
     body, rows = folder.read(header), header.parent / folder.ROWS
     try:
         collection = _made(body["definition"], store)
@@ -73,6 +84,10 @@ def _open(header: Path, store: str) -> tuple[Collection, dict[str, torch.Tensor]
             frozen.check(rows, body["rows"][part])
         tensors = dense.read(header.parent, body["dense"])
         steps = body["run"]["rows"]["table_steps"]
+        data = decode(body["run"]["data"], tensors)
+        data = (
+            data["loader"] if isinstance(data, dict) and "loader" in data else data
+        )  # a lookahead's, or a loader's own
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
     engine = collection.engine
@@ -80,7 +95,7 @@ def _open(header: Path, store: str) -> tuple[Collection, dict[str, torch.Tensor]
     thaw = lambda: engine.store.thaw(rows, body["rows"]["store"], over)  # noqa: E731
     engine.restore(thaw, table_steps=steps, counters=Counters(), split=None)
     prefix = "model.state."
-    return collection, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    return Opened(collection, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, data)
 
 
 def _made(definition: dict[str, Any], store: str) -> Collection:

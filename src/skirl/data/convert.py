@@ -110,9 +110,9 @@ def converted(schema: FileSchema, rows: Any) -> FileSchema:
     ids = []
     for column in schema.ids:
         table = column.table or column.name
-        form: dict[str, Any] = {"type": "fingerprint"}
+        form: dict[str, Any] = {"type": "fingerprint", "of": column.kind}
         if column.encode == "row" or rows is not None:
-            form = {"type": "int", "encode": "row", "rows": (rows or {}).get(table, column.rows)}
+            form = {"type": "int", "of": "", "encode": "row", "rows": (rows or {}).get(table, column.rows)}
         ids.append(replace(column, column="", separator="", **form))
     labels = tuple(Label(label.name, label.kind) for label in schema.labels)
     names = [column.name for column in (*labels, *dense, *ids)]

@@ -18,6 +18,9 @@ from skirl.data.hashing import BAD, GOOD, NONE, hash_numbers, hash_texts, rows_b
 from skirl.data.schema import Dense, FileSchema, Id, Label
 from skirl.jit import kernel
 
+FITS = "a number that fits a float32"
+"""What is expected of labels and dense values, which a model gets as float32."""
+
 
 @dataclass
 class Raw:
@@ -75,6 +78,11 @@ class Encoded:
 class RowsOf(Protocol):
     """Turns fingerprints of a table's values into its rows."""
 
+    @property
+    def described(self) -> str:
+        """How; equal where the same fingerprints get the same rows, in tables of the same size."""
+        ...
+
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray: ...
 
 
@@ -83,6 +91,11 @@ class Hashed:
     """Rows by hash."""
 
     rows: Mapping[str, int]
+
+    @property
+    def described(self) -> str:
+        """How ids become rows."""
+        return "by hash"
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """Row 0 for what is missing, another one for what is not."""
@@ -95,6 +108,11 @@ class Hashed:
 @dataclass
 class Fingerprints:
     """In the place of rows: the fingerprints themselves, as int64; 0 where a value is missing."""
+
+    @property
+    def described(self) -> str:
+        """How ids become rows, those of training: nobody else goes on from a state with fingerprints."""
+        return "by an open vocabulary"
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """A copy of them."""
@@ -189,6 +207,8 @@ class Encoder:
         marks.add(raw, wrong, lambda i: (f"label {label.name} is {shown(value_at(column, i))}", expected))
         with np.errstate(all="ignore"):
             out[:] = values
+        large = ~np.isfinite(out) & (kinds == GOOD)
+        marks.add(raw, large, lambda i: (f"label {label.name} is {shown(value_at(column, i))}", FITS))
 
     def _dense(self, raw: Raw, column: pa.Array, dense: Dense, out: np.ndarray, k: int, marks: Marks) -> int:
         """Write a column's features; how many there are."""
@@ -208,14 +228,11 @@ class Encoder:
             with np.errstate(all="ignore"):
                 out[:, k] = np.mod(values, 100) / 24
         else:
-            with np.errstate(over="ignore"):
+            with np.errstate(all="ignore"):
                 out[:, k] = values
-            if values.dtype != np.float32:
-                large = ~np.isfinite(out[:, k]) & (kinds == GOOD)
-                found = f"column {dense.name}"
-                marks.add(
-                    raw, large, lambda i: (f"{found} is {shown(value_at(column, i))}", "a number that fits a float32")
-                )
+        large = ~np.isfinite(out[:, k]) & (kinds == GOOD)  # of what the model gets, behind every transform
+        behind = "" if dense.transform == "none" else f", {dense.transform} applied"
+        marks.add(raw, large, lambda i: (f"column {dense.name} is {shown(value_at(column, i))}", f"{FITS}{behind}"))
         if kinds.any():
             out[kinds != GOOD, k] = dense.fill
         if dense.indicator:
@@ -223,7 +240,7 @@ class Encoder:
         return 1 + dense.indicator
 
     def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
-        values, kinds, wrong, why = self._rows(column, spec)
+        values, kinds, wrong, why = self._rows(raw.file, column, spec)
         if wrong is not None:
             marks.add(raw, wrong, lambda i: (f"column {spec.name} is {shown(value_at(column, i))}", why))
         return values
@@ -240,7 +257,7 @@ class Encoder:
             column = column.combine_chunks()
         sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         items = plain(column.flatten(), self.schema.missing)
-        values, kinds, wrong, why = self._rows(items, spec)
+        values, kinds, wrong, why = self._rows(raw.file, items, spec)
         if wrong is not None and wrong.any():
             owner = np.repeat(np.arange(raw.rows), sizes)
             rows = np.zeros(raw.rows, bool)
@@ -255,7 +272,7 @@ class Encoder:
             )
         return values, sizes
 
-    def _rows(self, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
+    def _rows(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
         """Rows of a column's values, what each value is, which are malformed if any, and what was expected."""
         table = spec.table or spec.name
         nan = self.schema.nan_is_missing
@@ -264,10 +281,13 @@ class Encoder:
             fingerprints = np.empty(len(column), np.uint64)
             hash_texts(*texts_of(column), seed_of(table), fingerprints)
             return self.rows_of(table, fingerprints, kinds), kinds, None, ""
-        if spec.type == "string" and not pa.types.is_null(column.type):
-            # 7 as a number and "7" as a text have other fingerprints, so other rows.
+        if spec.type in ("string", "hex") and not is_text(column.type) and not pa.types.is_null(column.type):
+            # 7 as a number and "7" as a text have other fingerprints, so other rows; and 10 is no 0x10.
             kind = "float" if pa.types.is_floating(column.type) else "int"
-            raise BadSchema(f"column {spec.name!r} holds {column.type}, not texts: set type to {kind} in the schema")
+            texts = "texts" if spec.type == "string" else "texts of hexadecimal digits"
+            raise BadSchema(
+                f"{file}: column {spec.name!r} holds {column.type}, not {texts}: set its type to {kind} in the schema"
+            )
         if spec.type == "hex" and is_text(column.type):
             values, kinds = hex_of(column)
             why = "1 to 16 hexadecimal digits, or nothing"

@@ -6,7 +6,7 @@ batch of the last `stale` had is forgotten, its count too, which bounds the memo
 remembered, and 32 for each snapshot alive. Comes it again, it begins anew and gets a new row. Rows are never given to
 another value: the row's record would have to be made anew at the same step on the device, in the cache and in the
 store, and the bits of a run would hang on it. The price is that the records of forgotten values stay in the store, so
-`rows` has to allow for all that are ever admitted.
+`rows` has to allow for all that are ever admitted; and 8 to 16 bytes of memory for each, which say what it was given to.
 
 What a batch's rows are depends on all batches before. The state of a stream therefore holds the whole vocabulary, as it
 was at most 64 batches ago, and how many batches followed: going on reads those again. Copying it at each batch would
@@ -45,6 +45,8 @@ class Growth:
         self.limit, self.admit = rows, admit
         self.next = FIRST
         """The next free row."""
+        self._admitted = np.zeros(0, np.uint64)
+        """The fingerprints that rows were given to, that of row 2 first, and room for more; what stands there stays."""
         self._allocate(1 << 10)
 
     def _allocate(self, size: int) -> None:
@@ -61,9 +63,11 @@ class Growth:
         if 2 * (self.used + len(fingerprints)) > len(self.keys):
             self._refill(self.entries(), 2 * (self.used + len(fingerprints)))
         out = np.empty(len(fingerprints), np.int64)
+        self._make_room(len(fingerprints))
         added, self.next = _grow(
-            self.keys, self.rows, self.counts, self.last, fingerprints, self.admit, now, self.next, self.limit, out
-        )
+            self.keys, self.rows, self.counts, self.last, fingerprints, self.admit, now, self.next, self.limit,
+            self._admitted, out,
+        )  # fmt: skip
         self.used += added
         return out
 
@@ -84,6 +88,19 @@ class Growth:
         there = np.flatnonzero(self.keys)
         return self.keys[there], self.rows[there], self.counts[there], self.last[there]
 
+    @property
+    def admitted(self) -> np.ndarray:
+        """The fingerprint of each row that was ever given, that of row 2 first, as int64: of forgotten values too."""
+        return self._admitted[: self.next - FIRST].view(np.int64).view(Kept)
+
+    def _make_room(self, more: int) -> None:
+        """For that many rows; the arrays of states before keep theirs."""
+        needed = min(self.next + more, self.limit) - FIRST
+        if needed > len(self._admitted):
+            room = np.zeros(min(max(needed, 2 * len(self._admitted)), self.limit - FIRST), np.uint64)
+            room[: self.next - FIRST] = self._admitted[: self.next - FIRST]
+            self._admitted = room
+
     def _refill(self, entries: Sequence[np.ndarray], room: int = 0) -> None:
         keys, rows, counts, last = entries
         self._allocate(max(1 << 10, 1 << max(room, 2 * len(keys)).bit_length()))
@@ -96,13 +113,16 @@ class Growth:
         arrays = {name: array.view(np.int64).view(Kept) for name, array in zip(names, self.entries())}
         return {**arrays, "next": self.next}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+    def load_state_dict(self, state: Mapping[str, Any], admitted: Any) -> None:
+        """Go on from there. admitted: what rows were given to, then or later."""
         arrays = [np.ascontiguousarray(state[name], np.int64) for name in ("keys", "rows", "counts", "last")]
         if len({len(array) for array in arrays}) != 1:
             raise ValueError("the state's vocabulary has arrays of different lengths: use another checkpoint")
         self._refill([arrays[0].view(np.uint64), *arrays[1:]])
         self.next = int(state["next"])
+        self._admitted = np.array(admitted, np.int64).view(np.uint64)[: self.next - FIRST]
+        if len(self._admitted) != self.next - FIRST:
+            raise ValueError("the state's vocabulary has rows without a value: use another checkpoint")
 
 
 @dataclass
@@ -136,6 +156,11 @@ class Growing:
     def dense_features(self) -> int:
         """Columns of `Batch.dense`."""
         return self.inner.dense_features
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is predicted."""
+        return self.inner.labels
 
     @property
     def lists(self) -> tuple[str, ...]:
@@ -191,7 +216,7 @@ class Growing:
             since += 1
             if snapshot is None or since >= SNAPSHOT:
                 snapshot, since = self._snapshot(), 0
-            self._state = {**snapshot, "since": since}
+            self._state = {**snapshot, "since": since, "admitted": self._admitted()}
             yield batch
         self._begin()
         self._state = self._snapshot()
@@ -202,7 +227,7 @@ class Growing:
         if state is not None:
             self.inner.load_state_dict(state["files"])
             for table, growth in self.growths.items():
-                growth.load_state_dict(state["tables"][table])
+                growth.load_state_dict(state["tables"][table], state["admitted"][table])
         for batch in self.inner:
             now = int(self.inner.state_dict()["batches"])
             if self.stale is not None and now % max(1, self.stale // 4) == 0:
@@ -229,24 +254,35 @@ class Growing:
         return {
             "files": self.inner.state_dict(),
             "tables": tables,
+            "admitted": self._admitted(),
             "since": 0,
             "admit": self.admit,
             "stale": self.stale,
         }
 
+    def _admitted(self) -> dict[str, np.ndarray]:
+        """What the rows of each table were given to, up to the batch that was handed out: `skirl export` reads it."""
+        return {table: growth.admitted for table, growth in self.growths.items()}
+
     def state_dict(self) -> dict[str, Any]:
         """Where the pass is, counting the batches handed out, with the vocabulary."""
         return self._state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state of another stream, saying what differs; nothing else happens."""
+        self.inner.check_state(state["files"] if "tables" in state else state)
         for name in ("admit", "stale"):
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set it to that")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+        self.check_state(state)
         self.inner.load_state_dict(state["files"])
         state = copy.deepcopy(state)
         for table in state["tables"].values():  # shared by the states of all batches up to the next snapshot
             table |= {name: np.asarray(part).view(Kept) for name, part in table.items() if name != "next"}
+        state["admitted"] = {table: np.asarray(part).view(Kept) for table, part in state["admitted"].items()}
         self._resume = self._state = state
 
 
@@ -268,7 +304,7 @@ class HeldOut:
 
 
 @kernel
-def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, out):
+def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, admitted, out):
     """Rows of values, which are counted; how many were new, and the next free row."""
     mask = np.uint64(keys.size - 1)
     added = 0
@@ -287,6 +323,7 @@ def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, out):
         last[place] = now
         if rows[place] == 0 and counts[place] >= admit and free < limit:
             rows[place] = free
+            admitted[free - FIRST] = key
             free += 1
         out[i] = rows[place] if rows[place] != 0 else 1
     return added, free

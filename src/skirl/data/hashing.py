@@ -17,7 +17,7 @@ import zlib
 
 import numpy as np
 
-from skirl.initial import mix
+from skirl.initial import _MIX1, _MIX2, mix
 from skirl.jit import kernel
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -25,6 +25,9 @@ _SALT = 0x736B69726C6461
 _S8, _S32 = np.uint64(8), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _ONE, _FOUR, _FIFTEEN = np.uint64(1), np.uint64(4), np.uint64(15)
+
+_UNMIX1, _UNMIX2 = (np.uint64(pow(int(factor), -1, 1 << 64)) for factor in (_MIX1, _MIX2))
+"""What undoes the two multiplications of `mix`."""
 
 GOOD, BAD, NONE = 0, 1, 2
 """What a value is: good, malformed, missing."""
@@ -46,6 +49,24 @@ def hash_numbers(values, seed, out):
     for i in range(values.size):
         found = mix(np.uint64(values[i]) ^ seed)
         out[i] = found if found != 0 else _ONE
+
+
+def numbers_of(fingerprints: np.ndarray, seed: np.uint64) -> np.ndarray:
+    """The int64 numbers that have these uint64 fingerprints: the hash of numbers is a bijection.
+
+    >>> out = np.empty(3, np.uint64)
+    >>> hash_numbers(np.array([7, -1, 2**62]), seed_of("C1"), out)
+    >>> numbers_of(out, seed_of("C1")).tolist() == [7, -1, 2**62]
+    True
+    """
+    z = _unshifted(fingerprints, 31) * _UNMIX2
+    z = _unshifted(z, 27) * _UNMIX1
+    return (_unshifted(z, 30) ^ seed).view(np.int64)
+
+
+def _unshifted(z: np.ndarray, by: int) -> np.ndarray:
+    """x of z = x ^ (x >> by), by above 64 / 3."""
+    return z ^ (z >> np.uint64(by)) ^ (z >> np.uint64(2 * by))  # 3 * by is beyond 64
 
 
 @kernel

@@ -20,7 +20,7 @@ from skirl.data.files import find, kind_of
 from skirl.data.schema import BUILT_IN, FileSchema
 from skirl.data.stream import Files
 from skirl.data.text import PART
-from skirl.data.vocabulary import Vocabulary, load, types_of
+from skirl.data.vocabulary import Vocabulary, load
 
 if TYPE_CHECKING:
     from skirl.data.flags import DataFlags
@@ -87,13 +87,17 @@ def _encoding(
     if flags.vocab == OPEN:
         if schema.standardised:
             raise ValueError("an open vocabulary knows no mean to standardise with: set transform to log or none")
+        if not schema.kinds:
+            raise ValueError(
+                "every id column is a row already: there is nothing to grow a vocabulary of, leave vocab out"
+            )
         return schema.rows_of(flags.rows), Fingerprints(), {}
     if flags.vocab is not None:
         if flags.rows is not None:
             raise ValueError("rows and vocab are both set: a vocabulary says how many rows there are, leave rows out")
         vocabulary = load_vocabulary(flags.vocab)
         vocabulary.check(schema)
-        rows = schema.rows_of(None) | {table: vocabulary.rows[table] for table in types_of(schema)}
+        rows = schema.rows_of(None) | {table: vocabulary.rows[table] for table in schema.kinds}
         return rows, vocabulary, vocabulary.facts.means
     rows = schema.rows_of(flags.rows)
     if schema.standardised:

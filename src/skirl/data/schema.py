@@ -37,6 +37,8 @@ DEFAULT_ROWS = 1_000_000
 LARGEST_FILE = 1 << 20
 """Bytes of a schema file; a larger one is something else."""
 MOST_COLUMNS = 20_000
+LARGEST_FLOAT = 3.4028234663852886e38
+"""Of float32."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Id:
     type: Literal["string", "hex", "int", "float", "fingerprint"] = "string"
     """What a value is; a float has to be a whole number; a fingerprint is one that `skirl convert` wrote. The same value has
     the same row however a file stores it."""
+    of: Literal["", "texts", "hex", "numbers"] = ""
+    """Of a fingerprint: how the values that it was made of were read; not known if not set."""
     encode: Literal["hash", "row"] = "hash"
     """hash: to the rows of the table, or by --vocab; row: the value is the row, from 0 to rows - 1."""
     rows: int | None = None
@@ -86,6 +90,11 @@ class Id:
     """What stands between the ids of a list in text."""
     pooling: Literal["sum", "mean"] = "sum"
     """How the vectors of a list become one."""
+
+    @property
+    def kind(self) -> str:
+        """How its values are read, which decides their fingerprints: texts, hex, numbers; "" where that is not known."""
+        return self.of if self.type == "fingerprint" else {"string": "texts", "hex": "hex"}.get(self.type, "numbers")
 
 
 @dataclass(frozen=True)
@@ -148,12 +157,21 @@ class FileSchema:
         absent = [name for name in self.needed if self.text.columns and name not in self.text.columns]
         if absent:
             raise BadSchema(f"column {absent[0]!r} is not among the columns of [file]: add it there in its place")
+        for dense in self.dense:
+            if abs(dense.fill) > LARGEST_FLOAT:
+                raise BadSchema(
+                    f"dense column {dense.name!r}: fill is {dense.fill:g}, set it to one that fits a float32"
+                )
         for column in self.ids:
             if column.rows is not None and not 2 <= column.rows <= MAX_ROWS:
                 raise BadSchema(f"id column {column.name!r}: rows is {column.rows}, set it between 2 and 2**48")
             if column.encode == "row" and column.type not in ("int", "float"):
                 raise BadSchema(
                     f"id column {column.name!r}: a {column.type} is no row, set type to int or encode to hash"
+                )
+            if column.of and column.type != "fingerprint":
+                raise BadSchema(
+                    f"id column {column.name!r}: of is for fingerprints, its type is {column.type}: leave it out"
                 )
             if column.encode == "row" and column.rows is None:
                 raise BadSchema(f"id column {column.name!r}: encode is row, so set rows to the number there are")
@@ -168,6 +186,15 @@ class FileSchema:
             for what in ("rows", "encode", "pooling"):
                 if len({getattr(column, what) for column in users}) > 1:
                     raise BadSchema(f"table {table!r}: its columns have different {what}, set one for all of them")
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Of each table whose ids become rows: how their values are read, "" where a converted file does not say.
+
+        >>> FileSchema((Label("y"),), (), (Id("a"), Id("b", type="float"), Id("c", type="fingerprint", of="hex"))).kinds
+        {'a': 'texts', 'b': 'numbers', 'c': 'hex'}
+        """
+        return {c.table or c.name: c.kind for c in self.ids if c.encode == "hash"}
 
     @property
     def needed(self) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ would be the rows in it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from skirl.batch import Batch, KeyedJagged
 from skirl.data.dataset import START, Dataset, Part, Place
 from skirl.data.encode import Encoded, Encoder, taken
+from skirl.data.identity import check_identity, identity_of
 from skirl.data.skew import named, unit
 from skirl.data.workers import pieces
 from skirl.jit import kernel
@@ -51,7 +51,7 @@ class Files:
 
     bad_rows: int = field(default=0, init=False)
     """Malformed rows left out so far, in this process; those of the first epoch, for they are the same in each."""
-    _files: list[str] = field(default_factory=list, init=False, repr=False)
+    _of: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
     _state: dict[str, int] = field(default_factory=dict, init=False)
     _resume: dict[str, int] | None = field(default=None, init=False)
@@ -65,6 +65,11 @@ class Files:
     def dense_features(self) -> int:
         """Columns of `Batch.dense`."""
         return self.encoder.schema.dense_features
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is predicted."""
+        return tuple(label.name for label in self.encoder.schema.labels)
 
     @property
     def lists(self) -> tuple[str, ...]:
@@ -203,56 +208,25 @@ class Files:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the pass is, counting the batches handed out, and of what stream."""
-        return dict(self._state) | {"stream": self._identity()}
+        return dict(self._state) | {"stream": dict(self._identity())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next pass go on where `state` was taken; refused when it is another stream's."""
-        mine, theirs = self._identity(), state["stream"]
-        if theirs.get("files") != mine["files"]:
-            raise ValueError(_other_files(theirs.get("files"), mine["files"]))
-        if theirs.get("reads") != mine["reads"]:
-            raise ValueError(
-                f"the state is of a stream that reads {theirs.get('reads')}, not {mine['reads']}: set valid to what it was"
-            )
-        for name, value in mine.items():
-            if theirs.get(name) != value:
-                raise ValueError(
-                    f"the state is of a stream with {name}={theirs.get(name)!r}, not {value!r}: set it to that"
-                )
+        self.check_state(state)
         self._resume = {name: int(state[name]) for name in self._start()}
         self._state = dict(self._resume)
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state of another stream, saying what differs; nothing else happens."""
+        if "stream" not in state:
+            then = "set vocab to open" if "tables" in state else "set data to what it was"
+            raise ValueError(f"the state is of {'an open vocabulary' if 'tables' in state else 'no files'}: {then}")
+        check_identity(state["stream"], self._identity())
+
     def _identity(self) -> dict[str, Any]:
-        if not self._files:  # once: a state is asked for at each batch
-            paths = [Path(path) for path in self.dataset.paths]
-            self._files = [f"{path.name} ({path.stat().st_size} bytes)" for path in paths]
-        reads = f"from {_at(self.begin)} to {'the end' if self.end is None else _at(self.end)}"
-        if self.encoder.keep is not None:
-            name, low, high = self.encoder.keep
-            reads += f" where {low} <= {name} < {high}"
-        return {
-            "files": list(self._files),
-            "reads": reads,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "seed": self.seed if self.shuffle else 0,
-            "bad_rows": "skip" if self.encoder.skip else "refuse",
-        }
-
-
-def _at(place: Place) -> str:
-    return f"file {place.file} part {place.part} row {place.row}"
-
-
-def _other_files(theirs: Any, mine: list[str]) -> str:
-    """What differs between the files of a state and these."""
-    then = "set data to the files it was taken on"
-    if not isinstance(theirs, list):
-        return f"the state does not say which files it is of: {then}, with the skirl that saved it"
-    if len(theirs) != len(mine):
-        return f"the state is of a stream with {len(theirs)} files, not {len(mine)}: {then}"
-    number = next(i for i, (a, b) in enumerate(zip(theirs, mine)) if a != b)
-    return f"the state is of other files: file {number} was {theirs[number]}, and is {mine[number]}: {then}"
+        if not self._of:  # once: a state is asked for at each batch
+            self._of = identity_of(self)
+        return self._of
 
 
 def cut(rows: Encoded, low: int, high: int) -> Encoded:

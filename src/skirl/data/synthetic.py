@@ -120,6 +120,11 @@ class Synthetic:
         return SHAPES[self.name].dense
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What is predicted."""
+        return ("click",)
+
+    @property
     def lists(self) -> tuple[str, ...]:
         """The features with any number of ids a sample: all or none."""
         return tuple(self.rows) if self.pooling_factor > 1 else ()
@@ -193,11 +198,17 @@ class Synthetic:
         """How far the pass is, counting the batches handed out, and what stream it is."""
         return {"next": self._next} | {name: getattr(self, name) for name in _IDENTITY}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state of another stream, saying what differs; nothing else happens."""
+        if "name" not in state:
+            raise ValueError("the state is of no synthetic stream: set data to what it was")
         for name in _IDENTITY:
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set {name} to that")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+        self.check_state(state)
         self._resume = self._next = int(state["next"])
 
     def batch(self, i: int) -> Batch:

@@ -16,7 +16,7 @@ import numpy as np
 from skirl.cache import parse_cache
 from skirl.data.counting import Counters
 from skirl.data.flags import check_in_and_out
-from skirl.data.vocabulary import FIRST, MOST, Facts, save, types_of
+from skirl.data.vocabulary import FIRST, MOST, Facts, save
 from skirl.machine import machine, peak_bytes
 from skirl.progress import Progress, clock, size
 
@@ -65,7 +65,7 @@ class Vocab:
             self.data, self.schema, valid=self.valid, workers=self.workers, skip=self.bad_rows == "skip"
         )
         schema = files.encoder.schema
-        types = types_of(schema)
+        types = schema.kinds
         if not types:
             raise ValueError("every id column is a row already: there is nothing to make a vocabulary of")
         moments = {column.name: Moments() for column in schema.standardised}

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Facts:
     """What a vocabulary file says of itself."""
 
     types: dict[str, str]
-    """Of each table: how its values were read, since that decides their fingerprints."""
+    """Of each table: how its values were read, since that decides their fingerprints; "" if a converted file did not say."""
     min_count: int
     samples: int
     means: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -55,6 +56,13 @@ class Vocabulary:
     tables: dict[str, tuple[np.ndarray, np.ndarray]] = field(repr=False)
     """Of each table: places of a hash table, their fingerprints and their rows."""
     rows: dict[str, int] = field(default_factory=dict)
+    checksum: str = ""
+    """Of the fingerprints in their order and of the means: SHA-256, the first 16 digits."""
+
+    @property
+    def described(self) -> str:
+        """How ids become rows."""
+        return f"by a vocabulary of {sum(self.rows.values()):,} rows with checksum {self.checksum}"
 
     def __getstate__(self) -> dict[str, Any]:  # a worker reads the file itself: it may be gigabytes
         return {"path": self.path}
@@ -70,34 +78,27 @@ class Vocabulary:
 
     def check(self, schema: FileSchema) -> None:
         """Refuse a schema that it was not made for."""
-        # A converted file's fingerprints do not say what they were made of.
-        converted = {column.table or column.name for column in schema.ids if column.type == "fingerprint"}
-        for table, kind in types_of(schema).items():
+        kinds = schema.kinds
+        if not kinds:
+            raise BadVocabulary(f"vocabulary {self.path}: every id column is a row already: leave vocab out")
+        for table, kind in kinds.items():
             if table not in self.rows:
                 raise BadVocabulary(f"vocabulary {self.path}: it has no table {table!r}: make it anew with this schema")
-            if table not in converted and self.facts.types[table] != kind:
-                found = self.facts.types[table]
+            found = self.facts.types[table]
+            if found and kind and found != kind:  # a converted file says how its values were read
                 raise BadVocabulary(
-                    f"vocabulary {self.path}: its ids of {table!r} are {found}, not {kind}: make it anew"
+                    f"vocabulary {self.path}: its ids of {table!r} are {found}, not {kind}: make it anew with this data"
                 )
+        for table in {column.table or column.name for column in schema.ids if column.encode == "row"} & set(self.rows):
+            raise BadVocabulary(
+                f"vocabulary {self.path}: it has ids of {table!r}, which is a row in this data already: make it anew with "
+                "this data, or give the data that it was made of"
+            )
         for column in schema.standardised:
             if column.name not in self.facts.means:
                 raise BadVocabulary(
                     f"vocabulary {self.path}: it has no mean of {column.name!r}: make it with this schema"
                 )
-
-
-def types_of(schema: FileSchema) -> dict[str, str]:
-    """How the values of each table in a vocabulary are read: as texts, or as numbers."""
-    return {
-        column.table or column.name: "texts"
-        if column.type == "string"
-        else "hex"
-        if column.type == "hex"
-        else "numbers"
-        for column in schema.ids
-        if column.encode == "hash"
-    }
 
 
 def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
@@ -125,12 +126,15 @@ def load(path: str) -> Vocabulary:
         then = "set vocab to one that `skirl vocab` made"
         found = "there is no such file" if missing else f"is no vocabulary, or a damaged one ({error})"
         raise BadVocabulary(f"vocabulary {path}: {found}: {then}") from None
-    tables = {}
-    for table, array in keys.items():
+    tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
+    for table, array in sorted(keys.items()):
         if array.ndim != 1 or array.dtype != np.uint64 or len(array) > MOST:
             raise BadVocabulary(f"vocabulary {path}: {table}.keys is no list of uint64: make it anew")
         tables[table] = _placed(array)
-    return Vocabulary(path, facts, tables, {table: len(array) + FIRST for table, array in keys.items()})
+        checksum.update(f"{table} {len(array)}".encode())
+        checksum.update(np.ascontiguousarray(array).data)
+    rows = {table: len(array) + FIRST for table, array in keys.items()}
+    return Vocabulary(path, facts, tables, rows, checksum.hexdigest()[:16])
 
 
 def _facts(path: str, text: str | None) -> Facts:

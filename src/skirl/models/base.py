@@ -48,18 +48,23 @@ class Model(nn.Module):
         return dim
 
     @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13) -> Self:
-        """The sizes that are trained in earnest."""
+    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
+        """The sizes that are trained in earnest; but for `sizes`, by the names that the class gives them."""
         raise NotImplementedError
 
     @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13) -> Self:
+    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
         """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
         raise NotImplementedError
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean binary cross-entropy of a batch."""
         logits = self(batch)
+        if batch.labels.shape != logits.shape:
+            raise ValueError(
+                f"{self.name} predicts one number a sample, labels are {list(batch.labels.shape)}: pass a batch with labels "
+                f"of {list(logits.shape)}, one of the columns say"
+            )
         return functional.binary_cross_entropy_with_logits(logits, batch.labels.to(logits))
 
     def _over(self, embeddings: Embeddings, dense_features: int, why: str) -> tuple[int, int]:

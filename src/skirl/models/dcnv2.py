@@ -12,7 +12,7 @@ and with one expert it is the low-rank form here.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -86,14 +86,18 @@ class DCNv2(Model):
         self.head = linear(last(deep, width) + (width if structure == "parallel" else 0), 1)
 
     @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13) -> "DCNv2":
+    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DCNv2":
         """Stacked, three cross layers of full rank, hidden layers of 768-768; the cache papers do not train it."""
-        return cls(embeddings, dense_features)
+        return cls(embeddings, dense_features, **sizes)
 
     @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13) -> "DCNv2":
+    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DCNv2":
         """Two parallel cross layers of rank 4: a step of 1,024 samples takes milliseconds on one core."""
-        return cls(embeddings, dense_features, cross=2, rank=4, deep=(32, 16), structure="parallel")
+        return cls(
+            embeddings,
+            dense_features,
+            **dict[str, Any](cross=2, rank=4, deep=(32, 16), structure="parallel") | sizes,
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         """The logit of each sample's click, [batch]."""

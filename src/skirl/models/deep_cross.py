@@ -11,6 +11,7 @@ features enter through an MLP as in DLRM; without both, and with any rank, it is
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,10 +43,13 @@ class DeepCross(Model):
         dense_features: int = 13,
         bottom: Sequence[int] = (1024, 512, 256, 64),
         cross: int = 2,
-        rank: int = 8,
+        rank: int | None = 8,
         top: Sequence[int] = (1024, 512, 256),
     ) -> None:
-        """`bottom` and `top` are the hidden layers: after them comes one of the tables' dim, and one of 1."""
+        """`bottom` and `top` are the hidden layers: after them comes one of the tables' dim, and one of 1.
+
+        `rank`: of the cross layers' matrices, full if None.
+        """
         super().__init__()
         dim, features = self._over(embeddings, dense_features, "joins vectors of one dim")
         width = (1 + features) * dim
@@ -54,14 +58,14 @@ class DeepCross(Model):
         self.top = mlp(width, *top, 1)[:-1]  # a logit: no ReLU at the end
 
     @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13) -> "DeepCross":
+    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DeepCross":
         """The sizes of the cache papers: 13-1024-512-256-64-dim, two cross layers of rank 8, 1024-512-256-1."""
-        return cls(embeddings, dense_features)
+        return cls(embeddings, dense_features, **sizes)
 
     @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13) -> "DeepCross":
+    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DeepCross":
         """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
-        return cls(embeddings, dense_features, bottom=(32,), rank=4, top=(32, 16))
+        return cls(embeddings, dense_features, **dict[str, Any](bottom=(32,), rank=4, top=(32, 16)) | sizes)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logit of each sample's click, [batch]."""

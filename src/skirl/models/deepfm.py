@@ -13,6 +13,7 @@ the data to make. Unlike in DLRM nothing weighs one pair against another: what p
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,14 +56,14 @@ class DeepFM(FirstOrder):
         self.head = linear(last(deep, (features + dense_features) * dim), 1)
 
     @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13) -> "DeepFM":
+    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DeepFM":
         """The sizes that the cache papers train on Criteo Kaggle: three hidden layers of 64, dropout 0.5."""
-        return cls(embeddings, dense_features)
+        return cls(embeddings, dense_features, **sizes)
 
     @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13) -> "DeepFM":
+    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DeepFM":
         """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
-        return cls(embeddings, dense_features, deep=(32, 16), dropout=0.1)
+        return cls(embeddings, dense_features, **dict[str, Any](deep=(32, 16), dropout=0.1) | sizes)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logit of each sample's click, [batch]."""

@@ -22,6 +22,7 @@ Which feature is what:
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +71,9 @@ class DIN(Model):
                 if self.history
                 else "DIN has no list whose table a single feature shares: set embeddings to an EmbeddingBagCollection"
             )
-        if not self.history:
-            self.target = self.features.index(self._target(target))
+        attends = self.target_of(embeddings.tables, lists, target)
+        if attends is not None:
+            self.target = self.features.index(attends)
         self.units = nn.ModuleList(ActivationUnit(dim, activation) for _ in self.history or [None])
         seen = features - len(self.history) + len(self.units)  # vectors
         self.deep = prelu_mlp(dense_features + seen * dim, *deep)
@@ -87,14 +89,31 @@ class DIN(Model):
         return found
 
     @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13, lists: Sequence[str] = ()) -> "DIN":
-        """The paper's sizes: an activation unit of 36, hidden layers of 200 and 80."""
-        return cls(embeddings, dense_features, lists)
+    def target_of(cls, tables: Sequence[Table], lists: Sequence[str], wanted: str | None) -> str | None:
+        """The one feature that attends to the others; None where each list has a target of its own."""
+        if pairs := cls.pairs(tables, lists):
+            if wanted is not None:
+                told = ", ".join(f"{name} has {target}" for name, target in pairs.items())
+                raise ValueError(
+                    f"target is {wanted!r}, and lists have theirs by their table ({told}): leave target out"
+                )
+            return None
+        features = [name for table in tables for name in table.features]
+        if wanted is None:
+            return max(tables, key=lambda table: table.rows).features[0]
+        if wanted not in features:
+            raise ValueError(f"DIN has no feature {wanted!r}: set target to one of {', '.join(features)}")
+        return wanted
 
     @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, lists: Sequence[str] = ()) -> "DIN":
+    def paper(cls, embeddings: Embeddings, dense_features: int = 13, lists: Sequence[str] = (), **sizes: Any) -> "DIN":
+        """The paper's sizes: an activation unit of 36, hidden layers of 200 and 80."""
+        return cls(embeddings, dense_features, lists, **sizes)
+
+    @classmethod
+    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, lists: Sequence[str] = (), **sizes: Any) -> "DIN":
         """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
-        return cls(embeddings, dense_features, lists, activation=8, deep=(32, 16))
+        return cls(embeddings, dense_features, lists, **dict[str, Any](activation=8, deep=(32, 16)) | sizes)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logit of each sample's click, [batch]."""
@@ -143,13 +162,6 @@ class DIN(Model):
         """How many ids each sample has, by feature."""
         keys = list(sparse.keys())
         return dict(zip(keys, sparse.offsets().diff().view(len(keys), -1)))
-
-    def _target(self, wanted: str | None) -> str:
-        if wanted is None:
-            return max(self.embeddings.tables, key=lambda table: table.rows).features[0]
-        if wanted not in self.features:
-            raise ValueError(f"DIN has no feature {wanted!r}: set target to one of {', '.join(self.features)}")
-        return wanted
 
 
 class ActivationUnit(nn.Module):

@@ -11,6 +11,7 @@ them.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -54,14 +55,14 @@ class DLRM(Model):
         self.register_buffer("pairs", first * vectors + second, persistent=False)
 
     @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13) -> "DLRM":
+    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DLRM":
         """The sizes that the cache papers train on Criteo Kaggle: 13-512-256-64-dim and 1024-1024-1024-256-128-1."""
-        return cls(embeddings, dense_features)
+        return cls(embeddings, dense_features, **sizes)
 
     @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13) -> "DLRM":
+    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DLRM":
         """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
-        return cls(embeddings, dense_features, bottom=(32,), top=(64, 32))
+        return cls(embeddings, dense_features, **dict[str, Any](bottom=(32,), top=(64, 32)) | sizes)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """The logit of each sample's click, [batch]."""

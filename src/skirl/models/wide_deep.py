@@ -12,6 +12,7 @@ lives on, are for the data to make: an id column of pairs is a feature like any 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,9 +54,9 @@ class WideDeep(FirstOrder):
         self.head = linear(last(deep, dense_features + before) + behind, 1)
 
     @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13) -> "WideDeep":
+    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "WideDeep":
         """Three hidden layers of 256, as the cache papers have them, over dense features and rows, as the paper has it."""
-        return cls(embeddings, dense_features)
+        return cls(embeddings, dense_features, **sizes)
 
     @classmethod
     def bagpipe(cls, embeddings: Embeddings, dense_features: int = 13) -> "WideDeep":
@@ -63,9 +64,9 @@ class WideDeep(FirstOrder):
         return cls(embeddings, dense_features, rows_in_deep=False)
 
     @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13) -> "WideDeep":
+    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "WideDeep":
         """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
-        return cls(embeddings, dense_features, deep=(32, 16))
+        return cls(embeddings, dense_features, **dict[str, Any](deep=(32, 16)) | sizes)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logit of each sample's click, [batch]."""

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.nn import cpu
-from skirl.threads import run
 from skirl.work import Work
 
 if TYPE_CHECKING:
@@ -46,9 +44,7 @@ class Lookup(torch.autograd.Function):
         out = []
         for ticket in tickets:
             collection = ticket.collection
-            cache = collection.engine.caches[ticket.bank].array
-            slots = ticket.work.steps[ticket.bank].slots[ticket.work.positions(ticket.bank, ticket.micro)]
-            flat = collection.engine.pool(cache, ticket.bank, ticket.ids, slots)
+            flat = collection.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
             out.append(collection._shaped(flat, ticket.bank, ticket.ids))
         return tuple(out)
 
@@ -82,11 +78,7 @@ def _weight_grad(ticket: Ticket, out: Tensor) -> None:
     if grads is None or not collection.pooled:
         return
     engine, ids = collection.engine, ticket.ids
-    slots = work.steps[ticket.bank].slots[work.positions(ticket.bank, ticket.micro)]
-    dots = np.empty(len(slots), engine.dtype)
-    dim = engine.schema.banks[ticket.bank].dim
-    cache = engine.caches[ticket.bank].array
-    run(cpu.weight_grad, len(slots), cache, dim, slots, ids.bag_of, grads.numpy(), ticket.live, dots, threads=1)
+    dots = engine.banks[ticket.bank].weight_grad(work, ticket.micro, grads, ticket.live)
     captured = work.micros[ticket.micro].captured
     n = 0
     for feature in engine.schema.banks[ticket.bank].features:
@@ -127,7 +119,7 @@ class Unbind(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         samples, features, dim = ctx.shape
-        out = ctx.ticket.collection.engine.buffers.take(samples * features, dim).view(ctx.shape)
+        out = ctx.ticket.collection.engine.device.empty(samples * features, dim).view(ctx.shape)
         for column, grad in enumerate(grads):
             out[:, column] = 0 if grad is None else grad  # it may be added to the gradient of the stacked output
             if grad is not None:  # where that has one, a feature without is live all the same

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from skirl.batch import Sparse
 from skirl.cache import CacheSize
-from skirl.engine import Engine
+from skirl.engine import Engine, Leaving
 from skirl.ids import BankIds, capture, distinct
 from skirl.interrupts import uninterrupted
+from skirl.nn.found import Found, LookedUp
 from skirl.nn.lookup import Lookup, Ticket
-from skirl.nn.output import Pooled, Unpooled
+from skirl.nn.output import Pooled, Unpooled, uncompiled
 from skirl.optim import RowOptimizer, TorchHandle
 from skirl.oracle.planner import Plan, Planner
 from skirl.store import Store
@@ -46,10 +47,6 @@ class Collection(nn.Module):
         grad_scaler: Any = None,
     ) -> None:
         super().__init__()
-        if torch.device(device).type != "cpu":
-            raise NotImplementedError(
-                f"device {str(device)!r}: this version keeps its cache in CPU memory; set device='cpu'"
-            )
         self.engine = Engine(
             tables,
             optimizer=optimizer,
@@ -59,12 +56,16 @@ class Collection(nn.Module):
             seed=seed,
             resume=resume,
             pooled=self.pooled,
+            device=device,
         )
         self.debug = debug
         self.grad_scaler = grad_scaler
-        self.anchor = torch.zeros((), requires_grad=True)  # makes backward run where no Parameter comes before
+        # It makes backward run where no Parameter comes before.
+        self.anchor = torch.zeros((), device=self.engine.device.at, requires_grad=True)
         self.optimizer = TorchHandle(optimizer, self.anchor)
         self.lookahead: Any = None
+        self.found: Found | None = None
+        """What was looked up for the batch that comes next, while the model is evaluated: see `skirl.ahead`."""
         self.work: Work | None = None
         self.micro = 0
         self._planner: Planner | None = None
@@ -75,6 +76,7 @@ class Collection(nn.Module):
         """The tables, as given."""
         return self.engine.schema.tables
 
+    @uncompiled
     def forward(self, sparse: Sparse) -> Pooled:
         """Look the ids of one batch up."""
         self.engine.check()
@@ -232,8 +234,8 @@ class Collection(nn.Module):
                 assert steps is not None
                 work = Work(self._planner_steps, [micro], steps)
                 with hold.released():  # a store may hang
-                    work.fetched = [engine.fetch(step, bank) for bank, step in enumerate(steps)]
-                leaving: list[tuple[np.ndarray, np.ndarray]] = []
+                    work.fetched.extend(engine.fetch(work))
+                leaving: Leaving = []
                 engine.load(work, lambda number, rows: leaving.extend(rows))
                 self._planner_steps += 1
                 self._planner.executed(self._planner_steps)
@@ -250,12 +252,17 @@ class Collection(nn.Module):
         """Look rows up as the executed steps left them; nothing changes, not even what is resident."""
         if self.lookahead is not None:
             self.lookahead.drain()
-        ids = self.engine.resolve(capture(sparse, self.engine.schema, copy=False))
+        early, self.found = self.found, None
+        found = (early.take(sparse) if early is not None else None) or self.looked_up(sparse)
         banks = []
-        for bank, part in enumerate(ids):
-            rows, slots = self.engine.peek(part.keys, bank)
-            banks.append(self._shaped(self.engine.pool(rows, bank, part, slots), bank, part))
-        return self._result(banks, None, ids)
+        for bank, (part, rows, slots) in enumerate(found):
+            banks.append(self._shaped(self.engine.banks[bank].pool_rows(rows, part, slots), bank, part))
+        return self._result(banks, None, [part for part, _, _ in found])
+
+    def looked_up(self, sparse: Sparse) -> LookedUp:
+        """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way."""
+        ids = self.engine.resolve(capture(sparse, self.engine.schema, copy=False))
+        return [(part, *self.engine.peek(part.keys, bank)) for bank, part in enumerate(ids)]
 
     def _shaped(self, flat: Tensor, bank: int, ids: BankIds) -> Tensor:
         return flat.view(ids.batch, len(self.engine.schema.banks[bank].features), flat.shape[-1])
@@ -288,7 +295,7 @@ class Collection(nn.Module):
         """Under `uninterrupted`."""
         if self.grad_scaler is not None and not self._unscale(work):
             work.updated = True
-            self.anchor.grad = torch.full((), torch.inf)
+            self.anchor.grad = torch.full_like(self.anchor, torch.inf)
             return
         lr = self.optimizer.lr
         try:
@@ -303,7 +310,7 @@ class Collection(nn.Module):
         The anchor's gradient says which, so that `scaler.step(embeddings.optimizer)` lets the scaler know as well: rows
         may overflow where no dense gradient does, and would be skipped for ever at a scale that nobody lowers.
         """
-        self.anchor.grad = torch.zeros(())
+        self.anchor.grad = torch.zeros_like(self.anchor)
         inverse = 1.0 / self.grad_scaler.get_scale()
         for grad in work.grads.values():
             if not torch.isfinite(grad).all():

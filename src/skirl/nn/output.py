@@ -4,9 +4,11 @@ Both views share one node of the autograd graph. Which of them is used is known 
 made when first asked for: models that take `stacked()` never pay for 26 small gradients being copied together.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from skirl.ids import BankIds
@@ -14,6 +16,24 @@ from skirl.nn.lookup import Split, Ticket, Unbind, Whole
 
 if TYPE_CHECKING:
     from skirl.nn.modules import Collection
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def uncompiled(method: Method) -> Method:
+    """torch.compile leaves this method alone: what it does to rows is no part of a graph.
+
+    torch.compiler.disable as a decorator would import the compiler for everybody who imports skirl: 1.3 s.
+    """
+
+    @wraps(method)
+    def called(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(method)(*args)
+        return method(*args)
+
+    return cast(Method, called)
 
 
 class Pooled(Mapping[str, Tensor]):
@@ -41,6 +61,7 @@ class Pooled(Mapping[str, Tensor]):
             for feature in members.features
         }
 
+    @uncompiled
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._place:
             raise KeyError(f"no feature {name!r}: there are {', '.join(map(repr, self))}")
@@ -60,6 +81,7 @@ class Pooled(Mapping[str, Tensor]):
             return tuple(self._banks[bank].unbind(1))
         return Unbind.apply(self._banks[bank], self._tickets[bank])
 
+    @uncompiled
     def stacked(self) -> Tensor:
         """All features as one [batch, features, dim] tensor, features in table order; all dims must be equal."""
         if len(self._banks) != 1:

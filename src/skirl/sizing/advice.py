@@ -124,16 +124,18 @@ def moved_at(points: Sequence[Point], cache: float) -> float:
 
 
 def reductions(
-    points: Sequence[Point], cache: int, dim: int, state: Mapping[int, int], touched: int, steps: int
+    points: Sequence[Point], cache: int, dim: int, records: Mapping[int, tuple[int, int]], touched: int, steps: int
 ) -> list[dict[str, Any]]:
     """What smaller rows would save, the cache keeping its bytes.
 
-    `state`: numbers of optimizer state beside a weight of each dim asked about.
+    `records`: of each dim asked about, the numbers of a row's weight, with a first-order one if the model has it, and of its
+    optimizer's state. `dim`: what it is now.
     """
-    full = 4 * (dim + state[dim])
+    full = 4 * sum(records[dim])
     found = []
-    for name, width, half in [(f"dim {d}", d, False) for d in state] + [(f"dim {dim}, weights in fp16", dim, True)]:
-        record = (2 if half else 4) * width + 4 * state[width]
+    for name, asked, half in [(f"dim {d}", d, False) for d in records] + [(f"dim {dim}, weights in fp16", dim, True)]:
+        weights, state = records[asked]
+        record = (2 if half else 4) * weights + 4 * state
         rows = int(cache * full / record)
         moved = moved_at(points, rows)
         found.append(

@@ -202,8 +202,9 @@ class Size(Recipe):
         self, found: dict[str, list[Point]], advice: Advice, touched: int, steps: int
     ) -> list[dict[str, Any]]:
         dims = [dim for dim in (self.dim, self.dim // 2, self.dim // 4) if dim >= 1]
-        state = {dim: self.row_optimizer().state_width(dim) for dim in dims}
-        return reductions(found[f"depth {advice.depth}"], advice.cache, self.dim, state, touched, steps)
+        weights = {dim: self.model_class.row_dim(dim) for dim in dims}
+        records = {dim: (weights[dim], self.row_optimizer().state_width(weights[dim])) for dim in dims}
+        return reductions(found[f"depth {advice.depth}"], advice.cache, self.dim, records, touched, steps)
 
     def _progress(self, title: str, steps: int | None) -> Progress:
         return Progress(title, steps=steps, to=sys.stderr if self.json else sys.stdout, quiet=self.quiet)

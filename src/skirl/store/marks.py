@@ -12,7 +12,7 @@ waits for the writer.
 
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,61 @@ def _forgive(flags):
         flags[i] &= ~OWED
 
 
+@kernel
+def _choose(flags, places, key_of, keys, chosen):
+    """The owed ones of these places, and their keys; they are owed no more."""
+    n = 0
+    for place in places:
+        if flags[place] & OWED:
+            flags[place] &= ~OWED
+            keys[n] = key_of[place]
+            chosen[n] = place
+            n += 1
+
+
+class Copy(Protocol):
+    """Records that are on their way to the host."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def landed(self) -> Rows:
+        """They, when they are there."""
+        ...
+
+
+class Away(Protocol):
+    """Records that are not in the host's memory."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+    def copy(self, places: NDArray[np.int32]) -> Copy:
+        """The records at these places as they are now, whatever becomes of them afterwards."""
+        ...
+
+
+Records = Rows | Away
 Taken = tuple[NDArray[np.int64], NDArray[Any]]
+_Kept = tuple[NDArray[np.int64], NDArray[Any] | Copy]
+
+
+def _copied(flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records, n: int) -> _Kept:
+    """The n owed ones of these records."""
+    keys = np.empty(n, np.int64)
+    if isinstance(rows, np.ndarray):
+        out = np.empty((n, rows.shape[1]), rows.dtype)
+        _set_aside(flags, places, key_of, rows, keys, out)
+        return keys, out
+    chosen = np.empty(n, np.int32)
+    _choose(flags, places, key_of, keys, chosen)
+    return keys, rows.copy(chosen)
 
 
 class Marks:
@@ -107,7 +161,7 @@ class Marks:
         self._changed = threading.Condition(self._lock)
         self._owed = 0
         self._from = 0
-        self._aside: list[Taken] = []
+        self._aside: list[_Kept] = []
         self._aside_bytes = 0
         self.waited = 0.0
         """Seconds that changes waited for the writer."""
@@ -122,12 +176,11 @@ class Marks:
                 self._changed.wait_for(lambda: self._aside_bytes <= MOST_ASIDE)
             self.waited += time.perf_counter() - began
 
-    def before(self, flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Rows) -> None:
+    def before(self, flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records) -> None:
         """Records at these places are about to change."""
         with self._lock:
             if self._owed and (n := _count_owed(flags, places)):
-                keys, out = np.empty(n, np.int64), np.empty((n, rows.shape[1]), rows.dtype)
-                _set_aside(flags, places, key_of, rows, keys, out)
+                keys, out = _copied(flags, places, key_of, rows, n)
                 self._aside.append((keys, out))
                 self._aside_bytes += keys.nbytes + out.nbytes
                 self.most_aside = max(self.most_aside, self._aside_bytes)
@@ -140,8 +193,15 @@ class Marks:
             self._owed, self._from = int(_freeze(flags[: key_of.size], key_of, everything)), 0
             return self._owed
 
-    def take(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], rows: Rows) -> Taken | None:
+    def take(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], rows: Records) -> Taken | None:
         """Some of what is owed; None when all is taken."""
+        kept = self._take(flags, key_of, rows)
+        if kept is None:
+            return None
+        keys, out = kept
+        return keys, out if isinstance(out, np.ndarray) else out.landed()  # waits without the lock
+
+    def _take(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], rows: Records) -> _Kept | None:
         places = np.empty(max(1, _PIECE // max(1, rows.shape[1] * rows.itemsize)), np.int64)
         while True:
             with self._lock:
@@ -156,10 +216,8 @@ class Marks:
                 assert self._from < key_of.size, "records were changed without a word"
                 n, self._from = _next_owed(flags, self._from, min(key_of.size, self._from + _SCAN), places)
                 if n:
-                    keys, out = np.empty(n, np.int64), np.empty((n, rows.shape[1]), rows.dtype)
-                    _set_aside(flags, places[:n], key_of, rows, keys, out)
                     self._owed -= n
-                    return keys, out
+                    return _copied(flags, places[:n], key_of, rows, n)
 
     def forget(self, flags: NDArray[np.uint8]) -> None:
         """Nothing is owed any more: the checkpoint was given up."""
