@@ -419,6 +419,8 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
         ({"run": body["run"] | {"counters": {"steps": 1, "other": 2}}}, "lacks something"),
         ({"run": {"~else": 1}}, "structure is damaged"),
         ({"rows": {}}, "lacks something"),
+        ({"dense": {"file": 3, "bytes": "x", "sha256": None}}, "lacks something"),
+        ({"model": 3}, "000001.json"),
     ]
     copy = tmp_path / "copy"
     shutil.copytree(saved, copy)
