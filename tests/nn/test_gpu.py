@@ -185,6 +185,19 @@ def test_hot_rows_are_summed_in_stretches(device, dead):
 
 
 @on_devices
+@pytest.mark.parametrize("alive", [0, 1, 2, None])
+def test_a_hot_row_counts_if_any_of_its_stretches_does(device, alive):
+    """Adam moves a row whose gradient is 0, and leaves one that has none."""
+    drawn = Grouped(np.random.default_rng(0), [3 * STRETCH], 4, Adam(lr=0.1), np.float32, features=2, dead=True)
+    drawn.live = np.array([True, False])
+    drawn.bag_of[drawn.pos] = 1
+    if alive is not None:
+        drawn.bag_of[drawn.pos[alive * STRETCH + 5]] = 0
+    drawn.grads[0::2], drawn.grads[1::2] = 0, np.nan
+    drawn.compare(device)
+
+
+@on_devices
 def test_weight_grad(device):
     for seed, (dim, dtype) in enumerate([(1, np.float32), (100, np.float64), (256, np.float32), (1000, np.float32)]):
         rng, arena = np.random.default_rng(seed), Arena(device)
