@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("skirl")
     group.addoption("--record-golden", action="store_true", help="write golden traces anew instead of comparing")
     group.addoption("--report", type=Path, help="write a campaign's outcome to this JSON file")
+    group.addoption("--fuzz-seconds", type=float, help="of all fuzz targets together; 60, or 3600 in a campaign")
 
 
 @pytest.fixture(scope="session")
@@ -137,7 +138,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
         "exit_status": int(exitstatus),
         **{kind: len(tests) for kind, tests in outcomes.items()},
         "tests": [
-            {"test": test.nodeid, "outcome": kind, "seconds": round(test.duration, 3)}
+            {"test": test.nodeid, "outcome": kind, "seconds": round(test.duration, 3), **dict(test.user_properties)}
             for kind, tests in outcomes.items()
             for test in tests
         ],

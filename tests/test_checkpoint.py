@@ -419,6 +419,8 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
         ({"run": body["run"] | {"counters": {"steps": 1, "other": 2}}}, "lacks something"),
         ({"run": {"~else": 1}}, "structure is damaged"),
         ({"rows": {}}, "lacks something"),
+        ({"dense": {"file": 3, "bytes": "x", "sha256": None}}, "lacks something"),
+        ({"model": 3}, "000001.json"),
     ]
     copy = tmp_path / "copy"
     shutil.copytree(saved, copy)
@@ -640,3 +642,13 @@ def test_killed_at_every_touch_of_a_file(tmp_path: Path) -> None:
     assert kept == sorted(kept, reverse=True) and any(kept), "the new one appears at one moment, and stays"
     assert lines[-1][1] == 0
     goes_on(tmp_path / "c")
+
+
+def test_parameters_of_another_type_are_refused(saved: Path) -> None:
+    """Fuzzing found that they were rounded without a word."""
+    run = Run(Setup())
+    run.model.top.double()
+    with pytest.raises(
+        CheckpointError, match=r"top\.\d\.\w+ is of torch.float32 in the checkpoint, of torch.float64 here"
+    ):
+        skirl.load(saved, model=run.model)

@@ -189,3 +189,57 @@ def test_a_failure_leaves_the_file_before(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ZeroDivisionError):
         skirl.export(both.rows, path)
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["rows.safetensors"]
+
+
+def made() -> skirl.EmbeddingBagCollection:
+    tables = [skirl.Table("a", 6, 2), skirl.Table("b", 6, 4)]
+    return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(), cache=4)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"a.weight": torch.zeros(6, 2, dtype=torch.int64)}, "a.weight is of torch.int64"),
+        ({"a.weight": torch.zeros(6, 2, dtype=torch.complex64)}, "a.weight is of torch.complex64"),
+        ({"a.weight": torch.zeros(6, 2, dtype=torch.float8_e4m3fn)}, "a.weight is of torch.float8"),
+        ({"a.weight": torch.tensor(1.0)}, r"a.weight is \[\]"),
+        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.zeros(2)}, "a.ids is .*the whole numbers of the 2 rows"),
+        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.tensor(1)}, "a.ids is .*the whole numbers of the 2 rows"),
+        ({"a.weight": torch.tensor(1.0), "a.ids": torch.zeros(2, dtype=torch.int64)}, "a.ids is"),
+        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.arange(2), "a.sum": torch.zeros(2, 0, 2)}, "a.sum is"),
+        ({"x": torch.zeros(2)}, "has no table of this model"),
+    ],
+)
+def test_tensors_of_another_form_are_refused_with_their_file(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], words: str
+) -> None:
+    """What fuzzing found: a broadcast, a cast to whole numbers, an index out of range."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, tmp_path / "t.safetensors")
+    torch.save(tensors, tmp_path / "t.pt")
+    for name in ("t.safetensors", "t.pt"):
+        rows = made()
+        with pytest.raises(ValueError, match=words) as caught:
+            skirl.import_rows(rows, tmp_path / name)
+        assert name in str(caught.value) and not len(rows.engine.store)
+
+
+def test_a_flipped_bit_in_a_file_of_torch_is_found(tmp_path: Path) -> None:
+    """torch compares no checksum where it maps the file; fuzzing found other weights than were saved."""
+    state = {"a.weight": torch.ones(6, 2), "b.weight": torch.full((6, 4), 2.0)}
+    path = tmp_path / "t.pt"
+    torch.save(state, path)
+    data = bytearray(path.read_bytes())
+    data[bytes(data).index(np.float32(2.0).tobytes() * 4)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"t\.pt is no state dict .*CRC"):
+        skirl.import_rows(made(), path)
+    try:
+        torch.serialization.set_crc32_options(False)
+        torch.save(state, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert skirl.import_rows(made(), path) == {"a": 6, "b": 6}
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    assert skirl.import_rows(made(), path) == {"a": 6, "b": 6}

@@ -94,3 +94,39 @@ def test_the_page_may_lie_elsewhere(run, tmp_path):
     where = tmp_path / "pages" / "run.html"
     assert Report(run, page=where).run()["page"] == str(where)
     assert where.read_text().startswith(Page("x").html()[:15])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("metrics.jsonl", '{"kind": "train", "step": 1}\n', "line 1 is damaged, .*samples is missing"),
+        ("metrics.jsonl", '{"step": 1}\n', "line 1: is no line of metrics .kind is missing"),
+        ("metrics.jsonl", '{"kind": "other", "step": 1}\n{\n', "line 2: is no line of metrics"),
+        ("metrics.jsonl", "\ufffd\n[1]\n", "line 1: is no line of metrics"),
+        ("config.json", "{", "config.json is damaged"),
+        ("config.json", "[]", "config.json is damaged, .*not a table of names"),
+        ("config.json", "[" * 100_000, "config.json is damaged"),
+        ("config.json", '{"flags": {}}', "started is missing"),
+        ("result.json", '{"checkpoints": 3}', "result.json is damaged, .*checkpoints is 3"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_its_file(run, tmp_path, name, text, words):
+    """What fuzzing found: each of these was a traceback."""
+    for other in ("config.json", "metrics.jsonl", "result.json"):
+        (tmp_path / other).write_bytes((run / other).read_bytes())
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=words) as caught:
+        Report(tmp_path).run()
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_what_diverged_is_reported(run, tmp_path):
+    """A loss that is no number is a line's content, not its fault."""
+    for other in ("config.json", "result.json"):
+        (tmp_path / other).write_bytes((run / other).read_bytes())
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[2]["loss"], lines[4]["loss"] = float("nan"), float("inf")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = Report(tmp_path)
+    report.summary(report.run())
+    assert "nan" not in re.sub(r"<(?!polyline)[^>]*>", " ", (tmp_path / "report.html").read_text()).lower().split()

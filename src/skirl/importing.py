@@ -7,6 +7,8 @@ could run code when it is read is refused: torch's own format is read with `weig
 """
 
 import json
+import mmap
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +21,15 @@ from torch import Tensor, nn
 
 from skirl.engine import Engine
 from skirl.export import FORMAT
+from skirl.form import COUNT, misfit
 from skirl.nn.modules import collection_of
 from skirl.optim import RowOptimizer
 from skirl.sealed import CheckpointError
 from skirl.tables import ROW_BITS, Table
 
 _PIECE = 1 << 16  # rows at a time
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_WHOLE = (torch.int64, torch.int32)
 
 
 def import_rows(
@@ -64,7 +69,7 @@ def import_rows(
             plan.append((number, table, name, _checked(tensors, table, name)))
     if not plan:
         raise ValueError(
-            f"the source has no table of this model: it has {', '.join(sorted(tensors.names)[:9])}; pass "
+            f"{tensors.where} has no table of this model: it has {', '.join(sorted(tensors.names)[:9])}; pass "
             "names={TABLE: NAME}"
         )
     states = [
@@ -137,8 +142,15 @@ class _Tensors:
             self.about = about if about.get("format") == FORMAT else {}
             return
         try:
-            state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:
+            if zipfile.is_zipfile(source):
+                _refuse_damaged(source)
+                state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+            else:  # of an old torch: mapped, a read of more than there is takes no memory
+                with open(source, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                    state = torch.load(mapped, map_location="cpu", weights_only=True)  # pyright: ignore[reportArgumentType]
+        except MemoryError:
+            raise
+        except Exception as error:  # of whatever class: it is torch's to choose
             raise ValueError(f"{source} is no state dict that torch.load(weights_only=True) reads ({error})") from None
         state = state.get("state_dict", state) if isinstance(state, dict) else {}
         self._tensors = {n: t for n, t in state.items() if isinstance(t, Tensor)}
@@ -150,27 +162,45 @@ class _Tensors:
         try:
             known = json.loads(self.about.get("tables", "{}"))
             return str(next(iter(known))) if len(known) == 1 else None
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return None
 
     def table(self, base: str) -> dict[str, int]:
         """What a file of `skirl.export` says of the table whose tensors begin with `base`: its rows and steps."""
         try:
             known = json.loads(self.about.get("tables", "{}"))
-            facts = known.get(
-                base.removesuffix("."), next(iter(known.values())) if not base and len(known) == 1 else {}
-            )
-            return {name: int(facts[name]) for name in ("rows", "steps") if name in facts}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{self.where} does not say what its tables are ({error!r}): export it anew") from None
+        except (ValueError, RecursionError) as error:
+            known, wrong = {}, str(error)
+        else:
+            wrong = misfit(known, {...: {"rows": COUNT, "steps": COUNT}})
+        if wrong is not None:
+            raise ValueError(f"{self.where} does not say what its tables are ({wrong}): export it anew")
+        return known.get(base.removesuffix("."), next(iter(known.values())) if not base and len(known) == 1 else {})
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape() if self._file else self._tensors[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return (self._file.get_slice(name)[:0] if self._file else self._tensors[name]).dtype
+
+    def refuse_other_than_floats(self, name: str) -> None:
+        if (found := self.dtype(name)) not in _FLOATS:
+            raise ValueError(f"{name} is of {found} in {self.where}: make it a float32")
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         part = self._file.get_slice(name)[start:stop] if self._file else self._tensors[name][start:stop]
         part = part.detach().cpu()
         return (part.to(torch.float32) if part.dtype in (torch.bfloat16, torch.float16) else part).numpy()
+
+
+def _refuse_damaged(source: str | Path) -> None:
+    """Compare the checksums in torch's file, which it does not look at when the file is mapped into memory."""
+    with zipfile.ZipFile(source) as file:
+        for entry in file.infolist():
+            if entry.CRC:  # 0 where torch was told to write none
+                with file.open(entry) as part:
+                    while part.read(1 << 20):
+                        pass
 
 
 def _name(tensors: _Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
@@ -190,11 +220,18 @@ def _checked(tensors: _Tensors, table: Table, name: str) -> str | None:
     base = name.removesuffix("weight")
     has_ids = name.endswith("weight") and f"{base}ids" in tensors.names
     shape = tensors.shape(name)
-    rows = tensors.shape(f"{base}ids")[0] if has_ids else table.rows
+    rows = table.rows
+    if has_ids:
+        rows, found = (shape or (0,))[0], tensors.shape(f"{base}ids")
+        if found != (rows,) or tensors.dtype(f"{base}ids") not in _WHOLE:
+            raise ValueError(
+                f"{base}ids is {list(found)} in {tensors.where}: make it the whole numbers of the {rows} rows of {name}"
+            )
     if shape != (rows, table.dim):
         raise ValueError(
             f"{name} is {list(shape)} in {tensors.where}, table {table.name!r} is [{rows}, {table.dim}]: make it alike"
         )
+    tensors.refuse_other_than_floats(name)
     return base if has_ids else None
 
 
@@ -223,6 +260,7 @@ def _state(tensors: _Tensors, table: Table, base: str | None, optimizer: RowOpti
                 f"{base}{name} is {list(tensors.shape(base + name))} in {tensors.where}, {type(optimizer).__name__} has "
                 f"{list(expected)}: leave it out, or set the optimizer that it is of"
             )
+        tensors.refuse_other_than_floats(base + name)
     steps = tensors.table(base).get("steps")
     if steps is None and optimizer.counts_steps:
         raise ValueError(

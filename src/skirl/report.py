@@ -12,12 +12,29 @@ from typing import Annotated, Any
 
 import tyro
 
+from skirl.form import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
 from skirl.page import Page
 from skirl.plot import Chart, bars, svg
 from skirl.progress import clock
-from skirl.run_folder import CONFIG, RESULT, lines_of
+from skirl.run_folder import CONFIG, METRICS, RESULT, lines_of
 
 Line = Mapping[str, Any]
+
+
+FORMS: dict[str, Any] = {
+    "train": dict.fromkeys(("step", "samples", "fetched", "new", "written", "touched"), COUNT)
+    | dict.fromkeys(("seconds", "samples_per_second", "stall", "read"), AMOUNT)
+    | {"loss": NUMBER, "auc": SCORE, "ne": SCORE, "lr": SCORE, "dense_lr": SCORE}
+    | {"busy": {...: AMOUNT}, "blame": {...: AMOUNT}},
+    "eval": {"step": COUNT, "seconds": AMOUNT, "test_logloss": NUMBER}
+    | dict.fromkeys(("test_auc", "test_ne", "test_calibration"), SCORE),
+}
+"""What is read of a line of each kind."""
+OF_CONFIG: dict[str, Any] = {
+    "flags": {...: ANY}, "started": TEXT, "begun_at": COUNT, "versions": {...: TEXT},
+    "machine": {"processor": ANY, "cores": ANY},
+}  # fmt: skip
+OF_RESULT: dict[str, Any] = {"checkpoints": {"stopped_by": ANY}}
 
 
 @dataclass(frozen=True)
@@ -36,13 +53,17 @@ class Left:
         """Read a run's folder."""
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
-        lines = lines_of(folder)
-        result = folder / RESULT
+        path, result = folder / METRICS, folder / RESULT
+        found: dict[str, list[Line]] = {kind: [] for kind in FORMS}
+        for number, line in enumerate(lines_of(folder), start=1):
+            if line["kind"] in FORMS:
+                _checked(f"{path}, line {number}", line, FORMS[line["kind"]])
+                found[line["kind"]].append(line)
         return cls(
-            config=_read(folder / CONFIG),
-            lines=[line for line in lines if line["kind"] == "train"],
-            evaluations=[line for line in lines if line["kind"] == "eval"],
-            result=_read(result) if result.is_file() else None,
+            config=_checked(str(folder / CONFIG), _read(folder / CONFIG), OF_CONFIG),
+            lines=found["train"],
+            evaluations=found["eval"],
+            result=_checked(str(result), _read(result), OF_RESULT) if result.is_file() else None,
         )
 
     def sums(self, name: str) -> dict[str, float]:
@@ -75,7 +96,7 @@ class Report:
         page = self.page or self.folder / "report.html"
         page.parent.mkdir(parents=True, exist_ok=True)
         found = facts(left)
-        page.write_text(drawn(self.folder.name, left, told(found)).html(), encoding="utf-8")
+        page.write_text(drawn(self.folder.name, left, told(found)).html(), encoding="utf-8", errors="replace")
         return {"command": "report", "run": str(self.folder), "page": str(page), **found}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -89,7 +110,7 @@ def facts(left: Left) -> dict[str, Any]:
     seconds, stall = left.sum("seconds"), left.sum("stall")
     return {
         "ended": left.result is not None,
-        "stopped_by": (left.result or {}).get("checkpoints", {}).get("stopped_by"),
+        "stopped_by": None if left.result is None else left.result["checkpoints"]["stopped_by"],
         "flags": left.config["flags"],
         "steps": last.get("step", 0),
         "samples": last.get("samples", 0),
@@ -228,7 +249,7 @@ def _chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> Ch
 
 
 def _points(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
-    return [(float(line["step"]), float(line[name])) for line in lines if line[name] is not None]
+    return [(float(line["step"]), float(line[name])) for line in lines if finite(line[name])]
 
 
 def _culprits(blame: Mapping[str, float]) -> str:
@@ -248,6 +269,13 @@ def _number(value: float | None) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): there is no report without it") from error
+
+
+def _checked(where: str, read: Any, form: Any) -> Any:
+    wrong = misfit(read, form)
+    if wrong is not None:
+        raise ValueError(f"{where} is damaged, or of another skirl ({wrong}): there is no report of it")
+    return read

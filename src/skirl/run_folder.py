@@ -53,6 +53,7 @@ from typing import Annotated, Any
 import tyro
 
 from skirl.evaluation import Evaluation
+from skirl.form import COUNT, TEXT, misfit
 from skirl.lookahead import Lookahead
 from skirl.machine import machine
 from skirl.meter import Meter
@@ -297,10 +298,24 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
     path = Path(folder) / METRICS
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    data = path.read_bytes()
+    found = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
+        read: Any = None
+        try:
+            read = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            wrong: str | None = " ".join(str(error).split())
+        else:
+            wrong = misfit(read, LINE)
+        if wrong is not None:
+            raise ValueError(f"{path}, line {number}: is no line of metrics ({wrong}): mend it, or take it out")
+        found.append(read)
+    return found
 
 
+LINE = {"kind": TEXT, "step": COUNT}
+"""What every line has."""
 GROUPS = {
     "rows": ("fetched", "new", "written", "forwarded", "touched", "filled", "window"),
     "time": ("samples_per_second", "seconds", "hidden", "stall", "read"),

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from skirl.form import ANY, TEXT, misfit
+
 _SEAL = "~sha256"
 _MOST = 64 << 20  # bytes of a header
 
@@ -61,7 +63,7 @@ def read_sealed(
     try:
         body = json.loads(raw)
         del body[_SEAL]
-        if seal(body) != raw or body["format"] != format:
+        if seal(body) != raw or body["format"] != format or misfit(body, {"format_version": ANY, "skirl": TEXT}):
             raise error(f"{path} is damaged, or no {what} of skirl: use another {what}")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise error(f"{path} is damaged, or no {what} of skirl: use another {what}") from None

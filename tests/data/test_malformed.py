@@ -245,3 +245,66 @@ def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data[:start] + b"\xff" * 64 + data[start + 64 :])
     with pytest.raises(BadFile, match="row group 2 cannot be read"):
         list(open_files(DataFlags(f"criteo:{tmp_path / 'file'}")))
+
+
+# What fuzzing found.
+
+INTS = '[[label]]\nname = "y"\nkind = "number"\n[[id]]\nname = "item"\ntype = "int"\n[file]\ncolumns = ["y", "item"]\n'
+
+
+def ids_of(folder: Path, text: bytes, schema: str, **flags: Any) -> list[int]:
+    (folder / "file").write_bytes(text)
+    (folder / "s.toml").write_text(schema)
+    files = open_files(DataFlags(f"csv:{folder / 'file'}", schema=str(folder / "s.toml"), rows="1000", **flags))
+    return [row for batch in files for row in batch.sparse.values().tolist()]
+
+
+def test_hexadecimal_digits_are_no_whole_number(tmp_path: Path) -> None:
+    """Arrow's cast takes 0x1f for 31."""
+    for value in (b"0x1f", b"0X1"):
+        with pytest.raises(BadRow, match=rf"line 2: column item is '{value.decode()}', expected a whole number"):
+            ids_of(tmp_path, b"1,7\n0," + value + b"\n", INTS)
+        assert ids_of(tmp_path, b"1,7\n0," + value + b"\n", INTS, bad_rows="skip") == ids_of(tmp_path, b"1,7\n", INTS)
+
+
+def test_a_float_in_text_is_a_whole_number_where_the_schema_says_so(tmp_path: Path) -> None:
+    floats = INTS.replace('"int"', '"float"')
+    plain = ids_of(tmp_path, b"1,7\n1,-2\n1,1000\n1,9007199254740993\n", INTS)
+    assert ids_of(tmp_path, b"1,7.0\n1,-2.\n1,1e3\n1,9007199254740993\n", floats) == plain
+    for value in (b"7.5", b"1e30", b"9223372036854775808", b"nan", b"x"):
+        with pytest.raises(BadRow, match="line 2: column item is"):
+            ids_of(tmp_path, b"1,7\n1," + value + b"\n", floats)
+
+
+def test_a_label_beyond_float32_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRow, match="label y is '1e39', expected a number that fits a float32"):
+        ids_of(tmp_path, b"1e39,7\n", INTS)
+    with pytest.raises(BadSchema, match="fill is 1e\\+39"):
+        FileSchema.parse(INTS + '[[dense]]\nname = "y"\nfill = 1e39\n')
+    with pytest.raises(BadSchema, match="set it to a finite number"):
+        FileSchema.parse(INTS + f'[[dense]]\nname = "y"\nfill = {"9" * 400}\n')
+
+
+def test_a_byte_order_mark_is_refused_in_any_line(tmp_path: Path) -> None:
+    """Not only where a part happens to begin."""
+    schema = INTS.replace('["y", "item"]', '["other", "y", "item"]')
+    with pytest.raises(BadRow, match="line 2: the line begins with a byte order mark"):
+        ids_of(tmp_path, b"a,1,7\n\xef\xbb\xbfa,1,7\na,1,7\n", schema)
+    assert len(ids_of(tmp_path, b"\xef\xbb\xbfa,1,7\na,1,7\n", schema)) == 2
+
+
+def test_a_header_alone_has_no_rows_whatever_ends_it(tmp_path: Path) -> None:
+    for end in (b"", b"\n", b"\r\n", b"\r\r\r"):
+        with pytest.raises(ValueError, match="no row is left to read"):
+            ids_of(tmp_path, b"y,item" + end, INTS)
+
+
+def test_names_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+    from tests.data.corpus import arrow
+
+    arrow(tmp_path / "file")
+    data = (tmp_path / "file").read_bytes()
+    (tmp_path / "file").write_bytes(data.replace(b"item", b"it\xa8m"))
+    (tmp_path / "s.toml").write_text(SCHEMA)
+    with pytest.raises(BadFile, match="is damaged or cut off"):
+        list(open_files(DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "s.toml"))))

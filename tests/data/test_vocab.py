@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
@@ -282,3 +283,22 @@ def test_numbers_in_a_column_of_texts_are_refused(tmp_path: Path, kind: str, val
     then = f"holds {said}, not texts.*: set its type to {'float' if said == 'double' else 'int'}"
     with pytest.raises(BadSchema, match=rf"^{tmp_path / 'data'}: column 'item' {then}"):
         list(DataFlags(f"parquet:{tmp_path / 'data'}", schema=str(tmp_path / "s.toml"), rows="50").stream())
+
+
+def test_a_vocabulary_of_other_types_is_refused(tmp_path: Path) -> None:
+    """Fuzzing found a type of safetensors that NumPy does not have, and names of types that are no texts."""
+    from safetensors.torch import save_file as save_torch
+
+    facts = {"types": {"a": "texts"}, "min_count": 1, "samples": 1, "means": {}, "version": 1}
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (torch.zeros(2, dtype=torch.float8_e4m3fn), facts, "no list of uint64"),
+        (torch.zeros(2, 1, dtype=torch.uint64), facts, "no list of uint64"),
+        (torch.zeros(2, dtype=torch.uint64), facts | {"types": {"a": {}}}, "types.a is {}, not a text"),
+        (torch.zeros(2, dtype=torch.uint64), facts | {"means": {"x": [1]}}, "a mean and a deviation"),
+        (torch.zeros(2, dtype=torch.uint64), facts | {"samples": "x"}, "samples is 'x'"),
+        (torch.zeros(2, dtype=torch.uint64), {}, "version is missing"),
+    ]
+    for keys, said, words in cases:
+        save_torch({"a.keys": keys}, tmp_path / "v", metadata={"skirl": json.dumps(said)})
+        with pytest.raises(BadVocabulary, match=words):
+            load(str(tmp_path / "v"))

@@ -5,6 +5,8 @@ reads what they are compiled to. `make test-gpu` runs the same tests on a GPU. E
 an index read past its end leads to a row of NaN, and nothing may be written there.
 """
 
+import mmap
+
 import numpy as np
 import pytest
 import torch
@@ -15,13 +17,14 @@ pytest.importorskip("triton")
 
 from skirl.initial import Constant, InitialTable, Normal, Uniform
 from skirl.initial import fill as cpu_fill
-from skirl.nn import cpu, gpu
+from skirl.nn import cpu, gpu, gpu_update
 from skirl.nn.blocks import INTERPRETED
 from skirl.nn.stretches import STRETCH, stretches_of
 from skirl.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.reference import Reference
 from skirl.tables import Table
 from tests.cases import cases
+from tests.nn.rounding import random_bits, rounded
 
 DIMS = [1, 3, 16, 48, 64, 100, 128, 256, 1000]
 OPTIMIZERS: list[RowOptimizer] = [
@@ -182,6 +185,19 @@ def test_hot_rows_are_summed_in_stretches(device, dead):
 
 
 @on_devices
+@pytest.mark.parametrize("alive", [0, 1, 2, None])
+def test_a_hot_row_counts_if_any_of_its_stretches_does(device, alive):
+    """Adam moves a row whose gradient is 0, and leaves one that has none."""
+    drawn = Grouped(np.random.default_rng(0), [3 * STRETCH], 4, Adam(lr=0.1), np.float32, features=2, dead=True)
+    drawn.live = np.array([True, False])
+    drawn.bag_of[drawn.pos] = 1
+    if alive is not None:
+        drawn.bag_of[drawn.pos[alive * STRETCH + 5]] = 0
+    drawn.grads[0::2], drawn.grads[1::2] = 0, np.nan
+    drawn.compare(device)
+
+
+@on_devices
 def test_weight_grad(device):
     for seed, (dim, dtype) in enumerate([(1, np.float32), (100, np.float64), (256, np.float32), (1000, np.float32)]):
         rng, arena = np.random.default_rng(seed), Arena(device)
@@ -296,3 +312,155 @@ def test_a_step_equals_the_reference(device, optimizer):
     )  # fmt: skip
     same_bits(cache[torch.from_numpy(rows)], reference.read(rows.tolist()))
     arena.check()
+
+
+def huge(rows, width, device):
+    """Memory that is not there until it is touched, on a CPU."""
+    if device != "cpu":
+        return torch.empty(rows, width, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which Python has no name for before 3.13
+    return torch.frombuffer(mmap.mmap(-1, rows * width * 4, flags=flags), dtype=torch.float32).view(rows, width)
+
+
+@on_devices
+def test_slots_whose_first_number_is_past_two_to_the_31(device):
+    rng, dim, optimizer = np.random.default_rng(0), 64, Adam(lr=0.1)
+    width = optimizer.width(dim)
+    cache = huge(2**31 // width + 9, width, device)
+    last = len(cache) - 1
+    assert last * width > 2**31
+    drawn = Grouped(rng, [3], dim, optimizer, np.float32)
+    small = drawn.cache[drawn.rows]
+    at_first, at_last = np.zeros(1, np.int32), np.full(1, last, np.int32)
+    results = []
+    for array, at in ((torch.from_numpy(small.copy()).to(device), at_first), (cache, at_last)):
+        arena, init = Arena(device), InitialTable.of([Uniform(0.5)] * 3)
+        slot, drawn.rows = arena.put(at), at
+        pooled, taken = (
+            arena.put(np.full((2, dim), np.nan, np.float32)),
+            arena.put(np.full((1, width), np.nan, np.float32)),
+        )
+        empty, first, bag = arena.put(np.empty(0, np.float32)), arena.put(np.zeros(1, np.int32)), arena.put(at_first)
+        gpu.put(array, slot, arena.put(small))
+        gpu.pool(array, dim, slot, first[:0], 1, empty, pooled[:1])
+        drawn.on_gpu(arena, array)
+        gpu.take(array, slot, taken)
+        weight = arena.put(np.full(1, np.nan, np.float32))
+        gpu.weight_grad(array, dim, slot, bag, arena.put(drawn.grads), arena.put(drawn.live), weight)
+        results.append([x.cpu().clone() for x in (pooled, taken, weight)])
+        gpu.fill(
+            arena.put(drawn.keys), slot, array, dim, 5, arena.put(init.kind), arena.put(init.scale),
+            arena.put(init.quantiles), 0.1,
+        )  # fmt: skip
+        results[-1].append(array[at[0]].cpu().clone())
+    for got, expected in zip(*results):
+        same_bits(got, expected.numpy())
+
+
+def test_nothing_is_launched_for_nothing(monkeypatch):
+    class Kernel:
+        def __getitem__(self, grid):
+            raise AssertionError(f"launched over {grid}")
+
+    for name in ("_pool", "_weight_grad", "_copy", "_fill"):
+        monkeypatch.setattr(gpu, name, Kernel())
+    for name in ("_stretches", "_update"):
+        monkeypatch.setattr(gpu_update, name, Kernel())
+    cache, none, floats = torch.zeros(3, 8), torch.zeros(0, dtype=torch.int32), torch.zeros(0)
+    rows = torch.zeros(0, 8)
+    gpu.pool(cache, 8, none, none, 2, floats, rows)
+    gpu.weight_grad(cache, 8, none, none, rows, floats.bool(), floats)
+    gpu.take(cache, none, rows)
+    gpu.put(cache, none, rows)
+    gpu.move(rows, none, cache, none)
+    gpu.expand(rows, none, rows)
+    gpu.fill(none.long(), none, cache, 8, 0, none, floats, floats, 0.0)
+    gpu.update(
+        cache, 8, SGD().kind, none, none.long(), torch.zeros(1, dtype=torch.int32), none, none, floats, rows, floats.bool(),
+        floats.view(0, 1), 1.0, none.view(0, 3), rows, none,
+    )  # fmt: skip
+    with pytest.raises(AssertionError, match="launched"):
+        gpu.take(cache, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 8))
+
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@on_devices
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@cases(12)
+@given(SEEDS, st.sampled_from([1, 3, 16, 100]), st.sampled_from(OPTIMIZERS), st.sampled_from([1e-6, 1.0, 3e4]))
+def test_half_precision_rows_are_rounded_at_random(device, half, seed, dim, optimizer, size):
+    """float32 arithmetic on rows that are exact in the half type, and then plain stochastic rounding."""
+    rng, arena = np.random.default_rng(seed), Arena(device)
+    drawn = Grouped(rng, [1, 3, 1, 2, 6], dim, optimizer, np.float32, dead=True)
+    drawn.grads *= np.float32(size)
+    cache = torch.from_numpy(drawn.cache * np.float32(size)).to(half)
+    expected = cache.float().numpy()
+    drawn.on_cpu(expected)
+    for u, slot in enumerate(drawn.rows):
+        parts = [slice(i, min(i + dim, len(expected[slot]))) for i in range(0, len(expected[slot]), dim)]
+        for part, columns in enumerate(parts):
+            bits = random_bits(seed, 7, drawn.keys[u], part, columns.stop - columns.start)
+            expected[slot, columns] = rounded(expected[slot, columns], bits, half)
+    got = cache.to(device)
+    drawn.on_gpu(arena, got, rounding=(seed, 7))
+    same_bits(got.float(), expected)
+    arena.check()
+
+
+@on_devices
+@pytest.mark.parametrize("half", HALVES, ids=str)
+def test_rounding_is_fair(device, half):
+    """Ones lose 2**-12 in each of 40 steps, at most half of what the type can tell apart: to nearest they lost none."""
+    n, dim, steps = 16, 64, 40
+    cache = torch.ones(n, dim, dtype=half, device=device)
+    whole = torch.arange(n, dtype=torch.int32, device=device)
+    empty = torch.zeros(0, device=device)
+    for step in range(steps):
+        gpu.update(
+            cache, dim, SGD().kind, whole, whole.long(), torch.arange(n + 1, dtype=torch.int32, device=device), whole,
+            whole, empty, torch.ones(n, dim, device=device), empty.bool(), torch.full((1, 1), 2.0**-12, device=device),
+            float("inf"), torch.zeros(0, 3, dtype=torch.int32, device=device), empty, whole[:0], rounding=(5, step),
+        )  # fmt: skip
+    lost = 1 - cache.float().mean().item()
+    assert lost == pytest.approx(steps * 2.0**-12, rel=0.08)
+    assert len(cache.unique()) > 3
+
+
+@on_devices
+@pytest.mark.parametrize("half", HALVES, ids=str)
+def test_half_precision_rows_are_pooled_filled_and_moved(device, half):
+    rng, arena = np.random.default_rng(3), Arena(device)
+    dim, rows, batch = 48, 7, 6
+    cache = torch.from_numpy(numbers(rng, (rows, dim + 1), np.float32)).to(half)
+    slots = rng.integers(0, rows, 15).astype(np.int32)
+    offsets = np.array([0, 3, 3, 4, 9, 14, 15], np.int32)
+    expected = np.empty((batch, dim), np.float32)
+    cpu.pool(cache.float().numpy(), dim, slots, offsets, 1, np.empty(0, np.float32), expected, 0, batch)
+    out = arena.put(np.full((batch, dim), np.nan, np.float32))
+    there = cache.to(device)
+    gpu.pool(there, dim, arena.put(slots), arena.put(offsets), 1, arena.put(np.empty(0, np.float32)), out)
+    same_bits(out, expected)
+
+    taken = torch.full((15, dim + 1), torch.nan, dtype=half, device=device)
+    gpu.take(there, arena.put(slots), taken)
+    assert torch.equal(taken.cpu().view(torch.int16), cache[torch.from_numpy(slots)].view(torch.int16))
+
+    init = InitialTable.of([Uniform(0.5), Normal(0.1), Constant(0.1)])
+    keys = np.arange(rows, dtype=np.int64) % 3 << 48 | np.arange(rows)
+    first = np.empty((rows, dim + 1), np.float32)
+    where = np.arange(rows, dtype=np.int32)
+    cpu_fill(keys, where, first, dim, 5, init.kind, init.scale, init.quantiles, 0.1, 0, rows)
+    gpu.fill(
+        arena.put(keys), arena.put(where), there, dim, 5, arena.put(init.kind), arena.put(init.scale),
+        torch.tensor(init.quantiles, device=device), 0.1,
+    )  # fmt: skip
+    assert torch.equal(there.cpu().view(torch.int16), torch.from_numpy(first).to(half).view(torch.int16))
+
+
+@on_devices
+def test_rounding_goes_with_half_precision(device):
+    drawn = Grouped(np.random.default_rng(0), [1, 2], 4, SGD(), np.float32)
+    with pytest.raises(ValueError, match="pass \\(seed, step\\)"):
+        drawn.on_gpu(Arena(device), torch.from_numpy(drawn.cache).to(device), rounding=(1, 2))

@@ -745,3 +745,50 @@ def test_a_run_has_the_bits_of_one_in_memory(tmp_path, monkeypatch):
     again.close()
     losses, rows, _ = train("memory", range(90))
     assert on_disk == losses[60:] and found == rows
+
+
+@pytest.mark.parametrize("key", [-1, 7 << 48, 1 << 48])
+def test_a_key_of_another_table_under_right_checksums_is_refused(tmp_path: Path, key: int) -> None:
+    """Fuzzing found that such a row was taken in where the sizes of tables are not known."""
+    from skirl.store import _records as records
+
+    layout = {0: Record(2), 1: Record(3)}
+    with DiskStore(tmp_path / "s", layout) as store:
+        store.write(np.arange(4), np.ones((4, 2), np.float32))
+    manifest = tmp_path / "s" / "store.json"
+    body = json.loads(manifest.read_text())
+    del body["~sha256"]
+    [line] = body["facts"]["segments"]
+    name, *middle, _, rows_bytes, keys_bytes = line.split(" ")
+    keys = np.array([0, 1, 2, key])
+    path = tmp_path / "s" / f"{name}.keys"
+    path.write_bytes(path.read_bytes()[:HEADER] + keys.tobytes())
+    state = int(records.hash_keys(keys, np.uint64(0)))
+    body["facts"]["segments"] = [" ".join([name, *middle, f"{state:016x}", rows_bytes, keys_bytes])]
+    manifest.write_bytes(seal(body))
+    with pytest.raises(DiskError, match="has no such records"):
+        DiskStore(tmp_path / "s", layout)
+
+
+def test_a_manifest_without_its_facts_is_refused(tmp_path: Path) -> None:
+    with DiskStore(tmp_path / "s", {0: Record(2)}):
+        pass
+    body = json.loads((tmp_path / "s" / "store.json").read_text())
+    for changed in ({n: v for n, v in body.items() if n not in ("~sha256", "facts")}, body | {"facts": 3}):
+        changed.pop("~sha256", None)
+        (tmp_path / "s" / "store.json").write_bytes(seal(changed))
+        with pytest.raises(DiskError, match="does not describe rows"):
+            DiskStore(tmp_path / "s", {0: Record(2)})
+
+
+def test_a_snapshot_with_rows_beyond_the_table_is_refused_by_its_name(tmp_path: Path) -> None:
+    from skirl.store import MemoryStore, SnapshotError
+
+    memory = MemoryStore({0: Record(2)})
+    memory.write(np.array([1, 99]), np.ones((2, 2), np.float32))
+    memory.snapshot(tmp_path / "m")
+    with (
+        DiskStore(tmp_path / "s", {0: Record(2)}, rows={0: 50}) as store,
+        pytest.raises(SnapshotError, match="m does not fit: row 99 of table 0 is there"),
+    ):
+        store.restore(tmp_path / "m")

@@ -199,9 +199,12 @@ def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), 
         try:
             body, run, saved = _read(header, model, collection, parts, data)
             _restore_rows(header, body, run, engine)
-        except (_Mismatch, OtherVersion):
+        except OtherVersion:
             raise
-        except CheckpointError as error:
+        except CheckpointError as found:
+            error = folder.naming(header, found)
+            if isinstance(error, _Mismatch):
+                raise error from None
             first = first or error
             if header != candidates[-1]:
                 log.warning("%s. Going on from the checkpoint before it", error)
@@ -273,9 +276,14 @@ def _read(
 def _restore_rows(header: Path, body: dict[str, Any], run: dict[str, Any], engine: Engine) -> None:
     rows, store = header.parent / folder.ROWS, engine.store
     over = overlay(rows, body["rows"]["cache"], store.layout)
-    engine.restore(
-        lambda: store.thaw(rows, body["rows"]["store"], over),
-        table_steps=run["rows"]["table_steps"],
-        split=run["rows"]["split"],
-        counters=Counters(**run["counters"]),
-    )
+    try:
+        engine.restore(
+            lambda: store.thaw(rows, body["rows"]["store"], over),
+            table_steps=run["rows"]["table_steps"],
+            split=run["rows"]["split"],
+            counters=Counters(**run["counters"]),
+        )
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError) as error:  # keys of no table, under a checksum that somebody has made
+        raise CheckpointError(f"{header} does not fit the tables ({error}): use another checkpoint") from error

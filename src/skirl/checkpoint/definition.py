@@ -94,6 +94,10 @@ def check_model(saved: dict[str, Any], model: nn.Module) -> None:
             raise CheckpointError(
                 f"{name} is {list(saved[name].shape)} in the checkpoint, {list(value.shape)} here: make it as it was"
             )
+        if isinstance(value, torch.Tensor) and saved[name].dtype != value.dtype:  # torch would round it without a word
+            raise CheckpointError(
+                f"{name} is of {saved[name].dtype} in the checkpoint, of {value.dtype} here: make it as it was"
+            )
 
 
 def check_data(saved: Any, data: Any, engine: Engine) -> None:

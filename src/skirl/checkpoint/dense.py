@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from skirl.form import COUNT, TEXT, misfit
 from skirl.sealed import CheckpointError, sync_folder, to_disk
 
 NAME = "model.safetensors"
@@ -36,6 +37,8 @@ def write(folder: Path, mark: str, tensors: dict[str, torch.Tensor]) -> dict[str
 
 def read(folder: Path, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
     """What `write` was given; its checksum is compared first."""
+    if (wrong := misfit(entry, {"file": TEXT, "bytes": COUNT, "sha256": TEXT})) is not None:
+        raise CheckpointError(f"the dense part lacks something ({wrong}): use another checkpoint")
     path = folder / entry["file"]
     if path.parent.parent != folder or ".." in path.parts[-2:]:
         raise CheckpointError(f"{entry['file']!r} is a file outside its folder: do not trust this checkpoint")

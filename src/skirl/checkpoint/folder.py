@@ -73,6 +73,15 @@ def read(path: Path) -> dict[str, Any]:
     return read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="checkpoint")
 
 
+def naming(header: Path, error: CheckpointError) -> CheckpointError:
+    """The same error, in a text that says which checkpoint it is about."""
+    if str(header.parent) in str(error):
+        return error
+    named = type(error)(f"{header}: {error}")
+    named.__cause__ = error.__cause__
+    return named
+
+
 def retain(folder: Path, number: int, keep: int, after: int | None) -> None:
     """Keep a new checkpoint and the newest before it, `keep` in all.
 

@@ -53,8 +53,8 @@ def open_rows(path: str | Path, *, store: str = "memory") -> Opened:
         except OtherVersion:
             raise
         except CheckpointError as error:
-            log.warning("%s", error)
-            first = first or error
+            first = first or folder.naming(header, error)
+            log.warning("%s", folder.naming(header, error))
     assert first is not None
     raise first
 
@@ -65,7 +65,7 @@ def opened(path: str | Path) -> Iterator[Opened]:
     newest = folder.headers(Path(path))[0]
     try:
         on_disk = folder.read(newest)["rows"]["store"]["kind"] == DISK_ROWS
-    except ValueError:  # an older one may be whole; of the same kind, all but surely
+    except (ValueError, KeyError, TypeError):  # an older one may be whole; of the same kind, all but surely
         on_disk = any(newest.parent.glob("rows/*.keys"))
     with ExitStack() as stack:
         store = "memory"

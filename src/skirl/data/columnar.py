@@ -79,6 +79,7 @@ class ColumnFile:
             return
         try:
             groups, schema = self._opened()
+            _ = schema.names, [str(kind) for kind in schema.types]  # Arrow reads names when it is asked for them
         except _DAMAGED as error:
             self._file = None
             raise self._damaged(f"is damaged or cut off ({_short(error)})") from None

@@ -96,14 +96,23 @@ def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.nd
     return values, kinds
 
 
-def ints_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [n], and what each is. What is no whole number, or does not fit, is malformed; a uint64 keeps its bits."""
+def ints_of(column: pa.Array, nan_is_missing: bool, points: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [n], and what each is. What is no whole number, or does not fit, is malformed; a uint64 keeps its bits.
+
+    points: texts may be floats, "7.0" for 7.
+    """
     kinds = kinds_of(column)
     if is_text(column.type):
-        column = _cast(column, kinds, pa.int64(), _WHOLE)
-    elif pt.is_floating(column.type):
+        values = _numpy(_cast(column, kinds, pa.int64(), _WHOLE))
+        if points and len(odd := np.flatnonzero(kinds == BAD)):
+            floats, some = floats_of(column.take(pa.array(odd)), False)
+            some[(some == GOOD) & ~_whole(floats)] = BAD
+            values, kinds[odd] = values.copy(), some
+            values[odd[some == GOOD]] = floats[some == GOOD].astype(np.int64)
+        return values, kinds
+    if pt.is_floating(column.type):
         floats = _numpy(column).astype(np.float64)
-        whole = np.isfinite(floats) & (np.floor(floats) == floats) & (np.abs(floats) < 2.0**63)
+        whole = _whole(floats)
         wrong = ~whole & (kinds == GOOD)
         kinds[wrong] = BAD
         if nan_is_missing:
@@ -115,6 +124,10 @@ def ints_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndar
         column = column.cast(pa.int64())
     values = _numpy(column)
     return values, kinds
+
+
+def _whole(floats: np.ndarray) -> np.ndarray:
+    return np.isfinite(floats) & (np.floor(floats) == floats) & (np.abs(floats) < 2.0**63)
 
 
 def hex_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -138,8 +151,10 @@ def value_at(column: pa.Array, i: int) -> Any:
 
 def _cast(column: pa.Array, kinds: np.ndarray, to: pa.DataType, good: str) -> pa.Array:
     """Numbers out of texts. What Arrow's cast does not take is malformed, and null here."""
+    x = pt.is_int64(to) and _has_x(column)  # Arrow takes 0x1f for 31
     try:
-        return column.cast(to)
+        if not x:
+            return column.cast(to)
     except pa.ArrowInvalid:
         pass
     bytes_ = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
@@ -148,10 +163,17 @@ def _cast(column: pa.Array, kinds: np.ndarray, to: pa.DataType, good: str) -> pa
     for i in np.flatnonzero(~sure & (kinds == GOOD)):  # few: what the pattern leaves out and the cast may still take
         try:
             column.slice(i, 1).cast(to)
-            sure[i] = True
+            sure[i] = not (x and _has_x(column.slice(i, 1)))
         except pa.ArrowInvalid:
+            pass
+        if not sure[i]:
             kinds[i] = BAD
     return pc.if_else(pa.array(sure), column, None).cast(to)
+
+
+def _has_x(column: pa.Array) -> bool:
+    offsets, data = texts_of(column)
+    return bool(((data[offsets[0] : offsets[-1]] | 32) == ord("x")).any())
 
 
 def _numpy(column: pa.Array) -> np.ndarray:

@@ -292,7 +292,7 @@ class Encoder:
             values, kinds = hex_of(column)
             why = "1 to 16 hexadecimal digits, or nothing"
         else:
-            values, kinds = ints_of(column, nan)
+            values, kinds = ints_of(column, nan, points=spec.type == "float")
             why = "a whole number of at most 64 bits, or nothing"
         wrong = kinds == BAD if kinds.any() else None
         if spec.type == "fingerprint":

@@ -24,6 +24,7 @@ import torch
 from skirl.batch import Batch, KeyedJagged
 from skirl.data.stream import Files
 from skirl.data.vocabulary import FIRST
+from skirl.form import ANY, COUNT, misfit
 from skirl.jit import kernel
 from skirl.tables import Table
 
@@ -115,14 +116,33 @@ class Growth:
 
     def load_state_dict(self, state: Mapping[str, Any], admitted: Any) -> None:
         """Go on from there. admitted: what rows were given to, then or later."""
-        arrays = [np.ascontiguousarray(state[name], np.int64) for name in ("keys", "rows", "counts", "last")]
-        if len({len(array) for array in arrays}) != 1:
-            raise ValueError("the state's vocabulary has arrays of different lengths: use another checkpoint")
-        self._refill([arrays[0].view(np.uint64), *arrays[1:]])
-        self.next = int(state["next"])
-        self._admitted = np.array(admitted, np.int64).view(np.uint64)[: self.next - FIRST]
-        if len(self._admitted) != self.next - FIRST:
-            raise ValueError("the state's vocabulary has rows without a value: use another checkpoint")
+        entries, given = self.checked(state, admitted)
+        self._refill(entries)
+        self.next = state["next"]
+        self._admitted = given[: self.next - FIRST].copy()
+
+    def checked(self, state: Mapping[str, Any], admitted: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        """The entries of a state, and what its rows were given to; refused where it is the state of no such vocabulary."""
+        keys, rows, counts, last = (_numbers(state, name) for name in ("keys", "rows", "counts", "last"))
+        given, free, there = _numbers({"admitted": admitted}, "admitted").view(np.uint64), state["next"], rows != 0
+        wrong = None
+        if len({len(array) for array in (keys, rows, counts, last)}) != 1:
+            wrong = "its arrays are of different lengths"
+        elif not keys.all() or len(np.unique(keys)) < len(keys):
+            wrong = "an id is in it twice, or is none"
+        elif type(free) is not int or not FIRST <= free <= max(FIRST, self.limit):
+            wrong = f"its next row is {free!r}, of {self.limit:,}"
+        elif not free - FIRST <= len(given) <= max(0, self.limit - FIRST):
+            wrong = f"it has rows without a value, {len(given):,} values and {free:,} rows"
+        elif ((rows[there] < FIRST) | (rows[there] >= free)).any():
+            wrong = f"a row in it is not from {FIRST} to {free - 1}"
+        elif (given[rows[there] - FIRST] != keys[there].view(np.uint64)).any():
+            wrong = "a row in it was given to another id"
+        elif len(keys) and not (0 <= min(counts.min(), last.min()) <= max(counts.max(), last.max()) < _MOST):
+            wrong = "a count in it is below 0, or beyond all that could be counted"
+        if wrong is not None:
+            raise ValueError(f"the state's vocabulary is damaged, {wrong}: use another checkpoint")
+        return [keys.view(np.uint64), rows, counts, last], given
 
 
 @dataclass
@@ -198,8 +218,7 @@ class Growing:
         then = Growing(replace(self.inner, dataset=self.inner.dataset.anew()), self.admit, self.stale)
         then.load_state_dict(state)
         batches = iter(then._mapped(then._resume))
-        for _ in range(int(state["since"])):
-            next(batches)
+        then._again(batches, state["since"])
         return HeldOut(then, self.inner.held)
 
     # The pass.
@@ -207,10 +226,9 @@ class Growing:
     def __iter__(self) -> Iterator[Batch]:
         """All epochs, with an empty vocabulary at first; after `load_state_dict`, from where that state was taken."""
         state, self._resume = self._resume, None
-        again = 0 if state is None else int(state["since"])
+        again = 0 if state is None else state["since"]
         batches = self._mapped(state)
-        for _ in range(again):  # they were handed out before
-            next(batches)
+        self._again(batches, again)
         snapshot, since = state, again
         for batch in batches:
             since += 1
@@ -269,11 +287,19 @@ class Growing:
         return self._state
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse a state of another stream, saying what differs; nothing else happens."""
-        self.inner.check_state(state["files"] if "tables" in state else state)
+        """Refuse a state of another stream, or of none, saying what is wrong; nothing else happens."""
+        grown = isinstance(state, Mapping) and "tables" in state
+        self.inner.check_state(state.get("files", {}) if grown else state)
+        own = dict.fromkeys(self.growths, _TABLE)
+        admitted = dict.fromkeys(self.growths, ANY)
+        form = {"files": ANY, "tables": own, "admitted": admitted, "since": COUNT, "admit": ANY, "stale": ANY}
+        if (wrong := misfit(state, form)) is not None:
+            raise ValueError(f"the state is none of an open vocabulary ({wrong}): give what state_dict() returned")
         for name in ("admit", "stale"):
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set it to that")
+        for table, growth in self.growths.items():
+            growth.checked(state["tables"][table], state["admitted"][table])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next pass go on where `state` was taken; refused when it is another stream's."""
@@ -284,6 +310,29 @@ class Growing:
             table |= {name: np.asarray(part).view(Kept) for name, part in table.items() if name != "next"}
         state["admitted"] = {table: np.asarray(part).view(Kept) for table, part in state["admitted"].items()}
         self._resume = self._state = state
+
+    def _again(self, batches: Iterator[Batch], since: int) -> None:
+        """Read batches that were handed out before once more."""
+        for number in range(since):
+            if next(batches, None) is None:
+                raise ValueError(
+                    f"the state is {since:,} batches after its vocabulary, and there are {number}: use another checkpoint"
+                )
+
+
+_MOST = 1 << 62
+"""Beyond any count: there is room to go on."""
+_TABLE = {"keys": ANY, "rows": ANY, "counts": ANY, "last": ANY, "next": COUNT}
+
+
+def _numbers(state: Mapping[str, Any], name: str) -> np.ndarray:
+    try:
+        array = np.asarray(state[name])
+    except (ValueError, OverflowError):  # lists of lists, of other lengths
+        array = np.empty((0, 0))
+    if array.ndim != 1 or (array.size and array.dtype != np.int64):
+        raise ValueError(f"the state's vocabulary is damaged, {name} are no whole numbers: use another checkpoint")
+    return np.ascontiguousarray(array, np.int64)
 
 
 @dataclass

@@ -77,7 +77,7 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
             raise BadSchema(f"{path}: the schema in it {error}") from None
     if kind in BUILT_IN:
         return BUILT_IN[kind]
-    raise ValueError(f"data is {kind}:..., and no file says what its columns mean: set schema to a TOML file that does")
+    raise BadSchema(f"{path}: data is {kind}:..., and no file says what its columns mean: set schema to one")
 
 
 def _encoding(
@@ -156,11 +156,11 @@ def load_vocabulary(path: str) -> Vocabulary:
         stat = Path(path).stat()
     except OSError:
         return load(path)  # says what is wrong
-    return _loaded(path, stat.st_size, stat.st_mtime_ns)
+    return _loaded(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _loaded(path: str, size: int, time: int) -> Vocabulary:
+def _loaded(path: str, file: int, size: int, time: int) -> Vocabulary:
     return load(path)
 
 

@@ -345,7 +345,7 @@ def _make(kind: type[T], where: str, values: Any) -> T:
             raise BadSchema(f"{where}: {_unknown(name, known)}")
         if isinstance(value, list):
             values = values | {name: (value := tuple(value))}
-        if isinstance(value, int) and hints[name] is float and not isinstance(value, bool):
+        if type(value) is int and hints[name] is float and abs(value) < 1 << 53:
             values = values | {name: (value := float(value))}
         choices = get_args(hints[name])
         if not _fits(value, hints[name]):

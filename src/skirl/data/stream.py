@@ -8,7 +8,7 @@ it comes next. A buffer that gives a random row for each one that enters it woul
 would be the rows in it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from skirl.data.encode import Encoded, Encoder, taken
 from skirl.data.identity import check_identity, identity_of
 from skirl.data.skew import named, unit
 from skirl.data.workers import pieces
+from skirl.form import ANY, COUNT, misfit
 from skirl.jit import kernel
 from skirl.tables import Table
 
@@ -213,15 +214,21 @@ class Files:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next pass go on where `state` was taken; refused when it is another stream's."""
         self.check_state(state)
-        self._resume = {name: int(state[name]) for name in self._start()}
+        self._resume = {name: state[name] for name in self._start()}
         self._state = dict(self._resume)
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Refuse a state of another stream, saying what differs; nothing else happens."""
-        if "stream" not in state:
-            then = "set vocab to open" if "tables" in state else "set data to what it was"
-            raise ValueError(f"the state is of {'an open vocabulary' if 'tables' in state else 'no files'}: {then}")
+        if not isinstance(state, Mapping) or "stream" not in state:
+            grown = isinstance(state, Mapping) and "tables" in state
+            then = "set vocab to open" if grown else "set data to what it was"
+            raise ValueError(f"the state is of {'an open vocabulary' if grown else 'no files'}: {then}")
+        form = dict.fromkeys(self._start(), COUNT) | {"stream": {...: ANY}}
+        if (wrong := misfit(state, form)) is not None:
+            raise ValueError(f"the state is not one of a stream over files ({wrong}): give what state_dict() returned")
         check_identity(state["stream"], self._identity())
+        if state["file"] > len(self.dataset.paths):
+            raise ValueError(f"the state is in file {state['file']}, of {len(self.dataset.paths)}: use another")
 
     def _identity(self) -> dict[str, Any]:
         if not self._of:  # once: a state is asked for at each batch

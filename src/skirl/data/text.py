@@ -142,7 +142,8 @@ class TextFile:
         skip = len(_BOM) if data.startswith(_BOM) else 0
         text, needed = self._schema.text, self._schema.needed
         end = data.find(b"\n", skip)
-        line = data[skip : end if end >= 0 else len(data)].rstrip(b"\r")
+        whole = data[skip : end if end >= 0 else len(data)]
+        line = whole.rstrip(b"\r")
         delimiter = b"\t" if text.delimiter == "tab" else text.delimiter.encode()
         first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in line.split(delimiter)]
         absent = [name for name in needed if name not in first]
@@ -156,7 +157,7 @@ class TextFile:
             if len(set(first)) < len(first):
                 twice = next(name for name in first if first.count(name) > 1)
                 raise BadFile(self.path, f"its header names column {twice!r} twice", "name each column once")
-            self._header, skip, names = True, skip + (end - skip + 1 if end >= 0 else len(line)), first
+            self._header, skip, names = True, skip + len(whole) + (end >= 0), first
         elif text.columns:
             names = list(text.columns)
         else:
@@ -249,7 +250,8 @@ class TextFile:
             with open(self.path, "rb") as file:
                 data = file.read(LONGEST_LINE)
         else:
-            data = self._unpacked(0)
+            self._unpacked(0)
+            data = self._kept
         if not data:
             raise BadFile(self.path, "is empty", "remove it, or get it anew")
         if b"\n" not in data and len(data) >= LONGEST_LINE:
@@ -263,8 +265,6 @@ def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
     Arrow takes a carriage return for a line end, and cannot report a line that is no UTF-8.
     """
     torn: dict[int, tuple[str, str]] = {}
-    if data.startswith(_BOM):  # the file's own is gone by now, and Arrow leaves any other out without a word
-        torn[0] = ("the line begins with a byte order mark", "one at the begin of the file at most")
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n")
         text = np.frombuffer(data, np.uint8)
@@ -274,6 +274,12 @@ def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
             for row in np.unique(np.searchsorted(np.flatnonzero(text == 10), returns)).tolist():
                 torn[row] = ("a carriage return stands inside the line", "it at the end only")
     if not data.isascii():
+        if data.startswith(_BOM):  # the file's own is gone by now, and Arrow leaves out that of the first line it sees
+            torn[0] = _MARKED
+        at = data.find(b"\n" + _BOM)
+        while at >= 0:
+            torn[data.count(b"\n", 0, at + 1)] = _MARKED
+            at = data.find(b"\n" + _BOM, at + 1)
         try:
             data.decode()
         except UnicodeDecodeError:
@@ -288,4 +294,5 @@ def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
     return data, torn
 
 
+_MARKED = ("the line begins with a byte order mark", "one at the begin of the file at most")
 _ASCII = bytes(min(byte, 127) for byte in range(256))

@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 
 from skirl.data.hashing import NONE
 from skirl.data.schema import FileSchema
+from skirl.form import ANY, COUNT, NUMBER, TEXT, Kind, misfit
 from skirl.jit import kernel
 
 VERSION = 1
@@ -120,16 +121,19 @@ def load(path: str) -> Vocabulary:
     try:
         with safe_open(path, "numpy") as file:
             facts = _facts(path, (file.metadata() or {}).get("skirl"))
+            for table in facts.types:
+                part = file.get_slice(f"{table}.keys")
+                shape = part.get_shape()
+                if part.get_dtype() != "U64" or len(shape) != 1 or shape[0] > MOST:
+                    raise BadVocabulary(f"vocabulary {path}: {table}.keys is no list of uint64: make it anew")
             keys = {table: file.get_tensor(f"{table}.keys") for table in facts.types}
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, UnicodeEncodeError) as error:
         missing = isinstance(error, FileNotFoundError)
         then = "set vocab to one that `skirl vocab` made"
         found = "there is no such file" if missing else f"is no vocabulary, or a damaged one ({error})"
         raise BadVocabulary(f"vocabulary {path}: {found}: {then}") from None
     tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
     for table, array in sorted(keys.items()):
-        if array.ndim != 1 or array.dtype != np.uint64 or len(array) > MOST:
-            raise BadVocabulary(f"vocabulary {path}: {table}.keys is no list of uint64: make it anew")
         tables[table] = _placed(array)
         checksum.update(f"{table} {len(array)}".encode())
         checksum.update(np.ascontiguousarray(array).data)
@@ -137,22 +141,26 @@ def load(path: str) -> Vocabulary:
     return Vocabulary(path, facts, tables, rows, checksum.hexdigest()[:16])
 
 
+_PAIR = Kind("a mean and a deviation", lambda v: isinstance(v, list) and len(v) == 2 and all(map(NUMBER.fits, v)))
+_FORM = {"types": {...: TEXT}, "min_count": COUNT, "samples": COUNT, "means": {...: _PAIR}}
+
+
 def _facts(path: str, text: str | None) -> Facts:
     try:
         read = json.loads(text or "")
-        if read["version"] != VERSION:
+    except (ValueError, RecursionError) as error:
+        read, wrong = {}, repr(error)
+    else:
+        wrong = misfit(read, {"version": ANY})
+        if wrong is None and read["version"] != VERSION:
             raise BadVocabulary(
                 f"vocabulary {path}: is of version {read['version']!r}, this skirl reads {VERSION}: make it anew"
             )
-        means = {str(k): (float(m), float(d)) for k, (m, d) in read["means"].items()}
-        types = {str(k): str(v) for k, v in read["types"].items()}
-        facts = Facts(types, int(read["min_count"]), int(read["samples"]), means)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, BadVocabulary):
-            raise
-        raise BadVocabulary(
-            f"vocabulary {path}: it does not say what it is ({error!r}): make it with `skirl vocab`"
-        ) from None
+        wrong = wrong or misfit(read, _FORM)
+    if wrong is not None:
+        raise BadVocabulary(f"vocabulary {path}: it does not say what it is ({wrong}): make it with `skirl vocab`")
+    means = {name: (float(mean), float(deviation)) for name, (mean, deviation) in read["means"].items()}
+    facts = Facts(read["types"], read["min_count"], read["samples"], means)
     if not all(
         np.isfinite(mean) and np.isfinite(deviation) and deviation > 0 for mean, deviation in facts.means.values()
     ):

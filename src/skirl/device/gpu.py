@@ -17,7 +17,6 @@ that are as late as the events allow.
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,7 +24,8 @@ import torch
 from skirl.device.base import BankFacts, BankRows, Device, Update, joined_bags, joined_scales
 from skirl.device.blocks import Block, Blocks
 from skirl.device.packed import Packed
-from skirl.device.streams import CudaStreams, Event, Streams, no_streams
+from skirl.device.streams import CudaStreams, Streams, no_streams
+from skirl.device.travel import Arrival, Departure, OnItsWay, by_step, copy, joined, plan_of
 from skirl.ids import BankIds
 from skirl.machine import free_bytes
 from skirl.oracle.step import Step
@@ -89,31 +89,6 @@ class Gpu(Device):
         """A small array, copied on the current stream. torch keeps the pinned memory until the copy is done."""
         tensor = torch.from_numpy(np.array(array))  # a copy: torch has no arrays that may not be written to
         return tensor if self.at.type != "cuda" else tensor.pin_memory().to(self.at, non_blocking=True)
-
-
-@dataclass(eq=False)
-class Arrival:
-    """What a step of one bank brings: fetched rows and its plan."""
-
-    work: Work
-    rows: Block
-    plan: Block
-    packed: Packed
-    scales: list[np.ndarray]
-    """Factors of each micro-batch as they were sent: the loop may set others."""
-    forwards: list[tuple[int, int, int]]
-    """From which step, and which of the plan's forwarded rows."""
-    shared_bags: torch.Tensor | None
-    came: Event | None = None
-    views: dict[str, torch.Tensor] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Departure:
-    """Rows that left the cache in one step."""
-
-    block: Block
-    count: int
 
 
 class GpuRows(BankRows):
@@ -184,9 +159,9 @@ class GpuRows(BankRows):
         step, ids = work.steps[self.facts.number], [m.ids[self.facts.number] for m in work.micros]
         rows = self.blocks.take(len(step.fetch_keys) * self._record_bytes)
         shared = self._shared_bags(ids)
-        order, forwards = _by_step(step.forward_step)
+        order, forwards = by_step(step.forward_step)
         bags = None if shared is not None else joined_bags(ids)
-        packed = Packed(_plan(step, ids, joined_scales(ids, self.facts.dtype), order, bags))
+        packed = Packed(plan_of(step, ids, joined_scales(ids, self.facts.dtype), order, bags))
         plan = self.plans.take(packed.nbytes)
         for block in (rows, plan):
             if block.copied is not None:
@@ -205,7 +180,7 @@ class GpuRows(BankRows):
             if block.used is not None:
                 inward.wait(block.used)
             if nbytes:
-                inward.run(lambda b=block, n=nbytes: _copy(b.device[:n], b.host[:n]))
+                inward.run(lambda b=block, n=nbytes: copy(b.device[:n], b.host[:n]))
         arrival.came = arrival.rows.copied = arrival.plan.copied = inward.record()
 
     def load(self, work: Work, arrival: Arrival) -> Departure:
@@ -243,7 +218,7 @@ class GpuRows(BankRows):
         if count:
             streams.outward.wait(compute.record())
             nbytes = count * self._record_bytes
-            streams.outward.run(lambda: _copy(block.host[:nbytes], block.device[:nbytes]))
+            streams.outward.run(lambda: copy(block.host[:nbytes], block.device[:nbytes]))
             block.copied = streams.outward.record()
         self._release(arrival.rows)
         self._now = arrival
@@ -322,7 +297,7 @@ class GpuRows(BankRows):
 
         def apply() -> None:
             scale = views["scale"] if scales is None else (gpu.up(scales) if len(scales) else self._no_scale)
-            grads = _joined(update.grads, [i.bags for i in ids], facts.dim)
+            grads = joined(update.grads, [i.bags for i in ids], facts.dim)
             live = self._nothing if all_live else self._remembered("live", update.live)
             stretches = views["stretches"]
             partial = gpu.empty(len(stretches), facts.dim)
@@ -389,7 +364,7 @@ class GpuRows(BankRows):
         rows = compute.now(lambda: self._gathered(places))
         host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.device.type == "cuda")
         outward.wait(compute.record())
-        outward.run(lambda: _copy(host, rows))
+        outward.run(lambda: copy(host, rows))
         outward.keep(rows)
         return OnItsWay(host, rows, outward.record())
 
@@ -397,21 +372,6 @@ class GpuRows(BankRows):
         out = self._gpu.empty(len(slots), self.facts.width)
         self._kernels.take(self.cache, self._gpu.up(slots), out)
         return out
-
-
-class OnItsWay:
-    """Records that a checkpoint takes."""
-
-    def __init__(self, host: torch.Tensor, device: torch.Tensor, there: Event) -> None:
-        self._host, self._device, self._there = host, device, there
-
-    @property
-    def nbytes(self) -> int:
-        return self._host.nbytes
-
-    def landed(self) -> np.ndarray:
-        self._there.synchronize()
-        return self._host.numpy()
 
 
 class DeviceRecords:
@@ -425,58 +385,3 @@ class DeviceRecords:
 
     def copy(self, places: np.ndarray) -> OnItsWay:
         return self._rows.copied(places)
-
-
-def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
-    to.copy_(source, non_blocking=True)
-
-
-def _by_step(forward_step: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Forwarded rows ordered by the step that evicted them, and where each step's are.
-
-    >>> _by_step(np.array([7, 5, 7]))
-    (array([1, 0, 2]), [(5, 0, 1), (7, 1, 3)])
-    """
-    order = np.argsort(forward_step, kind="stable")
-    numbers, starts = np.unique(forward_step[order], return_index=True)
-    ends = np.append(starts, len(order))
-    return order, [(int(n), int(lo), int(hi)) for n, lo, hi in zip(numbers, ends[:-1], ends[1:])]
-
-
-def _plan(
-    step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray | None
-) -> dict[str, np.ndarray]:
-    """What the device needs to know of a step."""
-    from skirl.nn.stretches import stretches_of
-
-    arrays = {
-        "slots": step.slots,
-        "keys": step.keys,
-        "rows": step.rows,
-        "group_start": step.group_start,
-        "group_pos": step.group_pos,
-        "stretches": stretches_of(step.group_start),
-        "evict_slots": step.evict_slots,
-        "fetch_slots": step.fetch_slots,
-        "forward_index": step.forward_index[order],
-        "forward_slots": step.forward_slots[order],
-        "new_keys": step.new_keys,
-        "new_slots": step.new_slots,
-        "scale": scale,
-    }
-    if bags is not None:
-        arrays["bag_of"] = bags
-    for micro, one in enumerate(ids):
-        if not one.one_each:
-            arrays[f"offsets {micro}"] = one.offsets
-    return arrays
-
-
-def _joined(grads: Sequence[torch.Tensor | None], bags: Sequence[int], dim: int) -> torch.Tensor:
-    """The gradients of all micro-batches, zeros for those that got none."""
-    if len(grads) == 1:
-        assert grads[0] is not None
-        return grads[0]
-    like = next(grad for grad in grads if grad is not None)
-    parts = [like.new_zeros((n, dim)) if grad is None else grad for grad, n in zip(grads, bags, strict=True)]
-    return torch.cat(parts)

@@ -129,7 +129,7 @@ def root(x):
 
 @triton.jit
 def fold(x, ROWS: tl.constexpr, D: tl.constexpr):
-    """The sum of each row by halves, as cpu.tree_sum: [ROWS, D] -> [ROWS].
+    """The sum of each row by halves, as cpu.tree_sum: [ROWS, D] -> [ROWS, 1].
 
     A tl.sum over the whole row would add in an order that depends on how Triton lays a block out over threads. One over two
     numbers has no order: it is an exchange between two lanes, or an add in one. (A tl.split in its place went through shared
@@ -137,7 +137,7 @@ def fold(x, ROWS: tl.constexpr, D: tl.constexpr):
     nothing but -0.0 into +0.0: here squares are added, or the sum starts from zero.
     """
     if D == 1:
-        return tl.reshape(x, [ROWS])
+        return x
     else:
         return fold(tl.sum(tl.reshape(x, [ROWS, 2, D // 2]), axis=1), ROWS, D // 2)
 

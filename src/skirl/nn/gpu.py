@@ -200,7 +200,7 @@ def _weight_grad(
     mask = counts[:, None] & (column < dim)
     grad = rows_at(grads, bag, grad_stride, column, mask, out.dtype.element_ty)
     product = grad * rows_at(cache, slot, stride, column, mask, out.dtype.element_ty)
-    tl.store(out + pos, 0.0 + fold(product, ROWS, D), mask=inside)
+    tl.store(out + pos[:, None], 0.0 + fold(product, ROWS, D), mask=inside[:, None])
 
 
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["source_index", "target_index"])

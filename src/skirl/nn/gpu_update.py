@@ -181,39 +181,42 @@ def _update(
     g, count = _add_partials(partial, marks, partial_stride, begin, length, g, count, dim, D)
     some = count > 0
     if CLIPS:
-        most = tl.full([ROWS], CLIP, dtype)
+        most = tl.full([ROWS, 1], CLIP, dtype)
         norm = root(fold(g * g, ROWS, D))
         over = norm > most
-        g = tl.where(over[:, None], g * divide(most, tl.where(over, norm, 1.0))[:, None], g)
+        g = tl.where(over, g * divide(most, tl.where(over, norm, 1.0)), g)
 
+    # What a row has one of is [ROWS, 1], not [ROWS]: loaded so, it lies where the block needs it, and is not sent through
+    # shared memory. Adam's four numbers a table cost eight barriers before.
     key = tl.load(keys + u, mask=inside, other=0)
     base = scramble((key ^ random).to(tl.uint64, bitcast=True))
-    record = cache + tl.load(rows + u, mask=inside, other=0).to(tl.int64) * stride
-    number = scalars + (key >> 48) * columns
+    record = (cache + tl.load(rows + u, mask=inside, other=0).to(tl.int64) * stride)[:, None]
+    number = (scalars + (key >> 48) * columns)[:, None]
+    one = some[:, None]
     column = tl.arange(0, D)[None, :]
-    to = record[:, None] + column
-    mask = some[:, None] & (column < dim)
+    to = record + column
+    mask = one & (column < dim)
     w = tl.load(to, mask=mask, other=0).to(dtype)
-    lr = tl.load(number, mask=some, other=0)[:, None]
+    lr = tl.load(number, mask=one, other=0)
     if KIND == _SGD:
         w = w - lr * g
     elif KIND == _ADAGRAD:
-        eps = tl.load(number + 1, mask=some, other=1)[:, None]
+        eps = tl.load(number + 1, mask=one, other=1)
         s = tl.load(to + dim, mask=mask, other=0).to(dtype) + g * g
         _write(to + dim, s, mask, base, 1, HALF, ROWS, D)
         w = w - lr * divide(g, root(s) + eps)
     elif KIND == _ROWWISE_ADAGRAD:
-        eps = tl.load(number + 1, mask=some, other=1)
-        decay = tl.load(number + 2, mask=some, other=0)[:, None]
+        eps = tl.load(number + 1, mask=one, other=1)
+        decay = tl.load(number + 2, mask=one, other=0)
         g = tl.where(decay != 0, g + decay * w, g)
-        mean = divide(fold(g * g, ROWS, D), tl.full([ROWS], dim, dtype))
-        s = tl.load(record + dim, mask=some, other=0).to(dtype) + mean
-        _write_one(record + dim, s, some, base, HALF, ROWS)
-        w = w - divide(tl.reshape(lr, [ROWS]), root(s) + eps)[:, None] * g
+        mean = divide(fold(g * g, ROWS, D), tl.full([ROWS, 1], dim, dtype))
+        s = tl.load(record + dim, mask=one, other=0).to(dtype) + mean
+        _write_one(record + dim, s, one, base, HALF, ROWS)
+        w = w - divide(lr, root(s) + eps) * g
     elif KIND == _ADAM:
-        rest1 = tl.load(number + 1, mask=some, other=0)[:, None]
-        rest2 = tl.load(number + 2, mask=some, other=0)[:, None]
-        eps = tl.load(number + 3, mask=some, other=1)[:, None]
+        rest1 = tl.load(number + 1, mask=one, other=0)
+        rest2 = tl.load(number + 2, mask=one, other=0)
+        eps = tl.load(number + 3, mask=one, other=1)
         m1 = tl.load(to + dim, mask=mask, other=0).to(dtype)
         m2 = tl.load(to + 2 * dim, mask=mask, other=0).to(dtype)
         m1 = m1 + (g - m1) * rest1
@@ -237,8 +240,8 @@ def _write(to, x, mask, base, part: tl.constexpr, HALF: tl.constexpr, ROWS: tl.c
 def _write_one(to, x, mask, base, HALF: tl.constexpr, ROWS: tl.constexpr):
     """As `_write` for a part that is one number: element 0 of part 1."""
     if HALF:
-        count = tl.full([ROWS], 4294967297, tl.uint64)
-        bits = (scramble(base + count * GOLDEN) >> 40).to(tl.int32)
+        count = tl.full([ROWS, 1], 4294967297, tl.uint64)
+        bits = (scramble(base[:, None] + count * GOLDEN) >> 40).to(tl.int32)
         tl.store(to, _rounded(x, bits, to.dtype.element_ty), mask=mask)
     else:
         tl.store(to, x, mask=mask)
@@ -259,7 +262,7 @@ def _rounded(x, random, dtype: tl.constexpr):
     else:
         up = tl.where(finite, (bits + (random >> 11).to(tl.uint32)) & 0xFFFFE000, bits)
         small = tl.abs(x) * 16777216.0
-        whole = tl.floor(small)
+        whole = small.to(tl.int32).to(tl.float32)
         carry = ((small - whole) * 16777216.0).to(tl.int32) + random >= 16777216
         tiny = (whole + tl.where(carry, 1.0, 0.0)) * 5.9604644775390625e-08
         tiny_bits = tiny.to(tl.uint32, bitcast=True) | (bits & 0x80000000)

@@ -19,7 +19,7 @@ from skirl.store._gate import Gate
 from skirl.store._places import MOST_PLACED, Places
 from skirl.store._records import HEADER, INDEX_BITS, Keys, Words
 from skirl.store._segment import Entry, Segment, Unusable, check_header, header, stride
-from skirl.store.base import Record, Rows
+from skirl.store.base import Layout, Record, Rows
 from skirl.tables import MAX_ROWS, ROW_BITS
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
@@ -39,12 +39,19 @@ class Log:
     """
 
     def __init__(
-        self, folder: Path, record: Record, files: Files, gate: Gate, rows: Mapping[int, int] | None = None
+        self,
+        folder: Path,
+        record: Record,
+        files: Files,
+        gate: Gate,
+        rows: Mapping[int, int] | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self.folder, self.record = folder, record
         self._files, self._gate = files, gate
         self.places = Places(rows)
         self._rows = rows or {}
+        self._layout = layout or Layout(dict.fromkeys(rows or {0: 0}, record))
         self.stride = stride(record)
         self._words = self.stride // 4 - 1
         self.segments: dict[int, Segment] = {}  # by slot, in order of the log
@@ -185,9 +192,8 @@ class Log:
 
     def append(self, keys: Keys, rows: Words) -> None:
         """Hold rows, flat; returns when all are readable. On an error some may be held."""
-        stranger = self.places.stranger(keys)
-        if stranger >= 0:
-            raise ValueError(f"{self._beyond(keys[stranger])}: open the store with as many rows as there are")
+        if (beyond := self.beyond(keys)) is not None:
+            raise ValueError(f"{beyond}: open the store with as many rows as there are")
         done = 0
         while done < keys.size:
             segment = self.active or self._begin()
@@ -229,6 +235,11 @@ class Log:
     def seal(self) -> None:
         """Write to no segment of those begun any more."""
         self.active = None
+
+    def beyond(self, keys: Keys) -> str | None:
+        """Which key is no row of the tables, in words; None where all are."""
+        stranger = self.places.stranger(keys)
+        return self._beyond(keys[stranger]) if stranger >= 0 else None
 
     def _beyond(self, key: int) -> str:
         return f"{_named(key)} is there, which has {self._rows.get(int(key) >> ROW_BITS, 0):,} rows here"
@@ -336,10 +347,13 @@ class Log:
         segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, named=True)
         self._register(segment)
         check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
+        other = ""
         with self._keys_file(segment) as file:
             check_header(self._files, file, segment.keys_path, self.record, entry.id)
             for start in range(0, entry.count, MOST_PLACED):
                 keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
+                if not other and (at := self._layout.stranger(keys, self.record)) >= 0:
+                    other = f"{segment.keys_path} is damaged: {_named(keys[at])} has no such records"
                 stranger = self.places.stranger(keys)
                 if stranger >= 0:
                     what = f"{segment.keys_path} is damaged, or {self._beyond(keys[stranger])}"
@@ -349,6 +363,8 @@ class Log:
         if int(self._sums[slot]) != entry.keys_hash:
             self._sums[slot] = entry.keys_hash
             self.check(segment)  # names the record, if it can be told
+        if other:
+            raise Unusable(other)
         segment.behind = sum(_size(path) for path in paths) - sum(entry.least().values())
 
     def trim(self) -> None:

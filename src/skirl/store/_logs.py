@@ -19,7 +19,7 @@ def empty(folder: Path, layout: Layout, files: Files, gate: Gate, rows: Mapping[
     logs: list[Log] = []
     for record in layout.kinds:
         of = None if rows is None else {t: rows[t] for t, held in layout.records.items() if held == record}
-        logs.append(Log(folder, record, files, gate, of))
+        logs.append(Log(folder, record, files, gate, of, layout))
     return logs
 
 

@@ -80,6 +80,6 @@ class Manifest:
             text, _, advice = str(error).rpartition(": ")
             raise Unusable(text, advice if "version" in advice else "") from None
         try:
-            return cls.from_facts(body["facts"])
+            return cls.from_facts(body.get("facts", {}))
         except Unusable as error:
             raise Unusable(f"{path} {error}") from None

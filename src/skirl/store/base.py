@@ -71,7 +71,7 @@ class Layout:
         if not records:
             raise ValueError("the layout names no table: give a Record for each")
         for table in records:
-            if not 0 <= table < MAX_TABLES:
+            if type(table) is not int or not 0 <= table < MAX_TABLES:
                 raise ValueError(f"table {table} in the layout: number tables from 0 to {MAX_TABLES - 1}")
         self.records = dict(sorted(records.items()))
         self.kinds = tuple(sorted(set(self.records.values()), key=lambda r: (r.width, r.dtype)))
@@ -107,6 +107,10 @@ class Layout:
         if stranger >= 0:
             raise ValueError(self._refusal(int(keys[stranger]), self.kinds[kind]))
         return kind
+
+    def stranger(self, keys: NDArray[np.int64], record: Record) -> int:
+        """The first key whose table has no such records, -1 when there is none."""
+        return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
 
     def _refusal(self, key: int, given: Record) -> str:
         table = key >> ROW_BITS

@@ -311,7 +311,7 @@ class DiskStore(Store):
                 for log in logs:
                     for segment in log.segments.values():
                         log.check(segment)
-                self._append_all(logs, added, over)
+                self._append_all(logs, added, over, folder)
         except Unusable as error:
             text = str(error).replace(f"{self.path}{os.sep}", f"{folder}{os.sep}")
             raise SnapshotError(f"{text}: {error.advice or 'use another snapshot'}") from None
@@ -320,15 +320,20 @@ class DiskStore(Store):
         memory = MemoryStore(self.layout)
         memory.restore(folder)
         with self._replaced_by(memory.identity, memory.generation) as (logs, added):
-            self._append_all(logs, added, _all_rows(memory))
+            self._append_all(logs, added, _all_rows(memory), folder)
 
-    def _append_all(self, logs: list[Log], added: list[Path], pairs: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """Rows to logs that are not the store's yet."""
+    def _append_all(
+        self, logs: list[Log], added: list[Path], pairs: Iterable[tuple[NDArray[np.int64], Rows]], folder: Path
+    ) -> None:
+        """Rows of a folder to logs that are not the store's yet."""
         before = set(_logs.paths(logs))
         try:
             for keys, rows in pairs:
                 if keys.size:
-                    logs[self.layout.kind(keys, rows)].append(keys, rows.reshape(-1).view(np.uint32))
+                    log = logs[self.layout.kind(keys, rows)]
+                    if (beyond := log.beyond(keys)) is not None:
+                        raise SnapshotError(f"{folder} does not fit: {beyond}, give the table as many rows as it had")
+                    log.append(keys, rows.reshape(-1).view(np.uint32))
         finally:
             added += [path for path in _logs.paths(logs) if path not in before]
 
@@ -367,7 +372,7 @@ class DiskStore(Store):
             if facts.get("kind") == MEMORY_ROWS:
                 pairs = itertools.chain(frozen_rows(folder, facts, self.layout), over)
                 with self._replaced_by(facts["identity"], facts["generation"]) as (logs, added):
-                    self._append_all(logs, added, pairs)
+                    self._append_all(logs, added, pairs, folder)
                 return
             try:
                 manifest = Manifest.from_facts(facts)

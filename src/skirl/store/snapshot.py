@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skirl.form import ANY, COUNT, TEXT, misfit
 from skirl.sealed import CheckpointError, read_sealed, skirl_version, to_disk, write_sealed
 
 HEADER = "snapshot.json"
@@ -28,6 +29,9 @@ MEMORY_ROWS, DISK_ROWS = "rows", "disk rows"
 """What a snapshot says under `kind` in its facts: whose rows it holds."""
 _PIECE = 16 << 20  # bytes hashed and written at a time
 _OURS = re.compile(r".*-[0-9a-f]{16}\.(npy|tmp)")
+
+
+_ARRAY = {"file": TEXT, "dtype": TEXT, "shape": [COUNT], "sha256": TEXT}
 
 
 class SnapshotError(CheckpointError):
@@ -80,6 +84,8 @@ class Snapshot:
         self._folder = Path(folder)
         header = self._folder / HEADER
         body = read_sealed(header, format=FORMAT, version=FORMAT_VERSION, what="snapshot", error=SnapshotError)
+        if (wrong := misfit(body, {"facts": {...: ANY}, "arrays": {...: _ARRAY}})) is not None:
+            raise SnapshotError(f"{header} is damaged ({wrong}): use another snapshot")
         self.facts = body["facts"]
         self.written_by = body["skirl"]
         self._arrays: dict[str, Any] = body["arrays"]

@@ -1,0 +1,308 @@
+"""Targets of columns: Parquet and Arrow of any types, what `skirl convert` wrote, Criteo as Parquet."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from skirl.data import DataFlags
+from skirl.data.columnar import KEY
+from skirl.data.convert import Convert
+from skirl.data.open import open_files
+from skirl.data.schema import BUILT_IN, FileSchema
+from tests.data.logs import write_parquet
+from tests.fuzz import plain
+from tests.fuzz.loop import READ, Target, clean
+from tests.fuzz.mutate import Draw, mutated
+from tests.fuzz.texts import ERRORS, ROWS, criteo_rows
+
+SCHEMA = """
+missing = ["", "NULL"]
+[[label]]
+name = "y"
+[[dense]]
+name = "x"
+indicator = true
+[[dense]]
+name = "z"
+transform = "log"
+[[id]]
+name = "item"
+type = "int"
+[[id]]
+name = "name"
+[[id]]
+name = "tags"
+type = "int"
+list = true
+[[id]]
+name = "user"
+type = "int"
+encode = "row"
+rows = 300
+"""
+_WHOLE = [
+    0,
+    1,
+    2,
+    7,
+    127,
+    128,
+    255,
+    256,
+    299,
+    300,
+    65535,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+]
+_WHOLE += [-1, -128, -(2**31), -(2**63)]
+_REAL = [
+    0.0,
+    -0.0,
+    0.5,
+    1.0,
+    7.0,
+    1e9,
+    1e38,
+    3.5e38,
+    1e308,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    -1.0,
+    2.0**53,
+    2.0**63,
+]
+_NAMES = ["", "NULL", "a", "b", "7", "0x1", "0.5", "ff", "é", "12345678", "123456789", "x" * 40]
+_INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+_REALS = [pa.float16(), pa.float32(), pa.float64()]
+_TEXTS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view(), pa.binary_view()]
+_OTHERS = [
+    pa.bool_(),
+    pa.null(),
+    pa.date32(),
+    pa.timestamp("us"),
+    pa.decimal128(9, 2),
+    pa.binary(3),
+    pa.struct([("a", pa.int32())]),
+]
+
+
+def values(draw: Draw, kind: pa.DataType, n: int) -> pa.Array:
+    """n values of a type, some of them missing."""
+    hole = draw.choice([0, 0, 0.2, 1])
+
+    def one() -> Any:
+        if draw.random() < hole:
+            return None
+        if pt.is_boolean(kind):
+            return draw.random() < 0.5
+        if pt.is_integer(kind):
+            size = kind.bit_width - pt.is_signed_integer(kind)
+            low = -(1 << size) if pt.is_signed_integer(kind) else 0
+            return (
+                min(max(draw.choice(_WHOLE), low), (1 << size) - 1) if draw.random() < 0.3 else draw.randrange(2, 100)
+            )
+        return draw.choice(_REAL) if draw.random() < 0.2 else float(draw.randrange(100))
+
+    if pt.is_floating(kind):
+        made = [one() for _ in range(n)]
+        return pa.array(made, pa.float64()).cast(kind, safe=False)
+    if pt.is_integer(kind) or pt.is_boolean(kind):
+        return pa.array([one() for _ in range(n)], kind)
+    if kind in _TEXTS:
+        return pa.array([None if draw.random() < hole else draw.choice(_NAMES) for _ in range(n)], pa.string()).cast(
+            kind
+        )
+    return pa.nulls(n, kind)
+
+
+def column(draw: Draw, name: str, n: int) -> pa.Array:
+    """A column, mostly of a type that its name asks for."""
+    if name == "y":
+        kind = draw.choice([*_INTS, *_REALS, pa.bool_()]) if draw.random() < 0.9 else draw.choice(_OTHERS + _TEXTS)
+        if kind in _OTHERS + _TEXTS and not pt.is_boolean(kind):
+            return values(draw, kind, n)
+        good = pa.array([draw.randrange(2) for _ in range(n)], pa.int8()).cast(kind)
+        return values(draw, kind, n) if draw.random() < 0.1 else good
+    usual = {"x": _REALS + _INTS, "z": _REALS + _INTS, "name": _TEXTS}.get(name, _INTS + _TEXTS[:2])
+    kind = draw.choice(usual) if draw.random() < 0.93 else draw.choice(_OTHERS + _TEXTS + _INTS + _REALS)
+    if (name == "tags" and draw.random() < 0.95) or draw.random() < 0.02:
+        sizes = [draw.randrange(4) for _ in range(n)]
+        flat = values(draw, kind, sum(sizes))
+        offsets = [0]
+        for size in sizes:
+            offsets.append(offsets[-1] + size)
+        holes = [None if draw.random() < 0.1 else at for at in offsets[:-1]]
+        made = pa.ListArray.from_arrays(pa.array([*holes, offsets[-1]], pa.int32()), flat)
+        return made.cast(pa.large_list(kind)) if draw.random() < 0.2 else made
+    if name == "user" and draw.random() < 0.8:
+        return pa.array([draw.randrange(300) for _ in range(n)], pa.int64())
+    made = values(draw, kind, n)
+    if draw.random() < 0.15 and not (pt.is_nested(kind) or pt.is_null(kind) or kind in _TEXTS[4:]):
+        made = made.dictionary_encode()
+    return made
+
+
+def table(draw: Draw, n: int) -> pa.Table:
+    """A table for SCHEMA, with a column of nobody's, perhaps without one, perhaps with one twice."""
+    names = ["y", "x", "z", "item", "name", "tags", "user", "other"]
+    draw.shuffle(names)
+    if draw.random() < 0.03:
+        names = [*names, draw.choice(names)] if draw.random() < 0.5 else names[1:]
+    return pa.Table.from_arrays([column(draw, name, n) for name in names], names=names)
+
+
+def write(draw: Draw, made: pa.Table) -> bytes:
+    """Parquet, as somebody's writer may write it."""
+    out = io.BytesIO()
+    pq.write_table(
+        made, out, row_group_size=draw.choice([1, 3, 10, 1 << 20]),
+        compression=draw.choice(["none", "snappy", "zstd", "gzip"]), use_dictionary=draw.random() < 0.5,
+        data_page_version=draw.choice(["1.0", "2.0"]), write_statistics=draw.random() < 0.5,
+        data_page_size=draw.choice([1, 100, 1 << 20]), write_page_checksum=draw.random() < 0.2,
+    )  # fmt: skip
+    return out.getvalue()
+
+
+def write_arrow(draw: Draw, made: pa.Table) -> bytes:
+    """An Arrow file."""
+    out = io.BytesIO()
+    options = ipc.IpcWriteOptions(compression=draw.choice([None, "lz4", "zstd"]), unify_dictionaries=True)
+    with ipc.new_file(out, made.schema, options=options) as writer:
+        for batch in made.to_batches(draw.choice([1, 4, 1000])):
+            writer.write_batch(batch)
+    return out.getvalue()
+
+
+def reading(data: bytes, schema: FileSchema, rows: dict[str, int], arrow: bool) -> plain.Reading:
+    """All rows of a file by Arrow's reader for whole files, and Python for the rest; raises where it cannot."""
+    if arrow:
+        found = ipc.open_file(pa.BufferReader(data)).read_all()
+        found = found.select([found.schema.get_field_index(name) for name in schema.needed])
+        found.validate(full=True)
+    else:
+        found = pq.ParquetFile(pa.BufferReader(data)).read(columns=list(schema.needed), use_threads=False)
+    columns = {name: _python(found.column(name)) for name in schema.needed}
+    made = [dict(zip(columns, row)) for row in zip(*columns.values())]
+    return plain.Reading([plain.read_row(row, schema, rows) for row in made])
+
+
+def _python(array: Any) -> list[Any]:
+    """Texts as bytes, whatever they are."""
+    if pt.is_dictionary(array.type):
+        array = pa.chunked_array([chunk.dictionary_decode() for chunk in array.chunks], array.type.value_type)
+    if pt.is_list(array.type) or pt.is_large_list(array.type):
+        out = []
+        for chunk in array.chunks:
+            items = _python(pa.chunked_array([chunk.values]))
+            ends = chunk.offsets.to_pylist()
+            there = chunk.is_valid().to_pylist()
+            out += [items[a:b] if ok else None for a, b, ok in zip(ends, ends[1:], there)]
+        return out
+    if pt.is_string(array.type):
+        array = array.cast(pa.binary())
+    elif pt.is_large_string(array.type):
+        array = array.cast(pa.large_binary())
+    elif pt.is_string_view(array.type):
+        array = array.cast(pa.string()).cast(pa.binary())
+    return array.to_pylist()
+
+
+class Columns(Target):
+    """A file of columns: odd types in a valid file, or damaged bytes."""
+
+    def __init__(self, name: str, *, arrow: bool = False) -> None:
+        self.name, self._arrow = name, arrow
+
+    def draw(self, draw: Draw, folder: Path) -> None:
+        data = (write_arrow if self._arrow else write)(draw, table(draw, draw.choice([0, 1, 5, 30])))
+        if draw.random() < 0.6:
+            data = mutated(draw, data)
+        (folder / "file").write_bytes(data[: 1 << 20])
+        (folder / "schema.toml").write_text(SCHEMA)
+
+    def judge(self, folder: Path) -> str:
+        schema = FileSchema.parse(SCHEMA)
+        return judged_table(f"parquet:{folder / 'file'}", folder, schema, self._arrow)
+
+
+def judged_table(data: str, folder: Path, schema: FileSchema, arrow: bool, rows: str | None = str(ROWS)) -> str:
+    """Read a file both ways, and compare with `reading` where that is right in its types."""
+    path = folder / "file"
+    outcome = ""
+    for bad_rows in ("refuse", "skip"):
+        flags: dict[str, Any] = {"schema": str(folder / "schema.toml")} if (folder / "schema.toml").exists() else {}
+        try:
+            files = open_files(DataFlags(data, rows=rows, bad_rows=bad_rows, batch=7, **flags))
+            found = plain.samples_of(list(files))
+        except ValueError as error:
+            outcome = "refused" if "no row is left to read" in str(error) else clean(error, folder, *ERRORS)
+            continue
+        used = files.encoder.schema
+        expected = reading(path.read_bytes(), used, dict(files.encoder.rows), arrow)
+        assert bad_rows == "skip" or expected.first_bad is None, f"row {expected.first_bad} is malformed, and was read"
+        plain.assert_equal(found, expected.good)
+        assert files.bad_rows == len(expected.rows) - len(expected.good), "malformed rows are counted wrongly"
+        outcome = READ
+    return outcome
+
+
+class Converted(Target):
+    """What `skirl convert` wrote, ids as rows or as fingerprints: damaged, or with another schema in its metadata."""
+
+    name = "converted"
+
+    def prepare(self, folder: Path) -> None:
+        from tests.data.logs import write_tsv
+
+        write_tsv(folder / "text", criteo_rows(60, 5))
+        self._seeds = []
+        for number, rows in enumerate([None, "1000"]):
+            out = folder / f"{number}.parquet"
+            Convert(f"criteo:{folder / 'text'}", str(out), rows=rows, quiet=True).run()
+            self._seeds.append(out.read_bytes())
+
+    def draw(self, draw: Draw, folder: Path) -> None:
+        data = draw.choice(self._seeds)
+        if draw.random() < 0.3:
+            read = pq.read_table(pa.BufferReader(data))
+            toml = mutated(draw, read.schema.metadata[KEY])
+            out = io.BytesIO()
+            pq.write_table(read.replace_schema_metadata({KEY: toml}), out)
+            data = out.getvalue()
+        else:
+            data = mutated(draw, data, self._seeds)
+        (folder / "file").write_bytes(data)
+
+    def judge(self, folder: Path) -> str:
+        rows = None
+        return judged_table(f"parquet:{folder / 'file'}", folder, BUILT_IN["criteo"], False, rows)
+
+
+class CriteoParquet(Target):
+    """Criteo's columns as texts in Parquet."""
+
+    name = "criteo-parquet"
+
+    def prepare(self, folder: Path) -> None:
+        self._seeds = [write_parquet(folder / str(n), criteo_rows(n, n), group=7).read_bytes() for n in (3, 40)]
+
+    def draw(self, draw: Draw, folder: Path) -> None:
+        (folder / "file").write_bytes(mutated(draw, draw.choice(self._seeds), self._seeds))
+
+    def judge(self, folder: Path) -> str:
+        return judged_table(f"criteo:{folder / 'file'}", folder, BUILT_IN["criteo"], False)
+
+
+TARGETS: list[Target] = [Columns("parquet"), Columns("arrow", arrow=True), CriteoParquet(), Converted()]
