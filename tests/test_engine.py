@@ -13,7 +13,7 @@ from tests.loops import OPTIMIZER, TABLES, Broken, ProbedStore, collection, ever
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"dtype": torch.float16}, "dtype is torch.float16: set it to torch.float32 or torch.float64, or on a GPU to"),
+        ({"dtype": torch.int32}, "dtype is torch.int32: set it to torch.float32 or torch.float64, or on a GPU to"),
         ({"seed": -1}, "seed is -1: set it between 0 and"),
         ({"cache": 0}, "cache is 0 rows: set it to 1 or more"),
     ],

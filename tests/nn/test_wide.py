@@ -1,5 +1,9 @@
 """The loops that are compiled by dim give the bits of the plain ones, which test_cpu.py holds to the reference."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -105,3 +109,25 @@ def test_only_a_large_output_that_begins_on_a_cache_line_is_streamed(monkeypatch
     assert wide.pool_for(16, 16, out[: 16 * 16].reshape(16, 16), True)
     assert not wide.pool_for(16, 16, out[: 15 * 16].reshape(15, 16), True)
     assert not wide.pool_for(16, 16, out[1 : 1 + 16 * 16].reshape(16, 16), True)
+
+
+TRAIN = """
+import torch, skirl
+torch.set_num_threads(1)
+rows = skirl.EmbeddingBagCollection([skirl.Table("a", 600, 16)], optimizer=skirl.RowwiseAdagrad(lr=0.1), cache=600)
+ids = torch.cat([torch.zeros(300, dtype=torch.int64), torch.arange(300)])  # one row is hot
+for _ in range(2):
+    rows(skirl.KeyedJagged.one_hot(["a"], ids.reshape(-1, 1)))["a"].sum().backward()
+"""
+
+
+@pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
+def test_the_next_process_compiles_nothing(tmp_path):
+    """A kernel made in a function that calls another one made there is never found in Numba's cache again."""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
+    first, second = (
+        subprocess.run([sys.executable, "-c", TRAIN], env=env, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert "data saved" in first
+    assert "data loaded" in second and "data saved" not in second

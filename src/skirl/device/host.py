@@ -14,7 +14,7 @@ from skirl.ids import BankIds
 from skirl.initial import fill
 from skirl.machine import free_bytes
 from skirl.nn import cpu, wide
-from skirl.nn.reuse import Reused
+from skirl.nn.reuse import Reused, empty
 from skirl.staging import Staging
 from skirl.store.base import Rows
 from skirl.threads import run
@@ -73,7 +73,8 @@ class HostRows(BankRows):
                 f"rows of {self.facts.half} are trained on a GPU: set device='cuda', or dtype=torch.float32"
             )
         self.staging.most = staging_rows
-        self.array = np.empty((slots, self.facts.width), self.facts.dtype)  # pages are backed when first written
+        # From a cache line on, in huge pages; they are backed when first written.
+        self.array = empty(slots * self.facts.width, self.facts.dtype).reshape(slots, self.facts.width)
         return self.array
 
     def forget_moves(self) -> None:

@@ -188,45 +188,54 @@ def _update(n: int, which: int) -> Kernel:
             store(cache, slot, 0, w)
 
     @kernel
-    def hot(out, scale, grads, live, all_live, group_pos, bag_of, first, last):
-        """Sum the gradients of a row that has more than one stretch into out [1, n]; how many there were."""
+    def hot(rows, keys, group_start, group_pos, bag_of, scale, grads, live, lo, hi):
+        """The rows of lo..hi with more than one stretch and some gradient: their slots, keys, and gradients summed."""
+        m = 0
+        for u in range(lo, hi):
+            m += group_start[u + 1] - group_start[u] > STRETCH
         nothing = zeros(grads, n)
         scaled = scale.size > 0
-        count = 0
-        g = nothing
-        for begin in range(first, last, STRETCH):
-            part = nothing
-            for i in range(begin, min(begin + STRETCH, last)):
-                if i + AHEAD < last:
-                    later(grads, bag_of[group_pos[i + AHEAD]], n)
-                pos = group_pos[i]
-                bag = bag_of[pos]
-                if all_live or live[bag % live.size]:
-                    count += 1
-                    if scaled:
-                        part = part + scale[pos] * load(grads, bag, 0, n)
-                    else:
-                        part = part + load(grads, bag, 0, n)
-            g = g + part
-        store(out, 0, 0, g)
-        return count
+        all_live = live.all()
+        slots, names, sums = np.empty(m, rows.dtype), np.empty(m, keys.dtype), np.empty((m, n), grads.dtype)
+        m = 0
+        for u in range(lo, hi):
+            first, last = group_start[u], group_start[u + 1]
+            if last - first <= STRETCH:
+                continue
+            count = 0
+            g = nothing
+            for begin in range(first, last, STRETCH):
+                part = nothing
+                for i in range(begin, min(begin + STRETCH, last)):
+                    if i + AHEAD < last:
+                        later(grads, bag_of[group_pos[i + AHEAD]], n)
+                    pos = group_pos[i]
+                    bag = bag_of[pos]
+                    if all_live or live[bag % live.size]:
+                        count += 1
+                        if scaled:
+                            part = part + scale[pos] * load(grads, bag, 0, n)
+                        else:
+                            part = part + load(grads, bag, 0, n)
+                g = g + part
+            if count > 0:
+                slots[m], names[m] = rows[u], keys[u]
+                store(sums, m, 0, g)
+                m += 1
+        return slots[:m], names[:m], sums[:m]
 
-    @kernel
     def update(
         cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi
     ):  # fmt: skip
+        # Not a kernel: Numba finds none in its cache that calls others made here, and compiled it in every process anew.
         once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi)
-        all_live = live.all()
-        added = np.empty((1, n), cache.dtype)
-        start, place, alive = np.array([0, 1], np.int32), np.zeros(1, np.int32), np.ones(1, np.bool_)
-        for u in range(lo, hi):
-            first, last = group_start[u], group_start[u + 1]
-            if last - first > STRETCH and hot(added, scale, grads, live, all_live, group_pos, bag_of, first, last) > 0:
-                # From here on it is a row with one position, whose gradient is the sum.
-                mine = slice(u, u + 1)
-                once(
-                    cache, dim, kind, rows[mine], keys[mine], start, place, place, scale[:0], added, alive, scalars,
-                    clip, 0, 1,
-                )  # fmt: skip
+        slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, live, lo, hi)
+        if len(slots):
+            # From here on they are rows with one position each, whose gradient is the sum.
+            each = np.arange(len(slots) + 1, dtype=np.int32)
+            once(
+                cache, dim, kind, slots, names, each, each[:-1], each[:-1], scale[:0], sums, np.ones(1, np.bool_),
+                scalars, clip, 0, len(slots),
+            )  # fmt: skip
 
     return update
