@@ -90,7 +90,7 @@ class Blocks:
                 self._size += size
                 self._shrink()
                 pinned = self._device.type == "cuda"
-                host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+                host = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
                 block = Block(host, torch.empty(size, dtype=torch.uint8, device=self._device))
                 block.used = self._here()  # the memory may be another tensor's, whose work is not done there yet
             self._used.add(block)
