@@ -168,7 +168,7 @@ def sent(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     if at.type != "cuda":
         return lambda: tensors
     here = tuple(tensor.detach().to("cpu", non_blocking=True) for tensor in tensors)  # to pinned memory
-    there = torch.cuda.Event()
+    there = torch.cuda.Event(blocking=True)  # who waits sleeps
     there.record(torch.cuda.current_stream(at))
 
     def landed() -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,3 +46,17 @@ def test_the_old_cache_is_gone_before_a_lookahead_makes_its_own(device):
         for batch in batches:
             embeddings(batch)["a"].sum().backward()
     assert all(new is not old for new, old in zip(embeddings.engine.banks, before, strict=True))
+
+
+def test_a_default_device_of_torch_is_not_that_of_what_stays_on_the_host():
+    """`meta` stands for a GPU: what is made there without a word has no numbers."""
+    embeddings = skirl.EmbeddingBagCollection(
+        [skirl.Table("a", 10, 3)], optimizer=skirl.SGD(lr=0.1), cache=2, dtype=torch.bfloat16, device="interpret"
+    )
+    batches = [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i], [i + 1]])) for i in (1, 5, 1)]
+    with torch.device("meta"):
+        for ids in batches:
+            embeddings(ids)["a"].sum().backward()
+        keys = np.array([1, 2], np.int64)
+        embeddings.engine.put(keys, np.ones((2, 3), np.float32), 0)
+    assert embeddings.engine.peek(keys, 0)[0].tolist() == [[1, 1, 1], [1, 1, 1]]

@@ -361,9 +361,10 @@ class GpuRows(BankRows):
     def copied(self, places: np.ndarray) -> "OnItsWay":
         """Records of some slots as they are behind everything that the loop's stream has to do."""
         compute, outward = self._streams.compute, self._streams.outward
-        rows = compute.now(lambda: self._gathered(places))
-        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.device.type == "cuda")
-        outward.wait(compute.record())
+        rows, gathered = compute.now(lambda: (self._gathered(places), self._streams.here()))
+        compute.wait(gathered)  # the loop may have gone on on another stream while this thread was on its last one
+        host = torch.empty(rows.shape, dtype=rows.dtype, device="cpu", pin_memory=rows.device.type == "cuda")
+        outward.wait(gathered)
         outward.run(lambda: copy(host, rows))
         outward.keep(rows)
         return OnItsWay(host, rows, outward.record())
