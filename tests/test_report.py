@@ -7,6 +7,7 @@ import pytest
 
 from skirl.cli import main
 from skirl.page import Page
+from skirl.plot import Chart, svg
 from skirl.report import Left, Report, _moving, facts
 
 FLAGS = [
@@ -67,6 +68,17 @@ def test_a_page_escapes_whatever_it_is_given():
         assert f"<{given}>" not in page.html(), given
 
 
+def test_a_column_is_set_as_numbers_or_as_text_not_both():
+    page = Page("t")
+    page.table(["flag", "step"], [["None", "3"], ["1024", "-"]])
+    assert page.html().count('class="number"') == 3, "the head of steps and its two cells"
+
+
+def test_names_of_lines_lie_above_the_lines():
+    text = svg([Chart("t", "x", {"first": [(1, 2.0), (9, 3.0)], "second": [(1, 3.0), (9, 3.0)]})])
+    assert text.rindex("<polyline") < text.index(">first<")
+
+
 def test_a_run_that_was_killed(run, tmp_path, capsys):
     killed = tmp_path / "killed"
     killed.mkdir()
@@ -74,7 +86,7 @@ def test_a_run_that_was_killed(run, tmp_path, capsys):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (killed / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
     assert main(["report", str(killed)]) == 0
-    assert "still going on, or killed" in capsys.readouterr().out
+    assert "still going on, killed, or failed" in capsys.readouterr().out
     (killed / "metrics.jsonl").write_text("")
     assert main(["report", str(killed), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 0

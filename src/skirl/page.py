@@ -49,11 +49,11 @@ class Page:
         self._parts.append(f'<p class="note">{escape(text)}</p>')
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Cells that begin with a digit are set as numbers."""
-        kinds = rows[0] if rows else head
-        out = ["<table><tr>", *(_cell(cell, "th", of=kind) for cell, kind in zip(head, kinds)), "</tr>"]
-        for row in rows:
-            out += ["<tr>", *map(_cell, row), "</tr>"]
+        """Columns whose cells all begin with a digit, or are -, are set as numbers."""
+        numbers = [bool(rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in rows) for i in range(len(head))]
+        out = ["<table>"]
+        for tag, row in [("th", head), *(("td", row) for row in rows)]:
+            out += ["<tr>", *(_cell(cell, tag, number) for cell, number in zip(row, numbers, strict=True)), "</tr>"]
         self._parts.append("".join([*out, "</table>"]))
 
     def facts(self, facts: Mapping[str, str]) -> None:
@@ -75,7 +75,6 @@ class Page:
         )
 
 
-def _cell(text: str, tag: str = "td", of: str | None = None) -> str:
-    column = text if of is None else of
-    kind = ' class="number"' if column[:1].isdigit() or column == "-" else ""
+def _cell(text: str, tag: str, number: bool) -> str:
+    kind = ' class="number"' if number else ""
     return f"<{tag}{kind}>{escape(text)}</{tag}>"

@@ -95,7 +95,7 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
         out.append(f'<text x="{right}" y="{y - 3:.1f}" text-anchor="end" fill="#666">{short(mark)}</text>')
     label = chart.x + (f"  ·  {chart.y}" if chart.y else "")
     out.append(f'<text x="{(LEFT + right) / 2}" y="{height - 8}" text-anchor="middle">{escape(label)}</text>')
-    colors = iter(COLORS * 3)
+    colors, names = iter(COLORS * 3), list[str]()
     for n, (name, line) in enumerate(chart.lines.items()):
         dashed = name.startswith("~")
         color = "#777" if dashed else next(colors)
@@ -110,8 +110,9 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
                 for x, y in drawn
             ]
         place = f'x="{right - 4}" text-anchor="end"' if chart.names_right else f'x="{LEFT + 6}"'
-        out.append(f'<text {place} y="{TOP + 10 + 12 * n}" fill="{color}">{escape(name.removeprefix("~"))}</text>')
-    return out
+        place += ' stroke="#fff" stroke-width="3" paint-order="stroke"'  # legible where a line runs under it
+        names.append(f'<text {place} y="{TOP + 10 + 12 * n}" fill="{color}">{escape(name.removeprefix("~"))}</text>')
+    return out + names  # above all lines
 
 
 class _Scale:

@@ -133,10 +133,11 @@ def told(found: Mapping[str, Any]) -> dict[str, str]:
     """The facts as people read them."""
     flags, steps = found["flags"], max(1, found["steps"])
     state = f"stopped by {found['stopped_by']}" if found["stopped_by"] else "ended"
+    state = state if found["ended"] else "still going on, killed, or failed"
     lines = {
-        "run": f"{flags.get('model')} on {flags.get('data')}, {state if found['ended'] else 'still going on, or killed'}",
+        "run": f"{flags.get('model')} on {flags.get('data')}, {state}",
         "steps": f"{found['steps']:,}, {found['samples']:,} samples in {clock(found['seconds'])}",
-        "speed": f"{found['samples_per_second']:,.0f} samples/s, evaluations and checkpoints left out",
+        "speed": f"{found['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
     }
     if not found["samples"]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}

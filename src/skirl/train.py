@@ -154,7 +154,8 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
             kept = result["checkpoints"]
             lines["saved"] = (
                 f"step {result['steps']:,} in {self.save}; more --steps and --resume go on from there\n"
-                f"{kept['count']} checkpoints, {size(kept['bytes'])}; training stood still {kept['pause_share']:.1%} of it"
+                f"{kept['count']} checkpoints, {size(kept['bytes'])}; "
+                f"training stood still {kept['pause_share']:.1%} of the time"
             )
             if kept["stopped_by"]:
                 lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in"

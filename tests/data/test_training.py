@@ -101,3 +101,22 @@ def test_a_run_is_not_resumed_on_ids_read_otherwise(
         assert said in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == before
     assert run(capsys, *train, "--resume")["begun_at"] == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "flag"),
+    [
+        ("synthetic:tiny", {"vocab": "ids.vocab"}),
+        ("synthetic:tiny", {"schema": "own.toml"}),
+        ("synthetic:tiny", {"rows": "1000"}),
+        ("synthetic:tiny", {"epochs": 2}),
+        ("synthetic:tiny", {"workers": 2}),
+        ("criteo:nofile", {"rows_scale": 0.5}),
+        ("criteo:nofile", {"pooling_factor": 2}),
+        ("criteo:nofile", {"stale": 5}),
+        ("criteo:nofile", {"admit": 3, "vocab": "ids.vocab"}),
+    ],
+)
+def test_a_flag_that_nothing_reads_is_refused(data: str, flag: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"{next(iter(flag))} is a flag of .*: (set vocab|leave it out)"):
+        DataFlags(data, batch=64, **flag)

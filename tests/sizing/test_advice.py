@@ -32,7 +32,7 @@ def test_the_smallest_cache_that_brings_in_few_and_the_smallest_depth_near_the_l
     assert (advice.share_of_touched, advice.moved) == (0.2, 0.049)
     assert advice.to_least == pytest.approx(490 / 400) and advice.lru == pytest.approx(2000 / 490)
     sentence = advice.sentence(13_600)
-    assert sentence.startswith("Use --cache 200 --depth 50: 13.3 KiB on the device, 20% of the rows that are touched")
+    assert sentence.startswith("Use --cache 200 --depth 50: 13.3 KiB of cache on the device, 20% of the rows that are")
     assert "4.9% of the rows that batches use are brought in again" in sentence
     assert "LRU would bring in 4.1 times as many" in sentence
 
@@ -72,8 +72,10 @@ def test_smaller_rows_in_the_same_bytes():
     whole, half, fp16 = reductions(
         points, cache=100, dim=15, records={15: (15, 1), 7: (7, 1)}, touched=1000, steps=STEPS
     )
-    assert (whole["record_bytes"], half["record_bytes"], fp16["record_bytes"]) == (64, 32, 34)
-    assert (whole["cache_rows"], half["cache_rows"], fp16["cache_rows"]) == (100, 200, 188)
+    assert (whole["record_bytes"], half["record_bytes"], fp16["record_bytes"]) == (64, 32, 32)
+    assert (whole["cache_rows"], half["cache_rows"], fp16["cache_rows"]) == (100, 200, 200)
     assert (whole["moved_a_step"], half["moved_a_step"]) == (400, 41)
-    assert fp16["moved_a_step"] == moved_at(points, 188) / STEPS == pytest.approx((4000 - 0.88 * 3590) / STEPS)
+    odd = reductions(points, cache=100, dim=16, records={16: (16, 1)}, touched=1000, steps=STEPS)[1]
+    assert (odd["record_bytes"], odd["cache_rows"]) == (36, 188), "a record of halves is of whole words"
+    assert odd["moved_a_step"] == moved_at(points, 188) / STEPS == pytest.approx((4000 - 0.88 * 3590) / STEPS)
     assert half["bytes_a_step"] == 41 * 32 and half["touched_bytes"] == 32_000

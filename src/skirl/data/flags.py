@@ -15,6 +15,8 @@ from skirl.data.synthetic import Synthetic
 SYNTHETIC_STEPS = 1000
 """Steps of a run over a synthetic stream, which has no end, where none are given."""
 FILE_KINDS = ("criteo", "avazu", "csv", "parquet")
+_OF_FILES = ("epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows")
+_OF_SYNTHETIC = ("rows_scale", "pooling_factor")
 KINDS = "synthetic:NAME, criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH"
 
 
@@ -79,6 +81,7 @@ class DataFlags:
             raise ValueError(f"seed is {self.seed}: set it between 0 and 2**63 - 1")
         if self.kind == "synthetic" and self.steps is None:
             object.__setattr__(self, "steps", SYNTHETIC_STEPS)
+        self._refuse_unread()
         self.stream()
 
     def stream(self) -> Source:
@@ -96,6 +99,22 @@ class DataFlags:
             pooling_factor=self.pooling_factor,
             held_out_batches=self._synthetic_held_out(),
         )
+
+    def _refuse_unread(self) -> None:
+        """A flag that nothing reads is a mistake of whoever set it: a run over other data than was meant."""
+        if self.kind == "synthetic":
+            unread, why = _OF_FILES, "is a flag of files, and data is synthetic"
+        elif self.kind in FILE_KINDS:
+            unread, why = _OF_SYNTHETIC, "is a flag of synthetic data, and data is files"
+        else:
+            return
+        if self.kind in FILE_KINDS and self.vocab != "open":
+            for name in ("admit", "stale"):
+                if getattr(self, name) != getattr(DataFlags, name):
+                    raise ValueError(f"{name} is a flag of an open vocabulary: set vocab to open, or leave it out")
+        for name in unread:
+            if getattr(self, name) != getattr(DataFlags, name):
+                raise ValueError(f"{name} {why}: leave it out")
 
     @property
     def path(self) -> str:

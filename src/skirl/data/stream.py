@@ -164,7 +164,9 @@ class Files:
                     empty, skip, window = False, 0, window + 1
                 if empty:
                     raise ValueError(
-                        f"{self.dataset.paths[0]}: no row is left to read: give more files, or hold out less"
+                        f"{self.dataset.paths[0]}: no row is left to read"
+                        + (f", {self.bad_rows:,} malformed ones were skipped" if self.bad_rows else "")
+                        + ": give more files, or hold out less"
                     )
                 window = 0
         finally:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from skirl.half import words
 from skirl.progress import size
 from skirl.sizing.curve import LEAST, Point
 from skirl.sizing.overlap import Overlap, overlap
@@ -65,7 +66,7 @@ class Advice:
         lru = "" if self.lru is None or self.lru < 1.05 else f"; LRU would bring in {self.lru:.1f} times as many"
         least = "the least possible" if self.to_least is None else f"{self.to_least:.2f} times the least possible"
         return (
-            f"Use --cache {self.cache} --depth {self.depth}: {size(cache_bytes)} on the device, "
+            f"Use --cache {self.cache} --depth {self.depth}: {size(cache_bytes)} of cache on the device, "
             f"{self.share_of_touched:.0%} of the rows that are touched, {self.why}; "
             f"{self.moved:.1%} of the rows that batches use are brought in again, {least}{lru}."
         )
@@ -133,9 +134,9 @@ def reductions(
     """
     full = 4 * sum(records[dim])
     found = []
-    for name, asked, half in [(f"dim {d}", d, False) for d in records] + [(f"dim {dim}, weights in fp16", dim, True)]:
+    for name, asked, half in [(f"dim {d}", d, False) for d in records] + [(f"dim {dim}, 16 bits a number", dim, True)]:
         weights, state = records[asked]
-        record = (2 if half else 4) * weights + 4 * state
+        record = 4 * (words(weights + state) if half else weights + state)
         rows = int(cache * full / record)
         moved = moved_at(points, rows)
         found.append(

@@ -83,7 +83,8 @@ def drawn(result: Mapping[str, Any]) -> Page:
             ],
         )
         page.note(
-            "What they cost in quality only training tells. Rows of 16 bits are an estimate: skirl trains in float32."
+            "What they cost in quality only training tells. Rows of 16 bits are dtype=torch.bfloat16 or float16 in Python, "
+            "on a GPU alone."
         )
     page.heading("The data")
     page.picture(svg([_working_set(result), _new(result)], columns=2, width=470, height=260))

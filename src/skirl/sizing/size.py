@@ -48,7 +48,7 @@ class Size(Recipe):
     step_ms: float | None = None
     """What a step computes, in milliseconds; with --link it tells how much of the movement would hide."""
     reduce: bool = False
-    """Say also what a smaller dim or weights of 16 bits would save."""
+    """Say also what a smaller dim or rows of 16 bits a number would save."""
     page: Path | None = None
     """Write a page with plots to this .html file."""
     json: bool = False
@@ -86,7 +86,9 @@ class Size(Recipe):
             "touched": f"{result['touched']:,} of {result['rows']:,} rows, {size(result['bytes']['touched'])} of "
             f"{size(result['bytes']['all'])}",
             "a batch": f"{result['used'] / result['steps']:,.0f} distinct rows on average, {result['largest']:,} at most",
-            "working set": ", ".join(f"{n:,.0f} rows in {w} batches" for w, n in result["working_set"].items()),
+            "working set": ", ".join(
+                f"{n:,.0f} rows in {w} batch{'es'[: 2 * (w != 1)]}" for w, n in result["working_set"].items()
+            ),
             "skew": ", ".join(f"hottest {share}: {part:.0%}" for share, part in result["hottest"].items())
             + " of all accesses",
             "moved": "rows brought in again, of those that batches use",
