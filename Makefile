@@ -43,7 +43,7 @@ campaign: $(PEERS)
 	  --hypothesis-profile campaign --hypothesis-seed $(seed) --report campaign-report.json
 
 test-gpu: $(if $(filter $(VENV)/%,$(PY)),$(DEV))
-	TRITON_INTERPRET=0 PYTHONPATH=src $(PY) -m pytest -m gpu
+	TRITON_INTERPRET=0 PYTHONPATH=src $(PY) -m pytest -m gpu --timeout 1800
 
 lint: $(DEV)
 	$(PY) -m ruff check

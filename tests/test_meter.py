@@ -2,9 +2,16 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from skirl.meter import Meter
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_sent(monkeypatch):
+    """There is no GPU to send it from."""
+    monkeypatch.setattr("skirl.meter.sent", lambda *tensors: lambda: tensors)
 
 
 class OnGpu:

@@ -95,6 +95,22 @@ class KeyedJagged:
         return f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids)"
 
 
+def moved(tensor: torch.Tensor, at: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The tensor there, and in that dtype; a GPU that is still at work is not waited for.
+
+    A plain `to` returns when the GPU has done all that was asked of it before, so no step would be launched while the one
+    before it runs. Out of pinned memory a copy is only put on the stream; torch keeps that memory until it is done.
+
+    >>> moved(torch.tensor([1, 2]), torch.device("cpu"), torch.float32)
+    tensor([1., 2.])
+    """
+    tensor = tensor.to(dtype or tensor.dtype)
+    waits = tensor.device.type != "cpu" or tensor.requires_grad or torch.compiler.is_compiling()
+    if at.type != "cuda" or waits:
+        return tensor.to(at)
+    return tensor.contiguous().pin_memory().to(at, non_blocking=True)
+
+
 @dataclass
 class Batch:
     """Samples of a click log, as skirl's own readers yield them."""

@@ -222,6 +222,7 @@ class Engine:
             return
         self.flush()
         self.forget_moves()
+        self.banks = self._open_banks()  # the old caches go before the new ones are made: a device has no room for both
         self.caches, self.staging_rows, self.split_by_one = [], [], False
 
     def make_caches(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> None:

@@ -36,6 +36,6 @@ def expanded(records: NDArray[Any], width: int, half: torch.dtype) -> NDArray[np
 
 def packed(rows: NDArray[Any], half: torch.dtype) -> NDArray[np.float32]:
     """Records of these numbers, each rounded to the nearest."""
-    out = torch.zeros((len(rows), 2 * words(rows.shape[1])), dtype=half)
+    out = torch.zeros((len(rows), 2 * words(rows.shape[1])), dtype=half, device="cpu")
     out[:, : rows.shape[1]] = torch.from_numpy(np.ascontiguousarray(rows)).to(half)
     return out.view(torch.int16).numpy().view(np.float32)

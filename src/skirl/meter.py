@@ -4,18 +4,20 @@ Sums and a running digest instead of a list: a run of a million steps keeps 4 Mi
 losses to the last bit, step by step, which is how a change that is not numeric is told from one that is.
 
 A number on a GPU is there when the GPU is done, and a loop that waited for it at each step would never give the GPU its next
-step in time. So the last step is counted with the one after it, or when somebody asks.
+step in time. So numbers are sent to the host when they are added, and counted with the step after theirs, or when somebody
+asks. Asking for them only then would not do: `item` waits for all that the stream was given meanwhile.
 """
 
 import hashlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from math import nan
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from skirl.lookahead import Lookahead
@@ -35,7 +37,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._metrics = Metrics()
-        self._late: deque[tuple[Tensor, Tensor, Tensor]] = deque()
+        self._late: deque[Callable[[], tuple[Tensor, ...]]] = deque()
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self._started = time.monotonic()
         self._warm: tuple[float, int] | None = None
@@ -45,9 +47,9 @@ class Meter:
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """One more step."""
-        self._late.append((loss, logits, labels))
+        self._late.append(sent(loss, logits, labels))
         while len(self._late) > (loss.device.type != "cpu"):
-            self._count(*self._late.popleft())
+            self._count(*self._late.popleft()())
 
     @property
     def metrics(self) -> Metrics:
@@ -59,11 +61,11 @@ class Meter:
     def _so_far(self) -> dict[str, Any]:
         """All steps, the last one too."""
         while self._late:
-            self._count(*self._late.popleft())
+            self._count(*self._late.popleft()())
         return self._counted
 
-    def _count(self, on_device: Tensor, logits: Tensor, labels: Tensor) -> None:
-        here, loss = self._counted, float(on_device.item())
+    def _count(self, on_host: Tensor, logits: Tensor, labels: Tensor) -> None:
+        here, loss = self._counted, float(on_host.item())
         here["first"] = here["first"] if here["steps"] else loss
         here["last"] = loss
         here["sum"] += loss
@@ -154,6 +156,26 @@ class Meter:
             },
             **{name: value for name, value in asdict(self.metrics.scores()).items() if name != "samples"},
         }
+
+
+def sent(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """Send tensors to the host; what is returned waits for them, and for nothing that the GPU was given later.
+
+    >>> sent(torch.tensor(0.5), torch.tensor([1]))()
+    (tensor(0.5000), tensor([1]))
+    """
+    at = tensors[0].device
+    if at.type != "cuda":
+        return lambda: tensors
+    here = tuple(tensor.detach().to("cpu", non_blocking=True) for tensor in tensors)  # to pinned memory
+    there = torch.cuda.Event(blocking=True)  # who waits sleeps
+    there.record(torch.cuda.current_stream(at))
+
+    def landed() -> tuple[Tensor, ...]:
+        there.synchronize()
+        return here
+
+    return landed
 
 
 def _shown(value: float | None) -> str:

@@ -1,6 +1,6 @@
 """`skirl train`: the training loop, and what watches it.
 
-All of training is `steps`, a generator of eleven lines: whoever consumes it (the command here, `skirl verify`, a test) sees
+All of training is `steps`, a generator of twelve lines: whoever consumes it (the command here, `skirl verify`, a test) sees
 each step after its update and cannot change it. A trainer class with callbacks would hide the order of forward, backward
 and update, which is what a reader comes for.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from skirl.batch import Batch
+from skirl.batch import Batch, moved
 from skirl.checkpoint.keeper import Keeper, SaveFlags
 from skirl.evaluation import Evaluation, EvaluationFlags
 from skirl.lookahead import Lookahead
@@ -48,7 +48,8 @@ def steps(
     """Train on every batch: this is all there is to it."""
     for batch in batches:
         logits = model(batch)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels.to(logits))
+        labels = moved(batch.labels, logits.device, logits.dtype)
+        loss = binary_cross_entropy_with_logits(logits, labels)
         dense.zero_grad()
         loss.backward()  # rows are updated here,
         dense.step()  # dense weights here

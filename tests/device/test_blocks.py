@@ -1,6 +1,7 @@
 """Blocks: pairs of buffers with owners, bounded."""
 
 import numpy as np
+import pytest
 import torch
 
 from skirl.device.blocks import Blocks
@@ -73,3 +74,14 @@ def test_both_sides_have_the_shape_that_is_asked_for():
     host[:] = np.arange(15).reshape(3, 5)
     block.device.copy_(block.host)
     assert device.tolist() == host.tolist()
+
+
+def test_a_device_without_memory_says_what_to_set(monkeypatch):
+    def empty(size, *, device, **_):
+        if device != "cpu":
+            raise torch.OutOfMemoryError
+        return torch.zeros(size, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    with pytest.raises(MemoryError, match=r"10 KiB for rows on their way.*: set cache or prefetch to less"):
+        make().take(10_000)

@@ -4,6 +4,9 @@ Ids are uniform over a cache many times the second-level cache, so every row com
 once each: rows read and outputs written in forward; gradients read, records read and written in backward, and the plan's
 integers in both. The rate to compare with is that of a device-to-device copy, measured between the rounds. A profiler's
 counters would say more, and cannot be had on every machine.
+
+A kernel of 0.1 ms takes Python half as long to launch. So the GPU sleeps before each, until launch and events are queued:
+else the time would be that of an idle GPU waiting for Python.
 """
 
 import time
@@ -19,6 +22,9 @@ from skirl.device import torch_device
 from skirl.machine import machine
 from skirl.optim import RowOptimizer
 from skirl.recipe import ROW_OPTIMIZERS
+
+SLEEP = 2_000_000
+"""Clock cycles: about a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class Kernels:
         from skirl.device import open_device
 
         gpu = open_device(self.device, np.dtype(np.float32))
+        if gpu.at.type == "cuda":
+            torch.cuda.set_device(gpu.at)  # kernels run on the current device
         work = {"copy": self._copy(gpu.at)}
         shared = _Shared(self, gpu.at)
         work["forward"] = shared.forward()
@@ -150,6 +158,7 @@ def _timed(launch: Callable[[], object], at: torch.device) -> float:
         launch()
         return time.perf_counter() - began
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(SLEEP)
     before.record()
     launch()
     after.record()

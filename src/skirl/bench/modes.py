@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from skirl.batch import Batch
+from skirl.batch import Batch, moved
 from skirl.bench.peers import fbgemm, has_fbgemm
 from skirl.device import torch_device
 from skirl.ids import capture
@@ -278,7 +278,8 @@ class TorchTables(nn.Module):
         features = len(sparse.keys())
         offsets = sparse.offsets()
         batch = (len(offsets) - 1) // features
-        ids, on_device = (part.to(self.bags[0].weight.device) for part in (sparse.values(), offsets))
+        at = next(self.bags.parameters()).device
+        ids, on_device = (moved(part, at) for part in (sparse.values(), offsets))
         vectors = []
         for i, bag in enumerate(self.bags):
             here = on_device[i * batch : (i + 1) * batch]

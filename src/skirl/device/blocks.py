@@ -89,12 +89,21 @@ class Blocks:
                 size = rounded(nbytes, SMALLEST)
                 self._size += size
                 self._shrink()
-                pinned = self._device.type == "cuda"
-                host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-                block = Block(host, torch.empty(size, dtype=torch.uint8, device=self._device))
-                block.used = self._here()  # the memory may be another tensor's, whose work is not done there yet
+                block = self._made(size)
             self._used.add(block)
             return block
+
+    def _made(self, size: int) -> Block:
+        pinned = self._device.type == "cuda"
+        host = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        try:
+            device = torch.empty(size, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(
+                f"{size >> 10:,} KiB for rows on their way, or for a step's plan, are not free on {self._device}: set "
+                "cache or prefetch to less, or make batches smaller"
+            ) from error
+        return Block(host, device, used=self._here())  # the memory may be another tensor's, whose work is not done yet
 
     def choose(self, fits: list[Block]) -> Block:
         """Of free blocks, from the one that is unused for longest: its events have most likely passed."""

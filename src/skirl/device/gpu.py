@@ -145,10 +145,8 @@ class GpuRows(BankRows):
         return DeviceRecords(self)
 
     def forget_moves(self) -> None:
-        for stream in (
-            self._streams.compute,
-            self._streams.inward,
-        ):  # what was planned and not executed may still arrive
+        # What was planned and not executed may still arrive, and what nobody waited for may still leave.
+        for stream in (self._streams.compute, self._streams.inward, self._streams.outward):
             stream.record().synchronize()
         self._pending.clear()
         self._now = None
@@ -264,6 +262,7 @@ class GpuRows(BankRows):
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         arrival, number = self._current(work), self.facts.number
         ids, at, views = work.micros[micro].ids[number], work.positions(number, micro), arrival.views
+        self._streams.begin()
         scale = self._no_scale
         if len(ids.scale):
             scale = views["scale"][at] if ids.scale is arrival.scales[micro] else self._up(ids.scale)
@@ -274,8 +273,8 @@ class GpuRows(BankRows):
         return out
 
     def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
-        out = self._gpu.empty(ids.bags, self.facts.dim)
         self._streams.begin()
+        out = self._gpu.empty(ids.bags, self.facts.dim)
 
         def pool() -> None:
             up = self._gpu.up
@@ -312,6 +311,7 @@ class GpuRows(BankRows):
                 rounding=(facts.seed, update.step) if facts.half else None,
             )  # fmt: skip
 
+        self._streams.begin()  # autograd's thread has the stream of the forward
         self._streams.compute.run(apply)
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
@@ -326,6 +326,7 @@ class GpuRows(BankRows):
             self._kernels.weight_grad(*arguments)
             return out.cpu().numpy()
 
+        self._streams.begin()
         return self._streams.compute.now(dots)
 
     def _current(self, work: Work) -> Arrival:
@@ -360,9 +361,10 @@ class GpuRows(BankRows):
     def copied(self, places: np.ndarray) -> "OnItsWay":
         """Records of some slots as they are behind everything that the loop's stream has to do."""
         compute, outward = self._streams.compute, self._streams.outward
-        rows = compute.now(lambda: self._gathered(places))
-        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.device.type == "cuda")
-        outward.wait(compute.record())
+        rows, gathered = compute.now(lambda: (self._gathered(places), self._streams.here()))
+        compute.wait(gathered)  # the loop may have gone on on another stream while this thread was on its last one
+        host = torch.empty(rows.shape, dtype=rows.dtype, device="cpu", pin_memory=rows.device.type == "cuda")
+        outward.wait(gathered)
         outward.run(lambda: copy(host, rows))
         outward.keep(rows)
         return OnItsWay(host, rows, outward.record())

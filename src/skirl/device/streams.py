@@ -5,7 +5,7 @@ of CUDA is in these few methods, so tests put streams of their own in their plac
 odd an order, as the events allow: a hazard without an event shows on any machine. To find one on a real GPU takes luck:
 TorchRec's rows were read while another stream still wrote them, and most runs were right.
 
-    compute   the training loop's own stream: whatever is current where a step begins
+    compute   the training loop's own stream: whatever is current where it takes a batch, looks rows up or comes back
     inward    host to device: fetched rows and plans
     outward   device to host: rows that leave
 """
@@ -56,7 +56,7 @@ class Streams:
     outward: Stream
 
     def begin(self) -> None:
-        """A step begins in the loop, on whatever stream is current there."""
+        """The loop uses rows, on whatever stream is current there."""
 
     def here(self) -> Event:
         """Where the calling thread's current stream is."""
@@ -78,7 +78,9 @@ class CudaStream:
             return work()
 
     def record(self) -> Event:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(
+            blocking=True
+        )  # who waits for it on the host sleeps: writers would spin on a core each
         event.record(self.stream)
         return event
 
@@ -99,7 +101,7 @@ class CudaStreams(Streams):
         self._device = device
 
     def begin(self) -> None:
-        """Who trains on another stream from some step on, to capture a graph say, finds the rows in order."""
+        """Who goes on on another stream, to warm a graph up say, finds rows, outputs and gradients in order."""
         stream = torch.cuda.current_stream(self._device)
         if stream != self._loop.stream:
             stream.wait_stream(self._loop.stream)

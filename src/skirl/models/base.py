@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, Self
 from torch import Tensor, nn
 from torch.nn import functional
 
-from skirl.batch import Batch
+from skirl.batch import Batch, moved
 from skirl.tables import Table
 
 
@@ -65,7 +65,7 @@ class Model(nn.Module):
                 f"{self.name} predicts one number a sample, labels are {list(batch.labels.shape)}: pass a batch with labels "
                 f"of {list(logits.shape)}, one of the columns say"
             )
-        return functional.binary_cross_entropy_with_logits(logits, batch.labels.to(logits))
+        return functional.binary_cross_entropy_with_logits(logits, moved(batch.labels, logits.device, logits.dtype))
 
     def _over(self, embeddings: Embeddings, dense_features: int, why: str) -> tuple[int, int]:
         """Keep what the model is over; the one dim of the tables, and how many features they have."""
@@ -85,7 +85,7 @@ class Model(nn.Module):
                 f"set dense_features={found}"
             )
         *_, own = self.parameters()  # the last: those of embeddings, if they have any, come first
-        return batch.dense.to(own)
+        return moved(batch.dense, own.device, own.dtype)
 
 
 class FirstOrder(Model):

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skirl.batch import Batch, Sparse
+from skirl.batch import Batch, Sparse, moved
 from skirl.models.base import Embeddings, Model, last, linear
 from skirl.tables import Table
 
@@ -141,8 +141,9 @@ class DIN(Model):
         }
         interests = []
         for unit, (name, target) in zip(self.units, self.history.items()):
-            sample = _sample_of(lengths[name])
-            h, t = rows[name], vectors[target].index_select(0, sample)
+            h = rows[name]
+            sample = _sample_of(lengths[name], h.device)
+            t = vectors[target].index_select(0, sample)
             interests.append(_sums(unit(h, t) * h, sample, len(lengths[name])))
         return torch.stack(list(vectors.values()), dim=1), interests
 
@@ -155,8 +156,8 @@ class DIN(Model):
                     "give it one a sample, or add it to lists"
                 )
             return rows
-        sums = _sums(rows, _sample_of(lengths), len(lengths))
-        return sums / lengths.clamp(min=1)[:, None] if name in self.means else sums
+        sums = _sums(rows, _sample_of(lengths, rows.device), len(lengths))
+        return sums / moved(lengths.clamp(min=1)[:, None], rows.device) if name in self.means else sums
 
     def _lengths(self, sparse: Sparse) -> dict[str, Tensor]:
         """How many ids each sample has, by feature."""
@@ -191,9 +192,9 @@ def prelu_mlp(*sizes: int) -> nn.Sequential:
     return layers
 
 
-def _sample_of(lengths: Tensor) -> Tensor:
-    """The sample of each id."""
-    return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+def _sample_of(lengths: Tensor, at: torch.device) -> Tensor:
+    """The sample of each id, where its row is; the lengths of a batch are on the host as a rule."""
+    return moved(torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), at)
 
 
 def _sums(rows: Tensor, sample: Tensor, samples: int) -> Tensor:

@@ -132,14 +132,15 @@ class Split(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, bank: Tensor, ticket: Ticket, sizes: list[int]) -> tuple[Tensor, ...]:
-        ctx.ticket, ctx.shape, ctx.dtype, ctx.sizes = ticket, bank.shape, bank.dtype, sizes
+        ctx.ticket, ctx.shape, ctx.sizes = ticket, bank.shape, sizes
+        ctx.kind = {"dtype": bank.dtype, "device": bank.device}
         ctx.set_materialize_grads(False)
         return tuple(bank.split(sizes))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        out = torch.zeros(ctx.shape, dtype=ctx.dtype)
+        out = torch.zeros(ctx.shape, **ctx.kind)
         begin = 0
         for column, (grad, size) in enumerate(zip(grads, ctx.sizes, strict=True)):
             if grad is not None:

@@ -273,7 +273,10 @@ class Collection(nn.Module):
     def returned(self, ticket: Ticket, grad: Tensor | None) -> None:
         """Backward reached one bank of one micro-batch."""
         if grad is not None and ticket.live.any():
-            ticket.work.grads[ticket.bank, ticket.micro] = grad.reshape(-1, grad.shape[-1]).contiguous()
+            grad = grad.reshape(-1, grad.shape[-1]).contiguous()
+            if grad.is_cuda and len(ticket.work.micros) > 1:
+                grad = grad.clone()  # a CUDA graph writes the next micro-batch's to the same place
+            ticket.work.grads[ticket.bank, ticket.micro] = grad
             ticket.work.live[ticket.bank, ticket.micro] = ticket.live
 
     def backward_done(self, work: Work) -> None:

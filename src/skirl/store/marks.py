@@ -23,6 +23,7 @@ from skirl.store.base import Rows
 DIRTY, OWED = 1, 2
 MOST_ASIDE = 32 << 20
 _PIECE = 1 << 20  # bytes of records taken at a time, while whoever changes records waits
+_PIECE_AWAY = 16 << 20  # of those elsewhere nobody waits for, but each piece comes behind all that a GPU has to do
 _SCAN = 1 << 20  # marks looked at in one go
 
 
@@ -202,7 +203,8 @@ class Marks:
         return keys, out if isinstance(out, np.ndarray) else out.landed()  # waits without the lock
 
     def _take(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], rows: Records) -> _Kept | None:
-        places = np.empty(max(1, _PIECE // max(1, rows.shape[1] * rows.itemsize)), np.int64)
+        piece = _PIECE if isinstance(rows, np.ndarray) else _PIECE_AWAY
+        places = np.empty(max(1, piece // max(1, rows.shape[1] * rows.itemsize)), np.int64)
         while True:
             with self._lock:
                 if self._aside:
