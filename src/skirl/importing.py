@@ -150,8 +150,9 @@ class _Tensors:
                     state = torch.load(mapped, map_location="cpu", weights_only=True)  # pyright: ignore[reportArgumentType]
         except MemoryError:
             raise
-        except Exception as error:  # of whatever class: it is torch's to choose
-            raise ValueError(f"{source} is no state dict that torch.load(weights_only=True) reads ({error})") from None
+        except Exception as error:  # of whatever class: it is torch's to choose, and so is its length
+            why = str(error).partition("\n")[0][:200]
+            raise ValueError(f"{source} is no state dict that torch.load(weights_only=True) reads ({why})") from None
         state = state.get("state_dict", state) if isinstance(state, dict) else {}
         self._tensors = {n: t for n, t in state.items() if isinstance(t, Tensor)}
         self.names = set(self._tensors)

@@ -494,7 +494,7 @@ class Import(Target):
             except (ValueError, CheckpointError) as error:
                 return clean(error, path, ValueError, CheckpointError)
             if self._pickled:
-                read = torch.load(path, weights_only=True)
+                read = torch.load(path, weights_only=True, map_location="cpu")  # a bit makes "cpu" another device
                 read = {
                     n: t.float().numpy() for n, t in read.get("state_dict", read).items() if isinstance(t, torch.Tensor)
                 }

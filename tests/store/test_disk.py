@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from skirl.store import _files as files_module
 from skirl.store import _log as log_module
 from skirl.store import _room as room_module
 from skirl.store._files import Files
+from skirl.store._manifest import NAME, Manifest
 from skirl.store._records import HEADER, INDEX_MASK
 from skirl.tables import MAX_ROWS
 from tests.store.conformance import (
@@ -792,3 +794,18 @@ def test_a_snapshot_with_rows_beyond_the_table_is_refused_by_its_name(tmp_path: 
         pytest.raises(SnapshotError, match="m does not fit: row 99 of table 0 is there"),
     ):
         store.restore(tmp_path / "m")
+
+
+@pytest.mark.parametrize("claimed", [10**9, 10**15, -5])
+def test_a_wrong_number_of_rows_in_a_manifest_takes_no_memory(tmp_path, claimed):
+    """It is a hint, in a file that anybody may have sealed; 20 GB were asked for, or the store was refused."""
+    keys, rows = np.arange(50), np.ones((50, 2), np.float32)
+    with DiskStore(tmp_path / "rows", Layout({0: Record(2)})) as store:
+        store.write(keys, rows)
+        store.flush()
+    manifest = Manifest.read(tmp_path / "rows" / NAME)
+    assert manifest.rows == (50,)
+    (tmp_path / "rows" / NAME).write_bytes(replace(manifest, rows=(claimed,)).sealed())
+    out = np.zeros((50, 2), np.float32)
+    with DiskStore(tmp_path / "rows", Layout({0: Record(2)})) as store:
+        assert store.read(keys, out).all() and (out == 1).all()

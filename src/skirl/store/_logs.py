@@ -13,6 +13,8 @@ from skirl.store._log import Log
 from skirl.store._manifest import Manifest
 from skirl.store.base import Layout
 
+KEY_BYTES = 8
+
 
 def empty(folder: Path, layout: Layout, files: Files, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
     """A log for each kind, in their order; rows: of each table, where that is known."""
@@ -26,10 +28,17 @@ def empty(folder: Path, layout: Layout, files: Files, gate: Gate, rows: Mapping[
 def load(logs: list[Log], manifest: Manifest) -> None:
     """Take in the segments of an earlier life."""
     for log, count in zip(logs, manifest.rows):
-        log.places.expect(count)
+        names = [entry.name for entry in manifest.segments if entry.record == log.record]
+        log.places.expect(min(count, _most_keys(log.folder, names)))  # a file may claim any number
     by_record = {log.record: log for log in logs}
     for entry in manifest.segments:
         by_record[entry.record].load(entry)
+
+
+def _most_keys(folder: Path, names: list[str]) -> int:
+    """As many keys as the files of these segments could hold."""
+    found = [folder / f"{name}.keys" for name in names]
+    return sum(path.stat().st_size // KEY_BYTES for path in found if path.is_file())
 
 
 def paths(logs: list[Log]) -> list[Path]:
