@@ -154,3 +154,18 @@ def test_a_run_that_fails_closes_its_files(tmp_path):
         run.write({"kind": "train", "step": 1, "loss": 0.5})
         raise ZeroDivisionError
     assert len(lines_of(tmp_path / "a")) == 1
+
+
+def test_a_run_that_failed_at_once_leaves_its_folder_to_the_next(tmp_path):
+    folder = str(tmp_path / "a")
+    with pytest.raises(ZeroDivisionError), RunFolder(folder, name="x", flags={}):
+        raise ZeroDivisionError
+    with RunFolder(folder, name="x", flags={}):
+        pass
+    with pytest.raises(ValueError, match="already holds a run"):
+        RunFolder(folder, name="x", flags={})
+    stopped = str(tmp_path / "b")
+    with pytest.raises(KeyboardInterrupt), RunFolder(stopped, name="x", flags={}):
+        raise KeyboardInterrupt
+    with pytest.raises(ValueError, match="already holds a run"):  # whoever stopped it may have saved it
+        RunFolder(stopped, name="x", flags={})

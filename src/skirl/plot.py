@@ -110,7 +110,8 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
                 for x, y in drawn
             ]
         place = f'x="{right - 4}" text-anchor="end"' if chart.names_right else f'x="{LEFT + 6}"'
-        place += ' stroke="#fff" stroke-width="3" paint-order="stroke"'  # legible where a line runs under it
+        # legible where a line runs under it, and the line still seen
+        place += ' stroke="#fff" stroke-opacity="0.7" stroke-width="3" paint-order="stroke"'
         names.append(f'<text {place} y="{TOP + 10 + 12 * n}" fill="{color}">{escape(name.removeprefix("~"))}</text>')
     return out + names  # above all lines
 

@@ -150,6 +150,11 @@ class RunFolder:
             self._file.close()
         for sink in self._sinks:
             sink.close()
+        if kind is None or not issubclass(kind, Exception) or self.folder is None:
+            return
+        metrics = self.folder / METRICS
+        if metrics.is_file() and not metrics.stat().st_size:  # nothing came of it: the next try may have the folder
+            (self.folder / CONFIG).unlink(missing_ok=True)
 
     @property
     def on(self) -> bool:
