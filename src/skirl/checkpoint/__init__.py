@@ -37,7 +37,7 @@ from skirl.checkpoint.overlay import overlay
 from skirl.checkpoint.saving import Frozen, Saving, write
 from skirl.codec import decode, encode, with_metadata
 from skirl.engine import Counters, Engine
-from skirl.form import NUMBER, Kind, misfit
+from skirl.form import COUNT, NUMBER, Kind, misfit
 from skirl.interrupts import uninterrupted
 from skirl.nn.modules import Collection, collection_of
 from skirl.sealed import CheckpointError, OtherVersion, skirl_version
@@ -48,7 +48,11 @@ __all__ = ["Saving", "load", "numbers", "save"]
 
 log = logging.getLogger("skirl")
 
-RATE = Kind("a number", lambda v: NUMBER.fits(v) or (isinstance(v, torch.Tensor) and v.numel() == 1))
+_RATE = Kind("a number", lambda v: NUMBER.fits(v) or (isinstance(v, torch.Tensor) and v.numel() == 1))
+_RUN = {
+    "counters": {...: COUNT},
+    "rows": {"handle": {"param_groups": [{"lr": _RATE}]}, "table_steps": [COUNT]},
+}
 
 
 def save(
@@ -264,8 +268,8 @@ def _read(
         _ = [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
         if not collection.engine.may_split(run["rows"]["split"]):
             raise CheckpointError(f"{header} splits the cache as no run does: use another checkpoint")
-        if (wrong := misfit(run["rows"]["handle"], {"param_groups": [{"lr": RATE}]})) is not None:
-            raise CheckpointError(f"{header} is wrong about the rows' learning rate: {wrong}; use another checkpoint")
+        if (wrong := misfit(run, _RUN)) is not None:
+            raise CheckpointError(f"{header} is wrong about its run: {wrong}; use another checkpoint")
         try:
             check_definition(body["definition"], definition(collection), header)
             check_optimizers(run["optimizers"], parts, model)
