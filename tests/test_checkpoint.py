@@ -432,6 +432,20 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
     run.load(copy)
 
 
+def test_a_header_that_lacks_what_a_run_needs_is_refused_before_anything_changes(saved: Path, tmp_path: Path) -> None:
+    """Found by an hour of fuzzing: they were loaded, and the next backward ended in a KeyError."""
+    folder = tmp_path / "copy"
+    shutil.copytree(saved, folder)
+    body = json.loads((folder / HEADER).read_text())
+    del body["~sha256"]
+    text = json.dumps(body)
+    assert text.count('"lr"') >= 2
+    counted = json.dumps(body | {"run": body["run"] | {"counters": body["run"]["counters"] | {"written": "x"}}})
+    for wrong in (text.replace('"lr"', '"rl"'), text.replace('"accumulate": 1', '"accumulate": 7'), counted):
+        (folder / HEADER).write_bytes(seal(json.loads(wrong)))
+        refused(folder, str(folder))
+
+
 def test_rows_of_another_checkpoint_are_not_taken(saved: Path, tmp_path: Path) -> None:
     other, folder = tmp_path / "other", tmp_path / "copy"
     Run(Setup(seed=1)).train(until=5).save(other)

@@ -111,6 +111,8 @@ def test_every_flag_is_explained(capsys, name):
         ("--dense-lr nan", "dense_lr is nan: set it to a finite number"),
         ("--threads 0", "threads is 0: set it to 1 or more"),
         ("--seed -1", "seed is -1: set it between 0 and"),
+        ("--dtype bfloat16", "dtype is 'bfloat16' and device 'cpu': rows of 16 bits are trained on a GPU"),
+        ("--device gpu", "device is 'gpu': set it to 'cpu', 'cuda' or 'cuda:N'"),
         ("--prefetch -1", "prefetch is -1: set it between 0 and 1024"),
         ("--depth 0", "depth is 0: set it to 1 or more"),
         ("--depth all", "does not match choices ('auto', 'epoch')"),

@@ -87,6 +87,8 @@ class Recipe(ModelFlags, ScheduleFlags, DataFlags):
     """Between cache and store: RATE,DELAY such as 1Gbit,100us, emulated; none if not given."""
     device: str = "cpu"
     """Where rows are cached and the model computes: cpu, cuda, cuda:N, or interpret, the GPU's code on the CPU, to test."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What rows are held in. 16 bits need a GPU; they are computed on in float32 and rounded by dice that repeat."""
     threads: int | None = None
     """Threads that compute; torch's choice if not given. The bits of a run belong to its number of threads."""
 
@@ -101,6 +103,10 @@ class Recipe(ModelFlags, ScheduleFlags, DataFlags):
         if self.link is not None:
             Link.parse(self.link)
         torch_device(self.device)
+        if self.dtype != "float32" and self.device == "cpu":
+            raise ValueError(
+                f"dtype is {self.dtype!r} and device 'cpu': rows of 16 bits are trained on a GPU, set device to cuda"
+            )
         self._cache()
         Plan(self.depth, self.prefetch, self.policy)
         self.sizes_of_model()
@@ -163,6 +169,7 @@ class Recipe(ModelFlags, ScheduleFlags, DataFlags):
             seed=self.seed,
             resume=resume,
             device=self.device,
+            dtype=getattr(torch, self.dtype),
         )
 
     def model_over(self, embeddings: Embeddings) -> tuple[Model, torch.optim.Optimizer]:

@@ -194,7 +194,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
         self, meter: Meter, evaluation: Evaluation, batches: Lookahead, begun: int, bad_rows: int
     ) -> dict[str, Any]:
         engine, times = batches.engine, batches.times
-        widths = [engine.optimizer.width(table.dim) for table in engine.schema.tables]
+        widths = {t: engine.held[i] for i, bank in enumerate(engine.schema.banks) for t in bank.tables}
         rows = {
             "tables": sum(table.rows for table in engine.schema.tables),
             "touched": len(engine.seen),
@@ -203,7 +203,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
             "staging": sum(engine.staging_rows),
         }
         rows["bytes_of_all"] = sum(
-            table.rows * w * engine.dtype.itemsize for table, w in zip(engine.schema.tables, widths)
+            table.rows * widths[t] * engine.dtype.itemsize for t, table in enumerate(engine.schema.tables)
         )
         return {
             "command": "train",

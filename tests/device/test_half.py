@@ -11,6 +11,7 @@ import skirl
 from skirl import SGD, Adam, KeyedJagged, RowwiseAdagrad, Table
 from skirl.half import expanded, packed, words
 from skirl.initial import first_rows
+from skirl.train import Train
 from tests.cases import cases
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -134,3 +135,14 @@ def test_the_cpu_says_where_halves_are_trained():
     embeddings = skirl.EmbeddingBagCollection([TABLE], optimizer=SGD(lr=0.1), cache=10, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"rows of torch.bfloat16 are trained on a GPU: set device='cuda'"):
         embeddings(loader()[0])
+
+
+def test_the_command_trains_them():
+    flags = {"dim": 4, "batch": 16, "steps": 3, "cache": "touched:50%", "threads": 1, "quiet": True}
+    half, full = (
+        Train("synthetic:tiny", "dlrm-tiny", device="interpret", dtype=dtype, **flags).run()
+        for dtype in ("bfloat16", "float32")
+    )
+    assert half["rows"]["touched"] == full["rows"]["touched"]
+    assert half["rows"]["bytes_of_all"] == sum(rows * 3 * 4 for rows in (50_000, 20_000, 2_000, 300, 20, 7))
+    assert 0 < abs(half["loss"]["last"] - full["loss"]["last"]) < 0.05

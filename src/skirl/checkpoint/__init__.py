@@ -37,6 +37,7 @@ from skirl.checkpoint.overlay import overlay
 from skirl.checkpoint.saving import Frozen, Saving, write
 from skirl.codec import decode, encode, with_metadata
 from skirl.engine import Counters, Engine
+from skirl.form import COUNT, NUMBER, Kind, misfit
 from skirl.interrupts import uninterrupted
 from skirl.nn.modules import Collection, collection_of
 from skirl.sealed import CheckpointError, OtherVersion, skirl_version
@@ -46,6 +47,12 @@ from skirl.store.snapshot import DISK_ROWS
 __all__ = ["Saving", "load", "numbers", "save"]
 
 log = logging.getLogger("skirl")
+
+_RATE = Kind("a number", lambda v: NUMBER.fits(v) or (isinstance(v, torch.Tensor) and v.numel() == 1))
+_RUN = {
+    "counters": {...: COUNT},
+    "rows": {"handle": {"param_groups": [{"lr": _RATE}]}, "table_steps": [COUNT]},
+}
 
 
 def save(
@@ -261,6 +268,8 @@ def _read(
         _ = [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
         if not collection.engine.may_split(run["rows"]["split"]):
             raise CheckpointError(f"{header} splits the cache as no run does: use another checkpoint")
+        if (wrong := misfit(run, _RUN)) is not None:
+            raise CheckpointError(f"{header} is wrong about its run: {wrong}; use another checkpoint")
         try:
             check_definition(body["definition"], definition(collection), header)
             check_optimizers(run["optimizers"], parts, model)
@@ -268,6 +277,8 @@ def _read(
             check_data(run["data"], data, collection.engine)
         except CheckpointError as error:
             raise _Mismatch(str(error)) from None
+        except ValueError as error:  # of the loader or the lookahead, which know no file
+            raise _Mismatch(f"{header} does not fit: {error}") from None
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
     return body, run, saved

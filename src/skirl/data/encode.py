@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from skirl.data.columns import floats_of, hex_of, ints_of, is_list, is_text, kinds_of, pc, plain, texts_of, value_at
 from skirl.data.errors import BadRow, BadSchema, shown
-from skirl.data.hashing import BAD, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
+from skirl.data.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
 from skirl.data.schema import Dense, FileSchema, Id, Label
 from skirl.jit import kernel
 
@@ -95,7 +95,7 @@ class Hashed:
     @property
     def described(self) -> str:
         """How ids become rows."""
-        return "by hash"
+        return BY_HASH
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """Row 0 for what is missing, another one for what is not."""
@@ -112,7 +112,7 @@ class Fingerprints:
     @property
     def described(self) -> str:
         """How ids become rows, those of training: nobody else goes on from a state with fingerprints."""
-        return "by an open vocabulary"
+        return BY_OPEN
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """A copy of them."""

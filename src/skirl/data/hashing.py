@@ -20,6 +20,9 @@ import numpy as np
 from skirl.initial import _MIX1, _MIX2, mix
 from skirl.jit import kernel
 
+BY_HASH, BY_OPEN = "by hash", "by an open vocabulary"
+"""How ids become rows, as a stream's state says it and an export reads it."""
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SALT = 0x736B69726C6461
 _S8, _S32 = np.uint64(8), np.uint64(32)

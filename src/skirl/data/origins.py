@@ -11,11 +11,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from skirl.data.hashing import numbers_of, seed_of
+from skirl.data.hashing import BY_HASH, BY_OPEN, numbers_of, seed_of
 from skirl.data.schema import FileSchema
 from skirl.data.vocabulary import FIRST
-
-OPEN = "by an open vocabulary"
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Origins:
     """What the rows of each table are of.
 
     >>> schema = '[[label]]\\nname = "y"\\n[[id]]\\nname = "item"\\ntype = "hex"\\nrows = 50'
-    >>> stream = {"schema": schema, "rows_of": OPEN}
+    >>> stream = {"schema": schema, "rows_of": BY_OPEN}
     >>> state = {"files": {"stream": stream}, "tables": {}, "admitted": {"item": np.arange(1, 3)}}
     >>> origins = Origins.of(state)
     >>> what, ids, fingerprints = origins.of_rows("item", np.array([0, 1, 3, 4]))
@@ -58,8 +56,8 @@ class Origins:
         kinds, prints = self.schema.kinds, np.zeros(len(rows), np.uint64)
         if table not in kinds:
             return ["row"] * len(rows), [str(row) for row in rows.tolist()], prints
-        if self.how != OPEN:
-            rest = "hashed" if self.how == "by hash" else "vocabulary"
+        if self.how != BY_OPEN:
+            rest = "hashed" if self.how == BY_HASH else "vocabulary"
             names = np.where(rows == 0, "missing", np.where((rows == 1) & (rest != "hashed"), "other", rest))
             return names.tolist(), [None] * len(rows), prints
         known = self.admitted[table]
