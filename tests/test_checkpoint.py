@@ -21,6 +21,7 @@ from torch import nn
 import skirl
 from skirl import generators
 from skirl.checkpoint.folder import header, numbers, read
+from skirl.checkpoint.rows import open_rows
 from skirl.sealed import CheckpointError, seal
 from tests.cases import cases
 from tests.resume import DENSE, ROWS, Run, Setup, assert_same
@@ -444,6 +445,28 @@ def test_a_header_that_lacks_what_a_run_needs_is_refused_before_anything_changes
     for wrong in (text.replace('"lr"', '"rl"'), text.replace('"accumulate": 1', '"accumulate": 7'), counted):
         (folder / HEADER).write_bytes(seal(json.loads(wrong)))
         refused(folder, str(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d["tables"][0].update(pooling=3), r"describes what cannot be \(table .*pooling is 3"),
+        (lambda d: d["tables"][1].update(d["tables"][0]), "is given twice"),
+        (lambda d: d["optimizer"].update(clip=0), "clip is 0"),
+        (lambda d: d.update(seed="x"), "seed is 'x', not a whole number"),
+        (lambda d: d.update(dtype="int8"), "lacks something"),
+        (lambda d: d["tables"].pop(), "counts the steps of other tables than it has"),
+    ],
+)
+def test_rows_without_their_model_are_refused_by_file(saved: Path, tmp_path: Path, change: Any, words: str) -> None:
+    shutil.copytree(saved, tmp_path / "copy")
+    body = json.loads((saved / HEADER).read_text())
+    del body["~sha256"]
+    change(body["definition"])
+    (tmp_path / "copy" / HEADER).write_bytes(seal(body))
+    with pytest.raises(CheckpointError, match=words) as refused:
+        open_rows(tmp_path / "copy")
+    assert str(tmp_path / "copy" / HEADER) in str(refused.value)
 
 
 def test_rows_of_another_checkpoint_are_not_taken(saved: Path, tmp_path: Path) -> None:

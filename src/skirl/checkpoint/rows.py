@@ -18,16 +18,19 @@ from skirl.checkpoint import dense, folder
 from skirl.checkpoint.overlay import overlay
 from skirl.codec import decode
 from skirl.engine import Counters
+from skirl.form import COUNT, misfit
+from skirl.half import HALVES
 from skirl.nn.modules import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.sealed import CheckpointError, OtherVersion
 from skirl.store import frozen
 from skirl.store.snapshot import DISK_ROWS
-from skirl.tables import Table
+from skirl.tables import Schema, Table
 
 log = logging.getLogger("skirl")
 
 _INITIAL = {kind.__name__: kind for kind in (initial.Uniform, initial.Normal, initial.Constant)}
 _OPTIMIZERS = {kind.__name__: kind for kind in (optim.SGD, optim.Adagrad, optim.RowwiseAdagrad, optim.Adam)}
+_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, *HALVES)}
 _KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingCollection)}
 
 
@@ -79,17 +82,20 @@ def opened(path: str | Path) -> Iterator[Opened]:
 def _open(header: Path, store: str) -> Opened:
     body, rows = folder.read(header), header.parent / folder.ROWS
     try:
-        collection = _made(body["definition"], store)
+        kind, about = _described(header, body["definition"])
         for part in ("store", "cache"):
             frozen.check(rows, body["rows"][part])
         tensors = dense.read(header.parent, body["dense"])
         steps = body["run"]["rows"]["table_steps"]
+        if misfit(steps, [COUNT]) is not None or len(steps) != len(about["tables"]):
+            raise CheckpointError(f"{header} counts the steps of other tables than it has: use another checkpoint")
         data = decode(body["run"]["data"], tensors)
         data = (
             data["loader"] if isinstance(data, dict) and "loader" in data else data
         )  # a lookahead's, or a loader's own
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
+    collection = kind(**about, cache=1, store=store)
     engine = collection.engine
     over = overlay(rows, body["rows"]["cache"], engine.store.layout)
     thaw = lambda: engine.store.thaw(rows, body["rows"]["store"], over)  # noqa: E731
@@ -98,20 +104,23 @@ def _open(header: Path, store: str) -> Opened:
     return Opened(collection, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, data)
 
 
-def _made(definition: dict[str, Any], store: str) -> Collection:
+def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collection], dict[str, Any]]:
+    """The kind of a checkpoint's embeddings, and what they are made with."""
+
     def of(kinds: dict[str, Any], fields: dict[str, Any]) -> Any:
         fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         return kinds[fields.pop("type")](**fields)
 
-    tables = [
-        Table(**{**table, "features": tuple(table["features"]), "init": of(_INITIAL, table["init"])})
-        for table in definition["tables"]
-    ]
-    return _KINDS[definition["collection"]](
-        tables,
-        optimizer=of(_OPTIMIZERS, definition["optimizer"]),
-        cache=1,
-        store=store,
-        seed=definition["seed"],
-        dtype=getattr(torch, definition["dtype"]),
-    )
+    try:
+        tables = [
+            Table(**{**table, "features": tuple(table["features"]), "init": of(_INITIAL, table["init"])})
+            for table in definition["tables"]
+        ]
+        Schema.of(tables)
+        optimizer, seed = of(_OPTIMIZERS, definition["optimizer"]), definition["seed"]
+        if (wrong := misfit(seed, COUNT, "seed")) is not None:
+            raise ValueError(wrong)
+    except ValueError as error:
+        raise CheckpointError(f"{header} describes what cannot be ({error}): use another checkpoint") from None
+    about = {"tables": tables, "optimizer": optimizer, "seed": seed, "dtype": _DTYPES[definition["dtype"]]}
+    return _KINDS[definition["collection"]], about
