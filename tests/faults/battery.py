@@ -113,10 +113,10 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def gpu(shift: int, runs: int) -> dict[str, Callable[[], object]]:
+def gpu(shift: int, *, runs: int, whole: bool) -> dict[str, Callable[[], object]]:
     """Every order that the pipeline allows, and runs of it."""
     on_gpu = {"seed": shift, "device": "interpret", "eager": 0.3}
-    names = ("alone", "plain", "everything") if shift == 0 else ()
+    names = ("alone", "plain", "everything") if whole else ()
     return {
         "hazards": lambda: hazards(range(runs * shift, runs * (shift + 1))),
         **{name: lambda name=name: Run(replace(CASES[name], **on_gpu)).go() for name in names},
@@ -143,7 +143,7 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False) -> str | No
     if area == "checkpoints":
         checks = CHECKS
     if area == "gpu":
-        checks = {} if sound and shift else gpu(shift, runs=2 if sound else 12)
+        checks = gpu(shift, runs=2 if sound else 12, whole=sound or not shift)
     for name, check in checks.items():
         try:
             check()
