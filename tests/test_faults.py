@@ -23,8 +23,8 @@ UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "Syn
 """A fault that is caught like this says nothing: it has to be written anew."""
 
 
-EVERY = 10
-"""`make test` plants each tenth fault, which takes a minute and a half of a core; a campaign plants all."""
+EVERY = 16
+"""`make test` plants each sixteenth fault, which takes a minute and a half of a core; a campaign plants all."""
 
 
 @pytest.mark.timeout(900)

@@ -8,6 +8,7 @@ from skirl.bench.start import Start
 from skirl.cli import main
 
 
+@pytest.mark.slow  # 20 s; that nothing is compiled twice is seen in tests/nn/test_wide.py too
 def test_a_second_process_loads_what_the_first_compiled(capsys):
     assert main(["bench", "start", "--dim", "16", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()

@@ -4,11 +4,14 @@ Threads that race for real meet a missing event once in a thousand steps. Here e
 likely as any other, a block that is let go of is taken again at once, and the outcome is compared with a dict of rows.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from skirl import SGD, KeyedJagged, Table
 from skirl.device.base import Update
+from skirl.device.blocks import Block
 from skirl.device.gpu import Gpu, GpuRows
 from skirl.engine import Engine
 from skirl.ids import capture
@@ -39,6 +42,7 @@ class Stages:
         assert isinstance(self.bank, GpuRows)
         for blocks in (self.bank.blocks, self.bank.plans):
             blocks.choose = lambda fits: fits[-1]
+        self.bank.blocks.take = poisoned(self.bank.blocks.take)
         plan = Plan(depth=3, prefetch=prefetch)
         engine.make_caches([10], [8], in_flight=2 * plan.hold)
         planner = Planner(engine.schema, [10], plan, engine.seen, hold_rows=engine.staging_halves)
@@ -139,6 +143,19 @@ class Stages:
         if i not in self.rows:
             self.rows[i] = first_rows([i], TABLE.initial, TABLE.dim, self.engine.seed)[0]
         return self.rows[i]
+
+
+def poisoned(take: Callable[[int], Block]) -> Callable[[int], Block]:
+    """New memory is full of NaN: a row that is read before it is there shows."""
+
+    def taken(nbytes: int) -> Block:
+        block = take(nbytes)
+        if block.copied is None:
+            block.host.fill_(0xFF)
+            block.device.fill_(0xFF)
+        return block
+
+    return taken
 
 
 def hazards(seeds: range) -> int:

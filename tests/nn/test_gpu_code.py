@@ -80,6 +80,7 @@ def test_nothing_is_fused_or_rough(tmp_path):
     check_width(kernels, 64)
 
 
+@pytest.mark.slow
 def test_nothing_is_fused_or_rough_on_an_older_gpu(tmp_path):
     check(compiled(tmp_path, 80, (64, "float32")))
 
