@@ -68,6 +68,12 @@ class Setting:
         """Numbers in the vector of a row; records of SGD have no more."""
         return self.tables[0].dim
 
+    def embeddings(self, kind: type[EmbeddingBagCollection], cache: int, store: LinkStore) -> EmbeddingBagCollection:
+        """Those of a mode."""
+        return kind(
+            self.tables, optimizer=SGD(lr=self.lr), cache=cache, store=store, seed=self.seed, device=self.device
+        )  # fmt: skip
+
     @property
     def layout(self) -> dict[int, Record]:
         """The records of a store."""
@@ -133,15 +139,8 @@ class Mode:
         seconds, used = time.perf_counter() - began, time.process_time() - spent
         others = max(0.0, machine_busy() - busy - used) / seconds
         received_then, sent_then, calls_then = self._moved()
-        return Slice(
-            seconds,
-            used,
-            received_then - received,
-            sent_then - sent,
-            calls_then - calls,
-            others,
-            [x.item() for x in losses],
-        )
+        numbers = [loss.item() for loss in losses]
+        return Slice(seconds, used, received_then - received, sent_then - sent, calls_then - calls, others, numbers)
 
     def rest(self) -> None:
         """Return when nothing moves any more before the loop goes on."""
@@ -165,14 +164,7 @@ class Alone(Mode):
     ) -> None:
         store = store_of(setting, name)
         cache = setting.largest if kind is OnDemand else setting.cache
-        embeddings = kind(
-            setting.tables,
-            optimizer=SGD(lr=setting.lr),
-            cache=cache,
-            store=store,
-            seed=setting.seed,
-            device=setting.device,
-        )
+        embeddings = setting.embeddings(kind, cache, store)
         super().__init__(setting, embeddings)
         self.store, self.embeddings = store, embeddings
 
@@ -191,14 +183,7 @@ class Ahead(Mode):
     def __init__(self, setting: Setting, name: str, *, resident: bool = False, serial: bool = False) -> None:
         store = store_of(setting, name, resident)
         cache = setting.touched if resident else setting.cache
-        embeddings = EmbeddingBagCollection(
-            setting.tables,
-            optimizer=SGD(lr=setting.lr),
-            cache=cache,
-            store=store,
-            seed=setting.seed,
-            device=setting.device,
-        )
+        embeddings = setting.embeddings(EmbeddingBagCollection, cache, store)
         super().__init__(setting, embeddings)
         self.store, self.embeddings = store, embeddings
         self.serial = serial

@@ -1,7 +1,7 @@
 """Buffers in pairs, one in pinned host memory and one on the device, used again and again.
 
-What travels has its place on both sides from the beginning, so a copy is one call and no allocation: pinning 16 MB anew for
-each step costs some milliseconds, in which the device's driver is locked. A block has owners, like those of `staging.py`;
+What travels has its place on both sides from the beginning, so a copy is one call and no allocation; pinning memory anew for
+each step would lock the device's driver each time. A block has owners, like those of `staging.py`;
 what is more here is that an owner on the device may not be done when it lets go. So each block keeps the events of its last
 copy and its last use, and whoever takes it makes his stream, never the loop, wait for them. Three blocks, for plans, fetched
 and leaving rows, one ring each would be tighter, and one slow write-back would block its ring.
