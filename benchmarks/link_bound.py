@@ -10,8 +10,8 @@ import argparse
 import json
 from pathlib import Path
 
-from skirl.bench.train import TrainSpeed
-from skirl.plot import Chart, svg
+from skirl.measure.bench.train import TrainSpeed
+from skirl.train.report.plot import Chart, svg
 
 CACHES = (1, 10, 50)
 HEADLINE = 5.6

@@ -10,10 +10,10 @@ import torch
 
 import skirl
 from skirl import Batch, KeyedJagged, Table
-from skirl.optim import RowOptimizer
-from skirl.reference import Bags, Reference
+from skirl.core.optim import RowOptimizer
+from skirl.core.reference import Bags, Reference
+from skirl.core.tables import Schema
 from skirl.store import MemoryStore, Record
-from skirl.tables import Schema
 
 TABLES = (
     Table("a", rows=40, dim=3, features=("a1", "a2")),

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import skirl
-from skirl import generators
+from skirl.core.optim import RowOptimizer
 from skirl.data import Synthetic
-from skirl.optim import RowOptimizer
+from skirl.tools import rng_state
 
 DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
@@ -151,7 +151,7 @@ class Run:
     def train(self, until: int | None = None, saved: Callable[[int], Path | None] = lambda step: None) -> "Run":
         """Train up to a step, or to the end; `saved` names the folder to save to after a step, if any."""
         self._train(until, saved)
-        self.drawn = plain(generators.capture())
+        self.drawn = plain(rng_state.capture())
         return self
 
     def _train(self, until: int | None, saved: Callable[[int], Path | None]) -> None:

@@ -11,15 +11,15 @@ import torch
 
 import skirl
 from skirl import KeyedJagged, Table
-from skirl.cache import split_cache
-from skirl.device.gpu import GpuRows
-from skirl.optim import RowOptimizer
-from skirl.pipeline import FIRST_WINDOW
-from skirl.reference import Bags, Reference
-from skirl.tables import Schema
-from skirl.work import Work
-from tests.device.delayed import DelayedStreams
-from tests.device.lazy import World
+from skirl.core.optim import RowOptimizer
+from skirl.core.reference import Bags, Reference
+from skirl.core.tables import Schema
+from skirl.engine.cache import split_cache
+from skirl.engine.device.gpu import GpuRows
+from skirl.engine.work import Work
+from skirl.pipeline.pipeline import FIRST_WINDOW
+from tests.engine.device.delayed import DelayedStreams
+from tests.engine.device.lazy import World
 from tests.plans import Residents, windows
 from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
 
@@ -159,8 +159,10 @@ class Run:
         store = SlowStore(case.tables, case.optimizer, case.dtype, Naps(case.nap, case.seed + 1), case.slow_write)
         with pytest.MonkeyPatch.context() as patch:
             if case.device != "cpu":
-                patch.setattr("skirl.device.gpu.no_streams", World(case.seed, case.eager).streams)
-                patch.setattr("skirl.device.gpu.CudaStreams", lambda at: DelayedStreams(at, case.seed, case.eager))
+                patch.setattr("skirl.engine.device.gpu.no_streams", World(case.seed, case.eager).streams)
+                patch.setattr(
+                    "skirl.engine.device.gpu.CudaStreams", lambda at: DelayedStreams(at, case.seed, case.eager)
+                )
             self.ours = kind(
                 case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
                 debug=True, device=case.device,

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from skirl import KeyedJagged, Table
-from skirl.engine import Engine
-from skirl.reference import Bags
+from skirl.core.reference import Bags
+from skirl.core.tables import Schema
+from skirl.engine.engine import Engine
 from skirl.store import MemoryStore, Record
-from skirl.tables import Schema
 
 
 @dataclass

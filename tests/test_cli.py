@@ -18,9 +18,9 @@ import pytest
 
 from skirl import cli
 from skirl.checkpoint import numbers
-from skirl.engine import Damaged
-from skirl.train import Train
-from skirl.verify import Verify
+from skirl.engine.engine import Damaged
+from skirl.train.train import Train
+from skirl.train.verify import Verify
 
 SOURCE = str(Path(cli.__file__).parents[1])
 SMALL = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 40 --threads 1".split()  # noqa: SIM905

@@ -15,7 +15,7 @@ import json, os, re, sys
 import torch
 import skirl
 from skirl.data import Synthetic
-from skirl.owned import weigh
+from skirl.pipeline.batch_copy import weigh
 
 torch.set_num_threads(1)
 batch, depth, cache, dim, steps = map(int, sys.argv[1:])

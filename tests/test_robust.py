@@ -18,11 +18,11 @@ import torch
 
 import skirl
 from skirl import KeyedJagged
-from skirl.engine import Damaged
-from skirl.ids import BadIds
-from skirl.nn import cpu
-from skirl.oracle.plan import BatchTooLarge
-from skirl.watch import StageStuck
+from skirl.core.ids import BadIds
+from skirl.engine.engine import Damaged
+from skirl.engine.kernels import cpu
+from skirl.oracle.bank import BatchTooLarge
+from skirl.pipeline.loader_watch import StageStuck
 from tests.loops import (
     FEATURES,
     Broken,
@@ -386,7 +386,7 @@ def test_a_failing_kernel_that_changes_nothing(data, monkeypatch):
 def test_a_failing_kernel_of_the_planner(data, monkeypatch):
     embeddings = collection()
     run(embeddings, data[0][:5])
-    monkeypatch.setattr("skirl.oracle.plan.moves.group", fails)
+    monkeypatch.setattr("skirl.oracle.bank.loops.group", fails)
     run_until_it_fails(embeddings, data[0][5:], Broken)
     monkeypatch.undo()
     goes_on(embeddings, data, 5)
@@ -396,7 +396,7 @@ def test_a_hanging_kernel_of_the_planner(data, monkeypatch):
     embeddings = collection()
     run(embeddings, data[0][:5])
     hang = Hang(1)
-    monkeypatch.setattr("skirl.ids._check", lambda *args: hang(1))
+    monkeypatch.setattr("skirl.core.ids._check", lambda *args: hang(1))
     _, error = run_until_it_fails(embeddings, data[0][5:], StageStuck, patience=SHORT)
     assert "the plan stage is at step 0 for 0." in str(error)
     hang.go.set()
@@ -565,7 +565,7 @@ def press():
 
 
 def test_ctrl_c_while_closing_gives_the_store_a_moment(data, monkeypatch):
-    monkeypatch.setattr("skirl.stages.GRACE", 0.3)
+    monkeypatch.setattr("skirl.pipeline.stages.GRACE", 0.3)
     store, hang = ProbedStore(), Hang(12)
     store.on_write = hang
     embeddings = collection(store)

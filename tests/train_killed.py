@@ -25,10 +25,10 @@ import torch
 
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import load, numbers
-from skirl.evaluation import Evaluation
-from skirl.meter import Meter
-from skirl.sealed import CheckpointError
-from skirl.train import Train
+from skirl.tools.sealed_json import CheckpointError
+from skirl.train.evaluation import Evaluation
+from skirl.train.meter import Meter
+from skirl.train.train import Train
 from tests.killed import ended, forked
 from tests.resume import plain
 

@@ -1,16 +1,16 @@
 """skirl trains recommendation models whose embedding tables do not fit on the device."""
 
-from skirl.batch import Batch, KeyedJagged
 from skirl.checkpoint import Saving, load, save
-from skirl.export import export
-from skirl.importing import import_rows
-from skirl.initial import Constant, Normal, Uniform
-from skirl.lookahead import Lookahead, lookahead
+from skirl.checkpoint.export import export
+from skirl.checkpoint.import_rows import import_rows
+from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.initial import Constant, Normal, Uniform
+from skirl.core.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from skirl.core.tables import Table
 from skirl.nn.bag import EmbeddingBag
-from skirl.nn.modules import EmbeddingBagCollection, EmbeddingCollection, Pooled
-from skirl.optim import SGD, Adagrad, Adam, RowwiseAdagrad
-from skirl.sealed import CheckpointError
-from skirl.tables import Table
+from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection, Pooled
+from skirl.pipeline.lookahead import Lookahead, lookahead
+from skirl.tools.sealed_json import CheckpointError
 
 __all__ = [
     "SGD",

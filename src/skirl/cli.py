@@ -14,45 +14,66 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from skirl.progress import listed
+from skirl.tools.progress import listed
 
 COMMANDS = {
-    "train": ("skirl.train:Train", "train a model whose tables are larger than the cache"),
+    "train": ("skirl.train.train:Train", "train a model whose tables are larger than the cache"),
     "verify": (
-        "skirl.verify:Verify",
+        "skirl.train.verify:Verify",
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
-    "size": ("skirl.sizing.size:Size", "how much cache a run needs: traffic against cache size, and what to choose"),
-    "report": ("skirl.report:Report", "what a run did: losses, AUC, throughput, movement, stalls; a page with plots"),
+    "size": (
+        "skirl.measure.sizing.size:Size",
+        "how much cache a run needs: traffic against cache size, and what to choose",
+    ),
+    "report": (
+        "skirl.train.report.report:Report",
+        "what a run did: losses, AUC, throughput, movement, stalls; a page with plots",
+    ),
     "vocab": ("skirl.data.vocab:Vocab", "give the ids of data files rows of their own, in one pass and bounded memory"),
     "convert": ("skirl.data.convert:Convert", "write data files as Parquet that is read several times faster"),
-    "export": ("skirl.ways:Export", "rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet"),
-    "import": ("skirl.ways:Import", "a checkpoint of the rows of a trained PyTorch model"),
-    "bench oracle": ("skirl.bench.oracle:Oracle", "time the planner: ids a second, slots and grouping included"),
-    "bench disk": ("skirl.bench.disk:Disk", "reads and writes through the disk store, beside the device's own rates"),
+    "export": (
+        "skirl.checkpoint.commands:Export",
+        "rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
+    ),
+    "import": ("skirl.checkpoint.commands:Import", "a checkpoint of the rows of a trained PyTorch model"),
+    "bench oracle": (
+        "skirl.measure.bench.oracle:Oracle",
+        "time the planner: ids a second, slots and grouping included",
+    ),
+    "bench disk": (
+        "skirl.measure.bench.disk:Disk",
+        "reads and writes through the disk store, beside the device's own rates",
+    ),
     "bench train": (
-        "skirl.bench.train:TrainSpeed",
+        "skirl.measure.bench.train:TrainSpeed",
         "training speed beside every row resident, torch, FBGEMM, LRU, on demand",
     ),
     "bench curves": (
-        "skirl.bench.curves:Curves",
+        "skirl.measure.bench.curves:Curves",
         "CPU time of a step as batch, tables, dim, depth, rows and threads grow",
     ),
-    "bench traffic": ("skirl.bench.traffic:Traffic", "count the rows that each policy fetches on a trace of ids"),
-    "bench rows": ("skirl.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
+    "bench traffic": (
+        "skirl.measure.bench.traffic:Traffic",
+        "count the rows that each policy fetches on a trace of ids",
+    ),
+    "bench rows": ("skirl.measure.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
     "bench kernels": (
-        "skirl.bench.kernels:Kernels",
+        "skirl.measure.bench.kernels:Kernels",
         "the kernels of a GPU against the rate at which it copies memory",
     ),
     "bench checkpoint": (
-        "skirl.bench.checkpoint:Checkpoint",
+        "skirl.measure.bench.checkpoint:Checkpoint",
         "how long training stands still at a checkpoint, its bytes and memory",
     ),
     "bench readers": (
-        "skirl.bench.readers:Readers",
+        "skirl.measure.bench.readers:Readers",
         "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",
     ),
-    "bench start": ("skirl.bench.start:Start", "time compiling and loading the kernels of a first training step"),
+    "bench start": (
+        "skirl.measure.bench.start:Start",
+        "time compiling and loading the kernels of a first training step",
+    ),
 }
 OVERVIEW = """usage: skirl COMMAND [flags]
 
@@ -71,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if args == ["--version"]:
-        return _print(f"skirl {import_module('skirl.sealed').skirl_version()}")
+        return _print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}")
     if args in (["-h"], ["--help"]):
         return _print(_overview())
     words = next((n for n in (2, 1) if " ".join(args[:n]) in COMMANDS), 0)

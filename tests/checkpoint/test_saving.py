@@ -18,8 +18,8 @@ import skirl
 from skirl import checkpoint
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers, saving
-from skirl.sealed import CheckpointError
-from skirl.store import marks
+from skirl.store import changes
+from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases
 from tests.checkpoint.checks import CHECKS, on, saves
 from tests.resume import ROWS, Run, Setup, assert_same
@@ -58,7 +58,7 @@ def test_any_steps_and_any_stop(tmp_path_factory: pytest.TempPathFactory, data: 
 
 def test_what_is_set_aside_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training waits for a writer that is too slow instead of keeping ever more rows."""
-    monkeypatch.setattr(marks, "MOST_ASIDE", 1000)
+    monkeypatch.setattr(changes, "MOST_ASIDE", 1000)
     run, setup = Run(Setup()), Setup()
     real = saving.Frozen.write
     monkeypatch.setattr(saving.Frozen, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
@@ -230,7 +230,7 @@ def test_a_header_that_somebody_has_written_ends_in_a_clean_error_or_a_run(
     saved: Path, tmp_path_factory: pytest.TempPathFactory, data: Any
 ) -> None:
     """Fuzz: any value anywhere, under a valid checksum. Nothing crashes, and nothing large is allocated."""
-    from skirl.sealed import seal
+    from skirl.tools.sealed_json import seal
 
     copy = tmp_path_factory.mktemp("fuzz")
     shutil.copytree(saved, copy, dirs_exist_ok=True)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data import DataFlags
-from skirl.data.errors import BadFile, BadRow, BadSchema
+from skirl.data.files.errors import BadFile, BadRow, BadSchema
+from skirl.data.files.schema import BUILT_IN, FileSchema
+from skirl.data.files.stream import Files
 from skirl.data.open import open_files
-from skirl.data.schema import BUILT_IN, FileSchema
-from skirl.data.stream import Files
 from tests.cases import cases
 from tests.data import logs
 from tests.data.corpus import CASES, CRITEO, ROWS, SCHEMA, SCHEMAS, Case, parquet, text

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from skirl.batch import Batch
+from skirl.core.batch import Batch
 from skirl.data import Synthetic
 from skirl.data.skew import EXPONENT, OFFSET
 from skirl.data.synthetic import SHAPES
-from skirl.jit import kernel
-from skirl.metrics import StreamingAUC
 from skirl.models import DLRM
+from skirl.tools.jit import kernel
+from skirl.train.metrics import StreamingAUC
 
 # The counts
 

@@ -9,7 +9,7 @@ import pytest
 import skirl
 from skirl import cli
 from skirl.data import DataFlags
-from skirl.data.schema import BUILT_IN
+from skirl.data.files.schema import BUILT_IN
 from skirl.models import DLRM
 from tests.data import logs
 

@@ -16,14 +16,14 @@ from safetensors.numpy import save_file
 
 from skirl import cli
 from skirl.data import DataFlags
-from skirl.data.columnar import embedded_schema
 from skirl.data.convert import Convert
-from skirl.data.counting import Counters
-from skirl.data.errors import BadRow, BadSchema
+from skirl.data.files.columnar import embedded_schema
+from skirl.data.files.errors import BadRow, BadSchema
+from skirl.data.files.schema import BUILT_IN
 from skirl.data.open import open_files
-from skirl.data.schema import BUILT_IN
 from skirl.data.vocab import Vocab
-from skirl.data.vocabulary import BadVocabulary, Facts, load, save
+from skirl.data.vocabulary.counting import Counters
+from skirl.data.vocabulary.vocabulary import BadVocabulary, Facts, load, save
 from tests.cases import cases
 from tests.data import logs
 

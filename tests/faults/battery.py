@@ -11,16 +11,16 @@ import torch
 
 import skirl
 from skirl import SGD, Adagrad, Adam, Constant, KeyedJagged, Normal, RowwiseAdagrad, Table, Uniform
-from skirl.oracle.plan import BankPlanner, BatchTooLarge
+from skirl.oracle.bank import BankPlanner, BatchTooLarge
 from skirl.oracle.seen import Seen
 from tests import runs
 from tests.checkpoint.checks import CHECKS
-from tests.device.hazards import hazards
+from tests.engine.device.hazards import hazards
 from tests.faults.zygote import DISK_AREAS
 from tests.oracle.execute import Cache
 from tests.oracle.traces import SCHEMA, keys_of
 from tests.runs import Case, Part, Run
-from tests.store.crashing import SCRIPTS, crash_everywhere, make_small
+from tests.store.disk.crashing import SCRIPTS, crash_everywhere, make_small
 from tests.test_exact_torch import test_trained_weights_get_the_gradient_of_per_sample_weights as trained_weights
 
 TABLES = (

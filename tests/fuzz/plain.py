@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from skirl.batch import Batch
-from skirl.data.schema import Dense, FileSchema, Id
+from skirl.core.batch import Batch
+from skirl.data.files.schema import Dense, FileSchema, Id
 from tests.data.logs import number_hash, row_of, text_hash
 
 _FLOAT = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")

@@ -19,11 +19,11 @@ import torch
 import skirl
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.keeper import Keeper, SaveFlags
-from skirl.sealed import CheckpointError, seal
-from skirl.store import _records as records
 from skirl.store.base import Record
-from skirl.store.disk import DiskError, DiskStore
-from skirl.store.memory import MemoryStore
+from skirl.store.disk import records
+from skirl.store.disk.store import DiskError, DiskStore
+from skirl.store.memory.store import MemoryStore
+from skirl.tools.sealed_json import CheckpointError, seal
 from tests.fuzz.loop import READ, REFUSED, Target, clean
 from tests.fuzz.mutate import Draw, mutated, mutated_safetensors, mutated_tree
 from tests.fuzz.states import safetensors_of

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from skirl.data import DataFlags
-from skirl.data import vocabulary as vocabularies
-from skirl.data.errors import BadSchema
-from skirl.data.growing import Growing
-from skirl.data.hashing import GOOD, NONE
+from skirl.data.files.errors import BadSchema
+from skirl.data.files.hashing import GOOD, NONE
+from skirl.data.files.schema import BUILT_IN, FileSchema
+from skirl.data.files.stream import Files
 from skirl.data.open import open_files
-from skirl.data.schema import BUILT_IN, FileSchema
-from skirl.data.stream import Files
-from skirl.data.vocabulary import BadVocabulary
+from skirl.data.vocabulary import vocabulary as vocabularies
+from skirl.data.vocabulary.growing import Growing
+from skirl.data.vocabulary.vocabulary import BadVocabulary
 from tests.data.logs import criteo_rows, number_hash, write_parquet, write_tsv
 from tests.fuzz import plain, tables, texts
 from tests.fuzz.loop import READ, REFUSED, Target, clean
@@ -351,7 +351,7 @@ class RunFolder(Target):
                 (folder / "run" / name).write_bytes(data)
 
     def judge(self, folder: Path) -> str:
-        from skirl.report import Report
+        from skirl.train.report.report import Report
 
         run = folder / "run"
         report = Report(run, page=folder / "page.html")

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from skirl.data import DataFlags
-from skirl.data.columnar import KEY
 from skirl.data.convert import Convert
+from skirl.data.files.columnar import KEY
+from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.open import open_files
-from skirl.data.schema import BUILT_IN, FileSchema
 from tests.data.logs import write_parquet
 from tests.fuzz import plain
 from tests.fuzz.loop import READ, Target, clean

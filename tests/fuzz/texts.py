@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from skirl.data import DataFlags
-from skirl.data.errors import BadFile, BadRow, BadSchema
+from skirl.data.files.errors import BadFile, BadRow, BadSchema
+from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.open import open_files
-from skirl.data.schema import BUILT_IN, FileSchema
 from tests.data.logs import criteo_rows
 from tests.fuzz import plain
 from tests.fuzz.loop import READ, Target, clean

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import skirl
-from skirl.batch import Batch, KeyedJagged
+from skirl.core.batch import Batch, KeyedJagged
 from skirl.models import Model
 
 

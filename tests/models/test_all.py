@@ -11,10 +11,10 @@ import torch
 
 from skirl.models import DIN
 from skirl.models.flags import ModelFlags
-from skirl.nn.modules import EmbeddingCollection
-from skirl.recipe import MODELS, ModelName, Recipe
-from skirl.train import steps
-from skirl.verify import Verify
+from skirl.nn.collection import EmbeddingCollection
+from skirl.train.recipe import MODELS, ModelName, Recipe
+from skirl.train.train import steps
+from skirl.train.verify import Verify
 
 TINY = [f"{name}-tiny" for name in MODELS]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from skirl.batch import Batch, KeyedJagged
+from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.tables import Table
 from skirl.models import DLRM
-from skirl.tables import Table
 
 
 class Fake(nn.Module):

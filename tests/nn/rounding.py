@@ -7,7 +7,7 @@ the other, plus a random fraction, comes to one. Everything here is float64, in 
 import numpy as np
 import torch
 
-from skirl.reference import _mix
+from skirl.core.reference import _mix
 
 FORMATS = {torch.bfloat16: (8, -126, 3.3895313892515355e38), torch.float16: (11, -14, 65504.0)}
 """Bits of the significand, the exponent of the smallest normal, the largest number."""

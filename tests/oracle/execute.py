@@ -8,8 +8,8 @@ from collections import defaultdict
 
 import numpy as np
 
+from skirl.core.tables import ROW_BITS
 from skirl.oracle.step import Step
-from skirl.tables import ROW_BITS
 
 
 class Cache:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import Table
-from skirl.oracle.plan import Resident
+from skirl.core.tables import Schema
+from skirl.oracle.bank import Resident
 from skirl.oracle.planner import Plan, Planner
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.spool import Epoch
-from skirl.tables import Schema
+from skirl.pipeline.epoch import Epoch
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.execute import Cache

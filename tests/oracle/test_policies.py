@@ -6,11 +6,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skirl import Table
-from skirl.oracle.plan import BankPlanner, Resident
+from skirl.core.tables import Schema
+from skirl.oracle.bank import BankPlanner, Resident
 from skirl.oracle.planner import Plan
-from skirl.oracle.policy import make_policy
+from skirl.oracle.policies.base import make_policy
 from skirl.oracle.seen import Seen
-from skirl.tables import Schema
 
 Batches = list[list[int]]
 

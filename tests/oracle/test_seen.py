@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import Table
+from skirl.core.tables import Schema
 from skirl.oracle.seen import Seen
-from skirl.tables import Schema
 from tests.cases import cases
 
 ROWS = [1, 63, 64, 65, 200, 300_000_000, 1 << 47]

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from skirl import Table
-from skirl.oracle.plan import BankPlanner
+from skirl.core.tables import ROW_BITS, Schema
+from skirl.oracle.bank import BankPlanner
 from skirl.oracle.step import Step
-from skirl.tables import ROW_BITS, Schema
 
 # The bank of dim 4 has tables 0, 2 and 3: two in the dense index, one that is far too large for it.
 SCHEMA = Schema.of([Table("a", 40, 4), Table("other", 50, 8), Table("b", 1_000_000_000, 4), Table("c", 7, 4)])

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.store._files import Files
+from skirl.store.disk.os_files import Files
 
 SECTOR = 512
 Op = tuple[Any, ...]

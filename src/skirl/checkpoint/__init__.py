@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from skirl import generators
-from skirl.checkpoint import dense, folder
+from skirl.checkpoint import dense, folder, whole
+from skirl.checkpoint.cached_rows import overlay
+from skirl.checkpoint.codec import decode, encode, with_metadata
 from skirl.checkpoint.definition import (
     check_data,
     check_definition,
@@ -33,16 +34,14 @@ from skirl.checkpoint.definition import (
     parameters,
 )
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
-from skirl.checkpoint.overlay import overlay
 from skirl.checkpoint.saving import Frozen, Saving, write
-from skirl.codec import decode, encode, with_metadata
-from skirl.engine import Counters, Engine
-from skirl.form import COUNT, NUMBER, Kind, misfit
-from skirl.interrupts import uninterrupted
-from skirl.nn.modules import Collection, collection_of
-from skirl.sealed import CheckpointError, OtherVersion, skirl_version
-from skirl.store import frozen
+from skirl.engine.engine import Counters, Engine
+from skirl.nn.collection import Collection, collection_of
 from skirl.store.snapshot import DISK_ROWS
+from skirl.tools import rng_state
+from skirl.tools.interrupts import uninterrupted
+from skirl.tools.sealed_json import CheckpointError, OtherVersion, skirl_version
+from skirl.tools.shape_of import COUNT, NUMBER, Kind, misfit
 
 __all__ = ["Saving", "load", "numbers", "save"]
 
@@ -128,7 +127,7 @@ def save(
             "grads": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
             "counters": asdict(engine.counters),
             "data": None if data is None else data.state_dict(),
-            "generators": generators.capture(),
+            "generators": rng_state.capture(),
         },
         "run",
     )
@@ -246,7 +245,7 @@ def _apply(
         part.load_state_dict(known["state"])
     if data is not None:
         data.load_state_dict(run["data"])
-    generators.restore(run["generators"])
+    rng_state.restore(run["generators"])
 
 
 class _Mismatch(CheckpointError):
@@ -259,8 +258,8 @@ def _read(
     """A checkpoint's header, its run and its model, all files seen to be whole, and of this model."""
     body = folder.read(header)
     try:
-        frozen.check(header.parent / folder.ROWS, body["rows"]["store"])
-        frozen.check(header.parent / folder.ROWS, body["rows"]["cache"])
+        whole.check(header.parent / folder.ROWS, body["rows"]["store"])
+        whole.check(header.parent / folder.ROWS, body["rows"]["cache"])
         tensors = dense.read(header.parent, body["dense"])
         run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
         Counters(**run["counters"])

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from skirl.engine import Engine
-from skirl.lookahead import Lookahead
-from skirl.nn.modules import Collection
-from skirl.sealed import CheckpointError
+from skirl.engine.engine import Engine
+from skirl.nn.collection import Collection
+from skirl.pipeline.lookahead import Lookahead
+from skirl.tools.sealed_json import CheckpointError
 
 
 def definition(collection: Collection) -> dict[str, Any]:

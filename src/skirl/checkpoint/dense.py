@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from skirl.form import COUNT, TEXT, misfit
-from skirl.sealed import CheckpointError, sync_folder, to_disk
+from skirl.tools.sealed_json import CheckpointError, sync_folder, to_disk
+from skirl.tools.shape_of import COUNT, TEXT, misfit
 
 NAME = "model.safetensors"
 

@@ -18,7 +18,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from skirl.sealed import CheckpointError, read_sealed
+from skirl.tools.sealed_json import CheckpointError, read_sealed
 
 log = logging.getLogger("skirl")
 

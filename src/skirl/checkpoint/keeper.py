@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from skirl.checkpoint import Saving, load, numbers, save
-from skirl.nn.modules import collection_of
+from skirl.nn.collection import collection_of
 
 log = logging.getLogger("skirl")
 

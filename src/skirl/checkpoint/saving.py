@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import dense, folder
-from skirl.checkpoint.overlay import FrozenCaches
-from skirl.engine import Engine
-from skirl.sealed import write_sealed
+from skirl.checkpoint.cached_rows import FrozenCaches
+from skirl.engine.engine import Engine
+from skirl.tools.sealed_json import write_sealed
 
 
 class Saving:

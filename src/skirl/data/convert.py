@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from skirl.data.errors import BadSchema
+from skirl.data.files.errors import BadSchema
+from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.flags import DataFlags, check_in_and_out
-from skirl.data.schema import Dense, FileSchema, Label, Text
-from skirl.machine import machine, peak_bytes
-from skirl.progress import Progress, clock, size
+from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.progress import Progress, clock, size
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Convert:
 
     def run(self) -> dict[str, Any]:
         """Read everything, write it anew."""
-        from skirl.data.encode import Fingerprints
+        from skirl.data.files.encode import Fingerprints
         from skirl.data.open import open_files
 
         started = time.monotonic()
@@ -135,8 +135,8 @@ def write(path: str, schema: FileSchema, pieces: Iterator[Any], compression: str
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from skirl.data.columnar import KEY, SLICE
-    from skirl.data.stream import cut, joined
+    from skirl.data.files.columnar import KEY, SLICE
+    from skirl.data.files.stream import cut, joined
 
     unfinished = f"{path}.{os.getpid()}.part"
     writer: Any = None

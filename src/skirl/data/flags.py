@@ -127,8 +127,8 @@ class DataFlags:
         return self.data.partition(":")[0]
 
     def _files(self) -> Source:
-        from skirl.data.growing import Growing  # Arrow is imported where files are read, and only there
         from skirl.data.open import OPEN, open_files
+        from skirl.data.vocabulary.growing import Growing  # Arrow is imported where files are read, and only there
 
         files = open_files(self)
         return Growing(files, self.admit, self.stale) if self.vocab == OPEN else files

@@ -12,15 +12,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skirl.data.columnar import embedded_schema
-from skirl.data.dataset import Dataset, Place
-from skirl.data.encode import Encoder, Fingerprints, Hashed, RowsOf
-from skirl.data.errors import BadSchema
-from skirl.data.files import find, kind_of
-from skirl.data.schema import BUILT_IN, FileSchema
-from skirl.data.stream import Files
-from skirl.data.text import PART
-from skirl.data.vocabulary import Vocabulary, load
+from skirl.data.files.columnar import embedded_schema
+from skirl.data.files.dataset import Dataset, Place
+from skirl.data.files.encode import Encoder, Fingerprints, Hashed, RowsOf
+from skirl.data.files.errors import BadSchema
+from skirl.data.files.find import find, kind_of
+from skirl.data.files.schema import BUILT_IN, FileSchema
+from skirl.data.files.stream import Files
+from skirl.data.files.text import PART
+from skirl.data.vocabulary.vocabulary import Vocabulary, load
 
 if TYPE_CHECKING:
     from skirl.data.flags import DataFlags

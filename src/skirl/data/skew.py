@@ -16,8 +16,8 @@ Criteo Terabyte, and two cache misses an id. The density's inverse is one `pow`:
 
 import numpy as np
 
-from skirl.initial import mix
-from skirl.jit import kernel
+from skirl.core.initial import mix
+from skirl.tools.jit import kernel
 
 EXPONENT = 0.992
 OFFSET = 1.0

@@ -8,8 +8,8 @@ at each border.
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from skirl.batch import Batch
-from skirl.tables import Table
+from skirl.core.batch import Batch
+from skirl.core.tables import Table
 
 
 @runtime_checkable

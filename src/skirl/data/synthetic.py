@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from skirl.batch import Batch, KeyedJagged
+from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.initial import mix
+from skirl.core.tables import Table
 from skirl.data.skew import GOLDEN, bits_for, fold, mass_of, named, rank_at, scatter, unit
-from skirl.initial import mix
-from skirl.jit import kernel
-from skirl.tables import Table
+from skirl.tools.jit import kernel
 
 CLICK_RATE = 0.25
 SPARSE_SIGNAL = 1.3

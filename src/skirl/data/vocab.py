@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from skirl.cache import parse_cache
-from skirl.data.counting import Counters
 from skirl.data.flags import check_in_and_out
-from skirl.data.vocabulary import FIRST, MOST, Facts, save
-from skirl.machine import machine, peak_bytes
-from skirl.progress import Progress, clock, size
+from skirl.data.vocabulary.counting import Counters
+from skirl.data.vocabulary.vocabulary import FIRST, MOST, Facts, save
+from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.progress import Progress, clock, size
+from skirl.tools.sizes import parse_bytes
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,10 @@ class Vocab:
     def __post_init__(self) -> None:
         if self.min_count < 1:
             raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
-        if parse_cache(self.memory)[0] != "bytes":
-            raise ValueError(f"memory is {self.memory!r}: set it to a size such as 4GiB")
+        try:
+            parse_bytes(self.memory)
+        except ValueError:
+            raise ValueError(f"memory is {self.memory!r}: set it to a size such as 4GiB") from None
         check_in_and_out(self.data, self.out)
 
     def run(self) -> dict[str, Any]:
@@ -72,7 +74,7 @@ class Vocab:
         columns = [(column.table or column.name, k) for k, column in enumerate(schema.ids) if column.encode == "hash"]
         folder = Path(self.folder or Path(self.out).absolute().parent)
         samples = 0
-        with Counters(list(types), int(parse_cache(self.memory)[1]), folder) as counters:
+        with Counters(list(types), parse_bytes(self.memory), folder) as counters:
             with Progress(
                 "count", steps=None, to=sys.stderr if self.json else sys.stdout, quiet=self.quiet
             ) as progress:

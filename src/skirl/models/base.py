@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Protocol, Self
 from torch import Tensor, nn
 from torch.nn import functional
 
-from skirl.batch import Batch, moved
-from skirl.tables import Table
+from skirl.core.batch import Batch, moved
+from skirl.core.tables import Table
 
 
 class Embeddings(Protocol):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from skirl.batch import Batch
+from skirl.core.batch import Batch
 from skirl.models.base import Embeddings, Model, last, linear, mlp
 
 Structure = Literal["stacked", "parallel"]
@@ -53,7 +53,7 @@ class DCNv2(Model):
     """The model of the paper over any embeddings module; `forward` gives logits.
 
     >>> from types import SimpleNamespace
-    >>> from skirl.tables import Table
+    >>> from skirl.core.tables import Table
     >>> class Zeros:
     ...     tables = [Table("user", rows=100, dim=8), Table("item", rows=50, dim=8)]
     ...     def __call__(self, sparse):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skirl.batch import Batch
+from skirl.core.batch import Batch
 from skirl.models.base import Embeddings, FirstOrder, last, linear, mlp
 
 
@@ -28,7 +28,7 @@ class DeepFM(FirstOrder):
     Dropout draws from torch's generator, whose state `skirl.save` keeps.
 
     >>> from types import SimpleNamespace
-    >>> from skirl.tables import Table
+    >>> from skirl.core.tables import Table
     >>> class Zeros:
     ...     tables = [Table("user", rows=100, dim=8 + 1), Table("item", rows=50, dim=8 + 1)]
     ...     def __call__(self, sparse):

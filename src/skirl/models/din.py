@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skirl.batch import Batch, Sparse, moved
+from skirl.core.batch import Batch, Sparse, moved
+from skirl.core.tables import Table
 from skirl.models.base import Embeddings, Model, last, linear
-from skirl.tables import Table
 
 
 class DIN(Model):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from skirl.batch import Batch
+from skirl.core.batch import Batch
 from skirl.models.base import Embeddings, Model, mlp
 
 
@@ -25,7 +25,7 @@ class DLRM(Model):
     Parameters are drawn from torch's generator: call `torch.manual_seed` first for the same model again.
 
     >>> from types import SimpleNamespace
-    >>> from skirl.tables import Table
+    >>> from skirl.core.tables import Table
     >>> class Zeros:
     ...     tables = [Table("user", rows=100, dim=8), Table("item", rows=50, dim=8)]
     ...     def __call__(self, sparse):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skirl.batch import Batch
+from skirl.core.batch import Batch
 from skirl.models.base import Embeddings, FirstOrder, last, linear, mlp
 
 
@@ -25,7 +25,7 @@ class WideDeep(FirstOrder):
     """The model of the paper over any embeddings module; `forward` gives logits.
 
     >>> from types import SimpleNamespace
-    >>> from skirl.tables import Table
+    >>> from skirl.core.tables import Table
     >>> class Zeros:
     ...     tables = [Table("user", rows=100, dim=8 + 1), Table("item", rows=50, dim=8 + 1)]
     ...     def __call__(self, sparse):

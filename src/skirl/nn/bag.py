@@ -11,14 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from skirl.batch import KeyedJagged
-from skirl.cache import CacheSize
-from skirl.importing import import_rows
-from skirl.initial import Initial, Normal
-from skirl.nn.modules import EmbeddingBagCollection
-from skirl.optim import RowOptimizer
+from skirl.checkpoint.import_rows import import_rows
+from skirl.core.batch import KeyedJagged
+from skirl.core.initial import Initial, Normal
+from skirl.core.optim import RowOptimizer
+from skirl.core.tables import Pooling, Table
+from skirl.engine.cache import CacheSize
+from skirl.nn.collection import EmbeddingBagCollection
 from skirl.store import Store
-from skirl.tables import Pooling, Table
 
 
 class EmbeddingBag(nn.Module):

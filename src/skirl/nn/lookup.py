@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.work import Work
+from skirl.engine.work import Work
 
 if TYPE_CHECKING:
-    from skirl.nn.modules import Collection
+    from skirl.nn.collection import Collection
 
 
 class Ticket:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from skirl.ids import BankIds
+from skirl.core.ids import BankIds
 from skirl.nn.lookup import Split, Ticket, Unbind, Whole
 
 if TYPE_CHECKING:
-    from skirl.nn.modules import Collection
+    from skirl.nn.collection import Collection
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -9,9 +9,9 @@ The order is the promise: rows of a table by their last position in the batch.
 
 import numpy as np
 
-from skirl.jit import kernel
-from skirl.oracle.positions import Layout, Positions
-from skirl.tables import Schema
+from skirl.core.positions import Layout, Positions
+from skirl.core.tables import Schema
+from skirl.tools.jit import kernel
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 

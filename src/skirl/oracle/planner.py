@@ -13,12 +13,12 @@ from typing import Literal
 
 import numpy as np
 
-from skirl.oracle.plan import BankPlanner, Resident
-from skirl.oracle.policy import check_policy
-from skirl.oracle.positions import Positions
+from skirl.core.positions import Positions
+from skirl.core.tables import Schema
+from skirl.oracle.bank import BankPlanner, Resident
+from skirl.oracle.policies.base import check_policy
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.tables import Schema
 
 Depth = int | Literal["auto", "epoch"]
 Batch = Positions | np.ndarray

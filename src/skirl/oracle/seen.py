@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from skirl.index import HashIndex
-from skirl.jit import kernel
-from skirl.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.tools.hash_index import HashIndex
+from skirl.tools.jit import kernel
 
 MOST_IN_BITS = 1 << 33
 """Rows of a table that has bits, at most."""

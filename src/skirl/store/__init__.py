@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from skirl.store.base import Layout, Record, Store
-from skirl.store.disk import DiskError, DiskFull, DiskStore
+from skirl.store.disk.store import DiskError, DiskFull, DiskStore
 from skirl.store.link import Link, LinkStore, split_spec
-from skirl.store.memory import MemoryStore
+from skirl.store.memory.store import MemoryStore
 from skirl.store.snapshot import SnapshotError
 
 __all__ = [

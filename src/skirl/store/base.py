@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from skirl.tables import MAX_TABLES, ROW_BITS
+from skirl.core.tables import MAX_TABLES, ROW_BITS
 
 DTYPES = ("float32", "float64")
 

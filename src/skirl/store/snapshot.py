@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.form import ANY, COUNT, TEXT, misfit
-from skirl.sealed import CheckpointError, read_sealed, skirl_version, to_disk, write_sealed
+from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, to_disk, write_sealed
+from skirl.tools.shape_of import ANY, COUNT, TEXT, misfit
 
 HEADER = "snapshot.json"
 FORMAT = "skirl-snapshot"

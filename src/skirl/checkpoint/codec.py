@@ -1,0 +1,143 @@
+"""State dicts as JSON and named tensors: what a checkpoint holds, without pickle.
+
+A pickle can run any code when it is read, so a checkpoint from elsewhere could not be opened; and it breaks when a class
+moves. State dicts of torch consist of few types, and each is written in a way that brings back the same value: floats by
+their shortest exact text, tensors and arrays bit for bit. A value of any other type is refused when it is saved, by its
+place; with pickle it would be found when the run is resumed.
+
+Values that JSON has no word for are objects with one key that starts with "~"; real dicts with such a key, or with keys
+that are no strings, are lists of pairs.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import _TYPES as _STORABLE  # what a safetensors file can hold
+from torch import Tensor
+
+from skirl.tools.sealed_json import CheckpointError
+
+_DTYPES = frozenset(_STORABLE.values())
+
+
+def encode(value: Any, where: str) -> tuple[Any, dict[str, Tensor]]:
+    """A value as JSON, and its tensors by name, on the CPU and in memory of their own.
+
+    >>> encode({"lr": 0.1, "state": {0: {"step": torch.tensor(3.0)}}}, "adam")
+    ({'lr': 0.1, 'state': {'~dict': [[0, {'step': {'~tensor': 'adam.state.0.step'}}]]}}, {'adam.state.0.step': tensor(3.)})
+    """
+    tensors: dict[str, Tensor] = {}
+    return _encode(value, where, tensors), tensors
+
+
+def decode(coded: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value that `encode` was given.
+
+    >>> decode(*encode({"lr": 0.1, 7: (1, None)}, "x"))
+    {'lr': 0.1, 7: (1, None)}
+    """
+    try:
+        return _decode(coded, tensors)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint's structure is damaged ({error!r}): use another checkpoint") from None
+
+
+def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if np.isfinite(value) else {"~float": str(value)}
+    if isinstance(value, Tensor):
+        return {"~tensor": _put(_plain(value, where), where, tensors)}
+    if isinstance(value, np.ndarray | np.generic):
+        return _encode_array(value, where, tensors)
+    if kind in (list, tuple, torch.Size):
+        items = [_encode(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
+        return items if kind is list else {"~tuple": items}
+    if kind is Counter:
+        return {"~counter": _pairs(value, where, tensors)}
+    if isinstance(value, dict):  # subclasses too: torch's are a plain dict's equal, and come back as one
+        if all(type(key) is str and not key.startswith("~") for key in value):
+            return {key: _encode(item, f"{where}.{key}", tensors) for key, item in value.items()}
+        return {"~dict": _pairs(value, where, tensors)}
+    if kind is bytes:
+        return {"~bytes": value.hex()}
+    raise TypeError(
+        f"{where} is of type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold: state dicts may have "
+        "tensors, arrays, numbers, strings, bytes, lists, tuples and dicts"
+    )
+
+
+def _pairs(value: dict[Any, Any], where: str, tensors: dict[str, Tensor]) -> list[Any]:
+    return [[_encode(key, where, tensors), _encode(item, f"{where}.{key}", tensors)] for key, item in value.items()]
+
+
+def _encode_array(value: np.ndarray | np.generic, where: str, tensors: dict[str, Tensor]) -> Any:
+    array = np.asarray(value)
+    if array.dtype.hasobject or array.dtype.names:
+        raise TypeError(f"{where} is an array of {array.dtype}, which a checkpoint cannot hold: use numbers")
+    raw = torch.from_numpy(np.frombuffer(array.tobytes(), np.uint8).copy())
+    scalar = isinstance(value, np.generic)
+    return {"~array": [_put(raw, where, tensors), array.dtype.str, list(array.shape), scalar]}
+
+
+def _plain(value: Tensor, where: str) -> Tensor:
+    if value.layout != torch.strided or value.is_quantized or value.dtype not in _DTYPES:
+        raise TypeError(
+            f"{where} is a {value.layout} tensor of {value.dtype}, which a checkpoint cannot hold: make it dense, and of "
+            "another type; for gradients, call zero_grad() before save"
+        )
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _put(tensor: Tensor, where: str, tensors: dict[str, Tensor]) -> str:
+    name, again = where, 0
+    while name in tensors:  # a dict may have the keys "a.b" and "a", the latter a dict with "b"
+        again += 1
+        name = f"{where}~{again}"
+    tensors[name] = tensor
+    return name
+
+
+def _decode(coded: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(coded, list):
+        return [_decode(item, tensors) for item in coded]
+    if not isinstance(coded, dict):
+        return coded
+    if len(coded) == 1:
+        [(tag, content)] = coded.items()
+        if tag.startswith("~"):
+            return _decode_tagged(tag, content, tensors)
+    return {key: _decode(item, tensors) for key, item in coded.items()}
+
+
+def _decode_tagged(tag: str, content: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match tag:
+        case "~float":
+            return float(content)
+        case "~tensor":
+            return tensors[content]
+        case "~array":
+            name, dtype, shape, scalar = content
+            array = np.frombuffer(tensors[name].numpy().tobytes(), np.dtype(dtype)).reshape(shape).copy()
+            return array[()] if scalar else array
+        case "~tuple":
+            return tuple(_decode(item, tensors) for item in content)
+        case "~dict" | "~counter":
+            pairs = {_decode(key, tensors): _decode(item, tensors) for key, item in content}
+            return pairs if tag == "~dict" else Counter(pairs)
+        case "~bytes":
+            return bytes.fromhex(content)
+    raise ValueError(f"unknown word {tag}")
+
+
+def with_metadata(state: dict[str, Any], metadata: Any) -> "OrderedDict[str, Any]":
+    """A module's state dict as torch made it: versions of its modules are an attribute of the dict."""
+    out = OrderedDict(state)
+    if metadata is not None:
+        out._metadata = metadata  # type: ignore[attr-defined]
+    return out

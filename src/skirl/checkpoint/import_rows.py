@@ -1,0 +1,305 @@
+"""Take rows from elsewhere: a state dict of nn.EmbeddingBag, a file of `skirl.export`, another checkpoint.
+
+Rows are read a piece at a time (files are mapped into memory, not read whole), so a table larger than memory goes into a
+disk store. All of a table's rows come along, those that were never trained too: a state dict cannot tell them apart. Their
+optimizer state starts anew unless the source has it, of the same optimizer and with the steps that Adam counts. A file that
+could run code when it is read is refused: torch's own format is read with `weights_only=True`.
+"""
+
+import json
+import mmap
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from skirl.checkpoint.export import FORMAT
+from skirl.core.optim import RowOptimizer
+from skirl.core.tables import ROW_BITS, Table
+from skirl.engine.engine import Engine
+from skirl.nn.collection import collection_of
+from skirl.tools.sealed_json import CheckpointError
+from skirl.tools.shape_of import COUNT, misfit
+
+_PIECE = 1 << 16  # rows at a time
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_WHOLE = (torch.int64, torch.int32)
+
+
+def import_rows(
+    model: nn.Module, source: str | Path | Mapping[str, Tensor], *, names: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Take the rows of every table that the source has; how many, for each. Not while a lookahead iterates.
+
+    source: a state dict, a file of one (.safetensors, or what torch.save wrote), a file that `skirl.export` wrote, or a
+    folder of checkpoints, of which rows alone are taken. names: the source's name for a table's weight where it is none of
+    `weight`, `TABLE`, `TABLE.weight` or one that ends with `.TABLE.weight`.
+
+    >>> import skirl
+    >>> bag = torch.nn.EmbeddingBag(10, 2, mode="sum")
+    >>> rows = skirl.EmbeddingBagCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(), cache=5)
+    >>> import_rows(rows, bag.state_dict())
+    {'item': 10}
+    >>> ids = torch.tensor([[3], [9]])
+    >>> torch.equal(rows.eval()(skirl.KeyedJagged.one_hot(["item"], ids))["item"], bag(ids))
+    True
+    """
+    collection = collection_of(model)
+    engine = collection.engine
+    engine.check()
+    if collection.lookahead is not None and collection.lookahead.iterating:
+        raise RuntimeError("a lookahead is iterating over these embeddings: import before its loop, or after it")
+    collection.finish()
+    if isinstance(source, str | Path) and Path(source).is_dir():
+        taken = _from_checkpoint(engine, Path(source))
+        collection.forget()
+        return taken
+    tensors = _Tensors(source)
+    found: dict[str, int] = {}
+    plan = []
+    for number, table in enumerate(engine.schema.tables):
+        name = _name(tensors, table, names or {}, len(engine.schema.tables) == 1)
+        if name is not None:
+            plan.append((number, table, name, _checked(tensors, table, name)))
+    if not plan:
+        raise ValueError(
+            f"{tensors.where} has no table of this model: it has {', '.join(sorted(tensors.names)[:9])}; pass "
+            "names={TABLE: NAME}"
+        )
+    states = [
+        _state(tensors, table, base, engine.optimizer) for _, table, _, base in plan
+    ]  # refused before any is taken
+    for (number, table, name, base), state in zip(plan, states, strict=True):
+        found[table.name] = _take(engine, number, table, tensors, name, base, state)
+        if state.steps is not None:
+            engine.table_steps[number] = state.steps
+    collection.forget()
+    return found
+
+
+def _from_checkpoint(engine: Engine, path: Path) -> dict[str, int]:
+    from skirl.checkpoint.without_model import opened
+
+    found: dict[str, int] = {}
+    with opened(path) as (other, _, _):
+        theirs = {table.name: number for number, table in enumerate(other.tables)}
+        same = type(other.engine.optimizer) is type(engine.optimizer)
+        for number, table in enumerate(engine.schema.tables):
+            if table.name not in theirs:
+                continue
+            mine = theirs[table.name]
+            if (table.rows, table.dim) != ((there := other.tables[mine]).rows, there.dim):
+                raise CheckpointError(
+                    f"table {table.name!r} is [{there.rows}, {there.dim}] in {path}, here [{table.rows}, {table.dim}]"
+                )
+            found[table.name] = _copy(engine, number, table, other.engine, mine, same)
+            if same:  # Adam's moments mean nothing without it
+                engine.table_steps[number] = other.engine.table_steps[mine]
+    return found
+
+
+def _copy(engine: Engine, number: int, table: Table, other: Engine, mine: int, same: bool) -> int:
+    """The touched rows of one table, with their optimizer's state where it is the `same`; how many."""
+    taken, bank = 0, _bank(other, mine)
+    for keys in other.store.keys():  # noqa: SIM118
+        keys = np.sort(keys[keys >> ROW_BITS == mine])
+        if keys.size:
+            records, _ = other.peek(keys, bank)  # in the order of the keys, for they ascend
+            state = {"all": records} if same else {"weight": records[:, : table.dim]}
+            _put(engine, number, table, keys & ((1 << ROW_BITS) - 1), state)
+            taken += keys.size
+    return taken
+
+
+class _Tensors:
+    """Tensors by name, some rows at a time."""
+
+    def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
+        self._file: Any = None
+        self.where = "the state dict"
+        self.about: dict[str, str] = {}
+        """What a file of `skirl.export` says of itself; nothing for others."""
+        if isinstance(source, Mapping):
+            self._tensors = {n: t for n, t in source.items() if isinstance(t, Tensor)}
+            self.names = set(self._tensors)
+            return
+        self.where = str(source)
+        if not Path(source).is_file():
+            raise FileNotFoundError(f"{source} is not there: name a file, or a folder of checkpoints")
+        if Path(source).suffix == ".safetensors":
+            try:
+                self._file = safe_open(source, framework="pt")
+            except SafetensorError as error:
+                raise ValueError(f"{source} is no safetensors file ({error}): use another") from None
+            self.names = set(self._file.keys())
+            about = self._file.metadata() or {}
+            self.about = about if about.get("format") == FORMAT else {}
+            return
+        try:
+            if zipfile.is_zipfile(source):
+                _refuse_damaged(source)
+                state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+            else:  # of an old torch: mapped, a read of more than there is takes no memory
+                with open(source, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                    state = torch.load(mapped, map_location="cpu", weights_only=True)  # pyright: ignore[reportArgumentType]
+        except MemoryError:
+            raise
+        except Exception as error:  # of whatever class: it is torch's to choose, and so is its length
+            why = str(error).partition("\n")[0][:200]
+            raise ValueError(f"{source} is no state dict that torch.load(weights_only=True) reads ({why})") from None
+        state = state.get("state_dict", state) if isinstance(state, dict) else {}
+        self._tensors = {n: t for n, t in state.items() if isinstance(t, Tensor)}
+        self.names = set(self._tensors)
+
+    @property
+    def alone(self) -> str | None:
+        """The one table that a file of `skirl.export` has, whose tensors stand there without its name."""
+        try:
+            known = json.loads(self.about.get("tables", "{}"))
+            return str(next(iter(known))) if len(known) == 1 else None
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+    def table(self, base: str) -> dict[str, int]:
+        """What a file of `skirl.export` says of the table whose tensors begin with `base`: its rows and steps."""
+        try:
+            known = json.loads(self.about.get("tables", "{}"))
+        except (ValueError, RecursionError) as error:
+            known, wrong = {}, str(error)
+        else:
+            wrong = misfit(known, {...: {"rows": COUNT, "steps": COUNT}})
+        if wrong is not None:
+            raise ValueError(f"{self.where} does not say what its tables are ({wrong}): export it anew")
+        return known.get(base.removesuffix("."), next(iter(known.values())) if not base and len(known) == 1 else {})
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape() if self._file else self._tensors[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return (self._file.get_slice(name)[:0] if self._file else self._tensors[name]).dtype
+
+    def refuse_other_than_floats(self, name: str) -> None:
+        if (found := self.dtype(name)) not in _FLOATS:
+            raise ValueError(f"{name} is of {found} in {self.where}: make it a float32")
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        part = self._file.get_slice(name)[start:stop] if self._file else self._tensors[name][start:stop]
+        part = part.detach().cpu()
+        return (part.to(torch.float32) if part.dtype in (torch.bfloat16, torch.float16) else part).numpy()
+
+
+def _refuse_damaged(source: str | Path) -> None:
+    """Compare the checksums in torch's file, which it does not look at when the file is mapped into memory."""
+    with zipfile.ZipFile(source) as file:
+        for entry in file.infolist():
+            if entry.CRC:  # 0 where torch was told to write none
+                with file.open(entry) as part:
+                    while part.read(1 << 20):
+                        pass
+
+
+def _name(tensors: _Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
+    if table.name in names:
+        if names[table.name] not in tensors.names:
+            raise ValueError(f"{tensors.where} has no {names[table.name]!r}: it has {sorted(tensors.names)[:9]}")
+        return names[table.name]
+    exact = [f"{table.name}.weight", table.name] + (["weight"] if alone else [])
+    ends = [name for name in sorted(tensors.names) if name.endswith(f".{table.name}.weight")]
+    if len(ends) > 1:
+        raise ValueError(f"{tensors.where} has {' and '.join(ends)} for {table.name!r}: pass names={{...}}")
+    return next((name for name in [*exact, *ends] if name in tensors.names), None)
+
+
+def _checked(tensors: _Tensors, table: Table, name: str) -> str | None:
+    """Where the tensors beside a weight are that `skirl.export` wrote: ids, and the optimizer's state; None: all rows."""
+    base = name.removesuffix("weight")
+    has_ids = name.endswith("weight") and f"{base}ids" in tensors.names
+    shape = tensors.shape(name)
+    rows = table.rows
+    if has_ids:
+        rows, found = (shape or (0,))[0], tensors.shape(f"{base}ids")
+        if found != (rows,) or tensors.dtype(f"{base}ids") not in _WHOLE:
+            raise ValueError(
+                f"{base}ids is {list(found)} in {tensors.where}: make it the whole numbers of the {rows} rows of {name}"
+            )
+    if shape != (rows, table.dim):
+        raise ValueError(
+            f"{name} is {list(shape)} in {tensors.where}, table {table.name!r} is [{rows}, {table.dim}]: make it alike"
+        )
+    tensors.refuse_other_than_floats(name)
+    return base if has_ids else None
+
+
+@dataclass(frozen=True)
+class _State:
+    """What of the optimizer's state comes along."""
+
+    names: tuple[str, ...] = ()
+    """Its parts; none: it begins anew."""
+    steps: int | None = None
+    """Updates that the table had; None: those of the model stay."""
+
+
+def _state(tensors: _Tensors, table: Table, base: str | None, optimizer: RowOptimizer) -> _State:
+    """What a source has of the optimizer's state; refused where it would mean something else here."""
+    if base is None:
+        return _State(steps=0)  # every row is replaced, and its state begins anew
+    by = tensors.about.get("optimizer", type(optimizer).__name__)
+    places = {name: part for name, part in optimizer.unpack(table.dim).items() if name != "weight"}
+    if by != type(optimizer).__name__ or not all(base + name in tensors.names for name in places):
+        return _State()
+    for name, part in places.items():
+        expected = (tensors.shape(f"{base}ids")[0], part.stop - part.start)
+        if tensors.shape(base + name) != expected:
+            raise ValueError(
+                f"{base}{name} is {list(tensors.shape(base + name))} in {tensors.where}, {type(optimizer).__name__} has "
+                f"{list(expected)}: leave it out, or set the optimizer that it is of"
+            )
+        tensors.refuse_other_than_floats(base + name)
+    steps = tensors.table(base).get("steps")
+    if steps is None and optimizer.counts_steps:
+        raise ValueError(
+            f"{tensors.where} has {type(optimizer).__name__}'s state of table {table.name!r}, and not after how many steps: "
+            f"export it anew, name the file itself, or leave {', '.join(base + name for name in places)} out"
+        )
+    return _State(tuple(places), None if steps is None else int(steps))
+
+
+def _take(
+    engine: Engine, number: int, table: Table, tensors: _Tensors, name: str, base: str | None, state: _State
+) -> int:
+    n = tensors.shape(name)[0]
+    for start, stop in _pieces(n):
+        values = {"weight": tensors.rows(name, start, stop)}
+        rows = np.arange(start, stop)
+        if base is not None:
+            rows = tensors.rows(f"{base}ids", start, stop).astype(np.int64)
+            values |= {part: tensors.rows(base + part, start, stop) for part in state.names}
+            if rows.size and not (rows.min() >= 0 and rows.max() < table.rows):
+                raise ValueError(f"{base}ids in {tensors.where} has rows that table {table.name!r} has not")
+        _put(engine, number, table, rows, values)
+    return n
+
+
+def _pieces(n: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, n, _PIECE):
+        yield start, min(n, start + _PIECE)
+
+
+def _put(engine: Engine, number: int, table: Table, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
+    bank = _bank(engine, number)
+    records = np.full((len(rows), engine.widths[bank]), engine.optimizer.initial_state, engine.dtype)
+    places = engine.optimizer.unpack(table.dim) | {"all": slice(None)}
+    for part, value in values.items():
+        records[:, places[part]] = value
+    engine.put(rows | (number << ROW_BITS), records, bank)
+
+
+def _bank(engine: Engine, number: int) -> int:
+    return next(i for i, bank in enumerate(engine.schema.banks) if number in bank.tables)

@@ -1,0 +1,125 @@
+"""The rows of a checkpoint without the model that trained them: what a header says of its tables is enough.
+
+For what only wants rows: `skirl export`, `skirl.import_rows`. The alternative, asking for the model's code, would make a
+checkpoint worth nothing to whoever has only the file.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+
+from skirl.checkpoint import dense, folder, whole
+from skirl.checkpoint.cached_rows import overlay
+from skirl.checkpoint.codec import decode
+from skirl.core import initial, optim
+from skirl.core.half import HALVES
+from skirl.core.tables import Schema, Table
+from skirl.engine.engine import Counters
+from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
+from skirl.store.snapshot import DISK_ROWS
+from skirl.tools.sealed_json import CheckpointError, OtherVersion
+from skirl.tools.shape_of import COUNT, misfit
+
+log = logging.getLogger("skirl")
+
+_INITIAL = {kind.__name__: kind for kind in (initial.Uniform, initial.Normal, initial.Constant)}
+_OPTIMIZERS = {kind.__name__: kind for kind in (optim.SGD, optim.Adagrad, optim.RowwiseAdagrad, optim.Adam)}
+_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, *HALVES)}
+_KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingCollection)}
+
+
+class Opened(NamedTuple):
+    """What a checkpoint has for whoever knows nothing of its model."""
+
+    rows: Collection
+    dense: dict[str, torch.Tensor]
+    """Parameters and buffers by their names."""
+    data: Any
+    """The loader's own state, or None."""
+
+
+def open_rows(path: str | Path, *, store: str = "memory") -> Opened:
+    """Embeddings with the rows of the newest whole checkpoint, and what else it has.
+
+    store: where the rows go; rows of a disk store need "disk:FOLDER".
+    """
+    first: CheckpointError | None = None
+    for header in folder.headers(Path(path)):
+        try:
+            return _open(header, store)
+        except OtherVersion:
+            raise
+        except CheckpointError as error:
+            first = first or folder.naming(header, error)
+            log.warning("%s", folder.naming(header, error))
+    assert first is not None
+    raise first
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[Opened]:
+    """The same for a while; rows of a disk store beside the checkpoint, as second names of its files."""
+    newest = folder.headers(Path(path))[0]
+    try:
+        on_disk = folder.read(newest)["rows"]["store"]["kind"] == DISK_ROWS
+    except (ValueError, KeyError, TypeError):  # an older one may be whole; of the same kind, all but surely
+        on_disk = any(newest.parent.glob("rows/*.keys"))
+    with ExitStack() as stack:
+        store = "memory"
+        if on_disk:
+            store = f"disk:{stack.enter_context(TemporaryDirectory(dir=newest.parent, prefix='export-'))}/rows"
+        found = open_rows(path, store=store)
+        stack.callback(found.rows.engine.store.close)
+        yield found
+
+
+def _open(header: Path, store: str) -> Opened:
+    body, rows = folder.read(header), header.parent / folder.ROWS
+    try:
+        kind, about = _described(header, body["definition"])
+        for part in ("store", "cache"):
+            whole.check(rows, body["rows"][part])
+        tensors = dense.read(header.parent, body["dense"])
+        steps = body["run"]["rows"]["table_steps"]
+        if misfit(steps, [COUNT]) is not None or len(steps) != len(about["tables"]):
+            raise CheckpointError(f"{header} counts the steps of other tables than it has: use another checkpoint")
+        data = decode(body["run"]["data"], tensors)
+        data = (
+            data["loader"] if isinstance(data, dict) and "loader" in data else data
+        )  # a lookahead's, or a loader's own
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
+    collection = kind(**about, cache=1, store=store)
+    engine = collection.engine
+    over = overlay(rows, body["rows"]["cache"], engine.store.layout)
+    thaw = lambda: engine.store.thaw(rows, body["rows"]["store"], over)  # noqa: E731
+    engine.restore(thaw, table_steps=steps, counters=Counters(), split=None)
+    prefix = "model.state."
+    return Opened(collection, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, data)
+
+
+def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collection], dict[str, Any]]:
+    """The kind of a checkpoint's embeddings, and what they are made with."""
+
+    def of(kinds: dict[str, Any], fields: dict[str, Any]) -> Any:
+        fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        return kinds[fields.pop("type")](**fields)
+
+    try:
+        tables = [
+            Table(**{**table, "features": tuple(table["features"]), "init": of(_INITIAL, table["init"])})
+            for table in definition["tables"]
+        ]
+        Schema.of(tables)
+        optimizer, seed = of(_OPTIMIZERS, definition["optimizer"]), definition["seed"]
+        if (wrong := misfit(seed, COUNT, "seed")) is not None:
+            raise ValueError(wrong)
+    except ValueError as error:
+        raise CheckpointError(f"{header} describes what cannot be ({error}): use another checkpoint") from None
+    about = {"tables": tables, "optimizer": optimizer, "seed": seed, "dtype": _DTYPES[definition["dtype"]]}
+    return _KINDS[definition["collection"]], about

@@ -1,0 +1,179 @@
+"""Initial values: what a row holds before its first update, as a pure function of (seed, key).
+
+A row that was never stored is made where it is needed, so its first use sends no request: on the real traces most arrivals
+of a large cache are first uses. The generator is a counter, not a sequence: element d of a row costs half a splitmix64
+finaliser (10 integer operations for two elements) and one multiply, and needs no other element. Integers and one rounding
+give the same bits in Numba, Triton and torch, which `torch.nn.init` with a generator cannot: its values depend on the order
+of calls and on the device, and would have to be made for all rows up front (226 GB for 882.8M rows of 64 floats).
+
+    base = mix(key ^ mix(seed))                         mix: the splitmix64 finaliser, all in uint64 with wraparound
+    z    = mix(base + (d // 2 + 1) * 0x9E3779B97F4A7C15)
+    u    = z >> 40 if d is even else (z >> 8) & 0xFFFFFF             24 bits: exact in a float32
+
+Normals come from a table of 65,536 quantiles (256 KB, in L2): a logarithm and a cosine would differ between libraries.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache as remember
+from math import isfinite
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from skirl.tools.jit import kernel
+
+UNIFORM, NORMAL, CONSTANT = 0, 1, 2
+QUANTILES = 1 << 16
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+_S8, _S16, _S27, _S30, _S31, _S40 = (np.uint64(s) for s in (8, 16, 27, 30, 31, 40))
+_LOW24 = np.uint64(0xFFFFFF)
+_LOW16 = np.uint64(0xFFFF)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Even over [-bound, bound): 2**24 different values.
+
+    >>> first_rows([0, 1], Uniform(0.5), dim=2, seed=0).tolist()
+    [[0.38331079483032227, -0.019076526165008545], [0.24974822998046875, 0.3662542700767517]]
+    """
+
+    bound: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.bound) and self.bound >= 0):
+            raise ValueError(f"Uniform: bound is {self.bound}, set it to a finite number, 0 or more")
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Mean 0 and deviation `std`: one of 65,536 evenly likely values, the farthest at 4.3 deviations."""
+
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.std) and self.std >= 0):
+            raise ValueError(f"Normal: std is {self.std}, set it to a finite number, 0 or more")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same value everywhere."""
+
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isfinite(self.value):
+            raise ValueError(f"Constant: value is {self.value}, set it to a finite number")
+
+
+Initial = Uniform | Normal | Constant
+
+
+@dataclass(frozen=True)
+class InitialTable:
+    """The initialisers of all tables as arrays, for `fill`: entry t is for the keys with key >> 48 == t."""
+
+    kind: NDArray[np.int32]
+    scale: NDArray[Any]
+    """In the dtype of the rows, so that the kernel's one multiply rounds once."""
+    quantiles: NDArray[np.float32]
+    """A single zero when no table is Normal: nothing reads it then."""
+
+    @classmethod
+    def of(cls, initials: Sequence[Initial], dtype: DTypeLike = np.float32) -> "InitialTable":
+        """Pack one initialiser a table.
+
+        >>> InitialTable.of([Uniform(1.0), Constant(3.0)]).kind.tolist()
+        [0, 2]
+        """
+        kinds, scales = [], []
+        for initial in initials:
+            match initial:
+                case Uniform(bound):
+                    kinds.append(UNIFORM)
+                    scales.append(bound / 2**23)
+                case Normal(std):
+                    kinds.append(NORMAL)
+                    scales.append(std)
+                case Constant(value):
+                    kinds.append(CONSTANT)
+                    scales.append(value)
+                case _:
+                    raise TypeError(f"init is {initial!r}, set it to a skirl Uniform, Normal or Constant")
+        quantiles = normal_quantiles() if NORMAL in kinds else np.zeros(1, np.float32)
+        return cls(np.array(kinds, np.int32), np.array(scales, dtype), quantiles)
+
+
+@remember
+def normal_quantiles() -> NDArray[np.float32]:
+    """The midpoints of 65,536 equal slices of the standard normal distribution."""
+    inverse = NormalDist().inv_cdf
+    values = np.array([inverse((i + 0.5) / QUANTILES) for i in range(QUANTILES)], np.float32)
+    values.flags.writeable = False  # shared by all callers
+    return values
+
+
+def first_rows(keys: Any, initial: Initial, dim: int, seed: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """The initial weights of some keys, whatever their tables; for tests, examples and exports."""
+    keys = np.asarray(keys, np.int64)
+    table = InitialTable.of([initial], dtype)
+    tables = int(keys.max(initial=0) >> 48) + 1
+    kind, scale = np.repeat(table.kind, tables), np.repeat(table.scale, tables)
+    out = np.empty((keys.size, dim), dtype)
+    slots = np.arange(keys.size, dtype=np.int32)
+    fill(keys, slots, out, dim, seed, kind, scale, table.quantiles, 0.0, 0, keys.size)
+    return out
+
+
+@kernel
+def mix(z: np.uint64) -> np.uint64:
+    """The finaliser of splitmix64: every bit of the input reaches every bit of the output."""
+    z = (z ^ (z >> _S30)) * _MIX1
+    z = (z ^ (z >> _S27)) * _MIX2
+    return z ^ (z >> _S31)
+
+
+@kernel
+def fill(keys, slots, cache, dim, seed, kind, scale, quantiles, state_value, lo, hi):
+    """Write the first record of keys[lo:hi] to cache[slots[lo:hi]]: initial weights, then the optimizer's initial state.
+
+    keys int64[n]; slots int32[n]; cache [slots, width >= dim]; seed a non-negative int; kind, scale, quantiles from
+    InitialTable; state_value goes to every column from dim on.
+    """
+    number = cache.dtype.type  # a float32 times an int or a float64 would be a float64 until it is stored
+    state = number(state_value)
+    width = cache.shape[1]
+    mixed_seed = mix(np.uint64(seed))
+    for i in range(lo, hi):
+        slot = slots[i]
+        table = keys[i] >> 48
+        times = scale[table]
+        base = mix(np.uint64(keys[i]) ^ mixed_seed)
+        if kind[table] == UNIFORM:
+            for j in range(dim >> 1):
+                z = mix(base + np.uint64(j + 1) * _GOLDEN)
+                cache[slot, 2 * j] = number(np.int32(z >> _S40) - np.int32(1 << 23)) * times
+                cache[slot, 2 * j + 1] = number(np.int32((z >> _S8) & _LOW24) - np.int32(1 << 23)) * times
+            if dim & 1:
+                z = mix(base + np.uint64((dim >> 1) + 1) * _GOLDEN)
+                cache[slot, dim - 1] = number(np.int32(z >> _S40) - np.int32(1 << 23)) * times
+        elif kind[table] == NORMAL:
+            for j in range(dim >> 1):
+                z = mix(base + np.uint64(j + 1) * _GOLDEN)
+                cache[slot, 2 * j] = number(quantiles[z >> _S40 >> _S8]) * times
+                cache[slot, 2 * j + 1] = number(quantiles[(z >> _S16) & _LOW16]) * times
+            if dim & 1:
+                z = mix(base + np.uint64((dim >> 1) + 1) * _GOLDEN)
+                cache[slot, dim - 1] = number(quantiles[z >> _S40 >> _S8]) * times
+        else:
+            for d in range(dim):
+                cache[slot, d] = times
+        for d in range(dim, width):
+            cache[slot, d] = state

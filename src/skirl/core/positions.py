@@ -1,0 +1,88 @@
+"""A batch's ids as the planner takes them: any array of ids, and which stretch of it belongs to which table.
+
+The ids stay as the loader gave them. To build a key of 8 bytes for each position first would write 3.4 MB a batch of
+16,384 x 26 that is read once: rows are checked where they are read anyway, and keys are made for distinct rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from skirl.core.tables import ROW_BITS
+from skirl.tools.jit import kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Ids of one batch and one bank; positions are numbered part after part."""
+
+    values: np.ndarray
+    """int64 or int32: rows, or keys, or other things in between that no part names."""
+    parts: np.ndarray
+    """int64 [parts, 4]: table, begin and end in `values`, and what to take off a value to have its row."""
+
+    @classmethod
+    def of(cls, batch: "Positions | np.ndarray") -> "Positions":
+        """Of keys, a part wherever the table changes.
+
+        >>> Positions.of(np.array([5, 6, 1 << 48 | 7])).parts[:, :3].tolist()
+        [[0, 0, 2], [1, 2, 3]]
+        """
+        if isinstance(batch, Positions):
+            return batch
+        keys = np.asarray(batch, np.int64)
+        tables = keys >> ROW_BITS
+        begin = np.flatnonzero(np.diff(tables, prepend=-1))
+        end = np.append(begin[1:], len(keys))[: len(begin)]
+        table = tables[begin]
+        return cls(keys, np.stack([table, begin, end, table << ROW_BITS], axis=1))
+
+    @classmethod
+    def joined(cls, batches: "list[Positions]") -> "Positions":
+        """Of micro-batches, one after the other."""
+        if len(batches) == 1:
+            return batches[0]
+        parts, shift = [], 0
+        for batch in batches:
+            parts.append(batch.parts + np.array([0, shift, shift, 0]))
+            shift += len(batch.values)
+        return cls(np.concatenate([batch.values for batch in batches]), np.concatenate(parts))
+
+    def __len__(self) -> int:
+        return int((self.parts[:, 2] - self.parts[:, 1]).sum())
+
+    def keys(self) -> np.ndarray:
+        """int64: the key of each position."""
+        keys = np.empty(len(self), np.int64)
+        _keys(self.values, self.parts, keys)
+        return keys
+
+
+@kernel
+def _keys(values, parts, keys):
+    n = 0
+    for i in range(len(parts)):
+        shift = (parts[i, 0] << ROW_BITS) - parts[i, 3]
+        for v in range(parts[i, 1], parts[i, 2]):
+            keys[n] = values[v] + shift
+            n += 1
+
+
+class Layout:
+    """A batch's parts by table: those of one table together, tables in the bank's order."""
+
+    __slots__ = ("at", "first", "parts", "positions")
+
+    def __init__(self, batch: Positions, local: np.ndarray, tables: int) -> None:
+        """`local`: the place of each table in the bank."""
+        table = local[batch.parts[:, 0]]
+        lengths = batch.parts[:, 2] - batch.parts[:, 1]
+        begins = np.cumsum(lengths) - lengths
+        order = np.argsort(table, kind="stable")
+        self.parts = np.column_stack([batch.parts[order, 1:], begins[order]])
+        """int64 [parts, 4]: begin and end in `values`, what to take off, and the part's first position."""
+        self.first = np.searchsorted(table[order], np.arange(tables + 1))
+        """[tables + 1]: each table's first part."""
+        self.at = np.concatenate([[0], np.cumsum(lengths[order])])[self.first]
+        """[tables + 1]: how many positions the tables before have."""
+        self.positions = int(self.at[-1])

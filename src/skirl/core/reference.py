@@ -1,0 +1,226 @@
+"""The plain reference: what training with every row in memory does, in the fewest and dullest lines.
+
+A dict of rows, lists of ids, one numpy operation for each formula. It has no cache, no plan, no threads and no kernel, and
+shares nothing with them but the parameters of tables and optimizers: `skirl verify` and the tests hold the library to its
+bits. A position and a row's update cost 2-7 us each, about 100x more than in the kernels. Plain PyTorch cannot take its
+place: it sums in other orders on other machines, so it only agrees to a tolerance.
+
+Every operation on an array rounds once for each element, in the dtype of the rows; what is computed in float64 (Adam's
+step size, Adagrad's decayed rate) is rounded to that dtype before it meets a row.
+"""
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from math import sqrt
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from skirl.core.initial import Constant, Initial, Normal, Uniform
+from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.core.tables import Table
+
+Row = NDArray[Any]
+Bags = tuple[Sequence[int], Sequence[int], Sequence[float] | None]
+"""Ids of a feature, the bags' offsets into them (batch + 1), and a weight for each id or None."""
+
+
+class Reference:
+    """Tables whose rows are all in one dict: key -> record, [weight | state] as the optimizer lays it out.
+
+    >>> reference = Reference([Table("t", rows=10, dim=2, init=Constant(1.0))], SGD(lr=0.5))
+    >>> reference.forward({"t": ([3, 3, 4], [0, 2, 3], None)})["t"].tolist()
+    [[2.0, 2.0], [1.0, 1.0]]
+    >>> reference.backward({"t": np.ones((2, 2), np.float32)})
+    >>> reference.rows[3].tolist(), reference.rows[4].tolist()
+    ([0.0, 0.0], [0.5, 0.5])
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], optimizer: RowOptimizer, seed: int = 0, dtype: DTypeLike = np.float32
+    ) -> None:
+        self.tables = list(tables)
+        self.optimizer = optimizer
+        self.seed = seed
+        self.dtype = np.dtype(dtype)
+        self.rows: dict[int, Row] = {}
+        self.table_steps = [0] * len(self.tables)
+        self._pending: list[Mapping[str, Bags]] = []
+
+    @np.errstate(all="ignore")
+    def forward(
+        self, batch: Mapping[str, Bags], *, accumulate: bool = False, evaluate: bool = False
+    ) -> dict[str, NDArray[Any]]:
+        """The pooled output of each feature in the batch, [batch, dim].
+
+        accumulate: another micro-batch of the step that the last forward began. evaluate: change nothing, make no rows.
+        """
+        if not evaluate:
+            self._pending = [*self._pending, batch] if accumulate else [batch]
+        out = {}
+        for t, table in enumerate(self.tables):
+            for feature in table.features:
+                if feature not in batch:
+                    continue
+                ids, offsets, _ = batch[feature]
+                scale = self._scale(table, batch[feature])
+                keys = [t << 48 | int(i) for i in ids]
+                rows = self._records(t, keys, keep=not evaluate)
+                pooled = np.zeros((len(offsets) - 1, table.dim), self.dtype)
+                for bag in range(len(offsets) - 1):
+                    acc = pooled[bag]
+                    for place in range(offsets[bag], offsets[bag + 1]):
+                        x = rows[keys[place]][: table.dim]
+                        acc += x if scale is None else scale[place] * x
+                out[feature] = pooled
+        return out
+
+    @np.errstate(all="ignore")
+    def backward(self, *grads: Mapping[str, NDArray[Any] | None], lr: float | None = None) -> None:
+        """Update the rows of the last step: gradients of the outputs, one mapping for each of its micro-batches.
+
+        Positions of a feature that is missing or None in a micro-batch do not count there; a row without any that counts is
+        left as it is. lr: of this step, the optimizer's own when None.
+        """
+        if len(grads) != len(self._pending):
+            raise ValueError(f"{len(grads)} micro-batches of gradients for {len(self._pending)} forwards")
+        optimizer = self.optimizer if lr is None else replace(self.optimizer, lr=lr)
+        for t, table in enumerate(self.tables):
+            terms: dict[int, list[Row | None]] = {}
+            updated = False
+            for batch, grad in zip(self._pending, grads, strict=True):
+                for feature in table.features:
+                    if feature in batch:
+                        go = grad.get(feature)
+                        self._add_terms(terms, t, batch[feature], go)
+                        updated = updated or go is not None
+            self.table_steps[t] += updated
+            for key, of_row in terms.items():
+                if any(term is not None for term in of_row):
+                    apply(optimizer, self.rows[key], self._sum(of_row, table.dim), self.table_steps[t])
+        self._pending = []
+
+    def _add_terms(self, terms: dict[int, list[Row | None]], t: int, bags: Bags, grad: NDArray[Any] | None) -> None:
+        """What each position of a feature adds to the gradient of its row, in order; None without a gradient."""
+        ids, offsets, _ = bags
+        scale = self._scale(self.tables[t], bags)
+        keys = [t << 48 | int(i) for i in ids]
+        for bag in range(len(offsets) - 1):
+            go = None if grad is None else np.asarray(grad[bag], self.dtype)
+            for place in range(offsets[bag], offsets[bag + 1]):
+                term = go if go is None or scale is None else scale[place] * go
+                terms.setdefault(keys[place], []).append(term)
+
+    def _sum(self, terms: list[Row | None], dim: int) -> Row:
+        """Stretches of 256 positions, each summed from zero; then the sums of the stretches, from zero."""
+        total: Row = np.zeros(dim, self.dtype)
+        for begin in range(0, len(terms), 256):
+            part: Row = np.zeros(dim, self.dtype)
+            for term in terms[begin : begin + 256]:
+                if term is not None:
+                    part += term
+            total += part
+        return total
+
+    def _scale(self, table: Table, bags: Bags) -> Row | None:
+        """One factor for each id: its weight (or 1), divided by the size of its bag for a mean."""
+        ids, offsets, weights = bags
+        if table.pooling == "sum" and weights is None:
+            return None
+        scale: Row = np.ones(len(ids), self.dtype) if weights is None else np.array(weights, self.dtype)
+        if table.pooling == "mean":
+            sizes: Row = np.diff(offsets)
+            scale = scale / np.repeat(sizes, sizes).astype(self.dtype)
+        return scale
+
+    def read(self, keys: Sequence[int] | NDArray[np.int64]) -> NDArray[Any]:
+        """Records by key, of tables of one dim; rows never used have their initial values, and are not made."""
+        rows = [self.rows[k] if k in self.rows else self._records(k >> 48, [k], keep=False)[k] for k in map(int, keys)]
+        return np.stack(rows)
+
+    def _records(self, t: int, keys: Sequence[int], keep: bool) -> Mapping[int, Row]:
+        """The records of these rows of table t, those never used before with their initial values."""
+        new = [key for key in dict.fromkeys(keys) if key not in self.rows]
+        dim = self.tables[t].dim
+        made = np.full((len(new), self.optimizer.width(dim)), self.optimizer.initial_state, self.dtype)
+        made[:, :dim] = initial_values(self.tables[t].initial, new, dim, self.seed, self.dtype)
+        fresh = dict(zip(new, made, strict=True))
+        if keep:
+            self.rows.update(fresh)
+            return self.rows
+        return ChainMap(fresh, self.rows)
+
+
+def initial_values(
+    initial: Initial, keys: Sequence[int], dim: int, seed: int, dtype: DTypeLike = np.float32
+) -> NDArray[Any]:
+    """What rows hold before their first update, [keys, dim]."""
+    dtype = np.dtype(dtype)
+    if isinstance(initial, Constant):
+        return np.full((len(keys), dim), initial.value, dtype)
+    base = [_mix(key ^ _mix(seed)) for key in keys]
+    d = np.arange(dim)
+    count = (d // 2 + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = np.array(base, np.uint64).reshape(-1, 1) + count
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    u = np.where(d % 2 == 0, z >> np.uint64(40), z >> np.uint64(8) & np.uint64(0xFFFFFF)).astype(np.int64)
+    if isinstance(initial, Uniform):
+        return (u - 2**23).astype(dtype) * dtype.type(initial.bound / 2**23)
+    assert isinstance(initial, Normal)
+    return _quantiles()[u >> 8].astype(dtype) * dtype.type(initial.std)
+
+
+@cache
+def _quantiles() -> Row:
+    return np.array([NormalDist().inv_cdf((i + 0.5) / 65536) for i in range(65536)], np.float32)
+
+
+def _mix(z: int) -> int:
+    """The finaliser of splitmix64, in Python's integers."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
+    """Change one record by its summed gradient, at the table's update number t (from 1)."""
+    number = g.dtype.type
+    if optimizer.clip is not None:
+        norm = np.sqrt(tree_sum(g * g))
+        if norm > number(optimizer.clip):
+            g = g * (number(optimizer.clip) / norm)
+    w, state = record[: len(g)], record[len(g) :]
+    match optimizer:
+        case SGD(lr=lr):
+            w[:] = w - number(lr) * g
+        case Adagrad(lr=lr, lr_decay=decay, eps=eps):
+            state[:] = state + g * g
+            w[:] = w - number(lr / (1 + (t - 1) * decay)) * (g / (np.sqrt(state) + number(eps)))
+        case RowwiseAdagrad(lr=lr, eps=eps, weight_decay=decay):
+            if decay:
+                g = g + number(decay) * w
+            state[0] = state[0] + tree_sum(g * g) / number(len(g))
+            w[:] = w - number(lr) / (np.sqrt(state[0]) + number(eps)) * g
+        case Adam(lr=lr, betas=(b1, b2), eps=eps):
+            m, v = state[: len(g)], state[len(g) :]
+            m[:] = m + (g - m) * number(1 - b1)
+            v[:] = v + (g * g - v) * number(1 - b2)
+            size = number(lr * sqrt(1 - b2**t) / (1 - b1**t))
+            w[:] = w - size * (m / (np.sqrt(v) + number(eps)))
+
+
+def tree_sum(values: Row) -> Any:
+    """The sum by halves: the upper half is added onto the lower until one number is left."""
+    v = values.copy()
+    while len(v) > 1:
+        half = 1 << (len(v) - 1).bit_length() - 1
+        upper = v[half:]
+        v = v[:half].copy()
+        v[: len(upper)] += upper
+    return v[0]

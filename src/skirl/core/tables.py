@@ -1,0 +1,139 @@
+"""Tables, keys and banks: what is trained, and how a row is named.
+
+A key is one int64: the table in the upper 16 bits, the row in the lower 48. One integer is 8 bytes on every wire and one
+compare in every index; a (table, row) pair would be two. Ids wider than 48 bits go through a vocabulary first.
+
+Tables of one dim share a bank: one cache tensor, one planner, one record width. Records of one width make a slot a plain
+offset, at the price of splitting the cache between widths once, at the first window. Padding all tables to the widest dim
+would avoid the split and waste up to dim_max / dim of the cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from skirl.core.initial import Initial, Uniform
+
+ROW_BITS = 48
+MAX_ROWS = 1 << ROW_BITS
+MAX_TABLES = 1 << 15  # keys stay non-negative
+
+Pooling = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One embedding table.
+
+    >>> Table("item", rows=1000, dim=64, features=("clicked", "bought"), pooling="mean").features
+    ('clicked', 'bought')
+    >>> Table("user", rows=1000, dim=64).features
+    ('user',)
+    """
+
+    name: str
+    rows: int
+    dim: int
+    features: tuple[str, ...] = ()
+    """Names of the id features that look rows up here; the table's own name when empty."""
+    pooling: Pooling = "sum"
+    init: Initial | None = None
+    """How a row starts; `Uniform(1 / sqrt(rows))` when None, as DLRM does."""
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "dim"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int):
+                raise TypeError(f"table {self.name!r}: {name} is {value!r}, set it to an int")
+        if not 1 <= self.rows <= MAX_ROWS:
+            raise ValueError(f"table {self.name!r}: rows is {self.rows}, set it between 1 and 2**{ROW_BITS}")
+        if self.dim < 1:
+            raise ValueError(f"table {self.name!r}: dim is {self.dim}, set it to 1 or more")
+        if self.pooling not in ("sum", "mean"):
+            raise ValueError(f"table {self.name!r}: pooling is {self.pooling!r}, set it to 'sum' or 'mean'")
+        if isinstance(self.features, str):
+            raise TypeError(f"table {self.name!r}: features is a str, set it to a tuple: ({self.features!r},)")
+        object.__setattr__(self, "features", tuple(self.features) or (self.name,))
+        if self.init is None:
+            object.__setattr__(self, "init", Uniform(self.rows**-0.5))
+
+    @property
+    def initial(self) -> Initial:
+        """How a row starts, with the default filled in."""
+        assert self.init is not None
+        return self.init
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One id feature: where it looks its rows up."""
+
+    name: str
+    table: int
+    """Index of its table among all tables."""
+    column: int
+    """Index of this feature among those of its bank: its place in the stacked output."""
+
+
+@dataclass(frozen=True)
+class Bank:
+    """The tables of one dim: they share a cache tensor and a planner."""
+
+    dim: int
+    tables: tuple[int, ...]
+    features: tuple[Feature, ...]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All tables of a collection, resolved: features in table order, tables of one dim in one bank.
+
+    >>> schema = Schema.of([Table("a", 10, 4), Table("b", 20, 8), Table("c", 30, 4, features=("c1", "c2"))])
+    >>> [(bank.dim, [f.name for f in bank.features]) for bank in schema.banks]
+    [(4, ['a', 'c1', 'c2']), (8, ['b'])]
+    """
+
+    tables: tuple[Table, ...]
+    banks: tuple[Bank, ...]
+
+    @classmethod
+    def of(cls, tables: Sequence[Table]) -> "Schema":
+        """Check a list of tables and resolve it."""
+        tables = tuple(tables)
+        if not tables:
+            raise ValueError("no tables given: pass at least one skirl.Table")
+        if len(tables) > MAX_TABLES:
+            raise ValueError(f"{len(tables)} tables given, {MAX_TABLES} is the most")
+        _refuse_twice("table", [t.name for t in tables])
+        _refuse_twice("feature", [f for t in tables for f in t.features])
+        banks = []
+        for dim in sorted({t.dim for t in tables}):
+            members = tuple(i for i, t in enumerate(tables) if t.dim == dim)
+            named = [(name, i) for i in members for name in tables[i].features]
+            features = tuple(Feature(name, i, column) for column, (name, i) in enumerate(named))
+            banks.append(Bank(dim, members, features))
+        return cls(tables, tuple(banks))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Every feature's name, in table order: the order of the collection's outputs."""
+        return tuple(name for t in self.tables for name in t.features)
+
+
+def _refuse_twice(what: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what} {name!r} is given twice: names must differ")
+        seen.add(name)
+
+
+def table_of(keys: np.ndarray) -> np.ndarray:
+    """The table of each key."""
+    return keys >> ROW_BITS
+
+
+def row_of(keys: np.ndarray) -> np.ndarray:
+    """The row of each key inside its table."""
+    return keys & (MAX_ROWS - 1)

@@ -1,0 +1,1 @@
+"""Click logs: their columns, readers, ids to rows, batches."""

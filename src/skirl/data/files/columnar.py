@@ -1,0 +1,190 @@
+"""Parquet and Arrow (Feather) files, in parts of at most 65,536 rows.
+
+A part is a row group, or a slice of one that is larger: a file written as a single row group would be held in memory whole.
+Slices of one row group are read by one worker, since whoever reads the last one has decoded all before it. Names of columns
+are all that has to agree with the schema; a column may be stored as text, as numbers or as a dictionary.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from skirl.data.files.columns import is_list, is_number, is_text
+from skirl.data.files.encode import Raw
+from skirl.data.files.errors import BadFile, BadSchema
+from skirl.data.files.schema import FileSchema
+
+SLICE = 1 << 16
+KEY = b"skirl.schema"
+"""Where a file that `skirl convert` wrote holds its schema, in the metadata of Arrow's."""
+_DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
+
+
+class ColumnFile:
+    """What Parquet and Arrow files have in common: groups of rows, read in slices."""
+
+    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE) -> None:
+        self.path = path
+        self._schema = schema
+        self._slice = slice_rows
+        self._file: Any = None
+        self._parts: list[tuple[int, int, int]] = []
+        """Group, first row in it, rows."""
+        self._going: tuple[int, Iterator[Any]] | None = None
+        """The part that comes next out of an iterator over slices."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"args": (self.path, self._schema, self._slice)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["args"])
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file, self._going = None, None
+
+    def has(self, part: int) -> bool:
+        """Whether there is such a part."""
+        self._open()
+        return part < len(self._parts)
+
+    def share(self, part: int) -> int:
+        """Parts of one share are read by one worker."""
+        return self._parts[part][0]
+
+    def rows(self, part: int) -> int:
+        """Rows of a part."""
+        self._open()
+        return self._parts[part][2]
+
+    def read(self, part: int) -> Raw:
+        """A part's columns."""
+        self._open()
+        group, first, rows = self._parts[part]
+        try:
+            batch = self._batch(part)
+            columns = {name: batch.column(batch.schema.get_field_index(name)) for name in self._schema.needed}
+        except _DAMAGED as error:
+            raise self._damaged(f"row group {group:,} cannot be read ({_short(error)})") from None
+        if batch.num_rows != rows:
+            raise self._damaged(f"row group {group:,} has fewer rows than its header says")
+        return Raw(columns, rows, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
+
+    def _open(self) -> None:
+        if self._file is not None:
+            return
+        try:
+            groups, schema = self._opened()
+            _ = schema.names, [str(kind) for kind in schema.types]  # Arrow reads names when it is asked for them
+        except _DAMAGED as error:
+            self._file = None
+            raise self._damaged(f"is damaged or cut off ({_short(error)})") from None
+        check_columns(self.path, schema, self._schema)
+        self._parts = [
+            (group, first, min(self._slice, rows - first))
+            for group, rows in enumerate(groups)
+            for first in range(0, rows, self._slice)
+        ]
+
+    def _batch(self, part: int) -> Any:
+        """The slices of a group come one after the other; another order begins the group anew."""
+        group, first, _ = self._parts[part]
+        if self._going is None or self._going[0] != part:
+            slices = self._slices(group)
+            for _ in range(first // self._slice):
+                next(slices, None)
+        else:
+            slices = self._going[1]
+        batch = next(slices, None)
+        if batch is None:
+            raise ValueError("it ends early")
+        follows = part + 1 < len(self._parts) and self._parts[part + 1][0] == group
+        self._going = (part + 1, slices) if follows else None
+        return batch
+
+    def _damaged(self, found: str) -> BadFile:
+        return BadFile(self.path, found, "get it, or write it, anew")
+
+    def _opened(self) -> tuple[list[int], pa.Schema]:
+        raise NotImplementedError
+
+    def _slices(self, group: int) -> Iterator[Any]:
+        raise NotImplementedError
+
+
+class ParquetFile(ColumnFile):
+    """A Parquet file."""
+
+    def _opened(self) -> tuple[list[int], pa.Schema]:
+        self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False)
+        meta = self._file.metadata
+        return [meta.row_group(g).num_rows for g in range(meta.num_row_groups)], self._file.schema_arrow
+
+    def _slices(self, group: int) -> Iterator[Any]:
+        names = list(self._schema.needed)
+        if self._file.metadata.row_group(group).num_rows <= self._slice:
+            yield self._file.read_row_group(group, columns=names, use_threads=False)
+            return
+        left = None
+        for batch in self._file.iter_batches(self._slice, row_groups=[group], columns=names, use_threads=False):
+            left = batch if left is None else pa.Table.from_batches([*_batches(left), batch])
+            while left is not None and left.num_rows >= self._slice:  # Arrow may end a batch early
+                yield left.slice(0, self._slice)
+                left = left.slice(self._slice) if left.num_rows > self._slice else None
+        if left is not None:
+            yield left
+
+
+class ArrowFile(ColumnFile):
+    """An Arrow file, which Feather's second version is too. Its buffers are taken as they are, so they are checked."""
+
+    def _opened(self) -> tuple[list[int], pa.Schema]:
+        self._file = ipc.open_file(pa.OSFile(self.path))
+        groups = [self._file.get_batch(i).num_rows for i in range(self._file.num_record_batches)]
+        return groups, self._file.schema
+
+    def _slices(self, group: int) -> Iterator[Any]:
+        batch = self._file.get_batch(group).select(list(self._schema.needed))
+        batch.validate(full=True)
+        for first in range(0, batch.num_rows, self._slice):
+            yield batch.slice(first, self._slice)
+
+
+def check_columns(path: str, found: pa.Schema, schema: FileSchema) -> None:
+    """Refuse a file whose columns are not those of the schema."""
+    lists = {column.column or column.name for column in schema.ids if column.list}
+    for name in schema.needed:
+        at = found.get_all_field_indices(name)
+        if len(at) != 1:
+            what = f"has no column {name!r}" if not at else f"has {len(at)} columns {name!r}"
+            raise BadSchema(f"{path}: {what} (there are {', '.join(found.names[:50])}): mend the schema, or the file")
+        kind = found.field(at[0]).type
+        inner = kind.value_type if pt.is_dictionary(kind) or (is_list(kind) and name in lists) else kind
+        if is_list(kind) and name not in lists:
+            raise BadSchema(f"{path}: column {name!r} holds lists: write list = true in the schema, at an id column")
+        if not (is_text(inner) or is_number(inner)):
+            raise BadSchema(
+                f"{path}: column {name!r} is of type {kind}: the schema takes texts, numbers, or lists of them"
+            )
+
+
+def embedded_schema(path: str) -> str | None:
+    """The schema that `skirl convert` wrote into a Parquet file, as TOML."""
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except _DAMAGED:
+        return None  # said when the file is opened to be read
+    raw = metadata.get(KEY)
+    return None if raw is None else raw.decode("utf-8", "replace")
+
+
+def _batches(table: Any) -> list[Any]:
+    return table.to_batches() if isinstance(table, pa.Table) else [table]
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,189 @@
+"""An Arrow column as NumPy arrays: numbers, texts, which values are missing and which malformed.
+
+Values that stand for nothing become Arrow's nulls first, so there is one notion of missing whatever a file uses. Text
+is turned into numbers by Arrow's own cast, 10 ns a value: it takes a whole column or none of it, so only a column that
+it refuses is looked at value by value. A parser of ours would say at once which value is wrong, and be a second one to
+keep right.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.types as pt
+
+from skirl.data.files.hashing import BAD, DIGITS, GOOD, NONE, parse_hex
+
+pc: Any = pyarrow.compute
+"""Arrow makes its functions at import, where type checkers do not see them."""
+_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,4})?$"
+_WHOLE = r"^-?[0-9]{1,18}$"
+
+
+def plain(column: Any, missing: Sequence[str]) -> pa.Array:
+    """One array of a plain type: dictionaries decoded, texts with 32-bit offsets, nulls where a text is one of `missing`."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            raise OverflowError("more than 2 GiB of text in one column of one row group")
+    if pt.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if is_text(column.type):
+        if not (pt.is_string(column.type) or pt.is_binary(column.type)):
+            column = column.cast(pa.binary())
+        if not pt.is_string(column.type):
+            column = pa.Array.from_buffers(pa.string(), len(column), column.buffers(), offset=column.offset)
+        for text in missing:
+            found = pc.equal(column, text)
+            if pc.any(found).as_py():
+                column = pc.if_else(found, None, column)
+    return column
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are bytes or text."""
+    tests = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary, pt.is_string_view, pt.is_binary_view)
+    return any(test(kind) for test in tests)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of this type are lists."""
+    return pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values of this type are numbers that a float64 or an int64 is made of."""
+    return pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_null(kind)
+
+
+def kinds_of(column: pa.Array) -> np.ndarray:
+    """uint8 [n]: GOOD, or NONE where a value is missing."""
+    if column.null_count == 0:
+        return np.zeros(len(column), np.uint8)
+    if pt.is_null(column.type):
+        return np.full(len(column), NONE, np.uint8)
+    bits = np.frombuffer(column.buffers()[0], np.uint8)[column.offset // 8 :]
+    begin = column.offset % 8
+    there = np.unpackbits(bits, count=begin + len(column), bitorder="little")[begin:]
+    return (there ^ 1) * np.uint8(NONE)
+
+
+def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets [n + 1] and bytes of a column of texts, where they lie."""
+    _, offsets, data = column.buffers()
+    if len(column) == 0 or offsets is None:
+        return np.zeros(len(column) + 1, np.int32), np.empty(0, np.uint8)
+    view = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return view, np.empty(0, np.uint8) if data is None or data.size == 0 else np.frombuffer(data, np.uint8)
+
+
+def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
+    """float64 (or float32, as it is stored) [n], and what each is. NaN and infinity are malformed."""
+    kinds = kinds_of(column)
+    if is_text(column.type):
+        column = _cast(column, kinds, pa.float64(), _NUMBER)
+    if not pt.is_float32(column.type) and not pt.is_float64(column.type):
+        column = column.cast(pa.float64(), safe=False)  # a whole number beyond 2**53 is rounded
+    values = _numpy(column)
+    finite = np.isfinite(values)
+    if not finite.all():
+        wrong = ~finite & (kinds == GOOD)  # where a value is missing anything may stand
+        kinds[wrong] = BAD
+        if nan_is_missing:
+            kinds[wrong & np.isnan(values)] = NONE
+    return values, kinds
+
+
+def ints_of(column: pa.Array, nan_is_missing: bool, points: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [n], and what each is. What is no whole number, or does not fit, is malformed; a uint64 keeps its bits.
+
+    points: texts may be floats, "7.0" for 7.
+    """
+    kinds = kinds_of(column)
+    if is_text(column.type):
+        values = _numpy(_cast(column, kinds, pa.int64(), _WHOLE))
+        if points and len(odd := np.flatnonzero(kinds == BAD)):
+            floats, some = floats_of(column.take(pa.array(odd)), False)
+            some[(some == GOOD) & ~_whole(floats)] = BAD
+            values, kinds[odd] = values.copy(), some
+            values[odd[some == GOOD]] = floats[some == GOOD].astype(np.int64)
+        return values, kinds
+    if pt.is_floating(column.type):
+        floats = _numpy(column).astype(np.float64)
+        whole = _whole(floats)
+        wrong = ~whole & (kinds == GOOD)
+        kinds[wrong] = BAD
+        if nan_is_missing:
+            kinds[wrong & np.isnan(floats)] = NONE
+        return np.where(whole, floats, 0).astype(np.int64), kinds
+    elif pt.is_uint64(column.type):
+        return _numpy(column).view(np.int64), kinds
+    elif not pt.is_integer(column.type):
+        column = column.cast(pa.int64())
+    values = _numpy(column)
+    return values, kinds
+
+
+def _whole(floats: np.ndarray) -> np.ndarray:
+    return np.isfinite(floats) & (np.floor(floats) == floats) & (np.abs(floats) < 2.0**63)
+
+
+def hex_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [n] out of hexadecimal texts, and what each is."""
+    kinds = kinds_of(column)
+    offsets, data = texts_of(column)
+    out = np.empty(len(column), np.int64)
+    parse_hex(offsets, data, DIGITS, out, kinds)
+    return out, kinds
+
+
+def value_at(column: pa.Array, i: int) -> Any:
+    """A value as an error shows it."""
+    if is_text(column.type):
+        if not column[i].is_valid:
+            return None
+        offsets, data = texts_of(column)
+        return data[offsets[i] : offsets[i + 1]].tobytes()
+    return column[i].as_py()
+
+
+def _cast(column: pa.Array, kinds: np.ndarray, to: pa.DataType, good: str) -> pa.Array:
+    """Numbers out of texts. What Arrow's cast does not take is malformed, and null here."""
+    x = pt.is_int64(to) and _has_x(column)  # Arrow takes 0x1f for 31
+    try:
+        if not x:
+            return column.cast(to)
+    except pa.ArrowInvalid:
+        pass
+    bytes_ = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
+    sure = pc.fill_null(pc.match_substring_regex(bytes_, good), False).to_numpy(zero_copy_only=False)
+    sure = sure.copy()
+    for i in np.flatnonzero(~sure & (kinds == GOOD)):  # few: what the pattern leaves out and the cast may still take
+        try:
+            column.slice(i, 1).cast(to)
+            sure[i] = not (x and _has_x(column.slice(i, 1)))
+        except pa.ArrowInvalid:
+            pass
+        if not sure[i]:
+            kinds[i] = BAD
+    return pc.if_else(pa.array(sure), column, None).cast(to)
+
+
+def _has_x(column: pa.Array) -> bool:
+    offsets, data = texts_of(column)
+    return bool(((data[offsets[0] : offsets[-1]] | 32) == ord("x")).any())
+
+
+def _numpy(column: pa.Array) -> np.ndarray:
+    """The numbers of a column, where they lie; what stands where one is missing is anything."""
+    if pt.is_null(column.type):
+        return np.zeros(len(column), np.float64)
+    if pt.is_boolean(column.type) or pt.is_float16(column.type):
+        return pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
+    data = column.buffers()[1]
+    if len(column) == 0 or data is None:
+        return np.zeros(len(column), column.type.to_pandas_dtype())
+    kind = np.dtype(column.type.to_pandas_dtype())
+    return np.frombuffer(data, kind, len(column), column.offset * kind.itemsize)

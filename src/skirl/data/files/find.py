@@ -1,0 +1,101 @@
+"""Which files a path means, in which order, and what each one is.
+
+What a file is, is found by looking at its first bytes: names lie, and `day_3` has no ending at all. Files of a folder or a
+pattern come in natural order, day_2 before day_10, since the order of rows is the order of time.
+"""
+
+import glob
+import re
+from pathlib import Path
+from typing import Literal
+
+from skirl.data.files.errors import BadFile
+
+Kind = Literal["text", "gzip", "parquet", "arrow"]
+ENDINGS = {"", ".tsv", ".csv", ".txt", ".gz", ".parquet", ".pq", ".arrow", ".feather", ".ipc"}
+"""Of the files that are taken from a folder; a file that is named, or found by a pattern, may have any."""
+HEAD = 4096
+_OTHERS = {
+    b"PK\x03\x04": "a zip archive: unpack it, or pack it with gzip",
+    b"BZh": "packed with bzip2: unpack it, or pack it with gzip",
+    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or pack it with gzip",
+    b"\xfd7zXZ": "packed with xz: unpack it, or pack it with gzip",
+    b"FEA1": "Feather in its first version: write it anew with pyarrow.feather.write_feather",
+    b"\xff\xfe": "UTF-16 text: write it as UTF-8",
+    b"\xfe\xff": "UTF-16 text: write it as UTF-8",
+    b"\xff\xff\xff\xff": "an Arrow stream: write it as an Arrow file (pyarrow.ipc.new_file)",
+}
+
+
+def find(paths: str) -> list[str]:
+    """The files that PATH,PATH,... means; a path is a file, a folder or a pattern.
+
+    >>> find("/no/such/file")
+    Traceback (most recent call last):
+    skirl.data.files.errors.BadFile: /no/such/file: there is no such file or folder: set data to one that exists
+    """
+    found: list[str] = []
+    for path in paths.split(","):
+        path = path.strip()
+        if not path:
+            raise ValueError(f"data names {paths!r}: write a path before and after each comma")
+        if Path(path).is_dir():
+            here = [
+                str(p) for p in Path(path).iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._"
+            ]
+            if not here:
+                raise BadFile(
+                    path,
+                    "the folder holds no data files",
+                    f"set data to another, or to a pattern like {path}/*/*.parquet",
+                )
+        elif Path(path).exists():
+            here = [path]
+        elif glob.has_magic(path):
+            here = [p for p in glob.glob(path, recursive=True) if Path(p).is_file()]
+            if not here:
+                raise BadFile(path, "no file matches this pattern", "set data to one that does")
+        else:
+            raise BadFile(path, "there is no such file or folder", "set data to one that exists")
+        found += sorted(here, key=natural)
+    return found
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts numbers in names as numbers.
+
+    >>> sorted(["day_10", "day_9"], key=natural)
+    ['day_9', 'day_10']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def kind_of(path: str) -> Kind:
+    """What a file is, by its first bytes."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEAD)
+    except OSError as error:
+        raise BadFile(path, f"cannot be read ({error.strerror})", "set data to a file that can") from None
+    if not head:
+        raise BadFile(path, "is empty", "remove it, or get it anew")
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"ARROW1"):
+        return "arrow"
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic):
+            found, _, then = what.partition(": ")
+            raise BadFile(path, f"is {found}", then)
+    check_text(path, head)
+    return "text"
+
+
+def check_text(path: str, head: bytes) -> None:
+    """Refuse what is no text."""
+    if b"\0" in head:
+        raise BadFile(
+            path, f"is no text: there is a zero byte at {head.index(0)}", "set data to text, Parquet or Arrow files"
+        )

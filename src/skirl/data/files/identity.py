@@ -1,0 +1,121 @@
+"""What makes two streams of files the same stream, so that one can go on where the other was.
+
+A state says which files it is of, which rows of them, and all that decides what a batch looks like: the schema, rows of the
+tables, the vocabulary, batch size, shuffling. The schema is kept as its text, 8 KB for Criteo in a checkpoint: a checksum of
+32 bytes would tell that something differs and not what. A vocabulary is kept as its checksum: what differs in it nobody
+could set anyway.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skirl.data.files.errors import BadSchema
+from skirl.data.files.schema import Dense, FileSchema, Id, Label
+
+if TYPE_CHECKING:
+    from skirl.data.files.dataset import Place
+    from skirl.data.files.stream import Files
+
+KINDS = {"labels": "a label", "dense": "a dense column", "ids": "an id column"}
+"""The columns of a schema, as an error calls one."""
+
+
+def identity_of(files: "Files") -> dict[str, Any]:
+    """Of what stream a state is, as JSON can hold it."""
+    encoder, paths = files.encoder, [Path(path) for path in files.dataset.paths]
+    reads = f"from {_at(files.begin)} to {'the end' if files.end is None else _at(files.end)}"
+    if encoder.keep is not None:
+        name, low, high = encoder.keep
+        reads += f" where {low} <= {name} < {high}"
+    # Rows as they are, from a flag, the schema or a vocabulary; session is not read.
+    ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
+    return {
+        "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
+        "reads": reads,
+        "rows_of": encoder.rows_of.described,
+        "schema": replace(encoder.schema, ids=ids, session=None).toml(),
+        "batch_size": files.batch_size,
+        "shuffle": files.shuffle,
+        "seed": files.seed if files.shuffle else 0,
+        "bad_rows": "skip" if encoder.skip else "refuse",
+    }
+
+
+def check_identity(theirs: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Refuse a state of another stream, saying what differs."""
+    if theirs.get("files") != mine["files"]:
+        raise ValueError(_other_files(theirs.get("files"), mine["files"]))
+    if theirs.get("reads") != mine["reads"]:
+        raise ValueError(
+            f"the state is of a stream that reads {theirs.get('reads')}, not {mine['reads']}: set valid to what it was"
+        )
+    for name in ("schema", "rows_of"):
+        if not isinstance(theirs.get(name), str):
+            raise ValueError(
+                "the state does not say which schema, rows and vocabulary it is of: go on with the skirl that saved it"
+            )
+    if theirs["rows_of"] != mine["rows_of"]:
+        raise ValueError(
+            f"the state is of a stream whose ids become rows {theirs['rows_of']}, not {mine['rows_of']}: set vocab to what "
+            "it was"
+        )
+    if theirs["schema"] != mine["schema"]:
+        raise ValueError(_other_schema(theirs["schema"], mine["schema"]))
+    for name, value in mine.items():
+        if theirs.get(name) != value:
+            raise ValueError(
+                f"the state is of a stream with {name}={theirs.get(name)!r}, not {value!r}: set it to that"
+            )
+
+
+def _at(place: "Place") -> str:
+    return f"file {place.file} part {place.part} row {place.row}"
+
+
+def _other_files(theirs: Any, mine: list[str]) -> str:
+    """What differs between the files of a state and these."""
+    then = "set data to the files it was taken on"
+    if not isinstance(theirs, list):
+        return f"the state does not say which files it is of: {then}, with the skirl that saved it"
+    if len(theirs) != len(mine):
+        return f"the state is of a stream with {len(theirs)} files, not {len(mine)}: {then}"
+    number = next(i for i, (a, b) in enumerate(zip(theirs, mine)) if a != b)
+    return f"the state is of other files: file {number} was {theirs[number]}, and is {mine[number]}: {then}"
+
+
+def _other_schema(theirs: str, mine: str) -> str:
+    """What differs between the schema of a state and this one."""
+    here = FileSchema.parse(mine)
+    try:
+        there = FileSchema.parse(theirs)
+    except BadSchema as error:
+        return f"the state is of a stream with another schema, which this skirl cannot read ({error}): set schema to it"
+    for what, kind in KINDS.items():
+        if (found := _other_columns(kind, getattr(there, what), getattr(here, what))) is not None:
+            return f"the state is of a stream {found} to what it was"
+    for one, other in ((there, here), (there.text, here.text)):
+        for name in (field.name for field in fields(one) if field.name not in KINDS and field.name != "text"):
+            if (was := getattr(one, name)) != (now := getattr(other, name)):
+                return f"the state is of a stream whose schema has {name} = {was!r}, not {now!r}: set schema to what it was"
+    return "the state is of a stream with another schema: set schema to what it was"
+
+
+Columns = Sequence[Label] | Sequence[Dense] | Sequence[Id]
+
+
+def _other_columns(kind: str, theirs: Columns, mine: Columns) -> str | None:
+    """What differs between columns of one kind, and which flag decides it."""
+    there, here, plain = {c.name: c for c in theirs}, {c.name: c for c in mine}, kind.partition(" ")[2]
+    for name in (n for n in there if n not in here):
+        return f"whose schema has {kind} {name!r}, and this one has none: set schema"
+    for name in (n for n in here if n not in there):
+        return f"whose schema has no {plain} {name!r}, and this one has one: set schema"
+    for name, column in there.items():
+        for field in fields(column):
+            if (was := getattr(column, field.name)) != (now := getattr(here[name], field.name)):
+                if field.name == "rows":
+                    return f"with {was:,} rows in the table of {name!r}, not {now:,}: set rows"
+                return f"whose schema has {field.name} = {was!r} for {plain} {name!r}, not {now!r}: set schema"
+    return None if list(there) == list(here) else f"whose schema has its {plain}s in another order: set schema"

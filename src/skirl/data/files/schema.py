@@ -1,0 +1,413 @@
+"""Which columns a file has and what they mean: a TOML file of at most a page, or one of those built in.
+
+    session = "visit"                      # optional, not read yet: kept for session deduplication, planned
+    time = "hour"                          # optional: for --valid "time>=..."
+
+    [file]                                 # text only
+    columns = ["label", "I1", "I2", "C1"]  # in order, for files without a header
+    delimiter = "tab"
+
+    [[label]]
+    name = "label"
+
+    [[dense]]
+    names = ["I1", "I2"]
+    transform = "log"
+
+    [[id]]
+    name = "C1"
+    type = "hex"
+    rows = 100_000
+
+A schema is declared, never inferred: whether 10 is a number or a name cannot be seen from a file, and a wrong guess would
+train without a word. Each kind of column is a dataclass that owns its fields and checks them.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
+
+from skirl.core.tables import MAX_ROWS, Table
+from skirl.data.files.errors import BadSchema
+
+DEFAULT_ROWS = 1_000_000
+LARGEST_FILE = 1 << 20
+"""Bytes of a schema file; a larger one is something else."""
+MOST_COLUMNS = 20_000
+LARGEST_FLOAT = 3.4028234663852886e38
+"""Of float32."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is predicted."""
+
+    name: str
+    kind: Literal["binary", "number"] = "binary"
+    """binary: 0 or 1 and nothing else; number: any finite one."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A column of numbers."""
+
+    name: str
+    column: str = ""
+    """The column it is read from; its name if not set."""
+    transform: Literal["none", "log", "standardise", "hour"] = "none"
+    """none; log: log(1 + max(x, 0)); standardise: (x - mean) / deviation, both from `skirl vocab`; hour: of YYMMDDHH,
+    from 0 to 1."""
+    fill: float = 0.0
+    """What stands for a missing value, after the transform."""
+    indicator: bool = False
+    """Add a dense feature that is 1 where the value is missing, else 0."""
+
+
+@dataclass(frozen=True)
+class Id:
+    """A column of ids; or of lists of them."""
+
+    name: str
+    column: str = ""
+    """The column it is read from; its name if not set."""
+    type: Literal["string", "hex", "int", "float", "fingerprint"] = "string"
+    """What a value is; a float has to be a whole number; a fingerprint is one that `skirl convert` wrote. The same value has
+    the same row however a file stores it."""
+    of: Literal["", "texts", "hex", "numbers"] = ""
+    """Of a fingerprint: how the values that it was made of were read; not known if not set."""
+    encode: Literal["hash", "row"] = "hash"
+    """hash: to the rows of the table, or by --vocab; row: the value is the row, from 0 to rows - 1."""
+    rows: int | None = None
+    """Rows of its table: --rows decides if not set."""
+    table: str = ""
+    """The table; its own if not set. Columns that name one table share its rows."""
+    list: bool = False
+    """Any number of ids a sample: a list column, or text with a separator."""
+    separator: str = ""
+    """What stands between the ids of a list in text."""
+    pooling: Literal["sum", "mean"] = "sum"
+    """How the vectors of a list become one."""
+
+    @property
+    def kind(self) -> str:
+        """How its values are read, which decides their fingerprints: texts, hex, numbers; "" where that is not known."""
+        return self.of if self.type == "fingerprint" else {"string": "texts", "hex": "hex"}.get(self.type, "numbers")
+
+
+@dataclass(frozen=True)
+class Text:
+    """How a text file is laid out."""
+
+    delimiter: str = ","
+    """One character, or "tab"."""
+    columns: tuple[str, ...] = ()
+    """Names in order, for files without a header."""
+    header: Literal["auto", "yes", "no"] = "auto"
+    """Whether the first line names the columns; auto: where all that are needed are in it."""
+    quotes: bool = False
+    """Whether a value may stand in double quotes. A line end inside of them is refused."""
+
+
+@dataclass(frozen=True)
+class FileSchema:
+    """All columns that are read.
+
+    >>> schema = FileSchema.parse('''
+    ... [[label]]
+    ... name = "click"
+    ... [[dense]]
+    ... names = ["age", "price"]
+    ... [[id]]
+    ... name = "item"
+    ... type = "int"
+    ... ''')
+    >>> schema.dense_features, schema.needed
+    (2, ('click', 'age', 'price', 'item'))
+    """
+
+    labels: tuple[Label, ...]
+    dense: tuple[Dense, ...]
+    ids: tuple[Id, ...]
+    session: str | None = None
+    """Kept for session deduplication, which is planned; nothing reads it yet."""
+    time: str | None = None
+    missing: tuple[str, ...] = ("",)
+    """Texts that stand for no value."""
+    nan_is_missing: bool = False
+    """Whether NaN in a float column stands for no value, as pandas writes it."""
+    text: Text = field(default_factory=Text)
+
+    KINDS: ClassVar[dict[str, type]] = {"label": Label, "dense": Dense, "id": Id}
+
+    def __post_init__(self) -> None:
+        if not self.labels:
+            raise BadSchema("the schema names no label: add [[label]] with the name of its column")
+        if not self.ids:
+            raise BadSchema("the schema names no id column: add [[id]] with its name")
+        _refuse_twice("label", [label.name for label in self.labels])
+        _refuse_twice("dense column", [dense.name for dense in self.dense])
+        _refuse_twice("id column", [column.name for column in self.ids])
+        delimiter = self.text.delimiter
+        if delimiter != "tab" and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '\r\n"'):
+            raise BadSchema(f"delimiter is {delimiter!r}: set it to one character, such as ',', or to 'tab'")
+        _refuse_twice("column of the file", list(self.text.columns))
+        absent = [name for name in self.needed if self.text.columns and name not in self.text.columns]
+        if absent:
+            raise BadSchema(f"column {absent[0]!r} is not among the columns of [file]: add it there in its place")
+        for dense in self.dense:
+            if abs(dense.fill) > LARGEST_FLOAT:
+                raise BadSchema(
+                    f"dense column {dense.name!r}: fill is {dense.fill:g}, set it to one that fits a float32"
+                )
+        for column in self.ids:
+            if column.rows is not None and not 2 <= column.rows <= MAX_ROWS:
+                raise BadSchema(f"id column {column.name!r}: rows is {column.rows}, set it between 2 and 2**48")
+            if column.encode == "row" and column.type not in ("int", "float"):
+                raise BadSchema(
+                    f"id column {column.name!r}: a {column.type} is no row, set type to int or encode to hash"
+                )
+            if column.of and column.type != "fingerprint":
+                raise BadSchema(
+                    f"id column {column.name!r}: of is for fingerprints, its type is {column.type}: leave it out"
+                )
+            if column.encode == "row" and column.rows is None:
+                raise BadSchema(f"id column {column.name!r}: encode is row, so set rows to the number there are")
+            if column.separator and not column.list:
+                raise BadSchema(f"id column {column.name!r}: it has a separator, so write list = true")
+            if len(column.separator) > 1:
+                raise BadSchema(
+                    f"id column {column.name!r}: separator is {column.separator!r}, set it to one character"
+                )
+        for table in {column.table or column.name for column in self.ids}:
+            users = [column for column in self.ids if (column.table or column.name) == table]
+            for what in ("rows", "encode", "pooling"):
+                if len({getattr(column, what) for column in users}) > 1:
+                    raise BadSchema(f"table {table!r}: its columns have different {what}, set one for all of them")
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Of each table whose ids become rows: how their values are read, "" where a converted file does not say.
+
+        >>> FileSchema((Label("y"),), (), (Id("a"), Id("b", type="float"), Id("c", type="fingerprint", of="hex"))).kinds
+        {'a': 'texts', 'b': 'numbers', 'c': 'hex'}
+        """
+        return {c.table or c.name: c.kind for c in self.ids if c.encode == "hash"}
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns that have to be in a file, each once."""
+        named = [label.name for label in self.labels]
+        named += [column.column or column.name for column in (*self.dense, *self.ids)]
+        named += [self.time] if self.time is not None else []
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def dense_features(self) -> int:
+        """Columns of `Batch.dense`."""
+        return len(self.dense) + sum(column.indicator for column in self.dense)
+
+    @property
+    def standardised(self) -> tuple[Dense, ...]:
+        """The dense columns that need a mean and a deviation."""
+        return tuple(column for column in self.dense if column.transform == "standardise")
+
+    def rows_of(self, rows: str | None) -> dict[str, int]:
+        """Rows of each table by name: the schema's, or those that --rows says.
+
+        >>> schema = FileSchema((Label("y"),), (), (Id("a"), Id("b", rows=50)))
+        >>> schema.rows_of("1000"), schema.rows_of("1000,b=70"), schema.rows_of(None)
+        ({'a': 1000, 'b': 50}, {'a': 1000, 'b': 70}, {'a': 1000000, 'b': 50})
+        """
+        found = {column.table or column.name: column.rows for column in self.ids}
+        general = DEFAULT_ROWS
+        for part in (rows or "").split(","):
+            name, named, number = part.rpartition("=")
+            if not part.strip() and rows is None:
+                continue
+            if not number.strip().isdigit() or not 2 <= int(number) <= MAX_ROWS:
+                raise ValueError(f"rows is {rows!r}: set it to a number from 2 to 2**48, or to 100000,C3=2000000")
+            if not named:
+                general = int(number)
+                continue
+            if name.strip() not in found:
+                raise ValueError(f"rows is {rows!r}: there is no table {name!r}; there are {', '.join(found)}")
+            if any((c.table or c.name) == name.strip() and c.encode == "row" for c in self.ids):
+                raise ValueError(f"rows is {rows!r}: table {name!r} is indexed by row, its number stands in the schema")
+            found[name.strip()] = int(number)
+        return {name: number or general for name, number in found.items()}
+
+    def tables(self, dim: int, rows: Mapping[str, int]) -> list[Table]:
+        """The tables that the id columns look rows up in."""
+        made = []
+        for name, number in rows.items():
+            users = [column for column in self.ids if (column.table or column.name) == name]
+            features = tuple(column.name for column in users)
+            made.append(Table(name, rows=number, dim=dim, features=features, pooling=users[0].pooling))
+        return made
+
+    @classmethod
+    def load(cls, path: str) -> "FileSchema":
+        """Read a schema file."""
+        try:
+            with Path(path).open("rb") as file:
+                raw = file.read(LARGEST_FILE + 1)
+        except OSError as error:
+            raise BadSchema(f"schema {path}: cannot be read ({error.strerror}): set schema to a TOML file") from None
+        if len(raw) > LARGEST_FILE:
+            raise BadSchema(f"schema {path}: is larger than 1 MiB: set schema to a TOML file, not to the data")
+        try:
+            return cls.parse(raw.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            raise BadSchema(f"schema {path}: is no UTF-8 text: set schema to a TOML file") from None
+        except BadSchema as error:
+            raise BadSchema(f"schema {path}: {error}") from None
+
+    @classmethod
+    def parse(cls, text: str) -> "FileSchema":
+        """A schema from its TOML text."""
+        try:
+            read = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise BadSchema(f"is no TOML ({error}): docs/data.md has an example") from None
+        layout = read.pop("file", {})
+        columns = {kind: _columns(kind, read.pop(kind, [])) for kind in cls.KINDS}
+        own = {name: read.pop(name) for name in ("session", "time", "missing", "nan_is_missing") if name in read}
+        if read:
+            raise BadSchema(
+                _unknown(next(iter(read)), [*cls.KINDS, "file", "session", "time", "missing", "nan_is_missing"])
+            )
+        return _make(
+            cls,
+            "schema",
+            own
+            | {
+                "labels": columns["label"],
+                "dense": columns["dense"],
+                "ids": columns["id"],
+                "text": _make(Text, "[file]", layout),
+            },
+        )
+
+    def toml(self) -> str:
+        """The schema as TOML text that `parse` reads."""
+        lines = [f"{name} = {_toml(getattr(self, name))}" for name in ("session", "time") if getattr(self, name)]
+        lines += [f"missing = {_toml(self.missing)}", f"nan_is_missing = {_toml(self.nan_is_missing)}"]
+        lines += ["[file]", *(f"{f.name} = {_toml(getattr(self.text, f.name))}" for f in fields(Text))]
+        for kind, columns in (("label", self.labels), ("dense", self.dense), ("id", self.ids)):
+            for column in columns:
+                lines.append(f"[[{kind}]]")
+                lines += [
+                    f"{f.name} = {_toml(v)}" for f in fields(column) if (v := getattr(column, f.name)) is not None
+                ]
+        return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value)
+
+
+T = TypeVar("T")
+
+
+def _columns(kind: str, entries: Any) -> tuple[Any, ...]:
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise BadSchema(f"{kind} has to be one or more tables: write [[{kind}]] above its name")
+    made: list[Any] = []
+    for entry in entries:
+        names = entry.pop("names", None)
+        if (names is None) == ("name" not in entry):
+            raise BadSchema(f"[[{kind}]] needs either name or names, one of the two")
+        for name in [entry["name"]] if names is None else names if isinstance(names, list) else [names]:
+            made.append(_make(FileSchema.KINDS[kind], f"[[{kind}]] {name!r}", entry | {"name": name}))
+        if len(made) > MOST_COLUMNS:
+            raise BadSchema(f"{kind} has more than {MOST_COLUMNS:,} columns, which is the most")
+    return tuple(made)
+
+
+def _make(kind: type[T], where: str, values: Any) -> T:
+    """A dataclass from TOML, its fields checked against their types."""
+    if not isinstance(values, dict):
+        raise BadSchema(f"{where} has to be a table of fields")
+    hints = get_type_hints(kind)
+    known = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
+    for name, value in values.items():
+        if name not in known:
+            raise BadSchema(f"{where}: {_unknown(name, known)}")
+        if isinstance(value, list):
+            values = values | {name: (value := tuple(value))}
+        if type(value) is int and hints[name] is float and abs(value) < 1 << 53:
+            values = values | {name: (value := float(value))}
+        choices = get_args(hints[name])
+        if not _fits(value, hints[name]):
+            allowed = " or ".join(map(str, choices)) if choices and isinstance(choices[0], str) else _plain(hints[name])
+            raise BadSchema(f"{where}: {name} is {value!r}, set it to {allowed}")
+    return kind(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    choices = get_args(hint)
+    if hint in (str, int, float, bool):
+        finite = not isinstance(value, float) or abs(value) < float("inf")
+        return type(value) is hint and finite
+    if choices and isinstance(choices[0], str):
+        return value in choices
+    if choices == (str, ...):
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if type(None) in choices:
+        return value is None or any(_fits(value, choice) for choice in choices if choice is not type(None))
+    return True
+
+
+def _plain(hint: Any) -> str:
+    names = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
+    kinds = [k for k in get_args(hint) if k in names] or [hint]
+    return names.get(kinds[0], "a list of texts") if hint not in names else names[hint]
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"there is no {name!r}" + (f", did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}")
+
+
+def _refuse_twice(what: str, names: list[str]) -> None:
+    for name in names:
+        if not name:
+            raise BadSchema(f"a {what} has an empty name: set name")
+        if (names.count(name) > 1 and len(names) < 1000) or (len(names) >= 1000 and len(set(names)) < len(names)):
+            raise BadSchema(f"{what} {name!r} is named twice: names must differ")
+
+
+_CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
+_AVAZU = (
+    "id", "click", "hour", "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain",
+    "app_category", "device_id", "device_ip", "device_model", "device_type", "device_conn_type",
+    *(f"C{i}" for i in range(14, 22)),
+)  # fmt: skip
+_AVAZU_INTS = {"C1", "banner_pos", "device_type", "device_conn_type", *(f"C{i}" for i in range(14, 22))}
+
+BUILT_IN = {
+    "criteo": FileSchema(
+        labels=(Label("label"),),
+        dense=tuple(Dense(name, transform="log") for name in _CRITEO[1:14]),
+        ids=tuple(Id(name, type="hex") for name in _CRITEO[14:]),
+        text=Text("tab", _CRITEO),
+    ),
+    "avazu": FileSchema(
+        labels=(Label("click"),),
+        dense=(Dense("hour", transform="hour"),),
+        ids=tuple(Id(name, type="int" if name in _AVAZU_INTS else "hex") for name in _AVAZU[3:]),
+        time="hour",
+        text=Text(",", _AVAZU),
+    ),
+}
+"""Criteo, Kaggle's and Terabyte's alike, as text or Parquet; Avazu as CSV, with or without its header."""

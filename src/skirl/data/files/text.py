@@ -1,0 +1,298 @@
+"""TSV and CSV files, plain or packed by gzip, in parts that Arrow's CSV reader parses one by one.
+
+Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the text. So a part is found by a seek and a
+look for two line ends, whoever reads it: a worker process, or a run that resumes there. Splitting lines into columns is
+Arrow's, 400 MB/s on one core with 2 MiB at a time; handing it the whole file would be as fast and would leave us
+neither line numbers nor a place to resume at. A packed file has no places to seek to: what lies before a part is
+unpacked again, at 250 MB/s.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+
+from skirl.data.files.encode import Raw
+from skirl.data.files.errors import BadFile, BadSchema, shown
+from skirl.data.files.find import HEAD, check_text
+from skirl.data.files.schema import FileSchema
+
+PART = 1 << 21
+LONGEST_LINE = 1 << 20
+BEYOND = 1 << 16
+"""Bytes that are read with a part, for the rest of its last line."""
+_BOM = b"\xef\xbb\xbf"
+
+
+class TextFile:
+    """One file, opened when it is read first."""
+
+    def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
+        self.path = path
+        self._schema = schema
+        self._packed = packed
+        self._part = part
+        self._file: Any = None
+        self._now, self._at, self._kept, self._ended = 0, 0, b"", False
+        """Of a packed file: the part, and where in the text, `_kept` begins; what is kept; whether that is the end."""
+        self._names: list[str] | None = None
+        self._skip = 0
+        """Bytes before the first row: byte order mark and header."""
+        self._header = False
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"args": (self.path, self._schema, self._packed, self._part)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["args"])
+
+    def has(self, part: int) -> bool:
+        """Whether there is such a part."""
+        if not self._packed:
+            return part * self._part < os.stat(self.path).st_size
+        self._unpacked(part)
+        while not self._kept and not self._ended:
+            self._fill()
+        return bool(self._kept)
+
+    def share(self, part: int) -> int:
+        """Parts of one share are read by one worker."""
+        return part
+
+    def rows(self, part: int) -> int:
+        """Rows of a part, malformed ones too."""
+        data = self._lines(part)
+        return data.count(b"\n") + (len(data) > 0 and not data.endswith(b"\n"))
+
+    def read(self, part: int) -> Raw:
+        """A part's columns."""
+        data = self._lines(part)
+        names = self._columns()
+        if data and not data.endswith(b"\n"):
+            data += b"\n"
+        data, torn = _mended(data)
+        needed = self._schema.needed
+        text = self._schema.text
+        broken: list[tuple[int, str, str]] = []
+
+        def wrong(row: csv.InvalidRow) -> str:
+            found = f"the line has {row.actual_columns:,} columns ({shown(row.text[:80])})"
+            broken.append((row.number - 1, found, f"{row.expected_columns:,}"))
+            return "skip"
+
+        if not data:
+            return Raw({name: pa.array([], pa.string()) for name in needed}, 0, self.path, str, [], nulls=True)
+        try:
+            table = csv.read_csv(
+                pa.BufferReader(data),
+                read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+                parse_options=csv.ParseOptions(
+                    delimiter="\t" if text.delimiter == "tab" else text.delimiter,
+                    quote_char='"' if text.quotes else False,
+                    newlines_in_values=False,
+                    ignore_empty_lines=False,
+                    invalid_row_handler=wrong,
+                ),
+                convert_options=csv.ConvertOptions(
+                    include_columns=list(needed),
+                    column_types={name: pa.string() for name in needed},
+                    check_utf8=False,
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=True,
+                    null_values=list(self._schema.missing),
+                ),
+            )
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise BadFile(
+                self.path, f"cannot be split into columns ({error})", "check delimiter and quotes in the schema"
+            ) from None
+        rows = np.arange(table.num_rows + len(broken))
+        if broken:
+            rows = np.delete(rows, [row for row, _, _ in broken])
+        if torn:
+            keep = ~np.isin(rows, list(torn))
+            table, rows = table.filter(pa.array(keep)), rows[keep]
+            broken = [(row, *why) for row, why in torn.items()] + [one for one in broken if one[0] not in torn]
+        columns = {name: table.column(name) for name in needed}
+        return Raw(columns, table.num_rows, self.path, self._where(part), broken, rows, nulls=True)
+
+    def _where(self, part: int) -> Any:
+        def where(row: int) -> str:
+            before = sum(self.rows(p) for p in range(part))
+            return f"line {before + row + 1 + self._header:,}"
+
+        return where
+
+    # Names.
+
+    def _columns(self) -> list[str]:
+        """The columns in order; finds out where the first row begins."""
+        if self._names is not None:
+            return self._names
+        data = self._at_begin()
+        check_text(self.path, data[:HEAD])
+        skip = len(_BOM) if data.startswith(_BOM) else 0
+        text, needed = self._schema.text, self._schema.needed
+        end = data.find(b"\n", skip)
+        whole = data[skip : end if end >= 0 else len(data)]
+        line = whole.rstrip(b"\r")
+        delimiter = b"\t" if text.delimiter == "tab" else text.delimiter.encode()
+        first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in line.split(delimiter)]
+        absent = [name for name in needed if name not in first]
+        if text.header == "yes" or (text.header == "auto" and not absent):
+            if absent:
+                raise BadFile(
+                    self.path,
+                    f"its header has no column {absent[0]!r} (it has {shown(', '.join(first))})",
+                    "mend it, or the schema",
+                )
+            if len(set(first)) < len(first):
+                twice = next(name for name in first if first.count(name) > 1)
+                raise BadFile(self.path, f"its header names column {twice!r} twice", "name each column once")
+            self._header, skip, names = True, skip + len(whole) + (end >= 0), first
+        elif text.columns:
+            names = list(text.columns)
+        else:
+            raise BadSchema(
+                f"{self.path}: its first line does not name column {absent[0]!r}, and the schema does not say what the "
+                "columns are: add columns to [file]"
+            )
+        self._names, self._skip = names, skip
+        return names
+
+    # Lines.
+
+    def _lines(self, part: int) -> bytes:
+        """The lines that begin in a part, without byte order mark and header."""
+        self._columns()
+        data = self._unpacked(part) if self._packed else self._plain(part)
+        return data[self._skip :] if part == 0 else data
+
+    def _plain(self, part: int) -> bytes:
+        """bytes [a, b): a after the first line end from part * PART - 1 on, b after that from (part + 1) * PART - 1 on."""
+        if self._file is None:
+            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
+        begin = max(0, part * self._part - 1)
+        last = (part + 1) * self._part - 1 - begin  # where the end is looked for
+        data = os.pread(self._file.fileno(), last + 1 + BEYOND, begin)
+        a = data.find(b"\n") + 1 if part else 0
+        if a > last or (part and not a):
+            return b""  # no line begins here
+        while (b := data.find(b"\n", last)) < 0:
+            more = os.pread(self._file.fileno(), BEYOND, begin + len(data))
+            if not more:
+                return data[a:]
+            data += more
+            if len(data) > last + LONGEST_LINE:
+                raise self._too_long()
+        return data[a : b + 1]
+
+    def _too_long(self) -> BadFile:
+        return BadFile(
+            self.path, f"a line is longer than {LONGEST_LINE >> 20} MiB", "is it a text file with line ends?"
+        )
+
+    def _unpacked(self, part: int) -> bytes:
+        """The same of a packed file; the lines stay where they are until a later part is asked for."""
+        if self._file is None or part < self._now:
+            self._rewind()
+        while self._now < part:
+            end = self._end(self._now)
+            self._at, self._kept = self._at + end, self._kept[end:]
+            self._now += 1
+            if not self._kept and self._ended:
+                self._now = part
+        end = self._end(part)  # this may read more into `_kept`
+        return self._kept[:end]
+
+    def _end(self, part: int) -> int:
+        """Where in `_kept`, which begins with the first line of `part` or of a later one, the lines of `part` end."""
+        need = (part + 1) * self._part - 1 - self._at
+        if need < 0:
+            return 0
+        end = self._kept.find(b"\n", need)
+        while end < 0 and not self._ended:
+            if len(self._kept) > need + LONGEST_LINE:
+                raise self._too_long()
+            searched = max(need, len(self._kept))
+            self._fill()
+            end = self._kept.find(b"\n", searched)
+        return end + 1 if end >= 0 else len(self._kept)
+
+    def _rewind(self) -> None:
+        self.close()
+        self._file = pa.input_stream(self.path, compression="gzip")
+        self._now, self._at, self._kept, self._ended = 0, 0, b"", False
+
+    def _fill(self) -> None:
+        try:
+            more = self._file.read(1 << 20)
+        except (OSError, pa.ArrowException) as error:
+            raise BadFile(
+                self.path,
+                f"is damaged: what follows byte {self._at + len(self._kept):,} of its text cannot be unpacked ({error})",
+                "get it anew",
+            ) from None
+        self._ended = not more
+        self._kept += more
+
+    def _at_begin(self) -> bytes:
+        """Some of the text, its first line at least."""
+        if not self._packed:
+            with open(self.path, "rb") as file:
+                data = file.read(LONGEST_LINE)
+        else:
+            self._unpacked(0)
+            data = self._kept
+        if not data:
+            raise BadFile(self.path, "is empty", "remove it, or get it anew")
+        if b"\n" not in data and len(data) >= LONGEST_LINE:
+            raise self._too_long()
+        return data
+
+
+def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
+    """Text that Arrow reads line by line as we count them; lines that are malformed before it looks, and why.
+
+    Arrow takes a carriage return for a line end, and cannot report a line that is no UTF-8.
+    """
+    torn: dict[int, tuple[str, str]] = {}
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n")
+        text = np.frombuffer(data, np.uint8)
+        returns = np.flatnonzero(text == 13)
+        if len(returns):
+            data = data.replace(b"\r", b" ")
+            for row in np.unique(np.searchsorted(np.flatnonzero(text == 10), returns)).tolist():
+                torn[row] = ("a carriage return stands inside the line", "it at the end only")
+    if not data.isascii():
+        if data.startswith(_BOM):  # the file's own is gone by now, and Arrow leaves out that of the first line it sees
+            torn[0] = _MARKED
+        at = data.find(b"\n" + _BOM)
+        while at >= 0:
+            torn[data.count(b"\n", 0, at + 1)] = _MARKED
+            at = data.find(b"\n" + _BOM, at + 1)
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            lines = data.split(b"\n")
+            for row, line in enumerate(lines):
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    torn[row] = (f"byte {error.start + 1} of the line is {line[error.start]:#04x}", "UTF-8 text")
+                    lines[row] = line.translate(_ASCII)
+            data = b"\n".join(lines)
+    return data, torn
+
+
+_MARKED = ("the line begins with a byte order mark", "one at the begin of the file at most")
+_ASCII = bytes(min(byte, 127) for byte in range(256))

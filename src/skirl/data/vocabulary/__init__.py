@@ -1,0 +1,1 @@
+"""Ids of any kind to rows of their own."""

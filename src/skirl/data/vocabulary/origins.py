@@ -1,0 +1,73 @@
+"""Which id a row belongs to, as the state of a stream of files tells it.
+
+An open vocabulary is part of a checkpoint: it remembers the fingerprint of each id that it gave a row to, 8 bytes. That of a
+number, or of hexadecimal digits, is a bijection, so the id itself is had back; of a text the fingerprint is all there is. To
+keep the texts would take their length in memory for each id ever admitted, for the sake of an export.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from skirl.data.files.hashing import BY_HASH, BY_OPEN, numbers_of, seed_of
+from skirl.data.files.schema import FileSchema
+from skirl.data.vocabulary.vocabulary import FIRST
+
+
+@dataclass(frozen=True)
+class Origins:
+    """What the rows of each table are of.
+
+    >>> schema = '[[label]]\\nname = "y"\\n[[id]]\\nname = "item"\\ntype = "hex"\\nrows = 50'
+    >>> stream = {"schema": schema, "rows_of": BY_OPEN}
+    >>> state = {"files": {"stream": stream}, "tables": {}, "admitted": {"item": np.arange(1, 3)}}
+    >>> origins = Origins.of(state)
+    >>> what, ids, fingerprints = origins.of_rows("item", np.array([0, 1, 3, 4]))
+    >>> what, fingerprints.tolist()
+    (['missing', 'other', 'id', 'free'], [0, 0, 2, 0])
+    """
+
+    schema: FileSchema
+    how: str
+    """How ids become rows, as a state says it."""
+    admitted: Mapping[str, np.ndarray]
+    """Of each table of an open vocabulary: the fingerprints that rows were given to, that of row 2 first."""
+
+    @classmethod
+    def of(cls, state: Any) -> Self | None:
+        """Out of a loader's state; None where it is of no files, or was taken before the first batch."""
+        if not isinstance(state, dict):
+            return None
+        files = state["files"] if "admitted" in state else state
+        stream = files.get("stream")
+        if not isinstance(stream, dict) or not isinstance(stream.get("schema"), str):
+            return None
+        admitted = {t: np.asarray(part, np.int64).view(np.uint64) for t, part in state.get("admitted", {}).items()}
+        return cls(FileSchema.parse(stream["schema"]), str(stream["rows_of"]), admitted)
+
+    def of_rows(self, table: str, rows: np.ndarray) -> tuple[list[str], list[str | None], np.ndarray]:
+        """What each row is, its id as text where that can be had, and its id's fingerprint, 0 where there is none.
+
+        id: of one id. missing: of a missing value. other: of all ids that were not admitted. free: of none so far. row: the
+        value is the row. vocabulary, hashed: of ids that the checkpoint does not know.
+        """
+        kinds, prints = self.schema.kinds, np.zeros(len(rows), np.uint64)
+        if table not in kinds:
+            return ["row"] * len(rows), [str(row) for row in rows.tolist()], prints
+        if self.how != BY_OPEN:
+            rest = "hashed" if self.how == BY_HASH else "vocabulary"
+            names = np.where(rows == 0, "missing", np.where((rows == 1) & (rest != "hashed"), "other", rest))
+            return names.tolist(), [None] * len(rows), prints
+        known = self.admitted[table]
+        has = (rows >= FIRST) & (rows < FIRST + len(known))
+        prints[has] = known[rows[has] - FIRST]
+        names = np.where(has, "id", np.where(rows == 0, "missing", np.where(rows == 1, "other", "free")))
+        texts: list[str | None] = [None] * len(rows)
+        if kinds[table] in ("hex", "numbers"):
+            numbers = numbers_of(prints, seed_of(table))
+            shown = numbers.view(np.uint64).tolist() if kinds[table] == "hex" else numbers.tolist()
+            form = "x" if kinds[table] == "hex" else "d"
+            texts = [format(number, form) if there else None for number, there in zip(shown, has.tolist())]
+        return names.tolist(), texts, prints

@@ -1,0 +1,200 @@
+"""A vocabulary: the ids that came often enough, each with a row of its own.
+
+Row 0 is that of a missing value, row 1 is shared by all values that are rare or new, and rows 2, 3, ... are those of
+the vocabulary, the most frequent first. The file holds fingerprints (see hashing.py), not values: 8 bytes an id,
+whatever its length. In memory an id takes 24 to 48 bytes, in each worker process too; looking one up takes 10 to 60 ns.
+
+The file is safetensors: `NAME.keys` (uint64, in order of rows) and `NAME.counts` (uint64) for each table, and a JSON
+text under `skirl` in its metadata. Nothing in it is executed, and its sizes are checked before anything is allocated.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from skirl.data.files.hashing import NONE
+from skirl.data.files.schema import FileSchema
+from skirl.tools.jit import kernel
+from skirl.tools.shape_of import ANY, COUNT, NUMBER, TEXT, Kind, misfit
+
+VERSION = 1
+FIRST = 2
+"""Row of the most frequent id; 0 is that of missing values, 1 that of all others."""
+MOST = (1 << 31) - FIRST
+
+
+class BadVocabulary(ValueError):
+    """A vocabulary file that is damaged, or made for another schema."""
+
+
+@dataclass
+class Facts:
+    """What a vocabulary file says of itself."""
+
+    types: dict[str, str]
+    """Of each table: how its values were read, since that decides their fingerprints; "" if a converted file did not say."""
+    min_count: int
+    samples: int
+    means: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Mean and deviation of each column to standardise."""
+    version: int = VERSION
+
+
+@dataclass
+class Vocabulary:
+    """Turns fingerprints into rows; read by `load`."""
+
+    path: str
+    facts: Facts
+    tables: dict[str, tuple[np.ndarray, np.ndarray]] = field(repr=False)
+    """Of each table: places of a hash table, their fingerprints and their rows."""
+    rows: dict[str, int] = field(default_factory=dict)
+    checksum: str = ""
+    """Of the fingerprints in their order and of the means: SHA-256, the first 16 digits."""
+
+    @property
+    def described(self) -> str:
+        """How ids become rows."""
+        return f"by a vocabulary of {sum(self.rows.values()):,} rows with checksum {self.checksum}"
+
+    def __getstate__(self) -> dict[str, Any]:  # a worker reads the file itself: it may be gigabytes
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(load(state["path"]).__dict__)
+
+    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+        """The row of each value."""
+        out = np.empty(len(fingerprints), np.int32)
+        _look_up(*self.tables[table], fingerprints, kinds, out)
+        return out
+
+    def check(self, schema: FileSchema) -> None:
+        """Refuse a schema that it was not made for."""
+        kinds = schema.kinds
+        if not kinds:
+            raise BadVocabulary(f"vocabulary {self.path}: every id column is a row already: leave vocab out")
+        for table, kind in kinds.items():
+            if table not in self.rows:
+                raise BadVocabulary(f"vocabulary {self.path}: it has no table {table!r}: make it anew with this schema")
+            found = self.facts.types[table]
+            if found and kind and found != kind:  # a converted file says how its values were read
+                raise BadVocabulary(
+                    f"vocabulary {self.path}: its ids of {table!r} are {found}, not {kind}: make it anew with this data"
+                )
+        for table in {column.table or column.name for column in schema.ids if column.encode == "row"} & set(self.rows):
+            raise BadVocabulary(
+                f"vocabulary {self.path}: it has ids of {table!r}, which is a row in this data already: make it anew with "
+                "this data, or give the data that it was made of"
+            )
+        for column in schema.standardised:
+            if column.name not in self.facts.means:
+                raise BadVocabulary(
+                    f"vocabulary {self.path}: it has no mean of {column.name!r}: make it with this schema"
+                )
+
+
+def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """Write a vocabulary: fingerprints of each table in order of rows, and their counts."""
+    arrays = {}
+    for table, (keys, counts) in tables.items():
+        arrays[f"{table}.keys"] = np.ascontiguousarray(keys, np.uint64)
+        arrays[f"{table}.counts"] = np.ascontiguousarray(counts, np.uint64)
+    unfinished = f"{path}.{os.getpid()}.part"
+    try:
+        save_file(arrays, unfinished, metadata={"skirl": json.dumps(asdict(facts))})
+        os.replace(unfinished, path)
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+
+
+def load(path: str) -> Vocabulary:
+    """Read a vocabulary file."""
+    try:
+        with safe_open(path, "numpy") as file:
+            facts = _facts(path, (file.metadata() or {}).get("skirl"))
+            for table in facts.types:
+                part = file.get_slice(f"{table}.keys")
+                shape = part.get_shape()
+                if part.get_dtype() != "U64" or len(shape) != 1 or shape[0] > MOST:
+                    raise BadVocabulary(f"vocabulary {path}: {table}.keys is no list of uint64: make it anew")
+            keys = {table: file.get_tensor(f"{table}.keys") for table in facts.types}
+    except (OSError, SafetensorError, UnicodeEncodeError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        then = "set vocab to one that `skirl vocab` made"
+        found = "there is no such file" if missing else f"is no vocabulary, or a damaged one ({error})"
+        raise BadVocabulary(f"vocabulary {path}: {found}: {then}") from None
+    tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
+    for table, array in sorted(keys.items()):
+        tables[table] = _placed(array)
+        checksum.update(f"{table} {len(array)}".encode())
+        checksum.update(np.ascontiguousarray(array).data)
+    rows = {table: len(array) + FIRST for table, array in keys.items()}
+    return Vocabulary(path, facts, tables, rows, checksum.hexdigest()[:16])
+
+
+_PAIR = Kind("a mean and a deviation", lambda v: isinstance(v, list) and len(v) == 2 and all(map(NUMBER.fits, v)))
+_FORM = {"types": {...: TEXT}, "min_count": COUNT, "samples": COUNT, "means": {...: _PAIR}}
+
+
+def _facts(path: str, text: str | None) -> Facts:
+    try:
+        read = json.loads(text or "")
+    except (ValueError, RecursionError) as error:
+        read, wrong = {}, repr(error)
+    else:
+        wrong = misfit(read, {"version": ANY})
+        if wrong is None and read["version"] != VERSION:
+            raise BadVocabulary(
+                f"vocabulary {path}: is of version {read['version']!r}, this skirl reads {VERSION}: make it anew"
+            )
+        wrong = wrong or misfit(read, _FORM)
+    if wrong is not None:
+        raise BadVocabulary(f"vocabulary {path}: it does not say what it is ({wrong}): make it with `skirl vocab`")
+    means = {name: (float(mean), float(deviation)) for name, (mean, deviation) in read["means"].items()}
+    facts = Facts(read["types"], read["min_count"], read["samples"], means)
+    if not all(
+        np.isfinite(mean) and np.isfinite(deviation) and deviation > 0 for mean, deviation in facts.means.values()
+    ):
+        raise BadVocabulary(f"vocabulary {path}: a mean in it is no number: make it anew")
+    return facts
+
+
+def _placed(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    size = max(16, 1 << (2 * len(keys) - 1).bit_length()) if len(keys) else 16
+    places, rows = np.zeros(size, np.uint64), np.full(size, -1, np.int32)
+    _place(keys, places, rows)
+    return places, rows
+
+
+@kernel
+def _place(keys, places, rows):
+    mask = np.uint64(places.size - 1)
+    for i in range(keys.size):
+        place = keys[i] & mask  # fingerprints are spread well already
+        while rows[place] >= 0 and places[place] != keys[i]:
+            place = (place + np.uint64(1)) & mask
+        if rows[place] < 0:
+            places[place] = keys[i]
+            rows[place] = i + FIRST
+
+
+@kernel
+def _look_up(places, rows, fingerprints, kinds, out):
+    mask = np.uint64(places.size - 1)
+    for i in range(out.size):
+        if kinds[i] == NONE:
+            out[i] = 0
+            continue
+        place = fingerprints[i] & mask
+        while rows[place] >= 0 and places[place] != fingerprints[i]:
+            place = (place + np.uint64(1)) & mask
+        out[i] = rows[place] if rows[place] >= 0 else 1

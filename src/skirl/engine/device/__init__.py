@@ -1,0 +1,45 @@
+"""What holds the cache and computes on it: host memory (`host.py`) or a GPU (`gpu.py`); `base.py` says what both do.
+
+`open_device` is the one place that knows the names. A GPU's kernels need Triton, which torch's CUDA builds bring along;
+it is imported only when one is asked for: 0.2 s.
+"""
+
+import numpy as np
+import torch
+
+from skirl.engine.device.base import Device
+
+INTERPRET = "interpret"
+"""The GPU's code in Triton's interpreter, on the CPU: for tests, and to step through it."""
+
+
+def torch_device(name: str | torch.device) -> torch.device:
+    """Where the tensors of a device of that name are; a name that is none is refused.
+
+    >>> torch_device("interpret"), torch_device("cuda:1")
+    (device(type='cpu'), device(type='cuda', index=1))
+    """
+    kind, _, index = str(name).partition(":")
+    if str(name) in ("cpu", INTERPRET):
+        return torch.device("cpu")
+    if kind == "cuda" and (index.isdecimal() or str(name) == "cuda"):
+        return torch.device(str(name))
+    raise ValueError(
+        f"device is {str(name)!r}: set it to 'cpu', 'cuda' or 'cuda:N' (or 'interpret', to test the GPU's code without one)"
+    )
+
+
+def open_device(name: str | torch.device, dtype: np.dtype) -> Device:
+    """The device of that name: "cpu", "cuda", "cuda:1" or "interpret".
+
+    >>> open_device("cpu", np.dtype(np.float32)).at
+    device(type='cpu')
+    >>> open_device("mps", np.dtype(np.float32))
+    Traceback (most recent call last):
+    ValueError: device is 'mps': set it to 'cpu', 'cuda' or 'cuda:N' (or 'interpret', to test the GPU's code without one)
+    """
+    from skirl.engine.device.gpu import open_gpu
+    from skirl.engine.device.host import Host
+
+    at = torch_device(name)
+    return Host(dtype) if str(name) == "cpu" else open_gpu(at, dtype)

@@ -1,0 +1,388 @@
+"""The cache in a GPU's memory: rows come and go on streams of their own, and the loop's stream never waits for the host.
+
+Each step of one bank is two copies in, one out, and a handful of kernels (nn/gpu.py). The hazards, and what orders them:
+
+    fetched rows and plan are copied before they are used      the loop's stream waits for the inward event
+    a block is not filled anew while its rows are in use       the inward stream waits for the event of its last use
+    rows that leave are gathered before they are copied out    the outward stream waits for an event of the loop's
+    the store gets rows that are there                         the write stage waits for the outward event, on the host,
+    a block is not gathered into while it is copied out        and lets go of the block only then
+
+All else is in order because it is on the loop's stream, or on the host because a block has an owner. Moving cache rows on a
+stream of their own would save the loop some microseconds a step (a 4 MB gather at 1 TB/s is 4 us), and each move would need
+an event against forward and backward. **Not run on a GPU yet**: tests drive this code in Triton's interpreter, on streams
+that are as late as the events allow.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from skirl.core.ids import BankIds
+from skirl.engine.device.base import BankFacts, BankRows, Device, Update, joined_bags, joined_scales
+from skirl.engine.device.packed_plan import Packed
+from skirl.engine.device.pinned import Block, Blocks
+from skirl.engine.device.streams import CudaStreams, Streams, no_streams
+from skirl.engine.device.transfers import Arrival, Departure, OnItsWay, by_step, copy, joined, plan_of
+from skirl.engine.work import Work
+from skirl.oracle.step import Step
+from skirl.tools.machine import free_bytes
+
+_TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+PLANS_KEPT = 4
+"""Plans' buffers that wait for use: as many as steps are on their way."""
+_PIECE = 32 << 20
+"""Bytes of rows that are read at a time where all of them are wanted."""
+
+
+def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
+    """A GPU; the interpreter where its tensors are on the CPU."""
+    if at.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(
+                f"device is '{at}', and torch {torch.__version__} sees no GPU: install torch's CUDA build and a driver, or "
+                "set device='cpu'"
+            )
+        if (at.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device is '{at}', and there are {torch.cuda.device_count()} GPUs, numbered from 0")
+        at = torch.device("cuda", torch.cuda.current_device() if at.index is None else at.index)
+        return Gpu(at, dtype, CudaStreams(at))
+    if "triton" not in sys.modules:  # it looks once, when it is imported
+        os.environ["TRITON_INTERPRET"] = "1"
+    from skirl.engine.kernels.gpu_math import INTERPRETED
+
+    if not INTERPRETED:
+        raise ValueError(
+            "device is 'interpret', and Triton was imported to compile: set TRITON_INTERPRET=1 before Python starts"
+        )
+    return Gpu(at, dtype, no_streams())
+
+
+class Gpu(Device):
+    """One GPU, or Triton's interpreter."""
+
+    def __init__(self, at: torch.device, dtype: np.dtype, streams: Streams) -> None:
+        from skirl.engine.kernels import gpu, gpu_update
+
+        self.at = at
+        self.streams = streams
+        self.kernels, self.update = gpu, gpu_update.update
+        self.dtype = _TORCH[dtype]
+
+    def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
+        return [GpuRows(each, self) for each in facts]
+
+    def free_bytes(self) -> int:
+        if self.at.type != "cuda":
+            return free_bytes()
+        # What torch keeps and does not use is free to it.
+        kept = torch.cuda.memory_reserved(self.at) - torch.cuda.memory_allocated(self.at)
+        return torch.cuda.mem_get_info(self.at)[0] + kept
+
+    def empty(self, rows: int, dim: int) -> torch.Tensor:
+        return torch.empty((rows, dim), dtype=self.dtype, device=self.at)
+
+    def up(self, array: np.ndarray) -> torch.Tensor:
+        """A small array, copied on the current stream. torch keeps the pinned memory until the copy is done."""
+        tensor = torch.from_numpy(np.array(array))  # a copy: torch has no arrays that may not be written to
+        return tensor if self.at.type != "cuda" else tensor.pin_memory().to(self.at, non_blocking=True)
+
+
+class GpuRows(BankRows):
+    """One bank on a GPU."""
+
+    def __init__(self, facts: BankFacts, gpu: Gpu) -> None:
+        super().__init__(facts)
+        self._gpu, self._streams = gpu, gpu.streams
+        self._kernels = gpu.kernels
+        self._record_bytes = facts.width * facts.dtype.itemsize
+        self.blocks = Blocks(gpu.at, self._streams.here, most=0)
+        """Of rows on their way."""
+        self.plans = Blocks(gpu.at, self._streams.here, most=1 << 62, kept=PLANS_KEPT)
+        self.cache = torch.empty((0, facts.width), dtype=gpu.dtype, device=gpu.at)
+        """As records travel,"""
+        self.rows = self.cache
+        """and as their numbers are."""
+        self._pending: dict[int, Departure] = {}
+        self._now: Arrival | None = None
+        """Of the current step."""
+        self._bags: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
+        """Where the ids of a batch with one id a bag go, which is the same for all of that size."""
+        self._small: dict[str, tuple[bytes, torch.Tensor]] = {}
+        self._nothing = torch.empty(0, dtype=torch.int32, device=gpu.at)
+        self._no_scale = torch.empty(0, dtype=gpu.dtype, device=gpu.at)
+        initial = facts.initial
+        self._initial = [gpu.up(array) for array in (initial.kind, initial.scale, initial.quantiles)]
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.blocks.nbytes
+
+    @property
+    def buffers_in_use(self) -> int:
+        return self.blocks.in_use
+
+    @property
+    def in_flight(self) -> int:
+        return sum(leaving.count for leaving in self._pending.values())
+
+    def allocate(self, slots: int, staging_rows: int) -> "DeviceRecords":
+        self.blocks.most = staging_rows * self._record_bytes
+        need = slots * self._record_bytes
+        try:
+            self.cache = torch.empty((slots, self.facts.width), dtype=self._gpu.dtype, device=self._gpu.at)
+            self.rows = self.cache.view(self.facts.half) if self.facts.half else self.cache
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self._gpu.at)
+            raise MemoryError(
+                f"a cache of {slots:,} rows of dim {self.facts.dim} takes {need >> 20:,} MiB, and {free >> 20:,} of "
+                f"{total >> 20:,} MiB are free on {self._gpu.at}: set cache to a size like '{max(1, free // 2 >> 20)}MiB', "
+                "or to 'auto', which leaves room for the model"
+            ) from error
+        return DeviceRecords(self)
+
+    def forget_moves(self) -> None:
+        # What was planned and not executed may still arrive, and what nobody waited for may still leave.
+        for stream in (self._streams.compute, self._streams.inward, self._streams.outward):
+            stream.record().synchronize()
+        self._pending.clear()
+        self._now = None
+        self.blocks.reset()
+        self.plans.reset()
+
+    # A step's way.
+
+    def arriving(self, work: Work) -> Arrival:
+        step, ids = work.steps[self.facts.number], [m.ids[self.facts.number] for m in work.micros]
+        rows = self.blocks.take(len(step.fetch_keys) * self._record_bytes)
+        shared = self._shared_bags(ids)
+        order, forwards = by_step(step.forward_step)
+        bags = None if shared is not None else joined_bags(ids)
+        packed = Packed(plan_of(step, ids, joined_scales(ids, self.facts.dtype), order, bags))
+        plan = self.plans.take(packed.nbytes)
+        for block in (rows, plan):
+            if block.copied is not None:
+                block.copied.synchronize()  # before the host's side is written to; long ago, as a rule
+        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, shared)
+
+    def room(self, arrival: Arrival) -> np.ndarray:
+        step = arrival.work.steps[self.facts.number]
+        return arrival.rows.on_host(len(step.fetch_keys), self.facts.width, self.facts.dtype)
+
+    def shipped(self, arrival: Arrival, work: Work) -> None:
+        inward = self._streams.inward
+        arrival.packed.write(arrival.plan.host.numpy())
+        sizes = len(work.steps[self.facts.number].fetch_keys) * self._record_bytes, arrival.packed.nbytes
+        for block, nbytes in zip((arrival.rows, arrival.plan), sizes, strict=True):
+            if block.used is not None:
+                inward.wait(block.used)
+            if nbytes:
+                inward.run(lambda b=block, n=nbytes: copy(b.device[:n], b.host[:n]))
+        arrival.came = arrival.rows.copied = arrival.plan.copied = inward.record()
+
+    def load(self, work: Work, arrival: Arrival) -> Departure:
+        streams, compute, facts = self._streams, self._streams.compute, self.facts
+        step = work.steps[facts.number]
+        streams.begin()
+        self._let_go(step)
+        count = len(step.evict_keys)
+        leaving = Departure(self.blocks.take(count * self._record_bytes), count)
+        block = leaving.block
+        assert arrival.came is not None
+        compute.wait(arrival.came)
+        arrival.views = views = arrival.packed.views(arrival.plan.device)
+        pending, kernels, cache = self._pending, self._kernels, self.cache
+        gone = block.on_device(count, facts.width, self._gpu.dtype)
+        fetched = arrival.rows.on_device(len(step.fetch_keys), facts.width, self._gpu.dtype)
+        forwards = [
+            (pending[number].block.on_device(pending[number].count, facts.width, self._gpu.dtype), lo, hi)
+            for number, lo, hi in arrival.forwards
+        ]
+
+        def move() -> None:
+            kernels.take(cache, views["evict_slots"], gone)
+            for rows, lo, hi in forwards:
+                kernels.move(rows, views["forward_index"][lo:hi], cache, views["forward_slots"][lo:hi])
+            kernels.put(cache, views["fetch_slots"], fetched)
+            kernels.fill(
+                views["new_keys"], views["new_slots"], self.rows, facts.dim, facts.seed, *self._initial,
+                facts.optimizer.initial_state,
+            )  # fmt: skip
+
+        compute.run(move)
+        pending[step.number] = leaving
+        self.blocks.retain(block)  # one owner is the write-back, the other the chance to forward
+        if count:
+            streams.outward.wait(compute.record())
+            nbytes = count * self._record_bytes
+            streams.outward.run(lambda: copy(block.host[:nbytes], block.device[:nbytes]))
+            block.copied = streams.outward.record()
+        self._release(arrival.rows)
+        self._now = arrival
+        return leaving
+
+    def landed(self, leaving: Departure) -> np.ndarray:
+        assert leaving.block.copied is not None
+        leaving.block.copied.synchronize()
+        return leaving.block.on_host(leaving.count, self.facts.width, self.facts.dtype)
+
+    def written(self, leaving: Departure) -> None:
+        self.blocks.release(leaving.block)
+
+    def _let_go(self, step: Step) -> None:
+        """What the steps before this one do not need any more."""
+        for number in [n for n in self._pending if n < step.hold_from]:
+            self._release(self._pending.pop(number).block)
+        if self._now is not None:
+            self._release(self._now.plan, self.plans)
+            self._now = None
+
+    def _release(self, block: Block, blocks: Blocks | None = None) -> None:
+        block.used = self._streams.compute.record()
+        (blocks or self.blocks).release(block)
+
+    def _shared_bags(self, ids: list[BankIds]) -> torch.Tensor | None:
+        """The bags of a batch with one id a bag: sent once, as every such batch has the same."""
+        if len(ids) > 1 or not ids[0].one_each or not ids[0].pooled or len(ids[0].scale):
+            return None
+        bags = ids[0].bag_of
+        known = self._bags.get(len(bags))
+        if known is None and len(self._bags) < PLANS_KEPT:
+            kept: list[torch.Tensor] = []
+            self._streams.inward.run(lambda: kept.append(self._gpu.up(bags)))
+            self._streams.inward.record().synchronize()  # once for each size of a batch
+            known = self._bags[len(bags)] = bags, kept[0]
+        return known[1] if known is not None and known[0] is bags else None
+
+    # Computing.
+
+    def pool(self, work: Work, micro: int) -> torch.Tensor:
+        arrival, number = self._current(work), self.facts.number
+        ids, at, views = work.micros[micro].ids[number], work.positions(number, micro), arrival.views
+        self._streams.begin()
+        scale = self._no_scale
+        if len(ids.scale):
+            scale = views["scale"][at] if ids.scale is arrival.scales[micro] else self._up(ids.scale)
+        offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
+        out = self._gpu.empty(ids.bags, self.facts.dim)
+        arguments = self.rows, self.facts.dim, views["slots"][at], offsets, self.facts.features, scale, out
+        self._streams.compute.now(lambda: self._kernels.pool(*arguments))
+        return out
+
+    def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
+        self._streams.begin()
+        out = self._gpu.empty(ids.bags, self.facts.dim)
+
+        def pool() -> None:
+            up = self._gpu.up
+            offsets = self._nothing if ids.one_each else up(ids.offsets)
+            scale = up(ids.scale) if len(ids.scale) else self._no_scale
+            self._kernels.pool(up(rows), self.facts.dim, up(place), offsets, self.facts.features, scale, out)
+
+        self._streams.compute.now(pool)
+        return out
+
+    def update(self, update: Update) -> None:
+        work, facts, gpu = update.work, self.facts, self._gpu
+        arrival = self._current(work)
+        views, step, optimizer = arrival.views, work.steps[facts.number], facts.optimizer
+        ids = [m.ids[facts.number] for m in work.micros]
+        same = all(i.scale is sent for i, sent in zip(ids, arrival.scales, strict=True))
+        scales = None if same else joined_scales(ids, facts.dtype)
+        bags = views["bag_of"] if arrival.shared_bags is None else arrival.shared_bags
+        all_live = bool(update.live.all())
+
+        def apply() -> None:
+            scale = views["scale"] if scales is None else (gpu.up(scales) if len(scales) else self._no_scale)
+            grads = joined(update.grads, [i.bags for i in ids], facts.dim)
+            live = self._nothing if all_live else self._remembered("live", update.live)
+            stretches = views["stretches"]
+            partial = gpu.empty(len(stretches), facts.dim)
+            marks = torch.empty(
+                len(stretches) + len(step.rows) if len(stretches) else 0, dtype=torch.int32, device=gpu.at
+            )
+            gpu.update(
+                self.rows, facts.dim, optimizer.kind, views["rows"], views["keys"], views["group_start"],
+                views["group_pos"], bags, scale, grads, live, self._remembered("scalars", update.scalars),
+                optimizer.clip_norm, stretches, partial, marks,
+                rounding=(facts.seed, update.step) if facts.half else None,
+            )  # fmt: skip
+
+        self._streams.begin()  # autograd's thread has the stream of the forward
+        self._streams.compute.run(apply)
+
+    def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
+        arrival, number = self._current(work), self.facts.number
+        at = work.positions(number, micro)
+        slots = arrival.views["slots"][at]
+        bag_of = work.micros[micro].ids[number].bag_of
+
+        def dots() -> np.ndarray:
+            out = torch.empty(slots.numel(), dtype=self._gpu.dtype, device=self._gpu.at)
+            arguments = self.rows, self.facts.dim, slots, self._gpu.up(bag_of), grad, self._gpu.up(live), out
+            self._kernels.weight_grad(*arguments)
+            return out.cpu().numpy()
+
+        self._streams.begin()
+        return self._streams.compute.now(dots)
+
+    def _current(self, work: Work) -> Arrival:
+        assert self._now is not None and self._now.work is work, "rows of another step are in place"
+        return self._now
+
+    def _up(self, array: np.ndarray) -> torch.Tensor:
+        return self._streams.compute.now(lambda: self._gpu.up(array))
+
+    def _remembered(self, name: str, array: np.ndarray) -> torch.Tensor:
+        """A small array that is mostly the same from step to step: copied only when it has changed."""
+        content = array.tobytes()
+        if name not in self._small or self._small[name][0] != content:
+            self._small[name] = content, self._gpu.up(array)
+        return self._small[name][1]
+
+    # Rows by their slots.
+
+    def read(self, slots: np.ndarray) -> np.ndarray:
+        out = np.empty((len(slots), self.facts.width), self.facts.dtype)
+        each = max(1, _PIECE // self._record_bytes)
+        for lo in range(0, len(slots), each):
+            part = slots[lo : lo + each].astype(np.int32)
+            out[lo : lo + each] = self._streams.compute.now(lambda p=part: self._gathered(p).cpu().numpy())
+        return out
+
+    def write(self, slots: np.ndarray, records: np.ndarray) -> None:
+        up = self._gpu.up
+        part = slots.astype(np.int32)
+        self._streams.compute.now(lambda: self._kernels.put(self.cache, up(part), up(records)))
+
+    def copied(self, places: np.ndarray) -> "OnItsWay":
+        """Records of some slots as they are behind everything that the loop's stream has to do."""
+        compute, outward = self._streams.compute, self._streams.outward
+        rows, gathered = compute.now(lambda: (self._gathered(places), self._streams.here()))
+        compute.wait(gathered)  # the loop may have gone on on another stream while this thread was on its last one
+        host = torch.empty(rows.shape, dtype=rows.dtype, device="cpu", pin_memory=rows.device.type == "cuda")
+        outward.wait(gathered)
+        outward.run(lambda: copy(host, rows))
+        outward.keep(rows)
+        return OnItsWay(host, rows, outward.record())
+
+    def _gathered(self, slots: np.ndarray) -> torch.Tensor:
+        out = self._gpu.empty(len(slots), self.facts.width)
+        self._kernels.take(self.cache, self._gpu.up(slots), out)
+        return out
+
+
+class DeviceRecords:
+    """The cache's records as checkpoints see them."""
+
+    def __init__(self, rows: GpuRows) -> None:
+        self._rows = rows
+        self.shape = len(rows.cache), rows.facts.width
+        self.dtype, self.itemsize = rows.facts.dtype, rows.facts.dtype.itemsize
+        self.nbytes = rows.cache.nbytes
+
+    def copy(self, places: np.ndarray) -> OnItsWay:
+        return self._rows.copied(places)

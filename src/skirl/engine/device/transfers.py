@@ -1,0 +1,113 @@
+"""What travels between the host and a GPU: a step's fetched rows and its plan, and rows that leave.
+
+A plan is what the device has to know of a step: where its rows come from and go to, and for computing the slots, groups and
+bags. All of it is about 20 bytes an id. A batch with exactly one id a bag needs neither offsets nor bags of its own: they
+are the same for each such batch, and 4 bytes an id less to send.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from skirl.core.ids import BankIds
+from skirl.engine.device.packed_plan import Packed
+from skirl.engine.device.pinned import Block
+from skirl.engine.device.streams import Event
+from skirl.engine.kernels.hot_rows import stretches_of
+from skirl.engine.work import Work
+from skirl.oracle.step import Step
+
+
+@dataclass(eq=False)
+class Arrival:
+    """What a step of one bank brings: fetched rows and its plan."""
+
+    work: Work
+    rows: Block
+    plan: Block
+    packed: Packed
+    scales: list[np.ndarray]
+    """Factors of each micro-batch as they were sent: the loop may set others."""
+    forwards: list[tuple[int, int, int]]
+    """From which step, and which of the plan's forwarded rows."""
+    shared_bags: torch.Tensor | None
+    came: Event | None = None
+    views: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Departure:
+    """Rows that left the cache in one step."""
+
+    block: Block
+    count: int
+
+
+class OnItsWay:
+    """Records that a checkpoint takes."""
+
+    def __init__(self, host: torch.Tensor, device: torch.Tensor, there: Event) -> None:
+        self._host, self._device, self._there = host, device, there
+
+    @property
+    def nbytes(self) -> int:
+        return self._host.nbytes
+
+    def landed(self) -> np.ndarray:
+        self._there.synchronize()
+        return self._host.numpy()
+
+
+def copy(to: torch.Tensor, source: torch.Tensor) -> None:
+    to.copy_(source, non_blocking=True)
+
+
+def by_step(forward_step: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+    """Forwarded rows ordered by the step that evicted them, and where each step's are.
+
+    >>> by_step(np.array([7, 5, 7]))
+    (array([1, 0, 2]), [(5, 0, 1), (7, 1, 3)])
+    """
+    order = np.argsort(forward_step, kind="stable")
+    numbers, starts = np.unique(forward_step[order], return_index=True)
+    ends = np.append(starts, len(order))
+    return order, [(int(n), int(lo), int(hi)) for n, lo, hi in zip(numbers, ends[:-1], ends[1:])]
+
+
+def plan_of(
+    step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """What the device needs to know of a step."""
+    arrays = {
+        "slots": step.slots,
+        "keys": step.keys,
+        "rows": step.rows,
+        "group_start": step.group_start,
+        "group_pos": step.group_pos,
+        "stretches": stretches_of(step.group_start),
+        "evict_slots": step.evict_slots,
+        "fetch_slots": step.fetch_slots,
+        "forward_index": step.forward_index[order],
+        "forward_slots": step.forward_slots[order],
+        "new_keys": step.new_keys,
+        "new_slots": step.new_slots,
+        "scale": scale,
+    }
+    if bags is not None:
+        arrays["bag_of"] = bags
+    for micro, one in enumerate(ids):
+        if not one.one_each:
+            arrays[f"offsets {micro}"] = one.offsets
+    return arrays
+
+
+def joined(grads: Sequence[torch.Tensor | None], bags: Sequence[int], dim: int) -> torch.Tensor:
+    """The gradients of all micro-batches, zeros for those that got none."""
+    if len(grads) == 1:
+        assert grads[0] is not None
+        return grads[0]
+    like = next(grad for grad in grads if grad is not None)
+    parts = [like.new_zeros((n, dim)) if grad is None else grad for grad, n in zip(grads, bags, strict=True)]
+    return torch.cat(parts)

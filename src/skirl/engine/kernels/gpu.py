@@ -1,0 +1,250 @@
+"""The hot loops on a GPU, in Triton: those of cpu.py, bit for bit.
+
+Triton rather than CUDA C++: no compiler at install, no binary that must match torch's, and its interpreter runs the same
+source on a CPU, which is how all of this is tested where there is no GPU. **Not run on a GPU yet**: block sizes are
+reasoned, not measured, and what the interpreter cannot show (rounding of the real instructions) tests read off the PTX.
+
+What the equal bits rest on:
+
+- A bag or a row is summed by one thread for each element, in order of position: no atomics, no sort, no split of a sum.
+  Only the stretches of a hot row are summed apart, at borders that `nn/stretches.py` fixes.
+- No fused multiply-add: every kernel is launched with enable_fp_fusion=False. Division and root round to nearest (div_rn,
+  sqrt_rn); what `/` and `tl.sqrt` give for float32 is off by an ulp or two.
+- A sum that starts at +0.0 never becomes -0.0, so lanes with nothing to add may add +0.0. That spares a select.
+- The bits of a NaN are the processor's own, here 0x7fffffff; everything else is equal.
+
+Launchers take torch tensors, run on the current stream, allocate nothing and never synchronise. There is no autotuner: it
+synchronises, and chooses by timings. What varies from step to step is no reason to compile again (do_not_specialize): a
+compile takes a second, in the middle of a run. Widths and strides are constants of a kernel: they tell where loads of 16
+bytes are in order.
+
+Shapes and names are those of cpu.py: slots, rows, offsets, group_start, group_pos and bag_of are int32, keys int64; grads,
+out, scale and scalars have one dtype, float32 or float64. So has the cache, or it is float16 or bfloat16 beside float32:
+rows are read, worked on in float32 and rounded when they are written (nn/gpu_update.py). An array's last dimension is
+contiguous; its rows need not be.
+"""
+
+# pyright: reportInvalidTypeForm=false
+# (Triton's types: an annotated number.)
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:  # pragma: no cover
+    raise ImportError("rows on a GPU need Triton: pip install 'skirl[gpu]'") from error
+
+from skirl.core.initial import NORMAL, UNIFORM
+from skirl.engine.kernels.gpu_math import (
+    as_bytes,
+    block,
+    fold,
+    launch,
+    mix,
+    nearest,
+    power_of_two,
+    rows_at,
+    scramble,
+    signed,
+    uniform,
+)
+from skirl.engine.kernels.gpu_update import update
+
+__all__ = ["expand", "fill", "move", "pool", "put", "take", "update", "weight_grad"]
+
+WIDEST = 1024
+"""Columns that one program copies; records of Adam are three times their dim."""
+
+_NORMAL = tl.constexpr(NORMAL)
+_UNIFORM = tl.constexpr(UNIFORM)
+
+
+def pool(
+    cache: torch.Tensor, dim: int, slots: torch.Tensor, offsets: torch.Tensor, features: int, scale: torch.Tensor,
+    out: torch.Tensor,
+) -> None:  # fmt: skip
+    """Sum the rows of each bag into out [batch * features, dim], as cpu.pool over all of it.
+
+    offsets: empty where every bag has exactly one position; scale: empty where every factor is 1.
+    """
+    n = out.shape[0]
+    shape = block(dim)
+    launch(
+        _pool, n, cache, slots, offsets, scale, out, n, n // features, features,
+        stride=cache.stride(0), out_stride=out.stride(0), dim=dim, ONE=offsets.numel() == 0, SCALED=scale.numel() > 0,
+        **shape,
+    )  # fmt: skip
+
+
+def weight_grad(
+    cache: torch.Tensor, dim: int, slots: torch.Tensor, bag_of: torch.Tensor, grads: torch.Tensor, live: torch.Tensor,
+    out: torch.Tensor,
+) -> None:  # fmt: skip
+    """The gradient of each position's weight, as cpu.weight_grad over all positions. live: empty where all have one."""
+    n = slots.numel()
+    shape = block(dim)
+    launch(
+        _weight_grad, n, cache, slots, bag_of, grads, as_bytes(live), out, n, live.numel(),
+        stride=cache.stride(0), grad_stride=grads.stride(0), dim=dim, LIVE=live.numel() > 0, **shape,
+    )  # fmt: skip
+
+
+def take(cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy whole records out of the cache: out[i] = cache[slots[i]]."""
+    _move(cache, slots, out, None, slots.numel())
+
+
+def put(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Copy whole records into the cache: cache[slots[i]] = rows[i]. Slots are distinct."""
+    _move(rows, None, cache, slots, slots.numel())
+
+
+def move(source: torch.Tensor, index: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """Copy records out of a block that was evicted into the cache: cache[slots[i]] = source[index[i]]."""
+    _move(source, index, cache, slots, slots.numel())
+
+
+def expand(rows: torch.Tensor, inverse: torch.Tensor, out: torch.Tensor) -> None:
+    """Undo a deduplication: out[i] = rows[inverse[i]]. A row may be asked for many times."""
+    _move(rows, inverse, out, None, inverse.numel())
+
+
+def fill(
+    keys: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, dim: int, seed: int, kind: torch.Tensor,
+    scale: torch.Tensor, quantiles: torch.Tensor, state_value: float,
+) -> None:  # fmt: skip
+    """Write the first record of each key to its slot, as initial.fill over all keys.
+
+    Half-precision rows get the float32 value rounded to nearest. It happens once to a row, so no bias adds up that random
+    rounding would have to undo, and rows that start from a constant start equal.
+    """
+    n = keys.numel()
+    shape = block(dim)
+    state = cache.shape[1] - dim
+    launch(
+        _fill, n, keys, slots, cache, kind, scale, quantiles, n, signed(mix(seed)),
+        stride=cache.stride(0), dim=dim, state=state, S=power_of_two(max(1, state)), VALUE=float(state_value),
+        NORMALS=quantiles.numel() > 1, **shape,
+    )  # fmt: skip
+
+
+def _move(
+    source: torch.Tensor, source_index: torch.Tensor | None, target: torch.Tensor, target_index: torch.Tensor | None, n: int
+) -> None:  # fmt: skip
+    width = target.shape[1]
+    shape = block(min(width, WIDEST), elements=2048)
+    launch(
+        _copy, n, source, source_index, target,
+        target_index, n, source_stride=source.stride(0), target_stride=target.stride(0), width=width,
+        tiles=-(-width // shape["D"]), **shape,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n", "batch"], do_not_specialize_on_alignment=["slots", "offsets", "scale"])
+def _pool(
+    cache, slots, offsets, scale, out, n, batch, features, stride: tl.constexpr, out_stride: tl.constexpr, dim:
+    tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < n
+    sample = row // features
+    bag = (row - sample * features) * batch + sample
+    column = tl.arange(0, D)[None, :]
+    across = column < dim
+    acc = tl.zeros([ROWS, D], out.dtype.element_ty)
+    if ONE:
+        slot = tl.load(slots + bag, mask=inside, other=0)
+        x = rows_at(cache, slot, stride, column, inside[:, None] & across, acc.dtype)
+        if SCALED:
+            x = tl.load(scale + bag, mask=inside, other=0)[:, None] * x
+        acc = acc + x
+    else:
+        first = tl.load(offsets + bag, mask=inside, other=0)
+        length = tl.load(offsets + bag + 1, mask=inside, other=0) - first
+        for i in range(0, tl.max(length), 4):
+            # Four at a time, each kind of load for all of them before the next kind, so that they wait for memory together.
+            on0, on1, on2, on3 = i < length, i + 1 < length, i + 2 < length, i + 3 < length
+            at = first + i
+            slot0 = tl.load(slots + at, mask=on0, other=0)
+            slot1 = tl.load(slots + at + 1, mask=on1, other=0)
+            slot2 = tl.load(slots + at + 2, mask=on2, other=0)
+            slot3 = tl.load(slots + at + 3, mask=on3, other=0)
+            x0 = rows_at(cache, slot0, stride, column, on0[:, None] & across, acc.dtype)
+            x1 = rows_at(cache, slot1, stride, column, on1[:, None] & across, acc.dtype)
+            x2 = rows_at(cache, slot2, stride, column, on2[:, None] & across, acc.dtype)
+            x3 = rows_at(cache, slot3, stride, column, on3[:, None] & across, acc.dtype)
+            if SCALED:
+                x0 = tl.load(scale + at, mask=on0, other=0)[:, None] * x0
+                x1 = tl.load(scale + at + 1, mask=on1, other=0)[:, None] * x1
+                x2 = tl.load(scale + at + 2, mask=on2, other=0)[:, None] * x2
+                x3 = tl.load(scale + at + 3, mask=on3, other=0)[:, None] * x3
+            acc = (((acc + x0) + x1) + x2) + x3
+    to = out + row.to(tl.int64)[:, None] * out_stride + column
+    tl.store(to, acc, mask=inside[:, None] & across)
+
+
+@triton.jit(do_not_specialize=["n", "lives"], do_not_specialize_on_alignment=["slots", "bag_of", "live", "out"])
+def _weight_grad(
+    cache, slots, bag_of, grads, live, out, n, lives, stride: tl.constexpr, grad_stride: tl.constexpr, dim:
+    tl.constexpr, LIVE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    pos = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = pos < n
+    column = tl.arange(0, D)[None, :]
+    bag = tl.load(bag_of + pos, mask=inside, other=0)
+    slot = tl.load(slots + pos, mask=inside, other=0)
+    counts = inside
+    if LIVE:
+        counts = counts & (tl.load(live + bag % lives, mask=inside, other=0) != 0)
+    mask = counts[:, None] & (column < dim)
+    grad = rows_at(grads, bag, grad_stride, column, mask, out.dtype.element_ty)
+    product = grad * rows_at(cache, slot, stride, column, mask, out.dtype.element_ty)
+    tl.store(out + pos[:, None], 0.0 + fold(product, ROWS, D), mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["source_index", "target_index"])
+def _copy(
+    source, source_index, target, target_index, n, source_stride: tl.constexpr, target_stride: tl.constexpr, width:
+    tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * D + tl.arange(0, D)[None, :]
+    inside = i < n
+    mask = inside[:, None] & (column < width)
+    origin, goal = i, i
+    if source_index is not None:
+        origin = tl.load(source_index + i, mask=inside, other=0)
+    if target_index is not None:
+        goal = tl.load(target_index + i, mask=inside, other=0)
+    x = tl.load(source + origin.to(tl.int64)[:, None] * source_stride + column, mask=mask)
+    tl.store(target + goal.to(tl.int64)[:, None] * target_stride + column, x, mask=mask)
+
+
+@triton.jit(do_not_specialize=["n", "mixed_seed"], do_not_specialize_on_alignment=["keys", "slots", "kind", "scale"])
+def _fill(
+    keys, slots, cache, kind, scale, quantiles, n, mixed_seed: tl.int64, stride: tl.constexpr, dim: tl.constexpr,
+    state: tl.constexpr, S: tl.constexpr, VALUE: tl.constexpr, NORMALS: tl.constexpr, D: tl.constexpr, ROWS:
+    tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = i < n
+    key = tl.load(keys + i, mask=inside, other=0)
+    slot = tl.load(slots + i, mask=inside, other=0).to(tl.int64)
+    table = key >> 48
+    how = tl.load(kind + table, mask=inside, other=0)[:, None]
+    times = tl.load(scale + table, mask=inside, other=0)[:, None]
+    column = tl.arange(0, D)[None, :]
+    mask = inside[:, None] & (column < dim)
+    bits = uniform(scramble((key ^ mixed_seed).to(tl.uint64, bitcast=True)), 0, ROWS, D)
+    value = tl.where(how == _UNIFORM, (bits - 8388608).to(times.dtype) * times, times)
+    if NORMALS:
+        normal = mask & (how == _NORMAL)
+        quantile = tl.load(quantiles + (bits >> 8), mask=normal, other=0).to(times.dtype)
+        value = tl.where(how == _NORMAL, quantile * times, value)
+    record = cache + slot[:, None] * stride
+    tl.store(record + column, nearest(value, cache.dtype.element_ty), mask=mask)
+    if state > 0:
+        beyond = tl.arange(0, S)[None, :]
+        same = nearest(tl.full([ROWS, S], VALUE, times.dtype), cache.dtype.element_ty)
+        tl.store(record + dim + beyond, same, mask=inside[:, None] & (beyond < state))

@@ -1,0 +1,282 @@
+"""The backward on a GPU: sum a row's gradients and apply the row optimizer, in one pass over the row. In Triton, as gpu.py.
+
+A hot row would hold its program up: a row with 20,000 positions, summed in order by one thread for each element, takes
+milliseconds, while a whole batch takes tens of microseconds. So the order of summation has stretches (skirl/nn/cpu.py):
+`_stretches` sums those of the rows that have more than one, all at once, and `_update` adds a row's partial sums in order.
+Atomics or a split by load would be as fast, and give other bits each time.
+
+Half-precision rows are rounded stochastically: up with the probability of what was cut off, so small updates are not lost
+but in expectation exact. The random bits are a pure function of (seed, step, key, place in the record), so a run repeats.
+Numbers beyond the largest of float16 become infinite, as by rounding to nearest. Not run on a GPU yet, as all of gpu.py.
+"""
+
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
+# (Triton's types: an annotated number, a function that returns a tuple.)
+
+from math import inf
+
+import torch
+import triton
+import triton.language as tl
+
+from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.engine.kernels.gpu_math import (
+    GOLDEN,
+    as_bytes,
+    block,
+    divide,
+    fold,
+    launch,
+    mix,
+    root,
+    scramble,
+    signed,
+    uniform,
+)
+from skirl.engine.kernels.hot_rows import STRETCH
+
+_SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM = map(tl.constexpr, (KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM))
+_STRETCH = tl.constexpr(STRETCH)
+
+
+def update(
+    cache: torch.Tensor, dim: int, kind: int, rows: torch.Tensor, keys: torch.Tensor, group_start: torch.Tensor,
+    group_pos: torch.Tensor, bag_of: torch.Tensor, scale: torch.Tensor, grads: torch.Tensor, live: torch.Tensor,
+    scalars: torch.Tensor, clip: float, stretches: torch.Tensor, partial: torch.Tensor, marks: torch.Tensor, *,
+    rounding: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
+    """Sum the gradients of distinct rows and apply the row optimizer to each, as cpu.update over all rows.
+
+    live: bool or uint8 [features], empty where all have a gradient. stretches: int32 [m, 3] from `stretches_of`; partial:
+    contiguous scratch [at least m, dim] in the dtype of grads; marks: scratch, int32, at least m + rows. Neither is read
+    before it is written, and with m = 0 they may be empty. rounding: (seed, step) for rows of half precision.
+    """
+    n, m = rows.numel(), stretches.shape[0]
+    half = cache.dtype in (torch.float16, torch.bfloat16)
+    if half != (rounding is not None):
+        raise ValueError(
+            f"update of {cache.dtype} rows: rounding is {rounding}, pass (seed, step) for half precision only"
+        )
+    strides = {"grad_stride": grads.stride(0), "partial_stride": dim}
+    options = {"dim": dim, **strides, "SCALED": scale.numel() > 0, "LIVE": live.numel() > 0}
+    lives = live.numel()
+    live = as_bytes(live)
+    # Few rows a program and one warp each: there are some hundred stretches, and as many multiprocessors to use.
+    shape = block(dim, elements=128)
+    shape["num_warps"] = max(1, shape["D"] // 256)
+    launch(
+        _stretches, m, group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks, m, lives,
+        **options, **shape,
+    )  # fmt: skip
+    random = 0 if rounding is None else signed(mix((mix(rounding[0]) + (rounding[1] + 1) * GOLDEN.value) % 2**64))
+    shape = block(dim)
+    launch(
+        _update, n, cache, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, partial, marks, n, m,
+        lives, random, stride=cache.stride(0), columns=scalars.stride(0), KIND=kind, CLIPS=clip < inf, CLIP=float(clip),
+        HALF=half, **options, **shape,
+    )  # fmt: skip
+
+
+@triton.jit
+def _bag(group_pos, bag_of, live, lives, at, on, LIVE: tl.constexpr):
+    """A place in group_pos: its position, its bag, and whether it counts."""
+    pos = tl.load(group_pos + at, mask=on, other=0)
+    bag = tl.load(bag_of + pos, mask=on, other=0)
+    if LIVE:
+        on = on & (tl.load(live + bag % lives, mask=on, other=0) != 0)
+    return pos, bag, on
+
+
+@triton.jit
+def _gradient(
+    grads, scale, pos, bag, on, stride: tl.constexpr, dim: tl.constexpr, SCALED: tl.constexpr, D: tl.constexpr
+):
+    column = tl.arange(0, D)[None, :]
+    x = tl.load(grads + bag.to(tl.int64)[:, None] * stride + column, mask=on[:, None] & (column < dim), other=0)
+    if SCALED:
+        x = tl.load(scale + pos, mask=on, other=0)[:, None] * x
+    return x
+
+
+@triton.jit
+def _sum(
+    group_pos, bag_of, scale, grads, live, lives, first, last, stride: tl.constexpr, dim: tl.constexpr, SCALED: tl.constexpr,
+    LIVE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The gradients of positions first..last of each row, in order from zero, and how many there were."""
+    acc = tl.zeros([ROWS, D], grads.dtype.element_ty)
+    count = tl.zeros([ROWS], tl.int32)
+    for i in range(0, tl.max(last - first), 4):
+        at = first + i
+        # Four at a time: their loads wait for memory together.
+        pos0, bag0, on0 = _bag(group_pos, bag_of, live, lives, at, at < last, LIVE)
+        pos1, bag1, on1 = _bag(group_pos, bag_of, live, lives, at + 1, at + 1 < last, LIVE)
+        pos2, bag2, on2 = _bag(group_pos, bag_of, live, lives, at + 2, at + 2 < last, LIVE)
+        pos3, bag3, on3 = _bag(group_pos, bag_of, live, lives, at + 3, at + 3 < last, LIVE)
+        x0 = _gradient(grads, scale, pos0, bag0, on0, stride, dim, SCALED, D)
+        x1 = _gradient(grads, scale, pos1, bag1, on1, stride, dim, SCALED, D)
+        x2 = _gradient(grads, scale, pos2, bag2, on2, stride, dim, SCALED, D)
+        x3 = _gradient(grads, scale, pos3, bag3, on3, stride, dim, SCALED, D)
+        acc = (((acc + x0) + x1) + x2) + x3
+        count += on0.to(tl.int32) + on1.to(tl.int32) + on2.to(tl.int32) + on3.to(tl.int32)
+    return acc, count
+
+
+@triton.jit(
+    do_not_specialize=["m", "lives"],
+    do_not_specialize_on_alignment=["group_start", "group_pos", "bag_of", "scale", "live", "stretches", "marks"],
+)  # fmt: skip
+def _stretches(
+    group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks, m, lives, grad_stride:
+    tl.constexpr, partial_stride: tl.constexpr, dim: tl.constexpr, SCALED: tl.constexpr, LIVE: tl.constexpr, D:
+    tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Sum each stretch into its row of partial. marks: how many positions of each counted, then each row's first stretch."""
+    s = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = s < m
+    u = tl.load(stretches + 3 * s, mask=inside, other=0)
+    first = tl.load(stretches + 3 * s + 1, mask=inside, other=0)
+    last = tl.load(stretches + 3 * s + 2, mask=inside, other=0)
+    acc, count = _sum(
+        group_pos, bag_of, scale, grads, live, lives, first, last, grad_stride, dim, SCALED, LIVE, D, ROWS
+    )
+    column = tl.arange(0, D)[None, :]
+    to = partial + s.to(tl.int64)[:, None] * partial_stride + column
+    tl.store(to, acc, mask=inside[:, None] & (column < dim))
+    tl.store(marks + s, count, mask=inside)
+    begins = inside & (first == tl.load(group_start + u, mask=inside, other=0))
+    tl.store(marks + m + u, s, mask=begins)
+
+
+@triton.jit
+def _add_partials(partial, marks, stride: tl.constexpr, begin, length, acc, count, dim: tl.constexpr, D: tl.constexpr):
+    """Add the partial sums of hot rows in order: `length` of them from `begin`, none for most rows."""
+    column = tl.arange(0, D)[None, :]
+    across = column < dim
+    for i in range(0, tl.max(length), 4):
+        on0, on1, on2, on3 = i < length, i + 1 < length, i + 2 < length, i + 3 < length
+        to = partial + (begin + i).to(tl.int64)[:, None] * stride + column
+        x0 = tl.load(to, mask=on0[:, None] & across, other=0)
+        x1 = tl.load(to + stride, mask=on1[:, None] & across, other=0)
+        x2 = tl.load(to + 2 * stride, mask=on2[:, None] & across, other=0)
+        x3 = tl.load(to + 3 * stride, mask=on3[:, None] & across, other=0)
+        count += tl.load(marks + begin + i, mask=on0, other=0) + tl.load(marks + begin + i + 1, mask=on1, other=0)
+        count += tl.load(marks + begin + i + 2, mask=on2, other=0) + tl.load(marks + begin + i + 3, mask=on3, other=0)
+        acc = (((acc + x0) + x1) + x2) + x3
+    return acc, count
+
+
+@triton.jit(
+    do_not_specialize=["n", "m", "lives", "random"],
+    do_not_specialize_on_alignment=[
+        "rows", "keys", "group_start", "group_pos", "bag_of", "scale", "live", "scalars", "marks",
+    ],
+)  # fmt: skip
+def _update(
+    cache, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, partial, marks, n, m, lives,
+    random: tl.int64, stride: tl.constexpr, grad_stride: tl.constexpr, partial_stride: tl.constexpr, columns:
+    tl.constexpr, KIND: tl.constexpr, CLIPS: tl.constexpr, CLIP: tl.constexpr, HALF: tl.constexpr, dim: tl.constexpr,
+    SCALED: tl.constexpr, LIVE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    dtype: tl.constexpr = grads.dtype.element_ty
+    u = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = u < n
+    first = tl.load(group_start + u, mask=inside, other=0)
+    last = tl.load(group_start + u + 1, mask=inside, other=0)
+    hot = last - first > _STRETCH
+    g, count = _sum(
+        group_pos, bag_of, scale, grads, live, lives, first, tl.where(hot, first, last), grad_stride, dim, SCALED, LIVE,
+        D, ROWS,
+    )  # fmt: skip
+    begin = tl.load(marks + m + u, mask=hot, other=0)
+    length = tl.where(hot, (last - first + (_STRETCH - 1)) // _STRETCH, 0)
+    g, count = _add_partials(partial, marks, partial_stride, begin, length, g, count, dim, D)
+    some = count > 0
+    if CLIPS:
+        most = tl.full([ROWS, 1], CLIP, dtype)
+        norm = root(fold(g * g, ROWS, D))
+        over = norm > most
+        g = tl.where(over, g * divide(most, tl.where(over, norm, 1.0)), g)
+
+    # What a row has one of is [ROWS, 1], not [ROWS]: loaded so, it lies where the block needs it, and is not sent through
+    # shared memory. Adam's four numbers a table cost eight barriers before.
+    key = tl.load(keys + u, mask=inside, other=0)
+    base = scramble((key ^ random).to(tl.uint64, bitcast=True))
+    record = (cache + tl.load(rows + u, mask=inside, other=0).to(tl.int64) * stride)[:, None]
+    number = (scalars + (key >> 48) * columns)[:, None]
+    one = some[:, None]
+    column = tl.arange(0, D)[None, :]
+    to = record + column
+    mask = one & (column < dim)
+    w = tl.load(to, mask=mask, other=0).to(dtype)
+    lr = tl.load(number, mask=one, other=0)
+    if KIND == _SGD:
+        w = w - lr * g
+    elif KIND == _ADAGRAD:
+        eps = tl.load(number + 1, mask=one, other=1)
+        s = tl.load(to + dim, mask=mask, other=0).to(dtype) + g * g
+        _write(to + dim, s, mask, base, 1, HALF, ROWS, D)
+        w = w - lr * divide(g, root(s) + eps)
+    elif KIND == _ROWWISE_ADAGRAD:
+        eps = tl.load(number + 1, mask=one, other=1)
+        decay = tl.load(number + 2, mask=one, other=0)
+        g = tl.where(decay != 0, g + decay * w, g)
+        mean = divide(fold(g * g, ROWS, D), tl.full([ROWS, 1], dim, dtype))
+        s = tl.load(record + dim, mask=one, other=0).to(dtype) + mean
+        _write_one(record + dim, s, one, base, HALF, ROWS)
+        w = w - divide(lr, root(s) + eps) * g
+    elif KIND == _ADAM:
+        rest1 = tl.load(number + 1, mask=one, other=0)
+        rest2 = tl.load(number + 2, mask=one, other=0)
+        eps = tl.load(number + 3, mask=one, other=1)
+        m1 = tl.load(to + dim, mask=mask, other=0).to(dtype)
+        m2 = tl.load(to + 2 * dim, mask=mask, other=0).to(dtype)
+        m1 = m1 + (g - m1) * rest1
+        m2 = m2 + (g * g - m2) * rest2
+        _write(to + dim, m1, mask, base, 1, HALF, ROWS, D)
+        _write(to + 2 * dim, m2, mask, base, 2, HALF, ROWS, D)
+        w = w - lr * divide(m1, root(m2) + eps)
+    _write(to, w, mask, base, 0, HALF, ROWS, D)
+
+
+@triton.jit
+def _write(to, x, mask, base, part: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
+    """Store a part of records, rounded stochastically where they are of half precision."""
+    if HALF:
+        tl.store(to, _rounded(x, uniform(base, part, ROWS, D), to.dtype.element_ty), mask=mask)
+    else:
+        tl.store(to, x, mask=mask)
+
+
+@triton.jit
+def _write_one(to, x, mask, base, HALF: tl.constexpr, ROWS: tl.constexpr):
+    """As `_write` for a part that is one number: element 0 of part 1."""
+    if HALF:
+        count = tl.full([ROWS, 1], 4294967297, tl.uint64)
+        bits = (scramble(base[:, None] + count * GOLDEN) >> 40).to(tl.int32)
+        tl.store(to, _rounded(x, bits, to.dtype.element_ty), mask=mask)
+    else:
+        tl.store(to, x, mask=mask)
+
+
+@triton.jit
+def _rounded(x, random, dtype: tl.constexpr):
+    """A float32 rounded to one of its two neighbours of dtype, by 24 random bits.
+
+    Adding random bits below the last one that stays carries into it as often as is right, and cutting them off does the
+    rest. Numbers below the smallest normal of float16 lose more bits than that: their neighbours are 2**-24 apart.
+    """
+    bits = x.to(tl.uint32, bitcast=True)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    if dtype == tl.bfloat16:
+        up = tl.where(finite, bits + (random >> 8).to(tl.uint32), bits | tl.where(x != x, 0x400000, 0).to(tl.uint32))
+        return (up >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        up = tl.where(finite, (bits + (random >> 11).to(tl.uint32)) & 0xFFFFE000, bits)
+        small = tl.abs(x) * 16777216.0
+        whole = small.to(tl.int32).to(tl.float32)
+        carry = ((small - whole) * 16777216.0).to(tl.int32) + random >= 16777216
+        tiny = (whole + tl.where(carry, 1.0, 0.0)) * 5.9604644775390625e-08
+        tiny_bits = tiny.to(tl.uint32, bitcast=True) | (bits & 0x80000000)
+        bits = tl.where(tl.abs(x) < 6.103515625e-05, tiny_bits, up)
+        return bits.to(tl.float32, bitcast=True).to(dtype)

@@ -1,0 +1,173 @@
+"""What checkpoints cost a run: how long training stands still, how much slower it is meanwhile, bytes, memory.
+
+A store is filled with rows as if they had been trained, a small model trains on skewed ids of them, and a checkpoint is
+saved at each interval: the first writes every row, later ones what has changed since. Training is timed step by step, so
+that a pause (the save call, and steps that waited for the writer) is told from a core that the writer shares. A run that
+touches so many rows by training them would take hours, and change nothing: what counts is the rows that are held.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from skirl.checkpoint import Saving, save
+from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.optim import RowwiseAdagrad
+from skirl.core.tables import Table
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.pipeline.lookahead import lookahead
+from skirl.tools.machine import machine
+from skirl.tools.progress import size
+
+_PIECE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The pause of training at a checkpoint, its bytes, and the memory that it takes."""
+
+    touched: int = 10_000_000
+    """Rows that the store holds when training begins."""
+    dim: int = 16
+    """Numbers of a row; its state is one more."""
+    cache: str = "5%"
+    """Rows on the device."""
+    store: Literal["memory", "disk"] = "memory"
+    """Where the other rows are; disk: in --folder."""
+    batch: int = 1024
+    """Samples of a step."""
+    features: int = 26
+    """Ids of a sample."""
+    seconds: float = 60.0
+    """Between two checkpoints."""
+    checkpoints: int = 3
+    """How many are saved."""
+    folder: Path | None = None
+    """Where checkpoints are written: a folder made there is removed again; the system's for temporary files otherwise."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("touched", "dim", "batch", "features", "checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds is {self.seconds}: set it above 0")
+
+    def run(self) -> dict[str, Any]:
+        """Train and save."""
+        torch.manual_seed(0)
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix="skirl-bench-") as name:
+            folder = Path(name)
+            names = tuple(f"f{i}" for i in range(self.features))
+            rows = EmbeddingBagCollection(
+                [Table("t", self.touched, self.dim, features=names)],
+                optimizer=RowwiseAdagrad(lr=0.02),
+                cache=int(self.cache) if self.cache.isdigit() else self.cache,
+                store="memory" if self.store == "memory" else f"disk:{folder / 'rows'}",
+            )
+            self._fill(rows)
+            top = torch.nn.Linear(self.features * self.dim, 1)
+            return {"bench": "checkpoint", **asdict(self)} | self._train(rows, top, folder / "checkpoint") | {
+                "folder": str(self.folder) if self.folder else None,
+                "machine": machine(),
+            }  # fmt: skip
+
+    def _fill(self, rows: EmbeddingBagCollection) -> None:
+        engine = rows.engine
+        for start in range(0, self.touched, _PIECE):
+            keys = np.arange(start, min(self.touched, start + _PIECE))
+            engine.store.write(keys, np.full((len(keys), engine.widths[0]), 0.01, np.float32))
+            engine.seen.add(keys)
+        engine.store.flush()
+
+    def _batches(self) -> Iterator[Batch]:
+        rng = np.random.default_rng(0)
+        names = [f"f{i}" for i in range(self.features)]
+        while True:
+            ids = (rng.random((self.batch, self.features)) ** 4 * self.touched).astype(np.int64)
+            yield Batch(
+                torch.empty(self.batch, 0), KeyedJagged.one_hot(names, torch.from_numpy(ids)), torch.ones(self.batch)
+            )
+
+    def _train(self, rows: EmbeddingBagCollection, top: torch.nn.Linear, folder: Path) -> dict[str, Any]:
+        model = torch.nn.ModuleList([rows, top])
+        dense = torch.optim.SGD(top.parameters(), lr=0.01)
+        engine = rows.engine
+        savings: list[Saving] = []
+        quiet: list[float] = []
+        writing: list[float] = []
+        with lookahead(self._batches(), model, depth=10) as batches:
+            began = saved = before = time.perf_counter()
+            resident = most = 0
+            for batch in batches:
+                top(rows(batch.sparse).stacked().flatten(1)).square().mean().backward()
+                dense.step()
+                dense.zero_grad()
+                now = time.perf_counter()
+                if batches.step == 20:  # compiled, and the cache has begun to fill
+                    began = saved = now
+                    resident = most = _resident()
+                elif batches.step > 20:
+                    (writing if savings and not savings[-1].done else quiet).append(now - before)
+                    most = max(most, _resident()) if batches.step % 10 == 0 else most
+                    if now - saved >= self.seconds:
+                        if len(savings) == self.checkpoints:
+                            break
+                        savings.append(save(folder, model=model, optimizers=[dense], data=batches, keep=2, wait=False))
+                        saved = now
+                before = time.perf_counter()
+            trained = time.perf_counter() - began
+            savings[-1].wait()
+        waited = sum(cache.marks.waited for cache in engine.caches)
+        pause = sum(saving.pause for saving in savings)
+        middle = statistics.median(quiet)
+        return {
+            "steps": len(quiet) + len(writing),
+            "trained_seconds": trained,
+            "pauses": [saving.pause for saving in savings],
+            "pause_share": (pause + waited) / trained,
+            "waited_seconds": waited,
+            "step_seconds": middle,
+            "step_seconds_while_writing": statistics.median(writing) if writing else middle,
+            "write_seconds": [saving.seconds for saving in savings],
+            "bytes": [saving.bytes for saving in savings],
+            "row_bytes": self.touched * engine.widths[0] * 4,
+            "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
+            "resident_bytes": resident,
+            "resident_growth": most - resident,
+            "set_aside_bytes": max((cache.marks.most_aside for cache in engine.caches), default=0),
+        }
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        first, later = result["bytes"][0], result["bytes"][1:]
+        mean = sum(later) / max(1, len(later))
+        slower = result["step_seconds_while_writing"] / result["step_seconds"]
+        held = f"{size(result['row_bytes'])}, {size(result['cache_bytes'])} cached"
+        lines = {
+            "rows": f"{self.touched:,} of {self.dim} numbers, {held}",
+            "pause": f"{max(result['pauses']) * 1e3:.0f} ms at most, {result['pause_share']:.2%} of the training time",
+            "steps": f"{result['step_seconds'] * 1e3:.1f} ms; {slower:.2f} times that while a checkpoint is written",
+            "first": f"{size(first)} in {result['write_seconds'][0]:.1f} s, in the background",
+            "later": f"{size(mean)} on average, {mean / max(1, first):.0%} of it",
+            "memory": f"{size(result['resident_bytes'])} at the beginning, {size(result['resident_growth'])} more at most",
+        }
+        if not later:
+            del lines["later"]
+        return lines
+
+
+def _resident() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

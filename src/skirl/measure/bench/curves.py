@@ -1,0 +1,226 @@
+"""What a step of skirl costs as the work grows: over batch, tables, dim, depth, rows and threads.
+
+The cost is CPU time, of all threads of the process: planning, fetching, pooling, updating and writing back, everything but
+a dense model, whose dot products grow with the square of the tables. Wall time would say more about who else is on the
+machine; CPU time repeats within some percent. The points of an axis take turns, and each is the median of its turns.
+
+Work grows along batch, tables and dim. Along depth and threads it stays, and the cost should stay with it; along rows it
+grows slowly, because ids repeat less in larger tables and each distinct row of a batch is looked for, moved and updated.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from skirl.core.batch import KeyedJagged
+from skirl.core.optim import SGD
+from skirl.core.tables import Table
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.pipeline.lookahead import lookahead
+from skirl.tools.machine import machine
+from skirl.train.report.plot import Chart, svg
+
+BOUND = 1.2
+"""How far above linear a point may be."""
+AXES = {
+    "batch": (256, 512, 1024, 2048, 4096),
+    "tables": (4, 8, 16, 32),
+    "dim": (16, 32, 64, 128),
+    "depth": (2, 8, 32, 128),
+    "rows": (20_000, 200_000, 2_000_000, 20_000_000),
+    "threads": (1, 2),
+}
+GROWS = ("batch", "tables", "dim")
+"""Axes along which there is more work by as much; the others have to do better than linear."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size of everything."""
+
+    batch: int = 1024
+    tables: int = 16
+    dim: int = 16
+    depth: int = 16
+    rows: int = 200_000
+    """Of each table."""
+    threads: int = 1
+
+
+class Stream:
+    """Ids of equal tables, u ** 3 of a uniform u: a tenth of the rows takes half of the ids."""
+
+    yields_fresh = True
+
+    def __init__(self, point: Point, seed: int) -> None:
+        self._point = point
+        self._names = [f"t{i}" for i in range(point.tables)]
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[KeyedJagged]:
+        point, rng = self._point, np.random.default_rng(self._seed)
+        while True:
+            ids = (point.rows * rng.random((point.batch, point.tables)) ** 3).astype(np.int64)
+            yield KeyedJagged.one_hot(self._names, torch.from_numpy(ids))
+
+
+class Run:
+    """skirl at one point; the cache holds four times the ids of a batch."""
+
+    def __init__(self, point: Point, seed: int) -> None:
+        self.point = point
+        tables = [Table(f"t{i}", rows=point.rows, dim=point.dim) for i in range(point.tables)]
+        cache = min(4 * point.batch * point.tables, point.rows * point.tables)
+        self._embeddings = EmbeddingBagCollection(tables, optimizer=SGD(lr=0.01), cache=cache, seed=seed)
+        self._drawn = 0.0
+        self._ahead = lookahead(self._timed(seed), self._embeddings, sparse=lambda ids: ids, depth=point.depth)
+        self._batches = iter(self._ahead.__enter__())
+        self._grads = torch.ones(point.batch, point.tables, point.dim)
+
+    def _timed(self, seed: int) -> "_Timed":
+        return _Timed(Stream(self.point, seed), self)
+
+    def turn(self, steps: int) -> float:
+        """CPU seconds a step, without drawing the ids."""
+        torch.set_num_threads(self.point.threads)
+        self._rest()
+        began, self._drawn = time.process_time(), 0.0
+        for _ in range(steps):
+            ids = next(self._batches)
+            self._embeddings(ids).stacked().backward(self._grads)
+        self._rest()
+        return (time.process_time() - began - self._drawn) / steps
+
+    def drew(self, seconds: float) -> None:
+        """The loop drew ids for so long."""
+        self._drawn += seconds
+
+    def _rest(self) -> None:
+        while not self._ahead.idle:
+            time.sleep(1e-3)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._ahead.__exit__(None, None, None)
+        self._embeddings.finish()
+        self._embeddings.engine.store.close()
+
+
+class _Timed:
+    """A stream that says what it takes itself."""
+
+    yields_fresh = True
+
+    def __init__(self, stream: Stream, run: Run) -> None:
+        self._stream, self._run = stream, run
+
+    def __iter__(self) -> Iterator[KeyedJagged]:
+        batches = iter(self._stream)
+        while True:
+            began = time.thread_time()
+            batch = next(batches)
+            self._run.drew(time.thread_time() - began)
+            yield batch
+
+
+@dataclass(frozen=True)
+class Curves:
+    """CPU time of a step as batch, tables, dim, depth, rows and threads grow."""
+
+    axes: str = ",".join(AXES)
+    """Which curves to draw, separated by commas."""
+    steps: int = 12
+    """Steps a turn."""
+    rounds: int = 5
+    """Turns of each point."""
+    most: int = 0
+    """Points of each axis, the first ones; 0: all."""
+    seed: int = 0
+    """Decides ids and initial rows."""
+    plot: Path | None = None
+    """An .svg file to write the curves to."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name not in AXES:
+                raise ValueError(f"axes has {name!r}: set it to some of {', '.join(AXES)}")
+        for name in ("steps", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if self.plot is not None and self.plot.suffix != ".svg":
+            raise ValueError(f"plot is {str(self.plot)!r}: set it to a file that ends with .svg")
+
+    @property
+    def names(self) -> list[str]:
+        """The axes to walk."""
+        return [name.strip() for name in self.axes.split(",") if name.strip()]
+
+    def run(self) -> dict[str, Any]:
+        """Walk along all axes."""
+        before = torch.get_num_threads()
+        try:
+            curves = {name: self._walk(name) for name in self.names}
+        finally:
+            torch.set_num_threads(before)
+        result = {
+            "bench": "curves",
+            "base": asdict(Point()),
+            "curves": {name: [[x, round(1e3 * cost, 4)] for x, cost in line] for name, line in curves.items()},
+            "to_linear": {name: round(worst(line, grows=True), 3) for name, line in curves.items()},
+            "to_flat": {n: round(worst(line, grows=False), 3) for n, line in curves.items() if n not in GROWS},
+            "steps": self.steps,
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "machine": machine(),
+        }
+        over = [name for name, value in result["to_linear"].items() if value > BOUND]
+        result["failed"] = f"above {BOUND} times linear: {', '.join(over)}" if over else None
+        if self.plot is not None:
+            self.plot.write_text(svg([_chart(name, line) for name, line in curves.items()]))
+        return result
+
+    def _walk(self, axis: str) -> list[tuple[int, float]]:
+        values = AXES[axis][: self.most or None]
+        runs = [Run(replace(Point(), **{axis: value}), self.seed) for value in values]
+        try:
+            for run in runs:  # compiled, window full, cache full
+                run.turn(run.point.depth + 16)
+            turns = [[run.turn(self.steps) for run in runs] for _ in range(self.rounds)]
+        finally:
+            for run in runs:
+                run.close()
+        return [(value, median(costs)) for value, costs in zip(values, zip(*turns))]
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        facts = {}
+        for name, line in result["curves"].items():
+            points = "   ".join(f"{x:,}: {ms:.2f} ms" for x, ms in line)
+            least = f", {result['to_flat'][name]:.2f} of flat" if name in result["to_flat"] else ""
+            facts[name] = f"{points}\n{result['to_linear'][name]:.2f} of linear at most{least}"
+        return facts
+
+
+def worst(line: list[tuple[int, float]], grows: bool) -> float:
+    """The most that a point costs beside what a smaller one makes expect: as much a unit, or as much in all.
+
+    >>> worst([(1, 2.0), (2, 5.0)], grows=True), worst([(1, 2.0), (2, 5.0)], grows=False)
+    (1.25, 2.5)
+    """
+    pairs = [(line[i], line[j]) for j in range(len(line)) for i in range(j)]
+    return max((cost / before / (x / first if grows else 1) for (first, before), (x, cost) in pairs), default=1.0)
+
+
+def _chart(name: str, line: list[tuple[int, float]]) -> Chart:
+    (first, cost), grows = line[0], name in GROWS
+    yardstick = [(x, 1e3 * cost * (x / first if grows else 1)) for x, _ in line]
+    lines = {"a step": [(x, 1e3 * c) for x, c in line], "~linear" if grows else "~flat": yardstick}
+    return Chart(name, name, lines, y="CPU ms")

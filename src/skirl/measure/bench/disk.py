@@ -1,0 +1,319 @@
+"""Rows through the disk store, beside what the device itself does, in the same run on the same folder.
+
+Three rates of the device come first: a file written and read from front to back, and records of the store's size read and
+written at random places of that file with one plain `pread` and `pwrite` each, as a hash table in a file would. The store
+should reach the first when it writes, since it appends, and beat the second when it reads, since it sorts. The file is as
+large as the rows, so the time is about that of writing them four times. A tool like fio says more of the device, but not
+with the same record size, threads and page cache state as the store beside it.
+
+"Cold": the page cache was told to forget the files before each call. On a virtual machine the host may still have them, so
+a cold rate can exceed that of a real disk; the ratios then say what the store adds to a call.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from skirl.store import DiskStore, Record
+from skirl.store.disk.os_files import Files, Handle
+from skirl.store.disk.records import READERS, fill
+from skirl.tools.jit import kernel
+from skirl.tools.machine import machine
+from skirl.tools.progress import size
+from skirl.tools.threads import Threads, run
+
+_PIECE = 4 << 20
+_KEEP = 7  # every 7th row of the table is held: ids of real tables are sparse, too
+_ALIGNED = 4096
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Reads and writes of rows through the disk store, beside the device's own rates."""
+
+    folder: Path = Path("skirl-bench-disk")
+    """Where to measure: a folder that is made for it and removed again."""
+    rows: int = 1_000_000
+    """Rows that the store holds."""
+    width: int = 65
+    """Floats of a record: a row of 64 with its state."""
+    batch: int = 16_384
+    """Rows of one call."""
+    calls: int = 20
+    """Calls of each kind; their median counts."""
+    overwrite: float = 2.0
+    """Times that each row is written again, on average."""
+    room: float = 1.5
+    """Bytes on disk for each byte of rows, at most."""
+    seed: int = 0
+    """Of the rows that are read and written."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "width", "batch", "calls"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if self.rows < self.batch:
+            raise ValueError(f"batch is {self.batch}, there are {self.rows} rows: set batch to {self.rows} or less")
+        if self.overwrite < 0:
+            raise ValueError(f"overwrite is {self.overwrite}: set it to 0 or more")
+        if self.folder.exists():
+            raise ValueError(f"folder is {str(self.folder)!r}, which is there already: name one that is not")
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a row."""
+        return 4 * self.width
+
+    def run(self) -> dict[str, Any]:
+        """Measure the device, then the store."""
+        self.folder.mkdir(parents=True)
+        try:
+            device = self._device()
+            store = self._store()
+        finally:
+            shutil.rmtree(self.folder)
+        return {
+            "bench": "disk",
+            "rows": self.rows,
+            "record_bytes": self.record_bytes,
+            "batch": self.batch,
+            "device": device,
+            "store": store,
+            "ratios": {
+                "fill_to_sequential_write": round(store["fill"]["mb_s"] / device["sequential_write_mb_s"], 3),
+                "overwrite_to_sequential_write": round(
+                    store["overwrite"]["written_mb_s"] / device["sequential_write_mb_s"], 3
+                ),
+                "overwrite_to_pwrite": round(store["overwrite"]["rows_s"] / device["random_write_rows_s"], 3),
+                "cold_read_to_pread": round(store["read_cold"]["rows_s"] / device["random_read_cold_rows_s"], 3),
+                "warm_read_to_pread": round(store["read_warm"]["rows_s"] / device["random_read_warm_rows_s"], 3),
+            },
+            "machine": machine(),
+        }
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        device, store, ratios = result["device"], result["store"], result["ratios"]
+        lines = {
+            "rows": f"{self.rows:,} of {self.record_bytes} bytes, {size(self.rows * self.record_bytes)}; {self.batch:,} a "
+            "call",
+            "device": f"{device['sequential_write_mb_s']:,.0f} MB/s written, {device['sequential_read_mb_s']:,.0f} read",
+            "pread": f"{device['random_read_cold_rows_s']:,.0f} rows/s cold, {device['random_read_warm_rows_s']:,.0f} warm",
+            "pwrite": f"{device['random_write_rows_s']:,.0f} rows/s",
+            "": "the store",
+        }
+        for name in ("fill", "read_cold", "read_warm", "overwrite"):
+            lines[name] = f"{store[name]['rows_s']:,.0f} rows/s, {store[name]['mb_s']:,.0f} MB/s"
+        lines["written"] = f"{store['overwrite']['amplification']:.2f} bytes for each byte of rows written again"
+        lines["memory"] = f"{store['index_bytes_a_row']:.2f} bytes a row"
+        lines["on disk"] = f"{store['disk_bytes_to_payload']:.2f} bytes for each byte of rows, at most"
+        lines["durable"] = f"{store['flush_ms']:.1f} ms for a durable point after one call"
+        lines["open"] = f"{store['open_s']:.2f} s"
+        lines["ratios"] = ", ".join(f"{name.replace('_', ' ')} {ratio:.2f}" for name, ratio in ratios.items())
+        return lines
+
+    # The device
+
+    def _device(self) -> dict[str, float]:
+        files, path = Files(), self.folder / "file"
+        total = -(-self.rows * self.record_bytes // _PIECE) * _PIECE
+        rng = np.random.default_rng(self.seed)
+        piece = _aligned(_PIECE)
+        piece[:] = np.frombuffer(rng.bytes(_PIECE), np.uint8)
+        with Handle(files, lambda: files.create(path)) as file:
+            start = time.perf_counter()
+            for offset in range(0, total, _PIECE):
+                files.write(file.number, piece.data, offset)
+                files.send(file.number, offset, _PIECE)
+            files.sync(file.number)
+            written = time.perf_counter() - start
+            data = np.zeros(self.batch * self.width, np.float32)
+            _forget(self.folder)
+            with _unbuffered(path, file.number) as direct:
+                start = time.perf_counter()
+                for offset in range(0, total, _PIECE):
+                    os.preadv(direct, [piece.data], offset)
+                read = time.perf_counter() - start
+            pool = Threads()
+            rates = {}
+            for state in ("cold", "warm"):
+                times = []
+                for _ in range(self.calls if state == "cold" else self.calls + 1):
+                    records = rng.choice(self.rows, self.batch, replace=False)
+                    if state == "cold":
+                        _forget(self.folder)
+                    else:
+                        _plain_reads(file.number, records, self.record_bytes, data, 0, self.batch)
+                    start = time.perf_counter()
+                    run(
+                        _plain_reads,
+                        self.batch,
+                        file.number,
+                        records,
+                        self.record_bytes,
+                        data,
+                        threads=READERS,
+                        pool=pool,
+                    )
+                    times.append(time.perf_counter() - start)
+                rates[state] = self.batch / statistics.median(times)
+            times, row = [], piece[: self.record_bytes].tobytes()
+            for _ in range(min(self.calls, 5)):
+                places = (rng.choice(self.rows, self.batch, replace=False) * self.record_bytes).tolist()
+                start = time.perf_counter()
+                for place in places:
+                    os.pwrite(file.number, row, place)
+                files.sync(file.number)
+                times.append(time.perf_counter() - start)
+        path.unlink()
+        return {
+            "sequential_write_mb_s": round(total / written / 1e6, 1),
+            "sequential_read_mb_s": round(total / read / 1e6, 1),
+            "random_read_cold_rows_s": round(rates["cold"]),
+            "random_read_warm_rows_s": round(rates["warm"]),
+            "random_write_rows_s": round(self.batch / statistics.median(times)),
+        }
+
+    # The store
+
+    def _store(self) -> dict[str, Any]:
+        rng = np.random.default_rng(self.seed + 1)
+        keys = rng.permutation(self.rows) * _KEEP
+        rows, out = rng.random((self.batch, self.width), np.float32), np.empty((self.batch, self.width), np.float32)
+        self._compile(rows)
+        counting = _Counting()
+        path = self.folder / "store"
+        store = self._open(path, counting)
+        start = time.perf_counter()
+        for i in range(0, keys.size, self.batch):
+            part = keys[i : i + self.batch]
+            store.write(part, rows[: part.size])
+        store.flush()
+        filled = time.perf_counter() - start
+
+        def some() -> np.ndarray:
+            return keys[rng.choice(self.rows, self.batch, replace=False)]
+
+        def read(cold: bool) -> float:
+            wanted = some()
+            if cold:
+                _forget(path)
+            else:
+                store.read(wanted, out)
+            return _seconds(lambda: store.read(wanted, out))
+
+        cold = statistics.median(read(True) for _ in range(self.calls))
+        warm = statistics.median(read(False) for _ in range(self.calls))
+        index = sum(log.places.nbytes for log in store._logs) / self.rows
+        before, most, longest = counting.written, 0, 0.0
+        turns = max(1, round(self.overwrite * self.rows / self.batch))
+        start = time.perf_counter()
+        for _ in range(turns):
+            longest = max(longest, _seconds(lambda: store.write(some(), rows)))
+            most = max(most, store.bytes_on_disk)
+        store.flush()
+        overwritten = time.perf_counter() - start
+        payload = turns * self.batch * self.record_bytes
+        store.write(some(), rows)
+        flush = _seconds(store.flush)
+        store.close()
+        _forget(path)
+        start = time.perf_counter()
+        with self._open(path, Files()) as again:
+            opened = time.perf_counter() - start
+            assert len(again) == self.rows
+        return {
+            "fill": self._rate(self.rows, filled),
+            "read_cold": self._rate(self.batch, cold),
+            "read_warm": self._rate(self.batch, warm),
+            "overwrite": self._rate(turns * self.batch, overwritten)
+            | {
+                "amplification": round((counting.written - before) / payload, 3),
+                "written_mb_s": round((counting.written - before) / overwritten / 1e6, 1),
+                "longest_call_s": round(longest, 3),
+            },
+            "index_bytes_a_row": round(index, 2),
+            "disk_bytes_to_payload": round(most / (self.rows * self.record_bytes), 3),
+            "flush_ms": round(1000 * flush, 2),
+            "open_s": round(opened, 3),
+        }
+
+    def _open(self, path: Path, files: Files) -> DiskStore:
+        layout, rows = {0: Record(self.width)}, {0: self.rows * _KEEP}
+        return DiskStore(path, layout, rows=rows, room=self.room, files=files)
+
+    def _compile(self, rows: np.ndarray) -> None:
+        path = self.folder / secrets.token_hex(4)
+        with self._open(path, Files()) as store:
+            keys = np.arange(self.batch)
+            for i in range(4):
+                store.write(keys[i:], rows[i:])
+            store.read(keys, np.empty_like(rows))
+        shutil.rmtree(path)
+
+    def _rate(self, rows: int, seconds: float) -> dict[str, float]:
+        return {"rows_s": round(rows / seconds), "mb_s": round(rows * self.record_bytes / seconds / 1e6, 1)}
+
+
+class _Counting(Files):
+    """Counts bytes written."""
+
+    written = 0
+
+    def write(self, file: int, data: bytes | memoryview, offset: int) -> None:
+        super().write(file, data, offset)
+        self.written += memoryview(data).nbytes
+
+
+@kernel
+def _plain_reads(file: Any, records: Any, record_bytes: Any, out: Any, lo: int, hi: int) -> None:
+    words = record_bytes // 4
+    data = out.view(np.uint32)
+    for i in range(lo, hi):
+        fill(file, data[i * words : (i + 1) * words], record_bytes, records[i] * record_bytes)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _forget(folder: Path) -> None:
+    """Have the page cache let go of all files of a folder, once they are on the disk."""
+    for path in folder.iterdir():
+        if path.is_file():
+            with Handle(Files(), lambda: os.open(path, os.O_RDONLY)) as file:  # noqa: B023 - called at once
+                os.fdatasync(file.number)
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file.number, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _aligned(n: int) -> np.ndarray:
+    """Bytes at an address that O_DIRECT takes."""
+    data = np.zeros(n + _ALIGNED, np.uint8)
+    start = -data.ctypes.data % _ALIGNED
+    return data[start : start + n]
+
+
+@contextlib.contextmanager
+def _unbuffered(path: Path, buffered: int) -> Iterator[int]:
+    """A descriptor that reads past the page cache, where the file system can; else the one that is there."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except (OSError, AttributeError):
+        yield buffered
+        return
+    with Handle(Files(), lambda: file) as direct:
+        yield direct.number

@@ -1,0 +1,166 @@
+"""The GPU's kernels against the memory they read and write: bytes that have to move, over the time, over a copy's rate.
+
+Ids are uniform over a cache many times the second-level cache, so every row comes from memory. What has to move is counted
+once each: rows read and outputs written in forward; gradients read, records read and written in backward, and the plan's
+integers in both. The rate to compare with is that of a device-to-device copy, measured between the rounds. A profiler's
+counters would say more, and cannot be had on every machine.
+
+A kernel of 0.1 ms takes Python half as long to launch. So the GPU sleeps before each, until launch and events are queued:
+else the time would be that of an idle GPU waiting for Python.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from skirl.core.optim import RowOptimizer
+from skirl.engine.device import torch_device
+from skirl.tools.machine import machine
+from skirl.train.recipe import ROW_OPTIMIZERS
+
+SLEEP = 2_000_000
+"""Clock cycles: about a millisecond."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Share of a copy's bandwidth that pooling and the fused backward reach on a GPU."""
+
+    device: str = "cuda"
+    """cuda, cuda:N, or interpret to see that it runs."""
+    dim: int = 64
+    """Numbers in the vector of one row."""
+    batch: int = 16_384
+    """Samples a step."""
+    features: int = 26
+    """Ids a sample, each a bag of its own."""
+    cache: int = 8_000_000
+    """Rows in the cache: 2 GB at dim 64, 40 times the largest second-level cache there is."""
+    rounds: int = 20
+    """Launches of each kernel."""
+    seed: int = 0
+    """Decides the ids."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "batch", "features", "cache", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if self.device == "cpu":
+            raise ValueError("device is 'cpu': set it to cuda; for the kernels of the CPU there is skirl bench rows")
+        torch_device(self.device)
+
+    def run(self) -> dict[str, Any]:
+        """Time all kernels and a copy, in turns."""
+        from skirl.engine.device import open_device
+
+        gpu = open_device(self.device, np.dtype(np.float32))
+        if gpu.at.type == "cuda":
+            torch.cuda.set_device(gpu.at)  # kernels run on the current device
+        work = {"copy": self._copy(gpu.at)}
+        shared = _Shared(self, gpu.at)
+        work["forward"] = shared.forward()
+        for name, optimizer in ROW_OPTIMIZERS.items():
+            work[f"backward, {name}"] = shared.backward(optimizer())
+        seconds: dict[str, list[float]] = {name: [] for name in work}
+        for _ in range(self.rounds + 2):  # the first two compile and warm up
+            for name, (launch, _) in work.items():
+                seconds[name].append(_timed(launch, gpu.at))
+        rates = {name: nbytes / median(seconds[name][2:]) for name, (_, nbytes) in work.items()}
+        return {
+            "bench": "kernels",
+            "device": self.device if gpu.at.type == "cpu" else torch.cuda.get_device_name(gpu.at),
+            "dim": self.dim, "batch": self.batch, "features": self.features, "cache_rows": self.cache, "seed": self.seed,
+            "distinct": shared.distinct,
+            "copy_gb_s": round(rates["copy"] / 1e9, 1),
+            "share_of_copy": {name: float(f"{rate / rates['copy']:.3g}") for name, rate in rates.items() if name != "copy"},
+            "ms": {name: round(1e3 * median(times[2:]), 4) for name, times in seconds.items()},
+            "spread": {name: round(max(times[2:]) / min(times[2:]), 2) for name, times in seconds.items()},
+            "machine": machine(),
+        }  # fmt: skip
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        lines = {
+            "run": f"{result['device']}, dim {self.dim}, {self.batch:,} x {self.features} ids over {self.cache:,} rows",
+            "copy": f"{result['copy_gb_s']:,} GB/s, read and written, {result['ms']['copy']:.3f} ms",
+        }
+        for name, share in result["share_of_copy"].items():
+            lines[name] = f"{share:.0%} of the copy's bandwidth, {result['ms'][name]:.3f} ms"
+        return lines
+
+    def _copy(self, at: torch.device) -> tuple[Callable[[], object], int]:
+        source = torch.ones(self.cache * self.dim // 2, device=at)
+        to = torch.empty_like(source)
+        return lambda: to.copy_(source), 2 * source.nbytes
+
+
+class _Shared:
+    """What the kernels of one run work on."""
+
+    def __init__(self, flags: Kernels, at: torch.device) -> None:
+        from skirl.engine.kernels.hot_rows import stretches_of
+
+        rng = np.random.default_rng(flags.seed)
+        self.flags, self.at = flags, at
+        slots = rng.integers(0, flags.cache, flags.batch * flags.features).astype(np.int32)
+        rows, place = np.unique(slots, return_inverse=True)
+        counts = np.bincount(place)
+        start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        bag_of = np.arange(len(slots)).reshape(flags.batch, flags.features).T.reshape(-1)
+        self.distinct = len(rows)
+
+        def up(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(at)
+
+        self.slots, self.rows = up(slots), up(rows.astype(np.int32))
+        self.keys = torch.zeros(len(rows), dtype=torch.int64, device=at)
+        self.start, self.pos = up(start), up(np.argsort(place, kind="stable").astype(np.int32))
+        self.bag_of, self.stretches = up(bag_of.astype(np.int32)), up(stretches_of(start))
+        self.grads = torch.randn(len(slots), flags.dim, device=at)
+        self.empty, self.no_scale = torch.empty(0, dtype=torch.int32, device=at), torch.empty(0, device=at)
+
+    def forward(self) -> tuple[Callable[[], object], int]:
+        """Gather one row a bag."""
+        from skirl.engine.kernels.gpu import pool
+
+        flags, out = self.flags, torch.empty_like(self.grads)
+        cache = torch.zeros(flags.cache, flags.dim, device=self.at)
+        launch = lambda: pool(cache, flags.dim, self.slots, self.empty, flags.features, self.no_scale, out)  # noqa: E731
+        return launch, 2 * out.nbytes + self.slots.nbytes
+
+    def backward(self, optimizer: RowOptimizer) -> tuple[Callable[[], object], int]:
+        """Sum and update."""
+        from skirl.engine.kernels.gpu_update import update
+
+        dim, m = self.flags.dim, len(self.stretches)
+        cache = torch.zeros(self.flags.cache, optimizer.width(dim), device=self.at)
+        scalars = torch.from_numpy(optimizer.scalars(0.1, np.array([1]))).to(self.at)
+        kind = optimizer.kind
+        partial = torch.empty(m, dim, device=self.at)
+        marks = torch.empty(m + self.distinct, dtype=torch.int32, device=self.at)
+        given = self.rows, self.keys, self.start, self.pos, self.bag_of, self.no_scale, self.grads, self.empty, scalars
+        launch = lambda: update(cache, dim, kind, *given, float("inf"), self.stretches, partial, marks)  # noqa: E731
+        plan = sum(array.nbytes for array in (self.rows, self.keys, self.start, self.pos, self.bag_of))
+        return launch, self.grads.nbytes + 2 * self.distinct * cache.shape[1] * 4 + plan
+
+
+def _timed(launch: Callable[[], object], at: torch.device) -> float:
+    """Seconds of one launch, by the device's own clock where there is one."""
+    if at.type != "cuda":
+        began = time.perf_counter()
+        launch()
+        return time.perf_counter() - began
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(SLEEP)
+    before.record()
+    launch()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after) / 1e3

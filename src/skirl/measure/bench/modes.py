@@ -1,0 +1,331 @@
+"""One model, one stream of batches, and the ways to hold its rows that `skirl bench train` compares.
+
+Each mode is a loop of its own that stands still between slices, so that modes take turns in one process and a noisy
+neighbour slows all of them. Every mode has its own model, with the same initial weights and rows, and keeps all of it in
+memory at once: 2.2 GB a mode that holds every row of Criteo Kaggle at dim 16. Processes side by side would need no turns,
+and would share two cores.
+
+SGD everywhere, for rows and for dense weights: the one optimizer that all peers define alike.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from skirl.core.batch import Batch, moved
+from skirl.core.ids import capture
+from skirl.core.initial import InitialTable, fill
+from skirl.core.optim import SGD
+from skirl.core.tables import Schema, Table
+from skirl.engine.device import torch_device
+from skirl.engine.work import Micro, Work
+from skirl.measure.bench.others import fbgemm, has_fbgemm
+from skirl.models import DLRM
+from skirl.models.dlrm import Embeddings
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.oracle.planner import Plan, Planner
+from skirl.oracle.step import Step
+from skirl.pipeline.lookahead import Lookahead, lookahead
+from skirl.store import Link, LinkStore, Record, open_store
+from skirl.train.train import Done, steps
+
+MODELS = {"tiny": DLRM.tiny, "dlrm": DLRM.paper}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all modes have in common."""
+
+    model: str
+    tables: Sequence[Table]
+    dense_features: int
+    batches: Sequence[Batch]
+    lr: float
+    seed: int
+    depth: int
+    prefetch: int
+    cache: int
+    """Rows of the modes that have a cache."""
+    touched: int
+    """Rows that the batches use."""
+    largest: int
+    """And the most that one of them uses."""
+    link: Link
+    store: str
+    """memory, or disk:FOLDER, where each mode gets a folder of its own."""
+    device: str = "cpu"
+
+    @property
+    def dim(self) -> int:
+        """Numbers in the vector of a row; records of SGD have no more."""
+        return self.tables[0].dim
+
+    def embeddings(self, kind: type[EmbeddingBagCollection], cache: int, store: LinkStore) -> EmbeddingBagCollection:
+        """Those of a mode."""
+        return kind(
+            self.tables, optimizer=SGD(lr=self.lr), cache=cache, store=store, seed=self.seed, device=self.device
+        )  # fmt: skip
+
+    @property
+    def layout(self) -> dict[int, Record]:
+        """The records of a store."""
+        return {t: Record(self.dim) for t in range(len(self.tables))}
+
+
+@dataclass
+class Slice:
+    """Some steps of one mode."""
+
+    seconds: float
+    cpu: float
+    """Seconds of all threads together."""
+    received: int
+    """Bytes that came from the store,"""
+    sent: int
+    """and that went to it."""
+    calls: int
+    others: float
+    """Cores that other processes kept busy meanwhile."""
+    losses: list[float]
+
+
+class Stream:
+    """Batches that nobody changes, from the first at every pass."""
+
+    yields_fresh = True
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
+
+
+class Mode:
+    """A way to hold the rows: a model over some embeddings, and its loop."""
+
+    def __init__(self, setting: Setting, embeddings: Embeddings) -> None:
+        torch.manual_seed(setting.seed)
+        self._at = torch_device(setting.device)
+        self.model = MODELS[setting.model](embeddings, dense_features=setting.dense_features).to(self._at)
+        self.setting = setting
+        self.store: LinkStore | None = None
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=setting.lr)
+        self._loop: Iterator[Done] | None = None
+
+    def batches(self) -> Iterable[Batch]:
+        """What the loop runs over."""
+        return Stream(self.setting.batches)
+
+    def slice(self, count: int) -> Slice:
+        """The next steps of the loop; the clock runs until all that they set in motion has ended."""
+        if self._loop is None:
+            self._loop = steps(self.model, self._optimizer, self.batches())
+        self.rest()
+        (received, sent, calls), busy = self._moved(), machine_busy()
+        began, spent = time.perf_counter(), time.process_time()
+        losses = [next(self._loop).loss_tensor for _ in range(count)]
+        self.rest()
+        if self._at.type == "cuda":
+            torch.cuda.synchronize(self._at)
+        seconds, used = time.perf_counter() - began, time.process_time() - spent
+        others = max(0.0, machine_busy() - busy - used) / seconds
+        received_then, sent_then, calls_then = self._moved()
+        numbers = [loss.item() for loss in losses]
+        return Slice(seconds, used, received_then - received, sent_then - sent, calls_then - calls, others, numbers)
+
+    def rest(self) -> None:
+        """Return when nothing moves any more before the loop goes on."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._loop = None
+
+    def _moved(self) -> tuple[int, int, int]:
+        if self.store is None:
+            return 0, 0, 0
+        received, sent = self.store.received, self.store.sent
+        return received.nbytes, sent.nbytes, received.calls + sent.calls
+
+
+class Alone(Mode):
+    """Rows in a store, looked up synchronously: an LRU cache of `cache` rows, or whatever `kind` does."""
+
+    def __init__(
+        self, setting: Setting, name: str, kind: type[EmbeddingBagCollection] = EmbeddingBagCollection
+    ) -> None:
+        store = store_of(setting, name)
+        cache = setting.largest if kind is OnDemand else setting.cache
+        embeddings = setting.embeddings(kind, cache, store)
+        super().__init__(setting, embeddings)
+        self.store, self.embeddings = store, embeddings
+
+    def close(self) -> None:
+        super().close()
+        self.embeddings.finish()
+        self.embeddings.engine.store.close()
+
+
+class Ahead(Mode):
+    """skirl: rows in a store or all resident, planned ahead.
+
+    serial: rows travel when the loop asks for them, and it waits until those that left are written.
+    """
+
+    def __init__(self, setting: Setting, name: str, *, resident: bool = False, serial: bool = False) -> None:
+        store = store_of(setting, name, resident)
+        cache = setting.touched if resident else setting.cache
+        embeddings = setting.embeddings(EmbeddingBagCollection, cache, store)
+        super().__init__(setting, embeddings)
+        self.store, self.embeddings = store, embeddings
+        self.serial = serial
+        self.ahead: Lookahead = lookahead(
+            Stream(setting.batches), self.model, depth=setting.depth, prefetch=0 if serial else setting.prefetch
+        ).__enter__()
+
+    def batches(self) -> Iterator[Batch]:
+        for batch in self.ahead:
+            if self.serial:
+                self.ahead.drain()
+            yield batch
+
+    def rest(self) -> None:
+        while not self.ahead.idle:
+            time.sleep(1e-4)
+
+    def close(self) -> None:
+        super().close()
+        self.ahead.__exit__(None, None, None)
+        self.embeddings.engine.store.close()
+
+
+class OnDemand(EmbeddingBagCollection):
+    """No cache, no lookahead: a batch's distinct rows are read, trained and written back. First uses are made here too.
+
+    The planner only names the distinct rows, groups their positions and knows which were used before.
+    """
+
+    def _step_alone(self, sparse: Any) -> None:
+        engine = self.engine
+        self.finish()
+        captured = capture(sparse, engine.schema)
+        micro = Micro(None, captured, engine.resolve(captured))
+        if self._planner is None:
+            most = [max(ids.count for ids in micro.ids)]
+            engine.make_caches(most, most, 4)
+            self._planner = Planner(engine.schema, [len(c) for c in engine.caches], Plan(1, 0), engine.seen)
+        self._planner.add([ids.positions for ids in micro.ids], captured.nbytes)
+        steps = self._planner.next()
+        assert steps is not None
+        work = Work(steps[0].number, [micro], [_everything(steps[0])])
+        (arrival,) = engine.fetch(work)
+        engine.banks[0].written(engine.banks[0].load(work, arrival))  # nothing left
+        self._planner_steps += 1
+        self._planner.executed(self._planner_steps)
+        self.work, self.micro = work, 0
+
+    def backward_done(self, work: Work) -> None:
+        super().backward_done(work)
+        step = work.steps[0]
+        self.engine.store.write(step.keys, self.engine.banks[0].read(step.rows))
+
+
+def _everything(step: Step) -> Step:
+    """The same step over an empty cache: every row that is not new is fetched."""
+    old = ~np.isin(step.rows, step.new_slots)
+    none, nowhere = np.empty(0, np.int64), np.empty(0, np.int32)
+    return replace(
+        step, evict_keys=none, evict_slots=nowhere, fetch_keys=step.keys[old], fetch_slots=step.rows[old],
+        forward_step=none, forward_index=nowhere, forward_slots=nowhere, forward_keys=none, hold_from=step.number + 1,
+    )  # fmt: skip
+
+
+class TorchTables(nn.Module):
+    """Every row in nn.EmbeddingBag, one a table, with sparse gradients."""
+
+    def __init__(self, tables: Sequence[Table], seed: int) -> None:
+        super().__init__()
+        self.tables = tables
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(t.rows, t.dim, mode="sum", sparse=True, _weight=weights)
+            for t, weights in zip(tables, first_weights(tables, seed))
+        )
+
+    def forward(self, sparse: Any) -> Any:
+        features = len(sparse.keys())
+        offsets = sparse.offsets()
+        batch = (len(offsets) - 1) // features
+        at = next(self.bags.parameters()).device
+        ids, on_device = (moved(part, at) for part in (sparse.values(), offsets))
+        vectors = []
+        for i, bag in enumerate(self.bags):
+            here = on_device[i * batch : (i + 1) * batch]
+            first, last = int(offsets[i * batch]), int(offsets[(i + 1) * batch])
+            vectors.append(bag(ids[first:last], here - first))
+        return SimpleNamespace(stacked=lambda: torch.stack(vectors, dim=1))
+
+
+class FbgemmTables(nn.Module):
+    """Every row in FBGEMM's table-batched operator, whose backward applies SGD."""
+
+    def __init__(self, tables: Sequence[Table], seed: int, lr: float) -> None:
+        super().__init__()
+        self.tables = tables
+        self.rows = fbgemm(tables, lr=lr)
+        for here, weights in zip(self.rows.split_embedding_weights(), first_weights(tables, seed)):
+            here.copy_(weights)
+
+    def forward(self, sparse: Any) -> Any:
+        flat = self.rows(sparse.values(), sparse.offsets())
+        return SimpleNamespace(stacked=lambda: flat.view(len(flat), len(self.tables), -1))
+
+
+def machine_busy() -> float:
+    """Seconds that all cores of this machine have worked since it was started; 0 where nobody says."""
+    try:
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _, _, irq, soft = (int(word) for word in words[:7])
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def fbgemm_or_none(setting: Setting) -> Mode | None:
+    """The mode of FBGEMM; None where it is not installed."""
+    return Mode(setting, FbgemmTables(setting.tables, setting.seed, setting.lr)) if has_fbgemm() else None
+
+
+def store_of(setting: Setting, name: str, resident: bool = False) -> LinkStore:
+    """A mode's store behind the link; with every row resident it is never asked."""
+    spec = setting.store
+    inner = open_store("memory" if resident or spec == "memory" else f"{spec}/{name}", setting.layout)
+    return LinkStore(inner, setting.link)
+
+
+def first_weights(tables: Sequence[Table], seed: int) -> Iterator[torch.Tensor]:
+    """The rows of each table as skirl makes them."""
+    initial = InitialTable.of([t.initial for t in tables], np.dtype(np.float32))
+    for number, table in enumerate(tables):
+        out = np.empty((table.rows, table.dim), np.float32)
+        for begin in range(0, table.rows, 1 << 20):
+            part = out[begin : begin + (1 << 20)]
+            keys = np.arange(begin, begin + len(part)) + (number << 48)
+            slots = np.arange(len(part), dtype=np.int32)
+            fill(keys, slots, part, table.dim, seed, initial.kind, initial.scale, initial.quantiles, 0.0, 0, len(part))
+        yield torch.from_numpy(out)
+
+
+def rows_of(batches: Sequence[Batch], schema: Schema) -> tuple[int, list[int]]:
+    """Rows that all batches use together, and each."""
+    from skirl.train.recipe import keys_of
+
+    distinct = [np.unique(keys_of(batch.sparse, schema)) for batch in batches]
+    return len(np.unique(np.concatenate(distinct))), [len(keys) for keys in distinct]

@@ -1,0 +1,130 @@
+"""How fast the oracle plans: ids a second, slots, grouping and every hazard included; no row moves.
+
+Batches are made and given to the planner one by one; only the planner's calls are timed, entering and planning one batch
+each once the window is full. The window is the real one, so its memory is in the peak of the process. Made beforehand, the
+batches alone would take 0.7 GB at depth 200, and the planner would be measured with them in the processor's cache.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from skirl.core.initial import mix
+from skirl.core.positions import Positions
+from skirl.core.tables import MAX_ROWS, Schema, Table
+from skirl.data.synthetic import Synthetic
+from skirl.oracle.bank import BankPlanner
+from skirl.oracle.seen import Seen
+from skirl.tools.jit import kernel
+from skirl.tools.machine import machine, peak_bytes
+
+
+@dataclass
+class Oracle:
+    """Flags of `skirl bench oracle`."""
+
+    batch: int = 16_384
+    """Samples a batch; each has one id a table."""
+    depth: int = 200
+    """Batches in the window."""
+    threads: int = 1
+    """Threads that plan."""
+    ids: Literal["rows", "hashed64"] = "rows"
+    """"rows": rows of tables of the data set's size; "hashed64": the same, hashed to tables of 2**48 rows each."""
+    data: str = "criteo-kaggle"
+    """Whose cardinalities: criteo-kaggle, avazu or criteo-terabyte."""
+    cache: int = 500_000
+    """Slots."""
+    steps: int = 50
+    """Batches to time."""
+    seed: int = 0
+    json: bool = False
+    """Print the result as JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "depth", "threads", "cache", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+
+    def run(self) -> dict[str, Any]:
+        """Fill the window, then time a batch after the other."""
+        torch.set_num_threads(1)  # it makes the batches, and its idle threads would spin on the planner's cores
+        data = Synthetic(self.data, batch_size=self.batch, batches=self.depth + self.steps, seed=self.seed)
+        schema = Schema.of([Table(t.name, self._rows(t), 16) for t in data.tables(16)])
+        planner = BankPlanner(schema, 0, self.cache, depth=self.depth, seen=Seen(schema), threads=self.threads)
+        times, ids, moved = [], 0, {"fetched": 0, "new": 0, "evicted": 0}
+        for number, positions in enumerate(self._positions(data)):
+            began = time.perf_counter()
+            planner.enter(positions)
+            entered = time.perf_counter()
+            if number + 1 < self.depth:
+                continue
+            step = planner.plan()
+            planned = time.perf_counter()
+            planner.executed(step.number)
+            if number >= self.depth:  # the first batch planned has waited for the whole window
+                times.append((entered - began, planned - entered))
+                ids += len(positions)
+                moved["fetched"] += step.fetches
+                moved["new"] += len(step.new_keys)
+                moved["evicted"] += len(step.evict_keys)
+        enter, plan = np.array(times).T * 1e3
+        both = enter + plan
+        return {
+            "bench": "oracle",
+            "batch": self.batch,
+            "tables": len(schema.tables),
+            "depth": self.depth,
+            "threads": self.threads,
+            "ids": self.ids,
+            "cache": self.cache,
+            "steps": self.steps,
+            "ids_per_s": ids / (both.sum() / 1e3),
+            "ids_per_s_best_batch": ids / self.steps / (both.min() / 1e3),
+            "ms_per_batch": float(both.mean()),
+            "enter_ms": float(enter.mean()),
+            "plan_ms": float(plan.mean()),
+            "median_ms": float(np.median(both)),
+            "window_rows": planner.window_rows,
+            "rows_a_batch": {name: n / self.steps for name, n in moved.items()},
+            "peak_rss_mb": peak_bytes() / (1 << 20),
+            "machine": machine(),
+        }
+
+    def _rows(self, table: Table) -> int:
+        return MAX_ROWS if self.ids == "hashed64" else table.rows
+
+    def _positions(self, data: Synthetic) -> Iterator[Positions]:
+        """Each batch's ids, feature by feature as they come."""
+        tables = np.arange(len(data.tables(16)))
+        for batch in data:
+            values = batch.sparse.values().numpy()
+            begin = tables * self.batch
+            if self.ids == "hashed64":
+                values = values.copy()
+                _hash(values, self.batch)
+            yield Positions(values, np.stack([tables, begin, begin + self.batch, 0 * tables], axis=1))
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        moved = result["rows_a_batch"]
+        return {
+            "planned": f"{result['ids_per_s'] / 1e6:.1f}M ids/s, {result['ms_per_batch']:.2f} ms a batch of "
+            f"{result['batch']:,} x {result['tables']} (enter {result['enter_ms']:.2f}, plan {result['plan_ms']:.2f}, "
+            f"median {result['median_ms']:.2f})",
+            "window": f"{result['depth']} batches, {result['window_rows']:,} distinct rows; cache {result['cache']:,}",
+            "rows a batch": ", ".join(f"{n:,.0f} {name}" for name, n in moved.items()),
+            "peak": f"{result['peak_rss_mb']:,.0f} MB, the whole process",
+        }
+
+
+@kernel
+def _hash(values, batch):
+    """Each row of a table becomes a hash of table and row."""
+    for p in range(len(values)):
+        stream = np.uint64(p // batch) << np.uint64(48) | np.uint64(values[p])
+        values[p] = np.int64(mix(stream) & np.uint64(MAX_ROWS - 1))

@@ -1,0 +1,180 @@
+"""How fast files become batches: Criteo as text and converted, beside TorchRec's preprocessing of text.
+
+Every reader gives the same batches of labels, dense features and hashed ids; TorchRec's writes arrays that a training run
+still has to load, and hashes nothing. The rows are made up with the skew of Criteo Kaggle and the widths of its columns. For
+memory the text is read again and again, as many files one after the other, and the process's resident size is fitted with a
+line: a reader that keeps anything of what it has read shows as a slope.
+"""
+
+import gc
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from skirl.data.flags import DataFlags
+from skirl.data.synthetic import Synthetic
+from skirl.tools.machine import machine, peak_bytes
+
+PEERS = ("torchrec", "iopath")
+INSTALL = "not installed, or without iopath; pip install --no-deps -r constraints/peers.txt"
+
+
+@dataclass
+class Readers:
+    """Flags of `skirl bench readers`."""
+
+    samples: int = 300_000
+    """Rows of the file."""
+    peer_samples: int = 20_000
+    """Rows that TorchRec gets: it holds them as Python lists."""
+    batch: int = 4096
+    """Samples a batch."""
+    rounds: int = 5
+    """Times that each reader reads the file; the median counts."""
+    stream_gb: float = 1.0
+    """Gigabytes of text that are read for the slope of memory; 0: none."""
+    workers: int = 0
+    """Processes that read; 0: this one does."""
+    seed: int = 0
+    json: bool = False
+    """Print the result as JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "peer_samples", "batch", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if not 0 <= self.stream_gb <= 10_000:
+            raise ValueError(f"stream_gb is {self.stream_gb}: set it between 0 and 10000")
+
+    def run(self) -> dict[str, Any]:
+        """Write the file in each form, read each; the peer last."""
+        from skirl.data.convert import Convert
+
+        torch.set_num_threads(1)
+        with tempfile.TemporaryDirectory(prefix="skirl-readers-") as folder:
+            text = Path(folder) / "day_0.tsv"
+            lines = criteo_lines(self.samples, self.seed)
+            text.write_bytes(b"".join(lines))
+            few = Path(folder) / "few.tsv"
+            few.write_bytes(b"".join(lines[: self.peer_samples]))
+            del lines
+            rows, prints = f"{folder}/rows.parquet", f"{folder}/fingerprints.parquet"
+            Convert(f"criteo:{text}", rows, rows="1000000", quiet=True).run()
+            Convert(f"criteo:{text}", prints, quiet=True).run()
+            sources = {"text": f"criteo:{text}", "converted": f"parquet:{rows}", "fingerprints": f"parquet:{prints}"}
+            read = {
+                name: self._read(data, None if name == "converted" else "1000000") for name, data in sources.items()
+            }
+            peer = self._torchrec(few)
+            result = {
+                "bench": "readers",
+                "samples": self.samples,
+                "batch": self.batch,
+                "rounds": self.rounds,
+                "workers": self.workers,
+                "seed": self.seed,
+                "bytes": {"text": text.stat().st_size, "converted": Path(rows).stat().st_size},
+                "rows_per_s": read,
+                "torchrec": peer,
+                "times_torchrec": None if peer is None else read["text"]["per_cpu_s"] / peer["per_cpu_s"],
+                "memory": self._memory(str(text)) if self.stream_gb else None,
+                "peak_rss_mb": peak_bytes() / (1 << 20),
+                "machine": machine(),
+            }
+        return result
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        lines = {
+            name: f"{one['median']:,.0f} rows/s ({one['low']:,.0f} to {one['high']:,.0f}), "
+            f"{one['per_cpu_s']:,.0f} a CPU second"
+            for name, one in result["rows_per_s"].items()
+        }
+        peer, memory = result["torchrec"], result["memory"]
+        lines["torchrec"] = INSTALL
+        if peer is not None:
+            lines["torchrec"] = (
+                f"{peer['median']:,.0f} rows/s, {peer['per_cpu_s']:,.0f} a CPU second; "
+                f"text takes {result['times_torchrec']:.1f} times less CPU"
+            )
+        if memory is not None:
+            lines["memory"] = (
+                f"{memory['slope_mb_per_gb']:+.2f} MB for each GB of {memory['gb']:.1f} read; "
+                f"{memory['first_mb']:,.0f} MB at first, {memory['last_mb']:,.0f} MB at last"
+            )
+        return lines
+
+    def _read(self, data: str, rows: str | None) -> dict[str, float]:
+        files = DataFlags(data, batch=self.batch, rows=rows, workers=self.workers).stream()
+        rates, cpu = [], []
+        for _ in range(self.rounds + 1):
+            started, used = time.perf_counter(), time.process_time()
+            samples = sum(len(batch.labels) for batch in files)
+            rates.append(samples / (time.perf_counter() - started))
+            cpu.append(samples / (time.process_time() - used))
+        rates = rates[1:]  # the first compiles
+        return {
+            "median": float(np.median(rates)),
+            "low": min(rates),
+            "high": max(rates),
+            "per_cpu_s": float(np.median(cpu[1:])),
+        }
+
+    def _memory(self, text: str) -> dict[str, float]:
+        """Read the text over and over; how the resident size goes with what was read."""
+        size = Path(text).stat().st_size
+        times = max(4, round(self.stream_gb * 1e9 / size))
+        files = DataFlags(f"criteo:{','.join([text] * times)}", batch=self.batch, workers=self.workers).stream()
+        read, resident = [], []
+        every = max(1, times * self.samples // self.batch // 200)
+        for number, _ in enumerate(files):
+            if number % every == 0:
+                read.append(number * self.batch / self.samples * size / 1e9)
+                resident.append(resident_mb())
+        half = len(read) // 4  # what is allocated once comes at the begin
+        slope = float(np.polyfit(read[half:], resident[half:], 1)[0])
+        return {"gb": times * size / 1e9, "slope_mb_per_gb": slope, "first_mb": resident[half], "last_mb": resident[-1]}
+
+    def _torchrec(self, text: Path) -> dict[str, float] | None:
+        if not all(map(find_spec, PEERS)):
+            return None
+        utils = import_module("torchrec.datasets.criteo").BinaryCriteoUtils
+        samples = min(self.peer_samples, self.samples)
+        outs = [str(text.with_suffix(f".{name}.npy")) for name in ("dense", "sparse", "labels")]
+        rates, cpu = [], []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files to the garbage collector
+            for _ in range(3):
+                started, used = time.perf_counter(), time.process_time()
+                utils.tsv_to_npys(str(text), *outs, dataset_name="criteo_kaggle")
+                rates.append(samples / (time.perf_counter() - started))
+                cpu.append(samples / (time.process_time() - used))
+            gc.collect()
+        return {"median": float(np.median(rates)), "per_cpu_s": float(np.median(cpu)), "samples": samples}
+
+
+def criteo_lines(samples: int, seed: int) -> list[bytes]:
+    """Lines of text in Criteo's layout, with the skew of Criteo Kaggle."""
+    lines = []
+    for batch in Synthetic("criteo-kaggle", min(samples, 8192), batches=-(-samples // 8192), seed=seed):
+        n = len(batch.labels)
+        ids = batch.sparse.values().view(26, n).t().mul(0x9E3779B1).bitwise_and(0xFFFFFFFF).tolist()
+        numbers = batch.dense.abs().mul(2).exp().long().tolist()
+        for label, dense, values in zip(batch.labels.long().tolist(), numbers, ids):
+            texts = ["" if x % 7 == 3 else str(x) for x in dense] + ["" if x % 23 == 5 else f"{x:08x}" for x in values]
+            lines.append(f"{label}\t{chr(9).join(texts)}\n".encode())
+    return lines[:samples]
+
+
+def resident_mb() -> float:
+    """What the process holds now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / (1 << 20)

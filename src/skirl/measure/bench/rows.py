@@ -1,0 +1,286 @@
+"""The embedding step, all rows resident: skirl's kernels beside FBGEMM's CPU operator and nn.EmbeddingBag.
+
+One step is forward, backward and the row optimizer, on the ids of a synthetic Criteo-Kaggle stream. The sides take turns on
+the same batch in one process, so that a busy neighbour slows all of them, and what is reported is the median of their
+ratios; a benchmark of one side after the other moved by 1.3x between two runs on a shared machine. FBGEMM sorts the ids
+in its backward; skirl's oracle has found the distinct rows and grouped the positions in another thread by then. That is
+timed apart and added to our side for the figures that count, and left out for those named `kernels`.
+
+All sides take memory from one allocator, and it is measured twice. `system` is a process as anybody starts it: what malloc
+has no room for is mapped anew, page by page, in every step, save where a side keeps its buffers. `kept` is glibc told to
+give nothing back and to use huge pages, so that nobody ever waits for a page and only the loops are left. That can be set
+before a process starts and never after, so each is a child process; elsewhere than on glibc both are `system`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from statistics import geometric_mean, median
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from skirl.core.batch import KeyedJagged
+from skirl.core.ids import capture, resolve
+from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
+from skirl.core.tables import Schema, Table
+from skirl.data import Synthetic
+from skirl.engine.work import Micro
+from skirl.measure.bench.others import INSTALL, has_fbgemm
+from skirl.measure.bench.sides import EmbeddingBag, Fbgemm, Given, Side, Skirl
+from skirl.oracle import loops
+from skirl.oracle.bank import BankPlanner
+from skirl.oracle.distinct import Finder
+from skirl.oracle.seen import Seen
+from skirl.tools.machine import machine
+
+OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
+KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
+"""GLIBC_TUNABLES under which no page is given back."""
+Memory = Literal["system", "kept"]
+PEERS = ("fbgemm", "embeddingbag")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Time of the embedding step beside FBGEMM's CPU operator and nn.EmbeddingBag, every row resident."""
+
+    batch: tuple[int, ...] = (2048, 8192)
+    """Samples a batch."""
+    dim: tuple[int, ...] = (16, 48, 64)
+    """Numbers in a row."""
+    optimizer: tuple[Literal["sgd", "rowwise-adagrad"], ...] = ("sgd", "rowwise-adagrad")
+    """Row optimizers."""
+    pooling: tuple[int, ...] = (1, 4)
+    """Ids a bag: 1 is exactly one; more is the mean of 0 to twice as many, in the smallest batch only."""
+    data: Literal["tiny", "avazu", "criteo-kaggle"] = "criteo-kaggle"
+    """Whose cardinalities and skew the tables have."""
+    rows_scale: float = 0.1
+    """Multiplies the rows of each table: 3.4 million rows in all, 0.9 GB a side at dim 64."""
+    rounds: int = 15
+    """Steps of each side that are timed, on four batches in turn."""
+    memory: tuple[Memory, ...] = ("system", "kept")
+    """Where all sides get memory from: malloc as it is, or one that keeps it. The first gives the overall figures."""
+    threads: int = 1
+    """Threads of every side; our own figures with 1 thread stand beside it when more."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "dim", "optimizer", "pooling", "memory"):
+            values = getattr(self, name)
+            if not values:
+                raise ValueError(f"{name} is empty: name at least one")
+            if isinstance(values[0], int) and min(values) < 1:
+                raise ValueError(f"{name} is {min(values)}: set it to 1 or more")
+        for name in ("rounds", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if any(dim % 4 for dim in self.dim):
+            raise ValueError(f"dim is {self.dim}: FBGEMM takes multiples of 4 only, set it to such")
+        Synthetic(self.data, rows_scale=self.rows_scale)  # it checks rows_scale
+
+    def run(self) -> dict[str, Any]:
+        """Measure every case in a child process for each kind of memory."""
+        first, *others = [self._child(memory) for memory in self.memory]
+        cases = first.pop("cases")
+        for other in others:
+            cases += other["cases"]
+            first |= {f"{other['memory']}_{key}": value for key, value in other.items() if "_vs_" in f"_{key}"}
+        return first | {"memory": list(self.memory), "cases": cases}
+
+    def _child(self, memory: Memory) -> dict[str, Any]:
+        child = subprocess.run(
+            [sys.executable, "-m", "skirl.measure.bench.rows", json.dumps(asdict(self) | {"memory": [memory]})],
+            env={**os.environ, **({"GLIBC_TUNABLES": KEPT} if memory == "kept" else {})},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if child.returncode:
+            raise RuntimeError(f"the measuring process ended with exit code {child.returncode}; it said why above")
+        return json.loads(child.stdout.splitlines()[-1])
+
+    def measure(self) -> dict[str, Any]:
+        """Measure every case here, whatever the allocator is."""
+        torch.set_num_threads(self.threads)
+        cases = []
+        for pooling in self.pooling:
+            for batch in self.batch if pooling == 1 else [min(self.batch)]:
+                for dim in self.dim:
+                    for optimizer in self.optimizer:
+                        case = _Case(self, batch, dim, optimizer, pooling)
+                        cases.append(case.measure())
+        return {
+            "bench": "rows",
+            "memory": self.memory[0],
+            **_overall(cases),
+            "threads": self.threads,
+            "data": self.data,
+            "rows": sum(Synthetic(self.data, rows_scale=self.rows_scale).rows.values()),
+            "rounds": self.rounds,
+            "cases": cases,
+            "missing": None if has_fbgemm() else INSTALL,
+            "machine": machine(),
+        }
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        facts = {
+            "tables": f"{result['rows']:,} rows of {len(Synthetic(self.data).rows)} tables, all resident",
+            "step": "forward, backward and row optimizer: ms of skirl with its grouping, and the others' time over ours",
+        }
+        for case in result["cases"]:
+            several = f", {case['pooling']} ids a bag" if case["pooling"] > 1 else ""
+            name = f"{case['memory']} {case['batch']} x {case['dim']} {case['optimizer']}{several}"
+            facts[name] = f"{case['ms']['skirl']:8.2f} ms" + "".join(
+                f"   {peer} {case[f'vs_{peer}']:.2f} (kernels {case[f'kernels_vs_{peer}']:.2f})"
+                for peer in PEERS
+                if case[f"vs_{peer}"] is not None
+            )
+        for memory in result["memory"]:
+            before = "" if memory == result["memory"][0] else f"{memory}_"
+            for peer in PEERS:
+                if result[f"{before}vs_{peer}_geomean"] is not None:
+                    facts[f"{memory}, {peer}"] = (
+                        f"{result[f'{before}vs_{peer}_geomean']:.2f} in geometric mean, "
+                        f"{result[f'{before}vs_{peer}_min']:.2f} at least; "
+                        f"kernels {result[f'{before}kernels_vs_{peer}_geomean']:.2f}"
+                    )
+        if result["thread_scaling_geomean"]:
+            facts["threads"] = f"{result['threads']} are {result['thread_scaling_geomean']:.2f} times as fast as one"
+        if result["missing"]:
+            facts["missing"] = result["missing"]
+        return facts
+
+
+def _overall(cases: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Geometric mean and minimum over the cases that have a peer."""
+    facts: dict[str, float | None] = {}
+    for peer in PEERS:
+        for key in (f"vs_{peer}", f"kernels_vs_{peer}"):
+            ratios = [case[key] for case in cases if case[key] is not None]
+            facts[f"{key}_geomean"] = round(geometric_mean(ratios), 3) if ratios else None
+            facts[f"{key}_min"] = min(ratios) if ratios else None
+    scaling = [case["thread_scaling"] for case in cases if case["thread_scaling"] is not None]
+    return facts | {"thread_scaling_geomean": round(geometric_mean(scaling), 3) if scaling else None}
+
+
+class _Case:
+    """One batch size, dim, optimizer and pooling."""
+
+    def __init__(self, bench: Rows, batch: int, dim: int, optimizer: str, pooling: int) -> None:
+        self.bench = bench
+        self.named = {"memory": bench.memory[0], "batch": batch, "dim": dim, "optimizer": optimizer, "pooling": pooling}
+        data = Synthetic(bench.data, batch_size=batch, rows_scale=bench.rows_scale, pooling_factor=pooling)
+        tables = data.tables(dim)
+        features = len(tables)
+        self.grad = torch.empty(batch, features, dim).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
+        ours = Skirl(tables, OPTIMIZERS[optimizer], self.grad)
+        self.sides: dict[str, Side] = {"skirl": ours}
+        if has_fbgemm():
+            self.sides["fbgemm"] = Fbgemm(tables, OPTIMIZERS[optimizer], self.grad, ours.weights())
+        if optimizer == "sgd":
+            self.sides["embeddingbag"] = EmbeddingBag(tables, OPTIMIZERS[optimizer], self.grad, ours.weights())
+        self.given = [_given(data.batch(i).sparse, tables, i) for i in range(4)]
+        self.groupings = [_grouping(given, tables) for given in self.given]
+
+    def measure(self) -> dict[str, Any]:
+        """Milliseconds of each side and the medians of the ratios, once all sides are seen to agree."""
+        rounds: list[dict[str, float]] = []
+        for number in range(-len(self.given), self.bench.rounds):  # the first of each batch compile and touch memory
+            given, group = self.given[number % len(self.given)], self.groupings[number % len(self.given)]
+            names = list(self.sides)
+            turn = number % len(names)
+            outs, took = {}, {"group": _time(group)[0]}
+            for name in names[turn:] + names[:turn]:
+                side = self.sides[name]
+                took[f"{name}_forward"], out = _time(side.forward, given)
+                took[f"{name}_backward"], _ = _time(side.backward, out)
+                took[name] = took[f"{name}_forward"] + took[f"{name}_backward"]
+                outs[name] = side.output(out) if number < 0 else None
+                del out
+            if self.bench.threads > 1:
+                torch.set_num_threads(1)
+                took["one_thread"], _ = _time(_step, self.sides["skirl"], given)
+                torch.set_num_threads(self.bench.threads)
+                for name in names[1:]:  # the others take this step as well, so that rows stay equal
+                    _step(self.sides[name], given)
+            if number < 0:
+                self._compare("outputs", outs)
+            else:
+                rounds.append(took)
+        self._compare("rows", {name: side.weights() for name, side in self.sides.items()})
+        return self._facts(rounds)
+
+    def _facts(self, rounds: list[dict[str, float]]) -> dict[str, Any]:
+        ms = {name: round(median(r[name] for r in rounds) * 1e3, 3) for name in rounds[0]}
+        ms["kernels"], ms["skirl"] = ms["skirl"], round(median(r["skirl"] + r["group"] for r in rounds) * 1e3, 3)
+        facts: dict[str, Any] = {**self.named, "ids": len(self.given[0].step.slots), "ms": ms}
+        for peer in PEERS:
+            has = peer in self.sides
+            facts[f"vs_{peer}"] = round(median(r[peer] / (r["skirl"] + r["group"]) for r in rounds), 3) if has else None
+            facts[f"kernels_vs_{peer}"] = round(median(r[peer] / r["skirl"] for r in rounds), 3) if has else None
+        scales = self.bench.threads > 1
+        facts["thread_scaling"] = round(median(r["one_thread"] / r["skirl"] for r in rounds), 3) if scales else None
+        return facts
+
+    def _compare(self, what: str, found: dict[str, torch.Tensor]) -> None:
+        ours = found["skirl"]
+        for name, theirs in found.items():
+            if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
+                worst = float((ours - theirs).abs().max())
+                raise AssertionError(
+                    f"{what} of skirl and {name} differ by {worst:g} in {self.named}: no ratio is given"
+                )
+
+
+def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
+    """A batch and its Step, slots laid out as in the peers' tables."""
+    schema = Schema.of(tables)
+    captured = capture(sparse, schema)
+    ids = [resolve(captured, schema, 0, np.dtype(np.float32))]
+    planner = BankPlanner(schema, 0, capacity=ids[0].count, depth=1, seen=Seen(schema))
+    planner.enter(ids[0].positions)
+    step = planner.plan()
+    base = np.cumsum([0, *(table.rows for table in tables)])
+    step.rows = (base[step.keys >> 48] + (step.keys & ((1 << 48) - 1))).astype(np.int32)
+    step.slots[step.group_pos] = np.repeat(step.rows, np.diff(step.group_start))
+    step.number = number
+    return Given(sparse, step, Micro(None, captured, ids))
+
+
+def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:
+    """What the planner does in place of FBGEMM's sort: find the distinct rows and group the positions by them."""
+    batch, whole = given.micro.ids[0].positions, np.array([0, len(tables)])
+    finder = Finder(Schema.of(tables), 0)
+    rows, ids = given.step.rows, len(batch)
+
+    def group() -> None:
+        layout, found, first = finder.find_all(batch)
+        out = (np.empty(ids, np.int32), np.empty(len(rows) + 1, np.int32), np.empty(ids, np.int32))
+        loops.group(whole, layout.parts, layout.first, layout.at, first, found.row_of, rows, *out, 0, 1)
+
+    return group
+
+
+def _step(side: Side, given: Given) -> None:
+    side.backward(side.forward(given))
+
+
+def _time(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
+    started = time.perf_counter()
+    result = call(*args)
+    return time.perf_counter() - started, result
+
+
+if __name__ == "__main__":
+    flags: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[1]).items()
+    }
+    print(json.dumps(Rows(**flags).measure()))

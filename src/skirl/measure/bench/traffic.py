@@ -1,0 +1,223 @@
+"""Rows brought in again on a trace of ids: by an executed run, and by MIN, LRU, LFU and BagPipe's rule beside it.
+
+The run is the real one: a collection of one table, lookahead with prefetch, forward and backward on every batch. Its
+counters must equal what the planner alone says, else there is no report. Counting in a simulator only would be 5 to 10
+times faster, and would not notice a row that is moved and was not planned.
+
+`min` and `lru` come from `benchmarks/traffic_peers.py`, which shares no code with skirl and is no part of the package:
+without a checkout they are reported as missing. `lfu` and `ttl` are skirl's planner under those policies, without rows.
+Ids of a trace may be sparse and huge: they are renumbered 0, 1, 2, ... in rising order, and the table has as many rows.
+"""
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from skirl.core.batch import KeyedJagged
+from skirl.core.optim import SGD
+from skirl.core.tables import Schema, Table
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.oracle.planner import Depth, Plan
+from skirl.pipeline.lookahead import lookahead
+from skirl.pipeline.simulate import Totals, simulate
+from skirl.tools.machine import machine
+
+PEERS = Path(__file__).parents[3] / "benchmarks" / "traffic_peers.py"
+"""Where a checkout has the independent counts."""
+
+COUNTS = ("skirl", "min", "lru", "lfu", "ttl")
+"""Whose rows brought in again are reported."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Rows that a cache brings in again on a trace of ids, beside MIN, LRU, LFU and BagPipe's rule."""
+
+    trace: Path
+    """A .npy file: one dimension of integer ids, in order of access."""
+    batch: int
+    """Accesses a batch; a last, shorter batch is dropped."""
+    capacity: int
+    """Rows that the cache holds."""
+    depth: Depth = "epoch"
+    """Batches that the oracle reads ahead, "auto", or "epoch": the whole trace."""
+    policy: Literal["min", "lru", "lfu", "ttl"] = "min"
+    """Which rows leave in the executed run."""
+    prefetch: int = 2
+    """Steps ahead that rows travel."""
+    ramp: bool = False
+    """Start with a window of 8 batches that grows, as training does; otherwise the whole window is read first."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        if self.trace.suffix != ".npy":
+            raise ValueError(
+                f"trace is {str(self.trace)!r}: set it to a .npy file; benchmarks/make_trace.py writes them"
+            )
+        if not self.trace.is_file():
+            raise ValueError(f"trace is {str(self.trace)!r}, which is no file: set it to one that exists")
+        for name in ("batch", "capacity"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if self.policy not in ("min", "lru", "lfu", "ttl"):
+            raise ValueError(f"policy is {self.policy!r}: set it to min, lru, lfu or ttl")
+        _ = self.plan  # it checks depth and prefetch
+
+    @property
+    def plan(self) -> Plan:
+        """How the executed run plans."""
+        return Plan(self.depth, self.prefetch, self.policy, self.ramp)
+
+    def run(self) -> dict[str, Any]:
+        """Execute the trace, count it by all policies, and compare the run with its plan."""
+        ids = _read(self.trace)
+        if len(ids) < self.batch:
+            raise ValueError(
+                f"batch is {self.batch}, the trace has {len(ids)} accesses: set batch to {len(ids)} or less"
+            )
+        ids = ids[: len(ids) // self.batch * self.batch]
+        distinct, rows = np.unique(ids, return_inverse=True)
+        batches = rows.reshape(-1, self.batch)
+        self._check_capacity(batches)
+        executed, hold_rows, seconds, stages = self._execute(batches, len(distinct))
+        counted = self._count(batches, len(distinct), self.plan, hold_rows)
+        if executed != counted:
+            raise AssertionError(f"the executed run moved {executed}, its plan says {counted}: this is a bug in skirl")
+        peers = load_peers()
+        counts = {
+            "skirl": executed.fetched,
+            "min": peers and peers.minimum(ids, self.batch, self.capacity),
+            "lru": peers and peers.least_recent(ids, self.batch, self.capacity),
+            "lfu": self._count(batches, len(distinct), Plan(1, self.prefetch, "lfu")).fetched,
+            "ttl": self._count(batches, len(distinct), self._ttl_plan(len(batches))).fetched,
+        }
+        least = counts["min"]
+        return {
+            "bench": "traffic",
+            "trace": self.trace.name,
+            "batches": len(batches),
+            "batch": self.batch,
+            "capacity": self.capacity,
+            "depth": self.depth,
+            "policy": self.policy,
+            "prefetch": self.prefetch,
+            "ramp": self.ramp,
+            "distinct": len(distinct),
+            "first_uses": executed.new,
+            **counts,
+            "to_min": {name: round(n / least, 4) if least and n is not None else None for name, n in counts.items()},
+            "forwarded": executed.forwarded,
+            "written": executed.written,
+            "missing": None if peers else f"min and lru: {PEERS.name} is not there; run skirl from a checkout",
+            "seconds": round(seconds, 3),
+            "stages": stages,
+            "machine": machine(),
+        }
+
+    def _check_capacity(self, batches: np.ndarray) -> None:
+        needs = [len(np.unique(batch)) for batch in batches]
+        worst = int(np.argmax(needs))
+        if needs[worst] > self.capacity:
+            raise ValueError(
+                f"capacity is {self.capacity}, batch {worst} has {needs[worst]} distinct ids: set capacity to "
+                f"{needs[worst]} or more, or a smaller batch"
+            )
+
+    def _execute(self, batches: np.ndarray, rows: int) -> tuple[Totals, list[int], float, dict[str, float]]:
+        """Train on every batch; what moved, the rows that forwarding may hold, and where time went."""
+        embeddings = EmbeddingBagCollection([_table(rows)], optimizer=SGD(lr=0.01), cache=self.capacity)
+        loader = _Loader(batches)
+        plan = self.plan
+        ahead = lookahead(
+            loader,
+            embeddings,
+            sparse=lambda ids: ids,
+            depth=plan.depth,
+            prefetch=plan.prefetch,
+            policy=plan.policy,
+            ramp=plan.ramp,
+        )
+        started = time.perf_counter()
+        with ahead as steps:
+            for ids in steps:
+                embeddings(ids)["id"].sum().backward()
+        seconds = time.perf_counter() - started
+        engine = embeddings.engine
+        counters = engine.counters
+        moved = Totals(counters.steps, counters.fetched, counters.forwarded, counters.new, counters.written)
+        times = ahead.times.busy | {"stall": ahead.times.stall, "read": ahead.times.read}
+        hold_rows = [staged // 2 for staged in engine.staging_rows]
+        embeddings.close()
+        return moved, hold_rows, seconds, {name: round(value, 3) for name, value in times.items()}
+
+    def _count(self, batches: np.ndarray, rows: int, plan: Plan, hold_rows: list[int] | None = None) -> Totals:
+        """What the planner alone says; the one table is number 0, so a row is its own key."""
+        schema = Schema.of([_table(rows)])
+        return simulate(schema, [[batch] for batch in batches], [min(self.capacity, rows)], plan, hold_rows=hold_rows)
+
+    def _ttl_plan(self, batches: int) -> Plan:
+        """BagPipe's rule at the same depth; the whole trace is a window that holds all batches."""
+        depth = batches if self.depth == "epoch" else self.depth
+        return Plan(depth, self.prefetch, "ttl", self.ramp and self.depth != "epoch")
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        facts = {
+            "trace": f"{result['batches']:,} batches of {result['batch']:,} accesses, {result['distinct']:,} distinct ids",
+            "run": f"capacity {result['capacity']:,}, policy {result['policy']}, depth {result['depth']}: "
+            f"{result['first_uses']:,} first uses, {result['written']:,} rows written, {result['seconds']:.1f} s",
+            "": "rows brought in again",
+        }
+        for name in COUNTS:
+            count, ratio = result[name], result["to_min"][name]
+            facts[name] = "missing" if count is None else f"{count:>12,}"
+            if ratio is not None:
+                facts[name] += f"{ratio:>8.2f} of min"
+        if result["missing"]:
+            facts["missing"] = result["missing"]
+        return facts
+
+
+class _Loader:
+    """One sample an access, one id a sample."""
+
+    yields_fresh = True  # batches are views of the trace, which nobody changes
+
+    def __init__(self, batches: np.ndarray) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[KeyedJagged]:
+        for batch in self._batches:
+            yield KeyedJagged.one_hot(["id"], torch.from_numpy(batch)[:, None])
+
+
+def load_peers() -> ModuleType | None:
+    """The independent counts, by path; None outside a checkout."""
+    if not PEERS.is_file():
+        return None
+    spec = importlib.util.spec_from_file_location("skirl_traffic_peers", PEERS)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _table(rows: int) -> Table:
+    return Table("id", rows=rows, dim=1)
+
+
+def _read(path: Path) -> np.ndarray:
+    ids = np.load(path, allow_pickle=False)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(
+            f"trace {path.name} has shape {list(ids.shape)} of {ids.dtype}: save one dimension of integer ids"
+        )
+    return ids

@@ -1,0 +1,215 @@
+"""One pass over the ids of a run: which rows each batch uses, how often, how many new ones.
+
+Rows are numbered as they come, and each batch's distinct rows are kept in a file, 4 bytes each. All that follows reads
+that file: a stream is decoded once, however many caches are tried on it. Criteo Terabyte in batches of 16,384 makes a
+file of some 100 GB; memory is some 60 bytes a touched row. A sample of the ids would do with less, and is wrong about just
+what is asked: rare rows, and when they come back.
+
+The number of a row says nothing of its table, so a bank becomes one table with as many rows as were touched. Its batches
+keep their order of rows, by table and last position, and with it every tie that a policy breaks.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from skirl.core.batch import Sparse
+from skirl.core.ids import capture, positions_of
+from skirl.core.positions import Positions
+from skirl.core.tables import ROW_BITS, Schema, Table
+from skirl.oracle.distinct import Finder
+from skirl.oracle.row_states import Rows
+from skirl.tools.jit import kernel
+
+WINDOWS = (1, 10, 50, 200)
+"""Batches whose rows together are counted."""
+SHARES = (0.01, 0.1)
+"""Shares of the rows, hottest first, whose accesses are counted."""
+
+
+@dataclass(frozen=True)
+class TableUse:
+    """What was asked of one table."""
+
+    name: str
+    rows: int
+    touched: int
+    accesses: int
+    hottest: dict[str, float]
+    """Share of the accesses that the hottest 1% and 10% of the touched rows take."""
+
+
+class Survey:
+    """What a run asks for. Add every batch, then `close` is the caller's.
+
+    >>> import skirl, torch
+    >>> with Survey(Schema.of([Table("a", 100, 4)])) as survey:
+    ...     for ids in ([[7], [7], [9]], [[9], [3], [3]]):
+    ...         survey.add(skirl.KeyedJagged.one_hot(["a"], torch.tensor(ids)))
+    ...     [batch[0].tolist() for batch in survey.batches()], survey.touched
+    ([[0, 1], [1, 2]], [3])
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.ids = 0
+        self._banks = [_Bank(schema, bank) for bank in range(len(schema.banks))]
+
+    @property
+    def steps(self) -> int:
+        """Batches so far."""
+        return len(self._banks[0].new)
+
+    @property
+    def touched(self) -> list[int]:
+        """Rows used so far, of each bank."""
+        return [bank.touched for bank in self._banks]
+
+    @property
+    def new(self) -> np.ndarray:
+        """Of each batch: rows that no batch before it used."""
+        return np.sum([bank.new for bank in self._banks], axis=0)
+
+    @property
+    def used(self) -> np.ndarray:
+        """[banks, batches]: distinct rows of each batch."""
+        return np.array([np.diff(bank.starts) for bank in self._banks])
+
+    def add(self, sparse: Sparse) -> None:
+        """One more batch."""
+        captured = capture(sparse, self.schema, copy=False)
+        for number, bank in enumerate(self._banks):
+            positions = positions_of(captured, self.schema, number)
+            self.ids += len(positions)
+            bank.add(positions)
+
+    def narrowed(self) -> Schema:
+        """The banks as tables of the rows that were touched: what `batches` number."""
+        return Schema.of(
+            [Table(f"dim {bank.dim}", max(1, self.touched[i]), bank.dim) for i, bank in enumerate(self.schema.banks)]
+        )
+
+    def batches(self) -> "Batches":
+        """Every batch's distinct rows, numbered, bank after bank; any number of passes."""
+        return Batches(self._banks)
+
+    def tables(self) -> list[TableUse]:
+        """What was asked of each table."""
+        found: dict[int, TableUse] = {}
+        for bank in self._banks:
+            table_of = bank.rows.key[: bank.touched] >> ROW_BITS
+            for i in bank.tables:
+                counts = bank.counts[: bank.touched][table_of == i]
+                table = self.schema.tables[i]
+                found[i] = TableUse(table.name, table.rows, len(counts), int(counts.sum()), hottest(counts))
+        return [found[i] for i in sorted(found)]
+
+    def hottest(self) -> dict[str, float]:
+        """Share of all accesses that the hottest of all touched rows take."""
+        return hottest(np.concatenate([bank.counts[: bank.touched] for bank in self._banks]))
+
+    def working_set(self, windows: Sequence[int] = WINDOWS) -> dict[int, float]:
+        """Distinct rows of so many batches in a row, on average; windows side by side, only whole ones."""
+        found = {}
+        for window in windows:
+            whole = self.steps // window
+            if whole:
+                found[window] = sum(_distinct(bank, window, whole) for bank in self._banks) / whole
+        return found
+
+    def close(self) -> None:
+        """Drop the file."""
+        for bank in self._banks:
+            bank.file.close()
+
+    def __enter__(self) -> "Survey":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Batches:
+    """Batches of a survey, as the planner takes them."""
+
+    def __init__(self, banks: "list[_Bank]") -> None:
+        self._banks = banks
+
+    def __iter__(self) -> Iterator[list[np.ndarray]]:
+        for number in range(len(self._banks[0].new)):
+            # A bank is a table of its own here, and a row's key is its number with the table above it.
+            yield [bank.read(number).astype(np.int64) | i << ROW_BITS for i, bank in enumerate(self._banks)]
+
+
+class _Bank:
+    def __init__(self, schema: Schema, bank: int) -> None:
+        self.tables = schema.banks[bank].tables
+        self.rows = Rows(schema, self.tables, room=0)  # nothing is ever released, so handles are 0, 1, 2, ...
+        self.counts = np.zeros(1024, np.int64)
+        self.touched = 0
+        self.new: list[int] = []
+        self.starts = [0]
+        self.file = tempfile.TemporaryFile(prefix="skirl-survey-")  # noqa: SIM115 closed with the survey
+        self._finder = Finder(schema, bank)
+
+    def add(self, positions: Positions) -> None:
+        layout, distinct, first = self._finder.find_all(positions)
+        numbers = np.empty(int(first[-1]), np.int32)
+        self.rows.name(self._finder.tables, distinct.found, distinct.low, first, numbers)
+        before, self.touched = self.touched, self.rows.hashed_rows
+        if self.touched > len(self.counts):
+            self.counts = np.concatenate(
+                [self.counts, np.zeros(max(self.touched, len(self.counts)) - len(self.counts) + self.touched, np.int64)]
+            )
+        _tally(layout.parts, layout.first, distinct.row_of, first, numbers, self.counts)
+        self.new.append(self.touched - before)
+        self.file.seek(0, 2)
+        self.file.write(numbers.data)
+        self.starts.append(self.starts[-1] + len(numbers))
+
+    def read(self, number: int) -> np.ndarray:
+        part = np.empty(self.starts[number + 1] - self.starts[number], np.int32)
+        self.file.seek(self.starts[number] * 4)
+        if self.file.readinto(part.data) != part.nbytes:
+            raise OSError(f"the survey's file is truncated at batch {number}: is the temporary folder full?")
+        return part
+
+
+def hottest(counts: np.ndarray) -> dict[str, float]:
+    """The share of the accesses that the hottest 1% and 10% of rows take.
+
+    >>> hottest(np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, 91]))
+    {'1%': 0.91, '10%': 0.91}
+    """
+    total = int(counts.sum())
+    if not total:
+        return {f"{share:.0%}": 0.0 for share in SHARES}
+    descending = np.sort(counts)[::-1]
+    return {f"{share:.0%}": float(descending[: max(1, round(share * len(counts)))].sum() / total) for share in SHARES}
+
+
+def _distinct(bank: _Bank, window: int, whole: int) -> int:
+    """Rows of a bank in each of the first windows, in sum."""
+    last = np.full(bank.touched, -1, np.int32)
+    total = 0
+    for number in range(window * whole):
+        part = bank.read(number)
+        mine = number // window
+        total += int(np.count_nonzero(last[part] != mine))
+        last[part] = mine
+    return total
+
+
+@kernel
+def _tally(parts, first_part, row_of, first, numbers, counts):
+    """Count every access."""
+    for t in range(len(first) - 1):
+        for part in range(first_part[t], first_part[t + 1]):
+            begin = parts[part, 3]
+            for p in range(begin, begin + parts[part, 1] - parts[part, 0]):
+                counts[numbers[first[t] + row_of[p]]] += 1

@@ -1,0 +1,51 @@
+"""Rows of a batch that were looked up before the model asks for them."""
+
+import threading
+
+import numpy as np
+
+from skirl.core.batch import Sparse
+from skirl.core.ids import BankIds
+
+LookedUp = list[tuple[BankIds, np.ndarray, np.ndarray]]
+"""Of each bank: the batch's ids, records of distinct rows, and the place of each id's row among them."""
+
+
+class Found:
+    """What a thread looks up and the module takes.
+
+    >>> import torch, skirl
+    >>> ids = skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7]]))
+    >>> found = Found(ids)
+    >>> found.give([])
+    >>> found.taken, found.take(ids), found.taken, found.take(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7]])))
+    (False, [], True, None)
+    """
+
+    def __init__(self, sparse: Sparse) -> None:
+        self.taken = False
+        """Whether the module asked for these ids, and not for others."""
+        self._sparse, self._ids = sparse, len(sparse.values())
+        self._there = threading.Event()
+        self._looked_up: LookedUp = []
+        self._error: BaseException | None = None
+
+    def give(self, looked_up: LookedUp) -> None:
+        """Here they are."""
+        self._looked_up = looked_up
+        self._there.set()
+
+    def fail(self, error: BaseException) -> None:
+        """They cannot be had; whoever takes them hears why."""
+        self._error = error
+        self._there.set()
+
+    def take(self, sparse: Sparse) -> LookedUp | None:
+        """The rows, waited for; None where they are of other ids, or of ids with weights, which may be made in the model."""
+        if sparse is not self._sparse or len(sparse.values()) != self._ids or sparse.weights_or_none() is not None:
+            return None
+        self.taken = True
+        self._there.wait()
+        if self._error is not None:
+            raise self._error
+        return self._looked_up

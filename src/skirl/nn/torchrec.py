@@ -1,0 +1,122 @@
+"""Swap TorchRec's EmbeddingBagCollection for skirl's inside a model, in place: rows stay bit for bit, and the model's code.
+
+TorchRec is known by the names of its methods only (`embedding_bag_configs`, `is_weighted`) and never imported here, so this
+works for any of its releases, and costs nothing where it is not installed. The output is TorchRec's own KeyedTensor, made
+by the class that its module uses. Writing TorchRec's sharding interface instead would give its planner a new kernel, and
+tie skirl to its release of torch.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skirl.checkpoint.import_rows import import_rows
+from skirl.core.batch import KeyedJagged, Sparse
+from skirl.core.optim import RowOptimizer
+from skirl.core.tables import Table
+from skirl.engine.cache import CacheSize
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.store import Store
+
+_DTYPES = {"FP32": torch.float32, "FP64": torch.float64}
+
+
+class Swapped(nn.Module):
+    """What stands in a TorchRec EmbeddingBagCollection's place; made by `swap`."""
+
+    def __init__(self, theirs: Any, *, weights: bool = True, **options: Any) -> None:
+        super().__init__()
+        configs = theirs.embedding_bag_configs()
+        self.features = [name for config in configs for name in config.feature_names]
+        if len(set(self.features)) < len(self.features):
+            raise ValueError("a feature looks rows up in two tables: give it two names before the swap")
+        kinds = {config.data_type.name for config in configs}
+        if len(kinds) != 1 or not kinds <= _DTYPES.keys():
+            raise ValueError(f"rows are of {', '.join(sorted(kinds))}: make all tables FP32, or all FP64")
+        tables = [
+            Table(
+                config.name, config.num_embeddings, config.embedding_dim, tuple(config.feature_names),
+                pooling="mean" if config.pooling.name == "MEAN" else "sum",
+            )
+            for config in configs
+        ]  # fmt: skip
+        self._weighted = bool(theirs.is_weighted())
+        self._output = getattr(sys.modules[type(theirs).__module__], "KeyedTensor", None)
+        self._dims = [config.embedding_dim for config in configs for _ in config.feature_names]
+        self.rows = EmbeddingBagCollection(tables, dtype=_DTYPES[kinds.pop()], **options)
+        state = theirs.state_dict()
+        if weights and not any(tensor.is_meta for tensor in state.values()):
+            import_rows(self.rows, state, names={t.name: f"embedding_bags.{t.name}.weight" for t in tables})
+
+    def sparse(self, features: Sparse) -> Sparse:
+        """The ids of a batch, for a lookahead: TorchRec leaves weights out where the collection is not weighted."""
+        if self._weighted or features.weights_or_none() is None:
+            return features
+        return KeyedJagged(list(features.keys()), features.values(), offsets=features.offsets())
+
+    def forward(self, features: Sparse) -> Any:
+        """A KeyedTensor, with TorchRec's order of features."""
+        out = self.rows(self.sparse(features))
+        values = torch.cat([out[name] for name in self.features], dim=1)
+        if self._output is None:
+            return Keyed(self.features, self._dims, values)
+        return self._output(keys=self.features, length_per_key=self._dims, values=values)
+
+
+class Keyed:
+    """The methods of a KeyedTensor that models call, where TorchRec's own class is not at hand."""
+
+    def __init__(self, keys: list[str], lengths: list[int], values: Tensor) -> None:
+        self._keys, self._lengths, self._values = keys, lengths, values
+
+    def keys(self) -> list[str]:
+        """Names of the features."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """[batch, all numbers]."""
+        return self._values
+
+    def length_per_key(self) -> list[int]:
+        """Numbers of each feature."""
+        return self._lengths
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """The output of each feature."""
+        return dict(zip(self._keys, self._values.split(self._lengths, dim=1), strict=True))
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.to_dict()[key]
+
+
+def swap(
+    model: nn.Module,
+    *,
+    optimizer: RowOptimizer,
+    cache: CacheSize,
+    store: str | Store = "memory",
+    seed: int = 0,
+    resume: bool = False,
+) -> nn.Module:
+    """Put skirl's embeddings in the place of the model's EmbeddingBagCollection; the model, which has changed in place.
+
+    Rows are taken over as they are (on the meta device there are none: they get skirl's initial values). With `resume` they
+    are the store's. Leave the old collection's parameters out of optimizers that are made afterwards: they are gone.
+    """
+    found = [(name, module) for name, module in model.named_modules() if _is_theirs(module)]
+    if len(found) != 1:
+        raise ValueError(f"the model has {len(found)} EmbeddingBagCollections of TorchRec, and has to have exactly one")
+    [(name, theirs)] = found
+    options = {"optimizer": optimizer, "cache": cache, "store": store, "seed": seed, "resume": resume}
+    ours = Swapped(theirs, weights=not resume, **options)
+    if not name:
+        return ours
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, ours)
+    return model
+
+
+def _is_theirs(module: nn.Module) -> bool:
+    return hasattr(module, "embedding_bag_configs") and hasattr(module, "is_weighted")

@@ -1,0 +1,366 @@
+"""The planner of one bank: batches of ids in, Steps out. Pure: no I/O, no torch, no clock.
+
+It simulates the cache on the coming batches, so it can hand out slots, group positions and name every hazard before a row
+moves. The same batches give the same Steps on any machine, at any speed and with any number of threads. Deciding at run time
+which rows to keep, as a cache does, would need a hash lookup an id on the device and could not know the future.
+
+A batch is touched twice. `enter` finds its distinct rows and chains each to its use before, whatever the depth. `plan`, up
+to `depth` batches later, makes room for it, brings its rows in, hands their slots on to their next uses and writes the Step.
+What is known of a row is in `rows`, what is known of a use in `uses`, what is known of a slot here.
+
+Words used below. The window: batches entered and not yet planned. A use: one distinct row of one batch. A place: where a use
+lies. A stretch: tables next to each other that one thread works on.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from skirl.core.positions import Layout, Positions
+from skirl.core.tables import Schema
+from skirl.oracle import loops
+from skirl.oracle.distinct import Finder
+from skirl.oracle.policies.base import make_policy
+from skirl.oracle.row_states import EVICTED, Rows
+from skirl.oracle.seen import Seen
+from skirl.oracle.step import Step
+from skirl.oracle.uses import Uses
+from skirl.tools.threads import run
+
+
+@dataclass(slots=True)
+class Resident:
+    """Rows in the cache at some moment, from the least recently used."""
+
+    keys: np.ndarray
+    slots: np.ndarray
+
+
+@dataclass(slots=True)
+class _Entered:
+    """A batch of the window."""
+
+    layout: Layout
+    first: np.ndarray
+    """[tables + 1]: the number of each table's first row among the batch's distinct rows."""
+    row_of: np.ndarray
+    """Of each position, the row it has: see `Distinct`."""
+    place: int
+    """Of its first use; the others follow."""
+    next_uses: np.ndarray | None
+
+    @property
+    def rows(self) -> int:
+        """How many distinct rows."""
+        return int(self.first[-1])
+
+
+class BatchTooLarge(ValueError):
+    """A batch needs more rows together than the cache holds."""
+
+    def __init__(self, number: int, needs: int, has: int, dim: int) -> None:
+        super().__init__(
+            f"batch {number} needs {needs} rows of dim {dim} together, the cache holds {has}: "
+            f"set cache to {needs} rows or more for this dim, or use smaller batches"
+        )
+
+
+class BankPlanner:
+    """Plans one bank.
+
+    >>> from skirl import Table
+    >>> schema = Schema.of([Table("a", 100, 4)])
+    >>> planner = BankPlanner(schema, 0, capacity=2, depth=2, seen=Seen(schema))
+    >>> for ids in ([1, 2], [3, 3], [1, 1]):
+    ...     planner.enter(np.array(ids))
+    >>> steps = [planner.plan() for _ in range(3)]
+    >>> [(s.new_keys.tolist(), s.evict_keys.tolist(), s.fetches) for s in steps]
+    [([1, 2], [], 0), ([3], [2], 0), ([], [], 0)]
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        bank: int,
+        capacity: int,
+        *,
+        depth: int,
+        seen: Seen,
+        policy: str = "min",
+        hold: int = 4,
+        hold_rows: int | None = None,
+        threads: int = 1,
+        resident: Resident | None = None,
+        resident_next: np.ndarray | None = None,
+    ) -> None:
+        """`hold`: steps for which evicted rows can be forwarded, as long as they are at most `hold_rows`.
+
+        `resident`: rows in the cache at the start; `resident_next`: the first batch that uses each, if it is known.
+        """
+        self.capacity = capacity
+        self.entered = 0
+        self.planned = 0
+        self.window_rows = 0
+        """Distinct rows of the window."""
+        tables = schema.banks[bank].tables
+        self._dim = schema.banks[bank].dim
+        self._schema = schema
+        self._seen = seen
+        self._threads = max(1, min(threads, len(tables)))
+        self._cost = np.ones(len(tables), np.int64)
+        """Of each table, in some unit: the share of the work that goes with it."""
+        self._depth = depth
+        self._finder = Finder(schema, bank)
+        self._tables = self._finder.tables
+        self._rows: Rows | None = None
+        self._uses = Uses(depth)
+        self._policy = make_policy(policy, capacity, depth)
+        self._window: deque[_Entered] = deque()
+        # The simulated cache: of each slot the row there and its next use in the window, -1: none; a stack of free slots.
+        self._slot_row = np.empty(capacity, np.int64)
+        """A row's key; of a hashed row, its handle in the key's place of the row."""
+        self._slot_next = np.full(capacity, -1, np.int32)
+        self._free = np.arange(capacity - 1, -1, -1, dtype=np.int32)
+        self._n_free = capacity
+        # Steps whose evicted rows have a state still, and the oldest of them whose rows can be forwarded.
+        self._hold = hold
+        self._hold_rows = capacity if hold_rows is None else hold_rows
+        self._left: deque[tuple[int, int, np.ndarray]] = deque()
+        """Step, number of its first eviction, keys."""
+        self._evictions = 0
+        self._held_rows = 0
+        self._hold_from = 0
+        self._first_uses: deque[tuple[int, np.ndarray]] = deque()
+        """Of each step planned and not known to be executed, for a rollback."""
+        self._resident = resident, resident_next
+
+    @property
+    def rows_known(self) -> int:
+        """Rows outside the array of states that memory is spent on: resident, in the window, or evicted lately."""
+        return 0 if self._rows is None else self._rows.hashed_rows
+
+    def enter(self, batch: Positions | np.ndarray, next_uses: np.ndarray | None = None) -> None:
+        """The next batch enters the window. After an error the planner is done with, save for `rollback`.
+
+        `next_uses`, if the whole future is known, gives for each distinct row in the order of `Step.keys` the number of the
+        next batch that uses it, `NEVER` for none; otherwise the window chains uses as batches enter.
+        """
+        batch = Positions.of(batch)
+        layout = self._finder.layout(batch)
+        borders = self._borders(self._threads)
+        distinct = self._finder.find(batch, layout, borders, self._run)
+        counts = layout.at[1:] - distinct.low
+        first = np.concatenate([[0], np.cumsum(counts)])
+        total = int(first[-1])
+        if total > self.capacity:
+            raise BatchTooLarge(self.entered, total, self.capacity, self._dim)
+        if self._rows is None:
+            self._begin(layout.positions)
+        rows, uses = self._known, self._uses
+        place = uses.take(total, self.entered)
+        rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
+        called, state = np.empty(total, np.int32), np.empty(total, np.int32)
+        told = np.zeros((len(self._tables), 2), np.int64)
+        self._run(
+            loops.link, borders, self._tables, rows.base, rows.dense, rows.hashed, distinct.found, distinct.low, first,
+            place, uses.handle, uses.next, uses.slot, state, self._slot_next, called, told,
+        )  # fmt: skip
+        if next_uses is None:
+            parts = [called[first[t] : first[t] + told[t, 0]] for t in np.flatnonzero(told[:, 0])]
+            self._policy.entered(np.concatenate(parts) if parts else called[:0], self.entered)
+        self.window_rows += int(told[:, 1].sum())
+        self._cost = np.diff(layout.at) + 4 * counts + 1
+        self._window.append(_Entered(layout, first, distinct.row_of, place, next_uses))
+        self.entered += 1
+
+    def plan(self) -> Step:
+        """The Step of the next batch of the window."""
+        number = self.planned
+        batch = self._window.popleft()
+        rows, uses, total = self._known, self._uses, batch.rows
+        place, borders, first = batch.place, self._borders(self._threads), batch.first
+        keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
+        counts = np.zeros(len(self._tables), np.int64)
+        self._run(
+            loops.scan, borders, self._tables, rows.base, rows.key, first, place, uses.handle, uses.slot, keys, missing,
+            counts,
+        )  # fmt: skip
+        n_missing = int(counts.sum())
+
+        # Make room.
+        residents = self.capacity - self._n_free
+        need = max(0, residents + n_missing - self.capacity)
+        victims = self._policy.evict(need, uses.slot[place : place + total], number)
+        evict_keys = np.empty(len(victims), np.int64)
+        loops.leave(
+            victims, self._evictions, rows.base, rows.key, rows.dense, rows.hashed, uses.slot, self._slot_row,
+            self._slot_next, self._free, self._n_free, evict_keys,
+        )  # fmt: skip
+        self._n_free += len(victims)
+        self._hold_on(number, evict_keys)
+
+        # Bring rows in.
+        fetched, forwarded, new = (np.empty(n_missing, np.int32) for _ in range(3))
+        from_step, from_index = np.empty(n_missing, np.int64), np.empty(n_missing, np.int32)
+        held, held_keys = self._held()
+        f, w, n, fetch_after = loops.arrive(
+            self._tables, rows.base, first, counts, missing, place, uses.handle, uses.slot, keys, self._slot_row, self._free,
+            self._n_free, self._seen.bits, self._seen.base, self._existed(batch, missing, counts, keys), held, held_keys,
+            self._hold_from, number - self._hold - 1, fetched, forwarded, new, from_step, from_index,
+        )  # fmt: skip
+        self._n_free -= n_missing
+        fetched, forwarded, new = fetched[:f], forwarded[:w], new[:n]
+        new_keys = keys[new]
+        self._first_uses.append((number, new_keys))  # now, so that a failure further down takes them back
+
+        # Use them.
+        last = None
+        if self._policy.wants_last:
+            last = np.empty(total, np.int32)
+            loops.last_uses(
+                self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch, uses.handle, last
+            )  # fmt: skip
+        slots, next_uses, lasts = (np.empty(total, np.int32) for _ in range(3))
+        self._run(
+            loops.use, borders, self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch,
+            uses.handle, uses.next, uses.slot, self._slot_next, slots, next_uses, lasts, counts,
+        )  # fmt: skip
+        self.window_rows -= int(counts.sum())
+        uses.give(place, total)
+        known = next_uses if batch.next_uses is None else batch.next_uses
+        # The policy takes about as long as all groups do, and neither reads what the other writes.
+        position_slots, group_start, group_pos = self._group(
+            batch, slots, lambda: self._policy.used(slots, known, number, last)
+        )
+        step = Step(
+            number=number,
+            slots=position_slots,
+            keys=keys,
+            rows=slots,
+            group_start=group_start,
+            group_pos=group_pos,
+            evict_keys=evict_keys,
+            evict_slots=victims,
+            fetch_keys=keys[fetched],
+            fetch_slots=slots[fetched],
+            fetch_after=int(fetch_after),
+            forward_step=from_step[:w].copy(),
+            forward_index=from_index[:w].copy(),
+            forward_slots=slots[forwarded],
+            forward_keys=keys[forwarded],
+            new_keys=new_keys,
+            new_slots=slots[new],
+            hold_from=self._hold_from,
+        )
+        self.planned += 1
+        self._forget(number)
+        return step
+
+    def executed(self, number: int) -> None:
+        """Steps before `number` are done: their first uses stay."""
+        while self._first_uses and self._first_uses[0][0] < number:
+            self._first_uses.popleft()
+
+    def rollback(self, number: int) -> None:
+        """Steps from `number` on will not be executed: their first uses did not happen. The planner is done with."""
+        self.executed(number)
+        while self._first_uses:
+            self._seen.discard(self._first_uses.pop()[1])
+
+    @property
+    def _known(self) -> Rows:
+        assert self._rows is not None
+        return self._rows
+
+    def _begin(self, positions: int) -> None:
+        """The first batch is there, and says how large the window will be: the array of states may take as much."""
+        room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
+        self._rows = Rows(self._schema, tuple(self._tables.tolist()), room)
+        resident, next_uses = self._resident
+        if resident is not None and len(resident.keys):
+            self._adopt(resident, next_uses)
+        self._resident = None, None
+
+    def _existed(self, batch: _Entered, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Of missing rows that `Seen` keeps in its set and of which no eviction is known: whether they exist."""
+        if not self._seen.any_in_set:
+            return np.empty(0, np.bool_)
+        existed = np.zeros(batch.rows, np.bool_)
+        parts = [
+            missing[batch.first[t] : batch.first[t] + counts[t]]
+            for t in np.flatnonzero(self._seen.base[self._tables] < 0)
+        ]
+        which = np.concatenate(parts)
+        which = which[self._uses.slot[batch.place + which] == -1]
+        existed[which] = self._seen.claim(keys[which])
+        return existed
+
+    def _adopt(self, resident: Resident, next_uses: np.ndarray | None) -> None:
+        """Start with rows already in the cache."""
+        rows, keys, slots = self._known, resident.keys, resident.slots.astype(np.int32)
+        handles = rows.handles(keys)
+        loops.adopt(keys, handles, slots, rows.base, rows.dense, rows.hashed, self._slot_row, self._slot_next)
+        taken = np.zeros(self.capacity, np.bool_)
+        taken[slots] = True
+        free = np.flatnonzero(~taken)[::-1].astype(np.int32)
+        self._free[: len(free)] = free
+        self._n_free = len(free)
+        if next_uses is None:
+            next_uses = np.full(len(keys), loops.NEVER, np.int32)
+        # As if one batch before the first had used them all.
+        self._policy.used(slots, next_uses, -1, np.full(len(keys), -1, np.int32))
+
+    def _held(self) -> tuple[np.ndarray, np.ndarray]:
+        """Steps whose evictions are known, as `arrive` takes them, and their keys."""
+        lines, begin = [], 0
+        for step, first, keys in self._left:
+            lines.append((step, first, begin))
+            begin += len(keys)
+        lines.append((self.planned + 1, self._evictions, begin))
+        return np.array(lines, np.int64), np.concatenate([keys for _, _, keys in self._left])
+
+    def _hold_on(self, number: int, keys: np.ndarray) -> None:
+        """Keep this step's evicted rows for forwarding; let go of the oldest that are too old or too many."""
+        self._left.append((number, self._evictions & (EVICTED - 1), keys))
+        self._evictions = (self._evictions + len(keys)) & (EVICTED - 1)
+        self._held_rows += len(keys)
+        first = self._left[0][0]
+        while self._hold_from < number and (self._hold_from < number - self._hold or self._held_rows > self._hold_rows):
+            self._held_rows -= len(self._left[self._hold_from - first][2])
+            self._hold_from += 1
+
+    def _forget(self, number: int) -> None:
+        """Forget rows that left more than `hold` steps ago and that the window does not use.
+
+        If such a row comes again, its write-back is known to be one of those before the last `hold`: that is remembered
+        of every row at no cost.
+        """
+        while self._left and self._left[0][0] < number - self._hold:
+            _, begin, keys = self._left.popleft()
+            self._known.release(keys, begin)
+
+    def _group(
+        self, batch: _Entered, rows: np.ndarray, meanwhile: Callable[[], None]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        layout = batch.layout
+        slots, pos = np.empty(layout.positions, np.int32), np.empty(layout.positions, np.int32)
+        start = np.empty(batch.rows + 1, np.int32)
+        start[-1] = layout.positions
+        borders = self._borders(max(1, self._threads - 1))
+        run(
+            loops.group, len(borders) - 1, borders, layout.parts, layout.first, layout.at, batch.first, batch.row_of, rows,
+            slots, start, pos, threads=self._threads, meanwhile=meanwhile,
+        )  # fmt: skip
+        return slots, start, pos
+
+    def _borders(self, stretches: int) -> np.ndarray:
+        """Where stretches of tables with about the same work begin and end."""
+        work = np.concatenate([[0], np.cumsum(self._cost)])
+        aims = work[-1] * np.arange(1, stretches) // stretches
+        return np.concatenate([[0], np.searchsorted(work, aims), [len(self._tables)]])
+
+    def _run(self, kernel: Callable[..., None], borders: np.ndarray, *args: Any) -> None:
+        run(kernel, len(borders) - 1, borders, *args, threads=self._threads)

@@ -1,0 +1,269 @@
+"""The loops of planning: link a batch's uses when it enters, move rows out and in, hand slots on when it is planned.
+
+Those that take `borders, ..., lo, hi` work on stretches lo..hi of the bank's tables and touch nothing of other tables, so
+stretches run side by side. What lies all over memory is asked for ahead of its turn: see `prefetch`.
+"""
+
+import numpy as np
+
+from skirl.core.tables import MAX_ROWS, ROW_BITS
+from skirl.oracle.row_states import EVICTED
+from skirl.tools.jit import AHEAD, kernel, prefetch
+
+NEVER = np.int32(2**31 - 1)
+"""A next use that the window does not know of."""
+
+
+@kernel
+def link(
+    borders, tables, base, dense, hashed, found, low, first, place, handle, after, slot, state, slot_next, called,
+    counts, lo, hi,
+):  # fmt: skip
+    """Write a batch's uses, from `place` on, and tell the use before of each row.
+
+    first [tables + 1]: the number of each table's first use; handles of hashed rows are there already. Scratch: state
+    [uses]. Out: called [uses], in each table's stretch: slots of resident rows that nobody in the window wanted;
+    counts [tables, 2]: how many these are, and how many rows are fresh in the window.
+    """
+    for stretch in range(lo, hi):
+        for t in range(borders[stretch], borders[stretch + 1]):
+            start, n = first[t], first[t + 1] - first[t]
+            mine = handle[place + start : place + start + n]
+            if base[tables[t]] >= 0:
+                states, of, shift = dense, low[t], base[tables[t]]
+                for i in range(n):
+                    mine[i] = shift + found[of + i]
+            else:
+                states = hashed
+            for i in range(n):
+                prefetch(states, mine[min(i + AHEAD, n - 1)])
+                before = states[mine[i]]
+                states[mine[i]] = place + start + i + 1
+                state[start + i] = before
+                prefetch(after, max(before - 1, 0))
+            n_called = fresh = 0
+            for i in range(n):
+                p = place + start + i
+                before = state[start + i]
+                after[p] = -1
+                if before > 0:
+                    after[before - 1] = p
+                    slot[p] = -1
+                else:
+                    fresh += 1
+                    slot[p] = before
+                    if before == 0:
+                        slot[p] = -1
+                    elif before >= -EVICTED:
+                        s = -1 - before
+                        slot[p] = s
+                        slot_next[s] = p
+                        called[start + n_called] = s
+                        n_called += 1
+            counts[t, 0] = n_called
+            counts[t, 1] = fresh
+
+
+@kernel
+def scan(borders, tables, base, entry_key, first, place, handle, slot, keys, missing, counts, lo, hi):
+    """Keys of a batch's rows; which of its uses, in each table's stretch of `missing`, have no slot; counts [tables]."""
+    for stretch in range(lo, hi):
+        for t in range(borders[stretch], borders[stretch + 1]):
+            high = np.int64(tables[t]) << ROW_BITS
+            shift = base[tables[t]]
+            n = first[t]
+            if shift >= 0:
+                for i in range(first[t], first[t + 1]):
+                    keys[i] = high + (handle[place + i] - shift)
+                    missing[n] = i
+                    n += slot[place + i] < 0
+            else:
+                for i in range(first[t], first[t + 1]):
+                    prefetch(entry_key, handle[place + min(i + AHEAD, first[t + 1] - 1)])
+                    keys[i] = entry_key[handle[place + i]]
+                    missing[n] = i
+                    n += slot[place + i] < 0
+            counts[t] = n - first[t]
+
+
+@kernel
+def leave(victims, number, base, entry_key, dense, hashed, slot, slot_row, slot_next, free, n_free, keys):
+    """Take rows out of the cache; the first of these evictions has this number."""
+    n = len(victims)
+    for i in range(n):
+        prefetch(slot_row, victims[min(i + AHEAD, n - 1)])
+        prefetch(slot_next, victims[min(i + AHEAD, n - 1)])
+        s = victims[i]
+        free[n_free + i] = s
+        row, p = slot_row[s], slot_next[s]
+        start, low = base[row >> ROW_BITS], row & (MAX_ROWS - 1)
+        state = -EVICTED - 1 - ((number + i) & (EVICTED - 1))
+        keys[i] = row if start >= 0 else entry_key[low]
+        if p >= 0:
+            slot[p] = state
+        elif start >= 0:
+            dense[start + low] = state
+        else:
+            hashed[low] = state
+
+
+@kernel
+def arrive(
+    tables, row_base, first, counts, missing, place, handle, slot, keys, slot_row, free, n_free, bits, base, existed, held,
+    held_keys, hold_from, long_ago, fetched, forwarded, new, from_step, from_index,
+):  # fmt: skip
+    """Give each missing row a slot and a source, in the order of the batch.
+
+    existed [uses], of tables whose rows `Seen` keeps in its set: whether a row exists.
+    held [steps, 3]: the latest steps whose evictions are known, the number of the first one, and where its keys begin in
+    `held_keys`; its last line is the number that the next eviction would have. Returns how many are fetched, forwarded and
+    new, and the write-back that fetches wait for.
+    """
+    f = w = n = 0
+    after = np.int64(-1)
+    last = len(held) - 1
+    following = held[last, 1]
+    one = np.uint64(1)
+    for t in range(len(counts)):
+        high = np.int64(tables[t]) << ROW_BITS
+        dense = row_base[tables[t]] >= 0
+        words = base[tables[t]]
+        end = first[t] + counts[t]
+        for j in range(first[t], end):
+            i = missing[j]
+            p = place + i
+            key = keys[i]
+            far = missing[min(j + AHEAD, end - 1)]
+            if words >= 0:
+                prefetch(bits, words + ((keys[far] & (MAX_ROWS - 1)) >> 6))
+            prefetch(slot_row, free[max(n_free - AHEAD, 0)])
+            before = slot[p]
+            n_free -= 1
+            s = free[n_free]
+            slot[p] = s
+            slot_row[s] = key if dense else high | handle[p]
+            if before == -1:  # never evicted, or nothing is remembered of it: the bit of `Seen` tells
+                row = key & (MAX_ROWS - 1)
+                if words >= 0:
+                    word, bit = words + (row >> 6), one << np.uint64(row & 63)
+                    known = bits[word]
+                    had = (known & bit) != np.uint64(0)
+                    bits[word] = known | bit
+                else:
+                    had = existed[i]
+                if had:
+                    fetched[f] = i
+                    f += 1
+                    after = max(after, long_ago)
+                else:
+                    new[n] = i
+                    n += 1
+                continue
+            # Numbers of evictions are modulo EVICTED, and states of rows in the array may be old: the key decides.
+            age = (following - (-before - EVICTED - 1)) & (EVICTED - 1)
+            k = last - 1
+            while k >= 0 and ((following - held[k, 1]) & (EVICTED - 1)) < age:
+                k -= 1
+            index = ((following - held[k, 1]) & (EVICTED - 1)) - age if k >= 0 else np.int64(-1)
+            if k < 0 or held_keys[held[k, 2] + index] != key:
+                fetched[f] = i
+                f += 1
+                after = max(after, long_ago)
+            elif held[k, 0] < hold_from:
+                fetched[f] = i
+                f += 1
+                after = max(after, held[k, 0])
+            else:
+                forwarded[w] = i
+                from_step[w] = held[k, 0]
+                from_index[w] = index
+                w += 1
+    return f, w, n, after
+
+
+@kernel
+def use(
+    borders, tables, base, dense, hashed, first, place, bits, batch_of, handle, after, slot, slot_next, rows, next_uses,
+    lasts, counts, lo, hi,
+):  # fmt: skip
+    """Hand every row's slot on to its next use, or leave it in the row's state; counts [tables]: rows that have none.
+
+    Scratch: lasts [uses]. Out: rows, the slot of each row, and next_uses, the number of the next batch that uses it.
+    """
+    for stretch in range(lo, hi):
+        for t in range(borders[stretch], borders[stretch + 1]):
+            states = dense if base[tables[t]] >= 0 else hashed
+            start, end = first[t], first[t + 1]
+            last = start
+            for i in range(start, end):
+                p, far = place + i, place + min(i + AHEAD, end - 1)
+                prefetch(slot, max(after[far], 0))
+                prefetch(slot_next, slot[far])
+                s, q = slot[p], after[p]
+                rows[i] = s
+                slot_next[s] = q
+                lasts[last] = i
+                last += q < 0
+                if q >= 0:
+                    slot[q] = s
+                    next_uses[i] = batch_of[q >> bits]
+                else:
+                    next_uses[i] = NEVER
+                    prefetch(states, handle[p])
+            for j in range(start, last):
+                i = lasts[j]
+                states[handle[place + i]] = -1 - rows[i]
+            counts[t] = last - start
+
+
+@kernel
+def last_uses(tables, base, dense, hashed, first, place, bits, batch_of, handle, out):
+    """The last batch of the window that uses each row of a batch."""
+    for t in range(len(tables)):
+        states = dense if base[tables[t]] >= 0 else hashed
+        for i in range(first[t], first[t + 1]):
+            out[i] = batch_of[(states[handle[place + i]] - 1) >> bits]
+
+
+@kernel
+def adopt(keys, handles, slots, base, dense, hashed, slot_row, slot_next):
+    """Rows that are in the cache before the first batch."""
+    for i in range(len(keys)):
+        s, h, table = slots[i], handles[i], keys[i] >> ROW_BITS
+        slot_next[s] = -1
+        if base[table] >= 0:
+            slot_row[s] = keys[i]
+            dense[h] = -1 - s
+        else:
+            slot_row[s] = table << ROW_BITS | h
+            hashed[h] = -1 - s
+
+
+@kernel
+def group(borders, parts, first_part, at, first, row_of, rows, slots, start, pos, lo, hi):
+    """The slot of every position, and the positions of every row: a counting sort within each table."""
+    for stretch in range(lo, hi):
+        for t in range(borders[stretch], borders[stretch + 1]):
+            mine, counts = rows[first[t] : first[t + 1]], start[first[t] : first[t + 1]]
+            for i in range(len(counts)):
+                counts[i] = 0
+            for part in range(first_part[t], first_part[t + 1]):
+                begin = parts[part, 3]
+                of = row_of[begin : begin + parts[part, 1] - parts[part, 0]]
+                for p in range(len(of)):
+                    counts[of[p]] += 1
+            n = at[t]
+            for i in range(len(counts)):
+                n += counts[i]
+                counts[i] = n
+            # From the end: each row's positions fill its place downwards, which leaves `start` at its beginning.
+            for part in range(first_part[t + 1] - 1, first_part[t] - 1, -1):
+                begin = parts[part, 3]
+                end = begin + parts[part, 1] - parts[part, 0]
+                of, out = row_of[begin:end], slots[begin:end]
+                for p in range(len(of) - 1, -1, -1):
+                    i = of[p]
+                    out[p] = mine[i]
+                    n = counts[i] - 1
+                    counts[i] = n
+                    pos[n] = begin + p

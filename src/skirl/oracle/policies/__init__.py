@@ -1,0 +1,1 @@
+"""Which rows leave the cache, one policy a file."""

@@ -1,0 +1,54 @@
+"""BagPipe's rule, for comparison: a row stays until the last batch of the window that uses it, its time to live.
+
+As in BagPipe, the time to live is set when a batch that uses the row is planned, from the window of that moment, and a later
+batch that enters the window does not lengthen it. Expired rows leave at a clean-up every quarter of the window, needed room
+or not. BagPipe's release has no answer when the rows alive do not fit; here those leave then whose time to live ends last,
+since they block room longest. To lengthen it as batches enter would fetch less, and would be neither BagPipe nor MIN.
+"""
+
+import numpy as np
+
+from skirl.oracle.policies.smallest import smallest
+
+_EXPIRED = 1 << 40
+_NOBODY = -(1 << 40)
+"""No row is in the slot."""
+
+
+class TTL:
+    """Expired rows leave at every clean-up; when room is short, expired rows and then those that live longest."""
+
+    wants_last = True
+
+    def __init__(self, capacity: int, depth: int) -> None:
+        self._interval = max(1, depth // 4)
+        self._until = np.full(capacity, _NOBODY, np.int64)
+        self._clock = np.zeros(capacity, np.int64)
+        self._time = 0
+
+    def entered(self, slots: np.ndarray, number: int) -> None:
+        """The time to live is set by `used`."""
+
+    def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
+        """All expired rows at a clean-up; otherwise as many as are needed."""
+        cleans = number % self._interval == 0
+        if not count and not cleans:
+            return np.empty(0, np.int32)
+        resident = self._until > _NOBODY
+        resident[batch[batch >= 0]] = False
+        candidates = np.flatnonzero(resident)
+        until = self._until[candidates]
+        expired = until < number
+        if cleans:
+            count = max(count, int(expired.sum()))
+        worth = np.where(expired, until - _EXPIRED, -until)
+        victims = candidates[smallest(count, worth, self._clock[candidates])].astype(np.int32)
+        self._until[victims] = _NOBODY
+        return victims
+
+    def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
+        """These rows live until the last batch of the window, as it is now, that uses them."""
+        assert last is not None
+        self._until[slots] = last
+        self._clock[slots] = self._time + np.arange(len(slots))
+        self._time += len(slots)

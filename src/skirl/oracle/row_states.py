@@ -1,0 +1,181 @@
+"""What the planner knows of a row: one int32, its state.
+
+    0                   nothing: neither in the window, nor resident, nor evicted as far as is remembered
+    place + 1           in the window: the place of its last use there (see uses.py)
+    -1 - slot           resident, and not used in the window
+    -2**30 - 1 - number evicted: the number of that eviction, modulo 2**30
+
+The state of a row that is in the window says no more than where to look on: its uses know the slot. So a batch of the
+window costs one random access to memory for each distinct row when it enters, and one more when a row's last use is planned.
+
+States lie in one array, row after row, for tables that have room there, and behind a hash index for all others: 4 bytes for
+every row of an 882.8M-row table would be 3.5 GB. A handle is the place of a state, in the array or among the hashed ones.
+"""
+
+import mmap
+
+import numpy as np
+
+from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.tools.hash_index import HashIndex, ask, find, insert, remove
+from skirl.tools.jit import AHEAD, kernel
+
+EVICTED = 1 << 30
+"""States below -EVICTED: evicted lately. Also the count after which evictions are numbered from 0 again."""
+
+MOST_IN_ARRAY = 1 << 26
+"""Rows whose states lie in the array, at most: 256 MB."""
+
+
+class Rows:
+    """The states of all rows of a bank.
+
+    >>> from skirl import Table
+    >>> schema = Schema.of([Table("a", 100, 4), Table("b", 10**9, 4)])
+    >>> rows = Rows(schema, (0, 1), room=1000)
+    >>> rows.handles(np.array([5, 1 << 48 | 123456789, 7])).tolist()
+    [5, 0, 7]
+    """
+
+    def __init__(self, schema: Schema, tables: tuple[int, ...], room: int) -> None:
+        """`room`: rows that may lie in the array; the smallest tables go there first."""
+        self.base = np.full(len(schema.tables), -1, np.int64)
+        """[all tables]: the handle of a table's row 0, -1: its rows are hashed."""
+        used = 0
+        for table in sorted(tables, key=lambda i: (schema.tables[i].rows, i)):
+            if used + schema.tables[table].rows <= min(room, MOST_IN_ARRAY):
+                self.base[table] = used
+                used += schema.tables[table].rows
+        self.dense = zeros(used)
+        self.hashed = np.zeros(0, np.int32)
+        self.key = np.empty(0, np.int64)
+        """Of each hashed row."""
+        self.index = HashIndex()
+        self.free = np.empty(0, np.int32)
+        self.n_free = 0
+        self.any_hashed = any(self.base[table] < 0 for table in tables)
+
+    def reserve(self, count: int) -> None:
+        """Make room for this many more hashed rows."""
+        self.index.reserve(count)
+        used = len(self.key) - self.n_free
+        if count <= self.n_free:
+            return
+        size = max(1024, len(self.key))
+        while size < used + count:
+            size *= 2
+        hashed, key = np.zeros(size, np.int32), np.empty(size, np.int64)
+        hashed[: len(self.key)], key[: len(self.key)] = self.hashed, self.key
+        free = np.empty(size, np.int32)
+        fresh = np.arange(size - 1, len(self.key) - 1, -1, dtype=np.int32)
+        free[: len(fresh)] = fresh
+        free[len(fresh) : len(fresh) + self.n_free] = self.free[: self.n_free]
+        self.n_free += len(fresh)
+        self.hashed, self.key, self.free = hashed, key, free
+
+    def handles(self, keys: np.ndarray) -> np.ndarray:
+        """int32: the handle of each row, made where there is none."""
+        out = np.empty(len(keys), np.int32)
+        if self.any_hashed:
+            self.reserve(len(keys))
+        added = _handles(keys, self.base, self.key, self.index.keys, self.index.values, self.free, self.n_free, out)
+        self.n_free -= added
+        self.index.count += added
+        return out
+
+    def name(self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
+        """Handles of the hashed rows among a batch's distinct rows, made where there are none.
+
+        Table t's rows are found[low[t]:], and their places in `out` first[t]:first[t + 1].
+        """
+        hashed = np.flatnonzero(self.base[tables] < 0)
+        if not len(hashed):
+            return
+        self.reserve(int((first[hashed + 1] - first[hashed]).sum()))
+        added = _name(
+            tables, hashed, found, low, first, self.key, self.index.keys, self.index.values, self.free, self.n_free, out
+        )
+        self.n_free -= added
+        self.index.count += added
+
+    def release(self, keys: np.ndarray, first: int) -> None:
+        """Forget hashed rows that are as their eviction left them, the first one numbered `first`."""
+        if self.any_hashed:
+            removed = _release(
+                keys, first, self.base, self.hashed, self.index.keys, self.index.values, self.free, self.n_free
+            )
+            self.n_free += removed
+            self.index.count -= removed
+
+    @property
+    def hashed_rows(self) -> int:
+        """How many rows the hash index holds."""
+        return len(self.key) - self.n_free
+
+
+def zeros(count: int) -> np.ndarray:
+    """int32 zeros in large pages, backed when first written: with small ones an access waits for the page table too."""
+    nbytes = 4 * count
+    if nbytes < 1 << 22 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(count, np.int32)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no large pages
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.int32)
+
+
+@kernel
+def _name(tables, hashed, found, low, first, entry_key, index_keys, index_values, free, n_free, out):
+    before, mask = n_free, len(index_keys) - 1
+    for t in hashed:
+        high = tables[t] << ROW_BITS
+        rows = found[low[t] : low[t] + first[t + 1] - first[t]]
+        for i in range(len(rows)):
+            ask(index_keys, index_values, mask, high | rows[min(i + AHEAD, len(rows) - 1)])
+            key = high | rows[i]
+            handle = find(index_keys, index_values, mask, key)
+            if handle < 0:
+                n_free -= 1
+                handle = free[n_free]
+                insert(index_keys, index_values, mask, key, handle)
+                entry_key[handle] = key
+            out[first[t] + i] = handle
+    return before - n_free
+
+
+@kernel
+def _handles(keys, base, entry_key, index_keys, index_values, free, n_free, out):
+    before = n_free
+    mask, last = len(index_keys) - 1, len(keys) - 1
+    for i in range(len(keys)):
+        if base[keys[min(i + AHEAD, last)] >> ROW_BITS] < 0:
+            ask(index_keys, index_values, mask, keys[min(i + AHEAD, last)])
+        key = keys[i]
+        start = base[key >> ROW_BITS]
+        if start >= 0:
+            out[i] = start + (key & (MAX_ROWS - 1))
+            continue
+        handle = find(index_keys, index_values, mask, key)
+        if handle < 0:
+            n_free -= 1
+            handle = free[n_free]
+            insert(index_keys, index_values, mask, key, handle)
+            entry_key[handle] = key
+        out[i] = handle
+    return before - n_free
+
+
+@kernel
+def _release(keys, first, base, hashed, index_keys, index_values, free, n_free):
+    mask = len(index_keys) - 1
+    removed, last = 0, len(keys) - 1
+    for i in range(len(keys)):
+        ask(index_keys, index_values, mask, keys[min(i + AHEAD, last)])
+        if base[keys[i] >> ROW_BITS] >= 0:
+            continue
+        handle = find(index_keys, index_values, mask, keys[i])
+        if handle >= 0 and hashed[handle] == -EVICTED - 1 - ((first + i) & (EVICTED - 1)):
+            hashed[handle] = 0
+            remove(index_keys, index_values, mask, keys[i])
+            free[n_free + removed] = handle
+            removed += 1
+    return removed

@@ -1,0 +1,191 @@
+"""The whole epoch's future: a first pass spools which rows each batch uses, a backward scan finds every next use.
+
+The spool is a file of 4 bytes a distinct row and batch, so an epoch of 4.2 billion ids (Criteo Terabyte, batch 16,384) takes
+about 100 GB at most and memory stays O(distinct rows); it is let go when the second pass begins. Keeping batches in memory
+instead would bound the epoch by RAM.
+
+The second pass must bring the same batches in the same order: a digest of every batch's ids is compared.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+
+from skirl.core.initial import mix
+from skirl.core.positions import Positions
+from skirl.core.tables import ROW_BITS, Schema
+from skirl.oracle.distinct import Finder
+from skirl.oracle.loops import NEVER
+from skirl.oracle.planner import Batch
+from skirl.oracle.row_states import MOST_IN_ARRAY, Rows
+from skirl.tools.jit import kernel
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class OrderChanged(ValueError):
+    """The second pass over the loader brought other batches than the first."""
+
+
+class Epoch:
+    """Next uses of a whole epoch.
+
+    >>> from skirl import Table
+    >>> with Epoch(Schema.of([Table("a", 100, 4)])) as epoch:
+    ...     for ids in ([1, 2], [2, 3], [1, 1]):
+    ...         epoch.add([np.array(ids)])
+    ...     epoch.scan()
+    ...     epoch.next_uses([np.array([1, 2])])[0].tolist()  # by last position: row 1, row 2
+    [2, 1]
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._banks = [_BankSpool(schema, bank) for bank in range(len(schema.banks))]
+        self._digests: list[tuple[int, ...]] = []
+        self._next = 0
+
+    def add(self, batch: Sequence[Batch]) -> None:
+        """One more batch of the first pass."""
+        banks = [Positions.of(part) for part in batch]
+        for spool, part in zip(self._banks, banks, strict=True):
+            spool.add(part)
+        self._digests.append(_digest(banks))
+
+    def scan(self) -> None:
+        """The first pass is over: find next uses."""
+        for spool in self._banks:
+            spool.scan()
+
+    def first_uses(self, bank: int, keys: np.ndarray) -> np.ndarray:
+        """For rows resident at the start: the first batch that uses each. Ask before the second pass begins."""
+        return self._banks[bank].first_uses(keys)
+
+    def next_uses(self, batch: Sequence[Batch]) -> list[np.ndarray]:
+        """The next uses of the next batch of the second pass, whose ids must be those of the first."""
+        number = self._next
+        if number >= len(self._digests):
+            raise OrderChanged(
+                f'depth="epoch": the loader yields more batches than the {len(self._digests)} of the first pass. '
+                "It must yield the same batches in the same order each time; fix its seed, or use depth='auto'"
+            )
+        if _digest([Positions.of(part) for part in batch]) != self._digests[number]:
+            raise OrderChanged(
+                f'depth="epoch": batch {number} has other ids than in the first pass. The loader must yield the same '
+                "batches in the same order each time; fix its seed, or use depth='auto'"
+            )
+        self._next += 1
+        return [spool.next_uses(number) for spool in self._banks]
+
+    def close(self) -> None:
+        """Drop the spool."""
+        for spool in self._banks:
+            spool.file.close()
+
+    def __enter__(self) -> "Epoch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _BankSpool:
+    """One bank's distinct rows by batch, as handles; after the scan, their next uses in the same places."""
+
+    def __init__(self, schema: Schema, bank: int) -> None:
+        self._finder = Finder(schema, bank)
+        # A row's state is here the batch that uses it next, seen from the scan, and 1 more; 0: none.
+        self._rows: Rows | None = Rows(schema, schema.banks[bank].tables, MOST_IN_ARRAY)
+        self.file = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
+        self._starts = [0]
+
+    def add(self, batch: Positions) -> None:
+        assert self._rows is not None
+        _, distinct, first = self._finder.find_all(batch)
+        keys = np.empty(int(first[-1]), np.int64)
+        _name(self._finder.tables, distinct.found, distinct.low, first, keys)
+        self.file.write(self._handles(keys).data)
+        self._starts.append(self._starts[-1] + len(keys))
+
+    def scan(self) -> None:
+        assert self._rows is not None
+        for number in range(len(self._starts) - 2, -1, -1):
+            part = self._read(number)
+            _scan(part, self._rows.dense, self._rows.hashed, number)
+            self.file.seek(self._starts[number] * 4)
+            self.file.write(part.data)
+        self.file.flush()
+
+    def first_uses(self, keys: np.ndarray) -> np.ndarray:
+        if self._rows is None:
+            raise RuntimeError("the second pass has begun: ask for first uses before it")
+        handles = self._handles(keys)
+        states, hashed = np.empty(len(keys), np.int32), handles < 0
+        states[hashed] = self._rows.hashed[-1 - handles[hashed]]
+        states[~hashed] = self._rows.dense[handles[~hashed]]
+        return np.where(states > 0, states - 1, NEVER).astype(np.int32)
+
+    def next_uses(self, number: int) -> np.ndarray:
+        self._rows = None  # the file knows the rest
+        return self._read(number)
+
+    def _handles(self, keys: np.ndarray) -> np.ndarray:
+        """Handles, those of hashed rows as -1 - handle."""
+        assert self._rows is not None
+        handles = self._rows.handles(keys)
+        return (
+            np.where(self._rows.base[keys >> ROW_BITS] >= 0, handles, -1 - handles)
+            if self._rows.any_hashed
+            else handles
+        )
+
+    def _read(self, number: int) -> np.ndarray:
+        self.file.seek(self._starts[number] * 4)
+        part = np.empty(self._starts[number + 1] - self._starts[number], np.int32)
+        if self.file.readinto(part.data) != part.nbytes:
+            raise OSError(f"the spool of the epoch is truncated at batch {number}: is the temporary folder full?")
+        return part
+
+
+def _digest(banks: Sequence[Positions]) -> tuple[int, ...]:
+    """Differs where an id, its table or its position does: 64 bits against accidents, at 1 ns an id; blake2b took 8."""
+    return tuple(int(_sum(bank.values, bank.parts)) for bank in banks)
+
+
+@kernel
+def _sum(values, parts):
+    total = np.uint64(0)
+    position = 0
+    for i in range(len(parts)):
+        begin, end = parts[i, 1], parts[i, 2]
+        shift = (parts[i, 0] << ROW_BITS) - parts[i, 3]
+        for v in range(begin, end):
+            place = np.uint64(position + v - begin + 1) * _GOLDEN
+            total += mix(np.uint64(values[v] + shift) ^ place)
+        position += end - begin
+    return total ^ np.uint64(position)
+
+
+@kernel
+def _name(tables, found, low, first, keys):
+    """Keys of a batch's distinct rows."""
+    for t in range(len(tables)):
+        for i in range(first[t], first[t + 1]):
+            keys[i] = tables[t] << ROW_BITS | found[low[t] + i - first[t]]
+
+
+@kernel
+def _scan(part, dense, hashed, number):
+    """Replace each row by its next use, seen from the end of the epoch."""
+    for i in range(len(part)):
+        handle = part[i]
+        if handle >= 0:
+            following = dense[handle]
+            dense[handle] = number + 1
+        else:
+            following = hashed[-1 - handle]
+            hashed[-1 - handle] = number + 1
+        part[i] = following - 1 if following > 0 else NEVER

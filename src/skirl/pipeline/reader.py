@@ -1,0 +1,214 @@
+"""The reader: takes batches from the user's loader, and knows where in it a run is.
+
+The user's loader is read between steps, in the caller's thread: Python work in a thread beside the loop slowed a step of
+1 ms to 313 ms in a test. A DataLoader with workers reads in processes, and is welcome. What the window holds is copied on
+entry, because a loader may reuse its buffers and a DataLoader's shared memory holds file descriptors; a loader that sets
+`yields_fresh = True` is not copied from.
+"""
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from skirl.core.batch import Sparse
+from skirl.core.ids import capture
+from skirl.engine.engine import Engine
+from skirl.engine.work import Micro
+from skirl.pipeline.batch_copy import own, weigh
+from skirl.pipeline.epoch import Epoch
+from skirl.pipeline.loader_watch import Watch
+from skirl.pipeline.stages import Times
+from skirl.pipeline.timeline import LOOP
+from skirl.tools import rng_state
+from skirl.tools.interrupts import Hold, uninterrupted
+
+log = logging.getLogger("skirl")
+
+_END = object()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the data a run is, counting the batches that the loop was given, not those of the window."""
+
+    step: int = 0
+    epochs: int = 0
+    batches: int = 0
+    """Of this pass."""
+    loader: Any = None
+    """The loader's own state there, if it has one."""
+    start: dict[str, Any] | None = None
+    """The random generators when this pass began: a DataLoader draws its order from them."""
+
+
+class Reader:
+    """Batches of one loader, `accumulate` of them a step."""
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        sparse: Callable[[Any], Sparse],
+        accumulate: int,
+        engine: Engine,
+        watch: Watch,
+        times: Times,
+    ) -> None:
+        self.state_at_end: Any = None
+        """The loader's own state when it had no more batches."""
+        self._loader = loader
+        self._sparse = sparse
+        self._accumulate = accumulate
+        self._engine = engine
+        self._watch = watch
+        self._times = times
+        self._read = 0
+        """Batches read in this pass, in all passes for an iterator."""
+        self._source: Iterator[Any] | None = None
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether the loader is an iterator, which cannot begin anew."""
+        return hasattr(self._loader, "__next__")
+
+    def check_fresh(self) -> None:
+        """Refuse to begin anew what can be read only once."""
+        if self._read and self.reads_once:
+            raise RuntimeError(
+                "the loader is an iterator: batches that were read ahead are gone from it. Go on with the same pass (keep "
+                "iter(batches)), or pass a list or a DataLoader to lookahead"
+            )
+
+    def check_state(self, state: Any) -> None:
+        """Have a loader that can tell refuse a state of another stream, before anything is restored."""
+        if state is not None and hasattr(self._loader, "check_state"):
+            self._loader.check_state(state)  # type: ignore[attr-defined]
+
+    def begin(self, place: Place) -> None:
+        """Begin a pass at a place."""
+        self._read = 0
+        with self._watched():
+            self._source = self._open(place)
+
+    def end(self) -> None:
+        """The pass is over."""
+        self._source = None
+
+    def pull(self, hold: Hold) -> list[Micro]:
+        """One step's micro-batches; fewer than `accumulate` when the loader has no more."""
+        assert self._source is not None
+        started, first = time.monotonic(), self._read
+        micros = []
+        while len(micros) < self._accumulate:
+            with self._watch.reading(hold, self._read):
+                batch = next(self._source, _END)
+            if batch is _END:
+                break
+            micros.append(
+                self._take(batch)
+            )  # Ctrl-C waits: it would leave torch's own bookkeeping in the middle of a copy
+            self._read += 1
+        ended = time.monotonic()
+        self._times.read += ended - started
+        self._times.tell(LOOP, "read", first // self._accumulate, started, ended)
+        if len(micros) < self._accumulate:
+            self.state_at_end = self._loader_state()
+        return micros
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """The loader's code runs in this block, outside of a step."""
+        with uninterrupted() as hold:
+            try:
+                with self._watch.reading(hold, 0):
+                    yield
+            finally:
+                self._watch.rest(hold)
+
+    def _take(self, batch: Any) -> Micro:
+        if not getattr(self._loader, "yields_fresh", False):
+            try:
+                batch = own(batch)
+            except Exception as error:
+                raise TypeError(
+                    f"a batch of type {type(batch).__name__} cannot be copied ({error}): if the loader never reuses "
+                    "what it yields, set loader.yields_fresh = True"
+                ) from error
+        sparse = self._ids_of(batch)
+        captured = capture(sparse, self._engine.schema, copy=False)
+        # Ids that `sparse` made out of the batch are memory of their own; those that it found there weigh once.
+        nbytes = weigh(batch) if sparse is batch else weigh([batch, sparse])
+        return Micro(batch, captured, nbytes=nbytes, loader_state=self._loader_state())
+
+    def _ids_of(self, batch: Any) -> Sparse:
+        try:
+            return self._sparse(batch)
+        except AttributeError as error:
+            if error.name != "sparse" or error.obj is not batch:
+                raise
+            raise TypeError(
+                f"the loader yields a {type(batch).__name__}, which has no attribute sparse: tell lookahead where its ids "
+                "are with sparse=lambda batch: ..."
+            ) from None
+
+    def _loader_state(self) -> Any:
+        """The loader's own state now; copied, since it may be the loader's living dict."""
+        if not hasattr(self._loader, "state_dict"):
+            return None
+        return copy.deepcopy(self._loader.state_dict())  # type: ignore[attr-defined]
+
+    def _open(self, place: Place) -> Iterator[Any]:
+        """The loader's batches, from where the run is."""
+        known = place.loader is not None and hasattr(self._loader, "load_state_dict")
+        if known:
+            self._loader.load_state_dict(copy.deepcopy(place.loader))  # type: ignore[attr-defined]
+        if not place.batches:
+            return iter(self._loader)
+        # The pass began before: its opening draws again what it drew then, and the run's own draws stay as they are.
+        now = rng_state.capture()
+        try:
+            if place.start is not None:
+                rng_state.restore(place.start)
+            source = iter(self._loader)
+            if not known:
+                self._skip(source, place.batches)
+        finally:
+            rng_state.restore(now)
+        return source
+
+    def _skip(self, source: Iterator[Any], batches: int) -> None:
+        log.warning("resuming: skipping %d batches of the loader, which has no state_dict", batches)
+        end = object()
+        for number in range(batches):
+            self._watch.moved(number)
+            if next(source, end) is end:
+                raise ValueError(
+                    f"the loader ends at batch {number}, the run was saved after {batches} of the pass: is it the same data?"
+                )
+
+    def spool(self, place: Place) -> Epoch:
+        """The first pass of depth="epoch": ids of all batches."""
+        epoch = Epoch(self._engine.schema)
+        micros = []
+
+        def flush() -> None:
+            epoch.add(self._engine.positions(micros))
+            micros.clear()
+
+        try:
+            with self._watched():
+                for number, batch in enumerate(self._open(place), start=1):
+                    micros.append(capture(self._ids_of(batch), self._engine.schema))
+                    if len(micros) == self._accumulate:
+                        flush()
+                    self._watch.moved(number)
+            if micros:
+                flush()
+            epoch.scan()
+        except BaseException:
+            epoch.close()
+            raise
+        return epoch

@@ -1,0 +1,104 @@
+"""The planner alone, on a stream of keys: what a run would move, without a row moved.
+
+It drives the production `Planner`, so what it counts is what a run does: `skirl bench traffic` executes a run beside it and
+refuses to report when one of the counts differs. At batch 4,096 it plans 4 to 10 million ids a second on one shared core.
+Formulas for hit rates would be faster still, but they assume a stream without memory, and know nothing of a window.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from skirl.core.tables import Schema
+from skirl.oracle.planner import Plan, Planner
+from skirl.oracle.seen import Seen
+from skirl.oracle.step import Step
+from skirl.pipeline.epoch import Epoch
+
+Keys = list[np.ndarray]
+"""The keys of one batch, bank after bank."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a run moves, in rows; the fields have the names of the engine's counters."""
+
+    steps: int = 0
+    fetched: int = 0
+    """Rows brought in again, out of the store or out of a pending write-back."""
+    forwarded: int = 0
+    """Those of them out of a pending write-back."""
+    new: int = 0
+    """First uses."""
+    written: int = 0
+    """Rows that left the cache."""
+
+
+def simulate(
+    schema: Schema,
+    batches: Iterable[Keys],
+    capacities: Sequence[int],
+    plan: Plan,
+    *,
+    hold_rows: Sequence[int] | None = None,
+) -> Totals:
+    """Count what a run over these batches moves, from an empty cache and an empty store.
+
+    `hold_rows`, a bank: evicted rows that can be forwarded at any moment; it moves fetches from the store to forwarding and
+    changes no other count.
+
+    >>> from skirl import Table
+    >>> schema = Schema.of([Table("a", 100, 4)])
+    >>> batches = [[np.array(ids)] for ids in ([1, 2], [3, 4], [1, 2])]
+    >>> simulate(schema, batches, [3], Plan(depth="epoch"))
+    Totals(steps=3, fetched=1, forwarded=1, new=4, written=2)
+    """
+    fetched = forwarded = new = written = steps = 0
+    for banks in planned(schema, batches, capacities, plan, hold_rows=hold_rows):
+        steps += 1
+        for step in banks:
+            fetched += step.fetches
+            forwarded += len(step.forward_keys)
+            new += len(step.new_keys)
+            written += len(step.evict_keys)
+    return Totals(steps, fetched, forwarded, new, written)
+
+
+def planned(
+    schema: Schema,
+    batches: Iterable[Keys],
+    capacities: Sequence[int],
+    plan: Plan,
+    *,
+    hold_rows: Sequence[int] | None = None,
+) -> Iterator[list[Step]]:
+    """The Steps of a run over these batches, one a bank, as soon as their window is full.
+
+    The window's cap in bytes counts the keys alone; a run counts what it holds of each batch.
+    """
+    planner = Planner(schema, capacities, plan, Seen(schema), hold_rows=hold_rows)
+    if plan.depth != "epoch":
+        yield from _drive(planner, ((keys, None) for keys in batches))
+        return
+    if iter(batches) is batches:
+        raise ValueError('depth="epoch" reads the batches twice, and this is an iterator: pass a list')
+    with Epoch(schema) as epoch:
+        for keys in batches:
+            epoch.add(keys)
+        epoch.scan()
+        yield from _drive(planner, ((keys, epoch.next_uses(keys)) for keys in batches))
+
+
+def _drive(planner: Planner, batches: Iterable[tuple[Keys, Keys | None]]) -> Iterator[list[Step]]:
+    for keys, next_uses in batches:
+        planner.add(keys, sum(part.nbytes for part in keys), next_uses)
+        yield from _ready(planner)
+    planner.end()
+    yield from _ready(planner)
+
+
+def _ready(planner: Planner) -> Iterator[list[Step]]:
+    while (steps := planner.next()) is not None:
+        planner.executed(steps[0].number)
+        yield steps

@@ -1,0 +1,89 @@
+"""Keeps a disk store within its room: at most 1.5 times the payload of its rows, garbage included.
+
+A log grows with every write. So rows of the segment with the most garbage are appended again, after which the segment is
+dead, and a durable point that no longer names it lets its files go. Every write does its share, `_PACE` records for each
+one that it brings, once the store is full: a thread of its own would clean in the background, and would be behind when it
+matters. Where rows are overwritten at random, a room of 1.5 has each written 2.1 times in all, a room of 3 1.1 times.
+"""
+
+from collections.abc import Callable, Iterator
+
+from skirl.store.disk.log import Log
+from skirl.store.disk.segment import Segment
+
+SLACK = 4 << 20
+"""Bytes that a store may hold beyond its share, whatever its size."""
+_LEAST_SHARE = 1.28  # of the bytes that rows take with key and checksum: for rows so small that 1.5 times leave no room
+_PACE = 4  # records cleaned for each one written, once garbage has to go
+_WORTH = 0.92  # a segment fuller than this is not cleaned
+
+
+class Room:
+    """The room of some logs. Not safe for threads: it is the writer's.
+
+    share: bytes on disk for each byte of rows, at most. point: makes a durable point, after which dead segments are gone.
+    """
+
+    def __init__(self, logs: list[Log], share: float, point: Callable[[], None]) -> None:
+        self._logs = logs
+        self._share = share
+        self._point = point
+        self._cleaning: tuple[Segment, Iterator[int]] | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes of all files of rows, garbage included."""
+        return sum(log.bytes() for log in self._logs)
+
+    @property
+    def limit(self) -> float:
+        """What the rows held may take on disk."""
+        payload = sum(log.places.count * (log.stride - 4) for log in self._logs)
+        stored = sum(log.places.count * log.footprint for log in self._logs)
+        return max(self._share * payload, _LEAST_SHARE * stored) + SLACK
+
+    def make(self, log: Log, n: int) -> None:
+        """Clean, so that `n` rows more stay within the limit; a little at a time where that will do."""
+        coming = n * log.footprint
+        limit = self.limit
+        segment = max(log.capacity * log.footprint for log in self._logs)
+        start = limit - min(3 * segment, 0.1 * limit)  # two segments may be dead, one be in the midst of being cleaned
+        budget = _PACE * n
+        while (held := self.held + coming) > start:
+            dead = sum(int(log.ends[s.slot]) * log.footprint for log in self._logs for s in log.dead())
+            pressed = held > limit - segment
+            if dead >= 2 * segment or (dead and pressed):
+                self._point()
+            elif held - dead <= start or not (budget > 0 or pressed):
+                return
+            elif (done := self._clean_some()) is not None:
+                budget -= done
+            else:
+                return
+
+    def forget(self, gone: list[Segment]) -> None:
+        """These segments are about to go."""
+        if self._cleaning is not None and any(segment is self._cleaning[0] for segment in gone):
+            self._cleaning = None
+
+    def _clean_some(self) -> int | None:
+        """Clean a piece of a segment; how many records it had, None when there is nothing worth it."""
+        if self._cleaning is None:
+            victims = [
+                (log.used(s), s.ordinal, s, log)
+                for log in self._logs
+                for s in log.segments.values()
+                if s is not log.active and log.live[s.slot]
+            ]
+            used, _, segment, log = min(victims, default=(1.0, 0, None, None), key=lambda v: v[:2])
+            if segment is None or log is None or used > _WORTH:
+                return None
+            self._cleaning = segment, log.rewrite(segment)
+        try:
+            done = next(self._cleaning[1], None)
+        except BaseException:
+            self._cleaning = None
+            raise
+        if done is None:
+            self._cleaning = None
+        return done or 0

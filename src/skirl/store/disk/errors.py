@@ -1,0 +1,55 @@
+"""What a disk store raises, and where its sentences come from.
+
+The layers below raise what they found: an `Unusable` for files, an OSError from the system. What to do about it is known up
+here, where the store's path, its limit and the free space are; one place for the advice keeps the sentences alike.
+"""
+
+import contextlib
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from skirl.store.disk.segment import Unusable
+
+
+class DiskError(RuntimeError):
+    """The files of a disk store cannot be used; the text names the file and what to do."""
+
+
+class DiskFull(OSError):
+    """There is no room for what was to be written; nothing that was held is lost."""
+
+
+@contextlib.contextmanager
+def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
+    """Say what to do about damaged files and a full disk. `more`: bytes that the store at `path` may yet need."""
+    try:
+        yield
+    except Unusable as error:
+        advice = error.advice or "restore a snapshot into a new store, or name an empty folder"
+        raise DiskError(f"{error}: {advice}") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull):
+            raise
+        raise DiskFull(error.errno, _full(path, more())) from error
+
+
+def unwritable(path: Path, error: OSError) -> DiskError | OSError:
+    """What to raise where a folder cannot be used: the error itself, if that is not for lack of a right."""
+    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return error
+    return DiskError(
+        f"{path} cannot be written to ({error.strerror}): name another folder, or grant the right to write"
+    )
+
+
+def _full(path: Path, more: int) -> str:
+    try:
+        free = f"{shutil.disk_usage(path).free:,} bytes are free"
+    except OSError:
+        free = "its free space is not known"
+    return (
+        f"the disk of {path} is full: {free}, and the store needs up to {more:,} more to go on. Nothing is lost; "
+        "free that much and try again, or resume on a larger disk from a snapshot"
+    )

@@ -1,0 +1,404 @@
+"""Where the newest record of each key stands: key to position, in 6.7 to 7.4 bytes a row of tables whose sizes are known.
+
+Keys pass a bijection and stand sorted by the result, with gaps: each at its share of the table or as soon after it as there
+is room. So the place alone tells most bits of a key, and only the lower 16 of its hash are kept (quotienting): enough while
+there are no more than 100 rows in the tables for each one held. Two or four bytes more a row hold the lower 32 bits, or all
+64 where sizes are not known: 8.9 to 9.8, and 13.3 to 14.7 bytes. Beside them stands the position, 4 bytes; nothing else.
+Between 82 and 90% of the places are full: a key is found after 5 of them on average, which is one cache line of each array.
+
+Being sorted it grows in place, by a tenth, block by block from the end; a table that is filled anew would be there twice
+for a moment. Unlike `_directory.py`, whose positions never change, a log moves its rows: keys cannot stand in order of
+position.
+
+Not taken: positions and 8 bits of each key, with the rest checked on disk, is 6 bytes a row, and makes every write wait for
+a random read (15,000 a second, one at a time) where a log needs none.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.core.tables import MAX_ROWS, ROW_BITS
+from skirl.store.disk.records import INDEX_BITS, Keys, Number, hash_key
+from skirl.store.memory.arena import Arena
+from skirl.tools.jit import kernel
+
+_FULL, _AFTER_GROWTH, _AS_LOADED = 0.9, 0.818, 0.86
+_PAD = 1 << 16  # room behind the table for what does not fit at its end; pages not touched take no memory
+_FIRST = 1024
+_MOST = (1 << 32) - 1  # a share of the table is 32 bits
+_BLOCK = 1 << 16  # places moved at a time when it grows
+_FARTHEST = 256  # places from its share that a key may have to stand; 60 of 100 million keys do by chance
+MOST_PLACED = 1 << 15
+"""Keys that one `place` takes."""
+
+_32 = np.uint64(32)
+_M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_LOW, _ALL = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFFFFFFFFFF)
+_SIZE, _ROOM, _BITS, _LIMIT = 0, 1, 2, 3  # in the shape of a table
+
+Words = NDArray[np.uint16] | NDArray[np.uint32] | NDArray[np.uint64]
+Positions = NDArray[np.uint32]
+"""Plus 1: 0 marks a gap."""
+Shape = NDArray[np.int64]
+"""The size that shares are of; the room with what is behind; bits of a hash; how far a key may stand from its share."""
+
+
+@kernel
+def _number(key: Number, base: NDArray[np.int64]) -> Number:
+    """The number of a row among those of all tables; the key itself where their sizes are not known."""
+    return base[key >> ROW_BITS] + (key & (MAX_ROWS - 1)) if base.size else key
+
+
+@kernel
+def _is_row(key: Number, base: NDArray[np.int64]) -> Number:
+    """Whether a key is a row of the tables."""
+    if base.size == 0:
+        return True
+    table, row = key >> ROW_BITS, key & (MAX_ROWS - 1)
+    return 0 <= table < base.size - 1 and row < base[table + 1] - base[table]
+
+
+@kernel
+def _stranger(keys: Keys, base: NDArray[np.int64]) -> Number:
+    """The first key that is no row of the tables, -1 when there is none."""
+    for i in range(keys.size):
+        if not _is_row(keys[i], base):
+            return i
+    return -1
+
+
+@kernel
+def _hash(number: Number, bits: Number) -> Number:
+    """A bijection of numbers of `bits` bits, after MurmurHash3's last step."""
+    mask = _ALL >> np.uint64(64 - bits)
+    half = np.uint64((bits + 1) >> 1)
+    x = np.uint64(number)
+    x = ((x ^ (x >> half)) * _M1) & mask
+    x = ((x ^ (x >> half)) * _M2) & mask
+    return x ^ (x >> half)
+
+
+@kernel
+def _share(x: Number, bits: Number, size: Number) -> Number:
+    """The place of a hash in a table of this size, were it alone."""
+    return np.int64((((x << np.uint64(64 - bits)) >> _32) * np.uint64(size)) >> _32)
+
+
+@kernel
+def _find(words: Words, positions: Positions, shape: Shape, x: Number) -> Number:
+    """The place of a hash, or the one where it belongs."""
+    kept, bits = 8 * words.itemsize, shape[_BITS]
+    mine = x & (_ALL >> np.uint64(64 - kept))
+    place = _share(x, bits, shape[_SIZE])
+    if kept >= bits:
+        while positions[place] != 0 and words[place] < mine:
+            place += 1
+    else:
+        # Hashes here are near each other: which is less shows in the sign of the difference of what is kept of them.
+        sign = np.uint64(kept - 1)
+        while positions[place] != 0 and ((np.uint64(words[place]) - mine) >> sign) & np.uint64(1) != 0:
+            place += 1
+    return place
+
+
+@kernel
+def _is_at(words: Words, positions: Positions, place: Number, x: Number) -> Number:
+    kept = _ALL >> np.uint64(64 - 8 * words.itemsize)
+    return positions[place] != 0 and np.uint64(words[place]) == x & kept
+
+
+@kernel
+def _whole(words: Words, place: Number, shape: Shape) -> Number:
+    """The whole hash that stands at a place."""
+    word, kept, bits = np.uint64(words[place]), 8 * words.itemsize, shape[_BITS]
+    if kept >= bits:
+        return word
+    last = _LOW  # upper bits of the last hash whose share is this place
+    if place + 1 < shape[_SIZE]:
+        size = np.uint64(shape[_SIZE])
+        last = ((np.uint64(place + 1) << _32) + size - np.uint64(1)) // size - np.uint64(1)
+    last = ((last << _32) | _LOW) >> np.uint64(64 - bits)
+    return last - ((last - word) & (_ALL >> np.uint64(64 - kept)))
+
+
+@kernel
+def _locate(
+    words: Words, positions: Positions, shape: Shape, base: NDArray[np.int64], keys: Keys, out: NDArray[np.int64]
+) -> None:
+    for i in range(keys.size):
+        out[i] = -1
+        if _is_row(keys[i], base):
+            x = _hash(_number(keys[i], base), shape[_BITS])
+            place = _find(words, positions, shape, x)
+            if _is_at(words, positions, place, x):
+                out[i] = np.int64(positions[place]) - 1
+
+
+@kernel
+def _too_far(words: Words, positions: Positions, shape: Shape, place: Number, gap: Number, share: Number) -> Number:
+    """Whether a key would stand too far from its share, were all from `place` up to the gap moved by one."""
+    if gap - share <= shape[_LIMIT]:
+        return False
+    if place - share > shape[_LIMIT]:
+        return True
+    for at in range(place, gap):
+        if at + 1 - _share(_whole(words, at, shape), shape[_BITS], shape[_SIZE]) > shape[_LIMIT]:
+            return True
+    return False
+
+
+@kernel
+def _place(
+    words: Words,
+    positions: Positions,
+    shape: Shape,
+    base: NDArray[np.int64],
+    count: NDArray[np.int64],
+    keys: Keys,
+    done: Number,
+    first: Number,
+    ends: NDArray[np.int64],
+    live: NDArray[np.int64],
+    sums: NDArray[np.uint64],
+) -> Number:
+    """Place keys from `done` on; how many are placed then: fewer than all where one would stand too far off."""
+    slot = first >> INDEX_BITS
+    kept = _ALL >> np.uint64(64 - 8 * words.itemsize)
+    for i in range(done, keys.size):
+        x = _hash(_number(keys[i], base), shape[_BITS])
+        place = _find(words, positions, shape, x)
+        if _is_at(words, positions, place, x):
+            live[(np.int64(positions[place]) - 1) >> INDEX_BITS] -= 1
+        else:
+            gap = place
+            while positions[gap] != 0:
+                gap += 1
+            if _too_far(words, positions, shape, place, gap, _share(x, shape[_BITS], shape[_SIZE])):
+                return i
+            while gap > place:
+                words[gap] = words[gap - 1]
+                positions[gap] = positions[gap - 1]
+                gap -= 1
+            words[place] = x & kept
+            count[0] += 1
+        positions[place] = first + i + 1
+        # Counted in here, so that no Ctrl-C can come between a key and what counts it.
+        live[slot] += 1
+        ends[slot] += 1
+        sums[slot] = hash_key(keys[i], sums[slot])
+    return keys.size
+
+
+@kernel
+def _survey(
+    words: Words,
+    positions: Positions,
+    shape: Shape,
+    size: Number,
+    block_size: Number,
+    starts: NDArray[np.int64],
+    found: NDArray[np.int64],
+) -> None:
+    """Were the table of this size: where each block of old places would begin, and found: the first place behind all, the
+    farthest that a key would stand from its share, and whether a key would move to a block before its own.
+    """
+    after = 0
+    found[:] = 0
+    for block in range(starts.size):
+        starts[block] = after
+        for place in range(block * block_size, min((block + 1) * block_size, shape[_ROOM])):
+            if positions[place] != 0:
+                share = _share(_whole(words, place, shape), shape[_BITS], size)
+                after = max(share, after)
+                found[1] = max(found[1], after - share)
+                if after < block * block_size:
+                    found[2] = 1
+                after += 1
+    found[0] = after
+
+
+@kernel
+def _spread(
+    words: Words, positions: Positions, shape: Shape, new: Shape, starts: NDArray[np.int64], hashes: NDArray[np.uint64]
+) -> None:
+    """To another shape, in place, block by block from the end: none comes to stand where one waits to be moved.
+
+    hashes: room for those of a block.
+    """
+    block_size = hashes.size
+    kept = _ALL >> np.uint64(64 - 8 * words.itemsize)
+    held = np.empty(block_size, np.uint32)
+    for block in range(starts.size - 1, -1, -1):
+        n = 0
+        for place in range(block * block_size, min((block + 1) * block_size, shape[_ROOM])):
+            if positions[place] != 0:
+                hashes[n] = _whole(words, place, shape)
+                held[n] = positions[place]
+                positions[place] = 0
+                n += 1
+        after = starts[block]
+        for i in range(n):
+            place = max(_share(hashes[i], shape[_BITS], new[_SIZE]), after)
+            words[place] = hashes[i] & kept
+            positions[place] = held[i]
+            after = place + 1
+    shape[:] = new
+
+
+@kernel
+def _copy(words: Words, positions: Positions, shape: Shape, to: Words, to_positions: Positions, new: Shape) -> None:
+    """Into an empty table of another shape, or that keeps more or less of each hash."""
+    kept = _ALL >> np.uint64(64 - 8 * to.itemsize)
+    after = 0
+    for place in range(shape[_ROOM]):
+        if positions[place] != 0:
+            x = _whole(words, place, shape)
+            after = max(_share(x, shape[_BITS], new[_SIZE]), after)
+            to[after] = x & kept
+            to_positions[after] = positions[place]
+            after += 1
+
+
+class _Table:
+    """The arrays of a table, to be exchanged as one."""
+
+    def __init__(self, kept: int, shape: Shape) -> None:
+        self.kept = kept
+        self.shape = shape  # an array, so that a kernel sets it: no Ctrl-C can come between the table and what it is
+        self._words = Arena(f"uint{kept}")
+        self._positions = Arena(np.uint32)
+        self.reserve(int(shape[_ROOM]))
+
+    def reserve(self, room: int) -> None:
+        self._words.reserve(room, spare=0)
+        self._positions.reserve(room, spare=0)
+
+    @property
+    def arrays(self) -> tuple[Words, Positions, Shape]:
+        """For the kernels: words, positions and shape."""
+        return self._words.array, self._positions.array, self.shape
+
+
+class Places:
+    """The position of each key. Not safe for threads: the gate is.
+
+    rows: how many there are of each table that has keys here; None: any key may come, and takes twice the memory.
+
+    >>> places, arrays = Places({0: 100}), [np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64)]
+    >>> places.reserve(2)
+    >>> places.place(np.array([70, 50]), 0, *arrays)
+    >>> places.locate(np.array([50, 60]))
+    array([ 1, -1])
+    >>> places.stranger(np.array([99, 100]))
+    1
+    """
+
+    def __init__(self, rows: Mapping[int, int] | None = None) -> None:
+        self._base, self._bits = np.empty(0, np.int64), 64
+        if rows is not None:
+            each = [rows.get(table, 0) for table in range(max(rows) + 1)]
+            self._base = np.concatenate([[0], np.cumsum(each)]).astype(np.int64)
+            self._bits = max(1, (int(self._base[-1]) - 1).bit_length())
+        self._count = np.zeros(1, np.int64)
+        self._least_kept = 16
+        kept = self._keeps(_FIRST)
+        self._table = _Table(kept, self._shape(kept, _FIRST, _FIRST + _PAD))
+
+    @property
+    def count(self) -> int:
+        """How many keys are held."""
+        return int(self._count[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that may be in use."""
+        return (self._table.kept // 8 + 4) * self._room
+
+    @property
+    def _size(self) -> int:
+        return int(self._table.shape[_SIZE])
+
+    @property
+    def _room(self) -> int:
+        return int(self._table.shape[_ROOM])
+
+    def _limit(self, kept: int, size: int) -> int:
+        """How far from its share a key may stand, for what is kept of hashes to tell those near each other apart."""
+        if kept >= self._bits:
+            return _MOST
+        return (1 << (kept - 1)) // -(-(1 << self._bits) // size) - 2
+
+    def _keeps(self, size: int) -> int:
+        """Bits of a hash to keep in a table of this size."""
+        return next(k for k in (16, 32, 64) if k >= self._least_kept and self._limit(k, size) >= _FARTHEST)
+
+    def _shape(self, kept: int, size: int, room: int) -> Shape:
+        return np.array([size, room, self._bits, self._limit(kept, size)], np.int64)
+
+    def stranger(self, keys: Keys) -> int:
+        """The index of a key that is no row of the tables, -1 when there is none."""
+        return int(_stranger(keys, self._base))
+
+    def expect(self, count: int) -> None:
+        """So many keys are about to be placed: grow once, not by a tenth again and again."""
+        if count > self._size * _FULL:
+            self._grow(int(count / _AS_LOADED) + 1)
+
+    def reserve(self, n_more: int) -> None:
+        """Make room for `n_more` further keys, MOST_PLACED at most."""
+        need = self.count + n_more
+        if need > self._size * _FULL:
+            self._grow(int(need / _AFTER_GROWTH) + 1)
+        at_end = self._table.arrays[1][max(0, self._room - n_more - 1) : self._room].any()
+        if at_end or self._room <= self._size + n_more:
+            more = _PAD + n_more  # all of them may belong to the end
+            self._table.reserve(self._room + more)
+            self._table.shape[_ROOM] += more
+
+    def _grow(self, size: int) -> None:
+        """To a larger size, or to keep more of each hash."""
+        if size > _MOST:
+            raise ValueError(f"{self.count:,} rows of one kind are the most here: give some tables another dim")
+        table, found = self._table, np.empty(3, np.int64)
+        starts = np.empty(-(-self._room // _BLOCK), np.int64)
+        _survey(*table.arrays, size, _BLOCK, starts, found)
+        after, farthest, back = found.tolist()
+        kept = self._keeps(size)
+        while farthest > self._limit(kept, size):
+            kept *= 2
+        room = max(after, size, self._room - _PAD) + _PAD  # keys need not be random, so it is counted
+        shape = self._shape(kept, size, room)
+        if kept == table.kept and not back:
+            table.reserve(room)
+            _spread(*table.arrays, shape, starts, np.empty(_BLOCK, np.uint64))
+        else:
+            new = _Table(kept, shape)
+            _copy(*table.arrays, *new.arrays)
+            self._table = new
+
+    def locate(self, keys: Keys) -> NDArray[np.int64]:
+        """The position of each key, -1 where it is not held."""
+        out = np.empty(keys.size, np.int64)
+        _locate(*self._table.arrays, self._base, keys, out)
+        return out
+
+    def standing(self, keys: Keys, first: int) -> NDArray[np.int64]:
+        """Those i whose key's position is first + i: its newest record."""
+        return np.flatnonzero(self.locate(keys) == first + np.arange(keys.size))
+
+    def place(
+        self, keys: Keys, first: int, ends: NDArray[np.int64], live: NDArray[np.int64], sums: NDArray[np.uint64]
+    ) -> None:
+        """Keys, none of them a stranger, stand at first, first + 1, ... from now on; there must be room.
+
+        By slot: ends counts records, live those that are the newest of their key, sums is the running hash of keys.
+        """
+        done = 0
+        while True:
+            done = int(_place(*self._table.arrays, self._base, self._count, keys, done, first, ends, live, sums))
+            if done == keys.size:
+                return
+            self._least_kept = 2 * self._table.kept
+            self._grow(self._size)

@@ -1,0 +1,65 @@
+"""One process to a store: a lock that the system forgets when its process ends, however it ends.
+
+A file that merely exists would have to be removed by hand after every kill. The lock's file stays; only what is said in it,
+and by whom, changes. A forked child shares the file, so it lets go at once: it would hold the lock after its parent is gone.
+"""
+
+import os
+import socket
+import weakref
+from pathlib import Path
+
+from skirl.store.disk.errors import DiskError
+from skirl.store.disk.os_files import Files, Handle
+
+NAME = "lock"
+_held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+class Lock:
+    """Whose a folder is, from here to `release`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lock = Lock(Path(folder))
+    ...     try:
+    ...         Lock(Path(folder))
+    ...     except DiskError as error:
+    ...         print("in use by process" in str(error))
+    ...     lock.release()
+    ...     Lock(Path(folder)).release()
+    True
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import fcntl
+        except ImportError:
+            raise DiskError("disk stores need POSIX file locks: set store='memory' on this system") from None
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._file = Handle(Files(), lambda: os.open(folder / NAME, flags, 0o666))
+        _held.add(self)
+        try:
+            fcntl.flock(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._file.number, 0)
+            os.pwrite(self._file.number, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        except BlockingIOError:
+            owner = os.pread(self._file.number, 200, 0).decode(errors="replace") or "another process"
+            self.release()
+            raise DiskError(f"{folder} is in use by {owner}: close it there first, or name another folder") from None
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let the next one have it."""
+        self._file.close()
+
+
+def _release_in_child() -> None:
+    for lock in _held:
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)

@@ -1,0 +1,399 @@
+"""The rows of one kind on disk: a log of segments, and where in it each row's newest record stands.
+
+Rows are only ever appended. What was there before is garbage, and goes with its segment once the rows of that segment which
+are not have been appended again (`rewrite`). The store says when; here is how. Order in the log decides which record of a
+key is the newest, so a log is read in order to find out what it holds.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from skirl.core.tables import MAX_ROWS, ROW_BITS
+from skirl.store.base import Layout, Record, Rows
+from skirl.store.disk import records
+from skirl.store.disk.key_index import MOST_PLACED, Places
+from skirl.store.disk.os_files import Files, Handle
+from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
+from skirl.store.disk.segment import Entry, Segment, Unusable, check_header, header, stride
+from skirl.store.gate import Gate
+
+SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
+SMALLEST = 4096
+"""Records that a segment takes at least."""
+_SHARE = 32  # a segment takes this part of the rows: what is freed at a time, and what stands ready to be
+_PIECE = 4096  # records read at a time where all are
+_SENT = 4 << 20  # bytes that the disk is asked to begin with at a time
+_BUFFER = 256 << 10  # bytes of records that are written in one call
+_MANY = 8  # small segments that are worth writing into one
+
+
+class Log:
+    """Not safe for threads, but that `rows_at` reads beside `append`: the store has a lock for the rest.
+
+    rows: how many each table has whose records these are, None where that is not known.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        record: Record,
+        files: Files,
+        gate: Gate,
+        rows: Mapping[int, int] | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        self.folder, self.record = folder, record
+        self._files, self._gate = files, gate
+        self.places = Places(rows)
+        self._rows = rows or {}
+        self._layout = layout or Layout(dict.fromkeys(rows or {0: 0}, record))
+        self.stride = stride(record)
+        self._words = self.stride // 4 - 1
+        self.segments: dict[int, Segment] = {}  # by slot, in order of the log
+        self.active: Segment | None = None
+        self.ends = np.zeros(SLOTS, np.int64)
+        self.live = np.zeros(SLOTS, np.int64)
+        self._sums = np.zeros(SLOTS, np.uint64)
+        self._ids = np.zeros(SLOTS, np.uint64)
+        self._handles = np.full(SLOTS, -1, np.int32)
+        self._buffer = np.empty(max(_BUFFER, self.stride) // 4, np.uint32)
+        self._capacity = 0
+        self._begun = 0
+
+    # What is held.
+
+    @property
+    def footprint(self) -> int:
+        """Bytes on disk of a record with its key."""
+        return self.stride + 8
+
+    @property
+    def capacity(self) -> int:
+        """Records that a segment begun now would take."""
+        return min(1 << INDEX_BITS, max(SMALLEST, self.places.count // _SHARE))
+
+    def bytes(self) -> int:
+        """Bytes on disk, garbage included."""
+        behind = sum(2 * HEADER + segment.behind for segment in self.segments.values())
+        return behind + int(self.ends.sum()) * self.footprint
+
+    def dead(self) -> list[Segment]:
+        """Segments without any live row."""
+        return [s for s in self.segments.values() if not self.live[s.slot] and s is not self.active]
+
+    def used(self, segment: Segment) -> float:
+        """The part of a segment's records that is not garbage."""
+        return float(self.live[segment.slot] / max(1, self.ends[segment.slot]))
+
+    def entries(self) -> list[Entry]:
+        """What a manifest says of this log: all that is in it now, but dead segments."""
+        out: list[Entry] = []
+        for segment in self.segments.values():
+            if self.live[segment.slot]:
+                count, state = int(self.ends[segment.slot]), int(self._sums[segment.slot])
+                sizes = HEADER + count * self.stride, HEADER + count * 8
+                out.append(Entry(segment.name, self.record, count, state, *sizes))
+        return out
+
+    # Reading
+
+    def rows_at(self, positions: np.ndarray, keys: Keys, out: Rows) -> None:
+        """Copy the rows at `positions` to `out`; -1 is passed over."""
+        bad = records.gather(self._handles, self._ids, self._words, positions, keys, _flat(out))
+        if bad >= 0:
+            position = int(positions[bad])
+            self._explain(self.segments[position >> INDEX_BITS], position & records.INDEX_MASK, int(keys[bad]))
+
+    def _explain(self, segment: Segment, index: int, key: int) -> None:
+        """Raise what is wrong with a record that was not read."""
+        what = f"{segment.rows_path}: record {index}, {_named(key)},"
+        at = HEADER + index * self.stride
+        try:
+            size = len(self._files.read(segment.rows.number, self.stride, at))
+        except OSError as error:
+            raise Unusable(f"{what} cannot be read ({error})") from error
+        if size < self.stride:
+            raise Unusable(f"{what} is missing: the file was cut short at {at + size:,} bytes")
+        raise Unusable(f"{what} is damaged: bytes {at:,} to {at + self.stride:,} are not those that were written")
+
+    def keys_from(self, segment: Segment, start: int) -> tuple[Keys, int]:
+        """Live keys of some of a segment's records from `start` on, in order, and where to go on; 0: that was all."""
+        stop = min(start + MOST_PLACED, int(self.ends[segment.slot]))
+        with self._opened(segment.keys_path) as file:  # the segment's own is the writer's, who may close it
+            keys = self._keys(segment, file.number, start, stop)
+        keys = keys[self.places.standing(keys, segment.slot << INDEX_BITS | start)]
+        return keys, stop if stop < self.ends[segment.slot] else 0
+
+    @contextmanager
+    def _keys_file(self, segment: Segment) -> Iterator[int]:
+        if segment.keys.is_open:
+            yield segment.keys.number
+            return
+        with self._opened(segment.keys_path) as file:
+            yield file.number
+
+    def _opened(self, path: Path) -> Handle:
+        return Handle(self._files, lambda: self._files.open(path))
+
+    def _created(self, path: Path) -> Handle:
+        return Handle(self._files, lambda: self._files.create(path))
+
+    def _keys(self, segment: Segment, file: int, start: int, stop: int) -> Keys:
+        data = self._files.read(file, 8 * (stop - start), HEADER + 8 * start)
+        if len(data) < 8 * (stop - start):
+            raise Unusable(f"{segment.keys_path} was cut short at {HEADER + 8 * start + len(data):,} bytes")
+        return np.frombuffer(data, np.int64)
+
+    def _checked(self, segment: Segment, keys: Keys, start: int, picks: np.ndarray, out: Words) -> int:
+        """Read records[start:], check those of `picks`, and copy them to `out`, flat; an empty one: check only.
+
+        The first of `picks` that is damaged, -1 where none is.
+        """
+        first, last = int(picks[0]), int(picks[-1]) + 1
+        size, at = (last - first) * self.stride, HEADER + (start + first) * self.stride
+        data = np.frombuffer(self._files.read(segment.rows.number, size, at), np.uint8)
+        whole = first + len(data) // self.stride  # fewer than asked where the file was cut short
+        there, beyond = picks[picks < whole], picks[picks >= whole]
+        words, id = data[: (whole - first) * self.stride].view(np.uint32), self._ids[segment.slot]
+        bad = records.decode(words, self._words, keys[first:last], there - first, id, start + first, out)
+        return bad + first if bad >= 0 else int(beyond[0]) if beyond.size else -1
+
+    def check(self, segment: Segment) -> None:
+        """Read a segment's keys and records and compare all with what was written."""
+        id, none = int(self._ids[segment.slot]), np.empty(0, np.uint32)
+        with self._keys_file(segment) as file:
+            check_header(self._files, segment.rows.number, segment.rows_path, self.record, id)
+            check_header(self._files, file, segment.keys_path, self.record, id)
+            state = np.uint64(0)
+            for _, keys in self._all_keys(segment, file):
+                state = np.uint64(records.hash_keys(keys, state))
+            for start, keys in self._all_keys(segment, file):
+                bad = self._checked(segment, keys, start, np.arange(keys.size), none)
+                if bad >= 0 and state == self._sums[segment.slot]:
+                    self._explain(segment, start + bad, int(keys[bad]))
+                if bad >= 0:
+                    raise Unusable(
+                        f"{segment.keys_path} is damaged: {_named(keys[bad])} is not the key of record {start + bad}"
+                    )
+        if state != self._sums[segment.slot]:
+            raise Unusable(f"{segment.keys_path} is damaged: its keys are not those that were written")
+
+    def _all_keys(self, segment: Segment, file: int) -> Iterator[tuple[int, Keys]]:
+        """All keys of a segment, in pieces, and where each begins."""
+        for start in range(0, int(self.ends[segment.slot]), _PIECE):
+            yield start, self._keys(segment, file, start, min(start + _PIECE, int(self.ends[segment.slot])))
+
+    # Writing
+
+    def append(self, keys: Keys, rows: Words) -> None:
+        """Hold rows, flat; returns when all are readable. On an error some may be held."""
+        if (beyond := self.beyond(keys)) is not None:
+            raise ValueError(f"{beyond}: open the store with as many rows as there are")
+        done = 0
+        while done < keys.size:
+            segment = self.active or self._begin()
+            end = int(self.ends[segment.slot])
+            some = keys[done : done + min(MOST_PLACED, self._capacity - end)]
+            self._write_records(segment, some, rows[done * self._words : (done + some.size) * self._words], end)
+            self._files.write(segment.keys.number, np.ascontiguousarray(some).data, HEADER + end * 8)
+            try:
+                with self._gate.lookup():
+                    self.places.reserve(some.size)
+                    first = segment.slot << INDEX_BITS | end
+                    self.places.place(some, first, self.ends, self.live, self._sums)
+            finally:
+                self._gate.copied()
+            done += some.size
+            self._send(segment)
+            if self.ends[segment.slot] >= self._capacity:
+                self.seal()
+
+    def _write_records(self, segment: Segment, keys: Keys, rows: Words, end: int) -> None:
+        """Piece by piece through one buffer, which stays in the processor's cache on the way to the system."""
+        each = max(1, self._buffer.size // (self._words + 1))
+        for start in range(0, keys.size, each):
+            some = keys[start : start + each]
+            out = self._buffer[: some.size * (self._words + 1)]
+            part = rows[start * self._words : (start + some.size) * self._words]
+            records.encode(part, self._words, some, self._ids[segment.slot], end + start, out)
+            self._files.write(segment.rows.number, out.data, HEADER + (end + start) * self.stride)
+
+    def _send(self, segment: Segment) -> None:
+        """Have the disk begin with what was appended, so that a point has less to wait for."""
+        end = int(self.ends[segment.slot])
+        if (end - segment.sent) * self.stride >= _SENT or end >= self._capacity:
+            self._files.send(
+                segment.rows.number, HEADER + segment.sent * self.stride, (end - segment.sent) * self.stride
+            )
+            segment.sent = end
+
+    def seal(self) -> None:
+        """Write to no segment of those begun any more."""
+        self.active = None
+
+    def beyond(self, keys: Keys) -> str | None:
+        """Which key is no row of the tables, in words; None where all are."""
+        stranger = self.places.stranger(keys)
+        return self._beyond(keys[stranger]) if stranger >= 0 else None
+
+    def _beyond(self, key: int) -> str:
+        return f"{_named(key)} is there, which has {self._rows.get(int(key) >> ROW_BITS, 0):,} rows here"
+
+    def _begin(self) -> Segment:
+        """A new segment to append to; small ones before it are written into it."""
+        slot = next((slot for slot in range(SLOTS) if slot not in self.segments), None)
+        if slot is None:
+            raise ValueError(f"{self.folder} has {SLOTS} segments, the most of one kind: give some tables another dim")
+        name = secrets.token_hex(8)
+        rows_path, keys_path = self.folder / f"{name}.rows", self.folder / f"{name}.keys"
+        rows = self._created(rows_path)
+        try:
+            self._files.write(rows.number, header(".rows", self.record, int(name, 16)), 0)
+            keys = self._created(keys_path)
+            self._files.write(keys.number, header(".keys", self.record, int(name, 16)), 0)
+        except BaseException:
+            for path in (rows_path, keys_path):
+                with suppress(FileNotFoundError):
+                    self._files.remove(path)
+            raise
+        self._capacity = self.capacity
+        segment = Segment(name, slot, rows, keys, rows_path, keys_path)
+        self._register(segment)
+        self.active = segment
+        small = [s for s in self.segments.values() if self.ends[s.slot] < self._capacity // 8 and s is not segment]
+        rows_held = sum(int(self.live[s.slot]) for s in small)
+        if rows_held <= SMALLEST // 2 or len(small) >= _MANY:
+            for old in small:
+                for _ in self.rewrite(old):
+                    pass
+        return self.active or segment
+
+    def _register(self, segment: Segment) -> None:
+        slot = segment.slot
+        self._ids[slot], self._handles[slot] = int(segment.name, 16), segment.rows.number
+        self.ends[slot] = self.live[slot] = self._sums[slot] = 0
+        self._begun += 1
+        segment.ordinal = self._begun
+        self.segments[slot] = segment
+
+    def rewrite(self, segment: Segment) -> Iterator[int]:
+        """Append a segment's live rows again, some at a time; yields how many records that dealt with."""
+        with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own in the midst of this
+            for start, keys in self._all_keys(segment, file.number):
+                picks = self.places.standing(keys, segment.slot << INDEX_BITS | start)
+                if picks.size:
+                    rows = np.empty(picks.size * self._words, np.uint32)
+                    bad = self._checked(segment, keys, start, picks, rows)
+                    if bad >= 0:
+                        self._explain(segment, start + bad, int(keys[bad]))
+                    self.append(keys[picks], rows)
+                yield keys.size
+
+    def sync(self) -> None:
+        """Make all records last, and what is in the files; their names are the folder's."""
+        for segment in [s for s in self.segments.values() if s.suspect]:
+            for _ in self.rewrite(segment):
+                pass
+        for segment in self.segments.values():
+            end = int(self.ends[segment.slot])
+            if segment.synced < end and self.live[segment.slot]:
+                try:
+                    with self._keys_file(segment) as file:
+                        self._files.sync(file)
+                    self._files.sync(segment.rows.number)
+                except BaseException:
+                    # After a failed fsync the system may drop the bytes and report success next time.
+                    segment.suspect = True
+                    if segment is self.active:
+                        self.seal()
+                    raise
+                segment.synced = end
+            if segment is not self.active:
+                segment.keys.close()
+
+    def drop(self, segments: list[Segment]) -> None:
+        """Let segments go: nobody reads in them, and no manifest names them."""
+        for segment in segments:
+            del self.segments[segment.slot]
+            self.ends[segment.slot] = 0
+            self._release(segment)
+
+    def _release(self, segment: Segment) -> None:
+        self._handles[segment.slot] = -1
+        segment.rows.close()
+        segment.keys.close()
+
+    def close(self) -> None:
+        """Let all files go."""
+        for segment in self.segments.values():
+            self._release(segment)
+        self.segments, self.active = {}, None
+
+    # Opening
+
+    def load(self, entry: Entry) -> None:
+        """Take in a segment of an earlier life, after those before it in the log."""
+        paths = [self.folder / name for name in entry.files()]
+        for name, size in entry.least().items():
+            if (found := _size(self.folder / name)) < size:
+                raise Unusable(f"{self.folder / name} has {found:,} bytes, {size:,} were written")
+        slot = next(slot for slot in range(SLOTS) if slot not in self.segments)
+        rows, keys = self._opened(paths[0]), Handle(self._files)
+        segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, named=True)
+        self._register(segment)
+        check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
+        other = ""
+        with self._keys_file(segment) as file:
+            check_header(self._files, file, segment.keys_path, self.record, entry.id)
+            for start in range(0, entry.count, MOST_PLACED):
+                keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
+                if not other and (at := self._layout.stranger(keys, self.record)) >= 0:
+                    other = f"{segment.keys_path} is damaged: {_named(keys[at])} has no such records"
+                stranger = self.places.stranger(keys)
+                if stranger >= 0:
+                    what = f"{segment.keys_path} is damaged, or {self._beyond(keys[stranger])}"
+                    raise Unusable(what, "give the table as many rows as it had")
+                self.places.reserve(keys.size)
+                self.places.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
+        if int(self._sums[slot]) != entry.keys_hash:
+            self._sums[slot] = entry.keys_hash
+            self.check(segment)  # names the record, if it can be told
+        if other:
+            raise Unusable(other)
+        segment.behind = sum(_size(path) for path in paths) - sum(entry.least().values())
+
+    def trim(self) -> None:
+        """Cut off what an earlier life left behind the last record of a segment.
+
+        Not where a snapshot has the file too: it was taken later than the manifest that is opened, and has a use for it.
+        """
+        for segment in self.segments.values():
+            if segment.behind and not (_shared(segment.rows_path) or _shared(segment.keys_path)):
+                for path, size in ((segment.rows_path, self.stride), (segment.keys_path, 8)):
+                    with Handle(self._files, partial(self._files.open, path, writable=True)) as file:
+                        self._files.truncate(file.number, HEADER + int(self.ends[segment.slot]) * size)
+                segment.behind = 0
+
+
+def _named(key: int) -> str:
+    return f"row {key & (MAX_ROWS - 1)} of table {key >> ROW_BITS}"
+
+
+def _flat(rows: Rows) -> Words:
+    return rows.reshape(-1).view(np.uint32)
+
+
+def _shared(path: Path) -> bool:
+    return path.stat().st_nlink > 1
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        raise Unusable(f"{path} is missing") from None

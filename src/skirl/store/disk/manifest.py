@@ -1,0 +1,85 @@
+"""What a disk store holds at a durable point: which segments, how much of each, under which name and generation.
+
+One small text file, replaced whole by a rename. Its last entry is the checksum of the rest. A log of changes to it would
+make a point cheaper (40 KB are written for 400 segments), and opening would have to replay it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skirl.store import snapshot
+from skirl.store.base import Layout, Record
+from skirl.store.disk.segment import FORMAT_VERSION, Entry, Unusable
+from skirl.tools.sealed_json import CheckpointError, read_sealed, seal, skirl_version
+
+NAME = "store.json"
+FORMAT = "skirl-disk-store"
+KIND = snapshot.DISK_ROWS
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The rows of all kinds, at one point."""
+
+    identity: str
+    generation: int
+    layout: Layout
+    segments: list[Entry]
+    """In order of the log, kind by kind."""
+    rows: tuple[int, ...] = ()
+    """How many rows of each kind there are; empty where that is not known. Only a hint: it makes opening faster."""
+
+    def facts(self) -> dict[str, Any]:
+        """For `from_facts`, in anything that JSON can say."""
+        return {
+            "kind": KIND,
+            "segment_format": FORMAT_VERSION,
+            "identity": self.identity,
+            "generation": self.generation,
+            "layout": [[table, r.width, r.dtype] for table, r in self.layout.records.items()],
+            "segments": [entry.to_text() for entry in self.segments],
+            "rows": list(self.rows),
+        }
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> "Manifest":
+        """An Unusable where `facts` are not those of rows on disk."""
+        try:
+            if facts["kind"] != KIND or facts["segment_format"] != FORMAT_VERSION:
+                raise Unusable(f"is of {facts['kind']!r} in format {facts['segment_format']}")
+            layout = Layout({table: Record(width, dtype) for table, width, dtype in facts["layout"]})
+            segments = [Entry.from_text(entry) for entry in facts["segments"]]
+            if not isinstance(facts["identity"], str) or not isinstance(facts["generation"], int):
+                raise TypeError("identity and generation")
+            if {entry.record for entry in segments} - set(layout.kinds):
+                raise ValueError("a segment of no table")
+            rows = tuple(int(n) for n in facts.get("rows", []))
+            return cls(facts["identity"], facts["generation"], layout, segments, rows)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Unusable(f"does not describe rows ({error!r})") from None
+
+    def sealed(self) -> bytes:
+        """The text of a store's own manifest."""
+        return self._sealed(FORMAT, FORMAT_VERSION, {})
+
+    def sealed_snapshot(self) -> bytes:
+        """The text of a snapshot's header, which `Snapshot` reads."""
+        return self._sealed(snapshot.FORMAT, snapshot.FORMAT_VERSION, {"arrays": {}})
+
+    def _sealed(self, format: str, version: int, more: dict[str, Any]) -> bytes:
+        head = {"format": format, "format_version": version, "skirl": skirl_version()}
+        return seal(head | {"facts": self.facts()} | more)
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """A store's own manifest; an Unusable where it is not whole."""
+        try:
+            body = read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="disk store")
+        except CheckpointError as error:
+            text, _, advice = str(error).rpartition(": ")
+            raise Unusable(text, advice if "version" in advice else "") from None
+        try:
+            return cls.from_facts(body.get("facts", {}))
+        except Unusable as error:
+            raise Unusable(f"{path} {error}") from None

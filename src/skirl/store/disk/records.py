@@ -1,0 +1,210 @@
+"""Records as they stand in a file: a row and 4 bytes that tell whether it is still the one that was written.
+
+The checksum covers the row, its key, the segment and the place in it. So it catches flipped bits, and also a whole record
+in the wrong place: a lost or misdirected write, zeros where a file was never filled, a key file that does not belong. It
+is a multiply-and-add over four lanes of 32-bit words: 4 GB/s on one core of this project's test machine, against 0.4 for
+a table-driven CRC-32 in the same compiler; either misses one damaged record in 4 billion. Rows are handled as 32-bit words,
+so float32 and float64 share the kernels.
+
+Reads are `pread` calls out of a nogil kernel, in order of position, neighbours in one call. A memory map would save the
+call (0.5 us a row, warm) and turn a read error or a file cut short into a SIGBUS that kills the process; and a cold page
+would be waited for one at a time, where threads in `pread` keep several requests in the disk's queue.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+from numba import config, types
+from numpy.typing import NDArray
+
+from skirl.tools.jit import kernel
+from skirl.tools.threads import Threads, run
+
+HEADER = 64
+"""Bytes of a file before its first record or key."""
+
+INDEX_BITS = 20
+INDEX_MASK = (1 << INDEX_BITS) - 1
+"""A position is a segment's slot and, in the lower bits, the index of the record in it."""
+
+READERS = 16
+"""Threads that read at once: 8 of them read a fifth fewer rows a second from this project's test disk, 32 no more."""
+_RUN = 64 << 10  # bytes read at most in one call
+_GAP = 2048  # bytes read in vain rather than with a call of their own
+_FEW = 256  # rows that one thread reads faster than it wakes another
+
+Words = NDArray[np.uint32]
+Keys = NDArray[np.int64]
+Number = Any
+"""A Python or a numpy integer: inside a kernel they are one."""
+
+_A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_C, _D = np.uint64(0xD6E8FEB86659FD93), np.uint64(0xA0761D6478BD642F)
+_32, _29 = np.uint64(32), np.uint64(29)
+
+
+@kernel
+def _checksum(words: Words, at: Number, n: int, key: Number, segment: Number, index: Number) -> np.uint32:
+    """Of the n words at words[at:], as record `index` of a segment."""
+    a = (np.uint64(key) ^ _D) * _A
+    b = (segment ^ np.uint64(index)) * _B
+    c = _C
+    d = _D
+    last = at + n
+    i = at
+    while i + 4 <= last:
+        a = (a + np.uint64(words[i])) * _A
+        b = (b + np.uint64(words[i + 1])) * _B
+        c = (c + np.uint64(words[i + 2])) * _C
+        d = (d + np.uint64(words[i + 3])) * _D
+        i += 4
+    while i < last:
+        a = (a + np.uint64(words[i])) * _A
+        i += 1
+    h = (a ^ (a >> _32)) * _B + b
+    h = (h ^ (h >> _32)) * _C + c
+    h = (h ^ (h >> _32)) * _D + d
+    h = (h ^ (h >> _29)) * _A
+    return np.uint32(h >> _32)
+
+
+@kernel
+def hash_key(key: Number, state: Number) -> Number:
+    """`hash_keys` for one key more."""
+    state = (state ^ np.uint64(key)) * _A
+    return state ^ (state >> _29)
+
+
+@kernel
+def hash_keys(keys: Keys, state: Number) -> Number:
+    """A running hash of keys in their order, from np.uint64(0) on. Python gets it as an int: make it a np.uint64."""
+    for i in range(keys.size):
+        state = hash_key(keys[i], state)
+    return state
+
+
+@kernel
+def encode(rows: Words, width: int, keys: Keys, segment: np.uint64, first: int, out: Words) -> None:
+    """Rows of `width` words as records first, first + 1, ... of a segment. All arrays are flat."""
+    for i in range(keys.size):
+        at = i * (width + 1)
+        for j in range(width):
+            out[at + j] = rows[i * width + j]
+        out[at + width] = _checksum(rows, i * width, width, keys[i], segment, first + i)
+
+
+@kernel
+def decode(
+    records: Words, width: int, keys: Keys, picks: NDArray[np.int64], segment: np.uint64, first: int, out: Words
+) -> int:
+    """Check and copy the rows of records[picks], whose keys are keys[picks]; the first damaged pick, or -1.
+
+    out may be empty: then rows are checked only.
+    """
+    for k in range(picks.size):
+        i = picks[k]
+        at = i * (width + 1)
+        if _checksum(records, at, width, keys[i], segment, first + i) != records[at + width]:
+            return i
+        if out.size:
+            for j in range(width):
+                out[k * width + j] = records[at + j]
+    return -1
+
+
+if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
+
+    def fill(file: Number, buffer: Words, size: Number, offset: Number) -> int:
+        return os.preadv(file, [buffer.view(np.uint8)[:size].data], offset)
+
+else:
+    _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
+
+    @kernel
+    def fill(file: Number, buffer: Words, size: Number, offset: Number) -> int:
+        """Read into a buffer; how many bytes came."""
+        done = 0
+        while done < size:
+            got = _pread(np.int32(file), buffer.ctypes.data + np.uintp(done), np.uintp(size - done), offset + done)
+            if got <= 0:
+                break
+            done += got
+        return done
+
+
+@kernel
+def _gather(
+    files: NDArray[np.int32],
+    segments: NDArray[np.uint64],
+    width: int,
+    order: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    keys: Keys,
+    out: Words,
+    trouble: NDArray[np.int64],
+    lo: int,
+    hi: int,
+) -> None:
+    """Rows order[lo:hi], ascending in position, to `out`, which is flat; trouble[0]: 1 + a row that cannot be read."""
+    words = width + 1
+    stride = 4 * words
+    buffer = np.empty(max(_RUN // 4, words), np.uint32)
+    i = lo
+    while i < hi:
+        position = positions[order[i]]
+        slot = position >> INDEX_BITS
+        first = position & INDEX_MASK
+        last = first
+        j = i + 1
+        while j < hi:
+            position = positions[order[j]]
+            index = position & INDEX_MASK
+            if position >> INDEX_BITS != slot or (index + 1 - first) * stride > _RUN or (index - last) * stride > _GAP:
+                break
+            last = index
+            j += 1
+        came = fill(files[slot], buffer, (last + 1 - first) * stride, HEADER + first * stride)
+        for k in range(i, j):
+            row = order[k]
+            index = positions[row] & INDEX_MASK
+            at = (index - first) * words
+            if (index + 1 - first) * stride > came or _checksum(
+                buffer, at, width, keys[row], segments[slot], index
+            ) != buffer[at + width]:
+                trouble[0] = row + 1
+                return
+            for w in range(width):
+                out[row * width + w] = buffer[at + w]
+        i = j
+
+
+def gather(
+    files: NDArray[np.int32],
+    segments: NDArray[np.uint64],
+    width: int,
+    positions: NDArray[np.int64],
+    keys: Keys,
+    out: Words,
+) -> int:
+    """Read the rows at `positions` (-1: none) to `out`, flat; -1, or the index of one that is damaged or unreadable."""
+    order = np.flatnonzero(positions >= 0)
+    order = order[np.argsort(positions[order])]
+    trouble = np.zeros(1, np.int64)
+    threads = max(1, min(READERS, order.size // _FEW))
+    run(
+        _gather, order.size, files, segments, width, order, positions, keys, out, trouble, threads=threads, pool=_readers
+    )  # fmt: skip
+    return int(trouble[0]) - 1
+
+
+_readers = Threads()
+
+
+def _forget() -> None:
+    global _readers
+    _readers = Threads()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,136 @@
+"""One stretch of a log: a file of records and a file of their keys, written from front to back and never changed.
+
+Keys have a file of their own so that a store opens by reading 8 bytes a row, and not all rows. Both files begin with 64
+bytes that say what they are, in which format, and which segment: files of different stores, copied over each other, are
+told apart. What is a file's content is said by the manifest: how many records, and a hash of the keys; bytes behind that
+were never promised to last.
+"""
+
+import hashlib
+import re
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from skirl.store.base import Record
+from skirl.store.disk.os_files import Files, Handle
+from skirl.store.disk.records import HEADER
+
+FORMAT_VERSION = 1
+_HEAD = struct.Struct("<8sIIIIQ24x")  # and 8 bytes of SHA-256
+_MAGIC = {".rows": b"skirlrow", ".keys": b"skirlkey"}
+
+
+class Unusable(Exception):
+    """Files that cannot be used as they are; the text says which and why, and what to do is up to who catches it."""
+
+    def __init__(self, text: str, advice: str = "") -> None:
+        super().__init__(text)
+        self.advice = advice
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A segment as a manifest names it."""
+
+    name: str
+    record: Record
+    count: int
+    keys_hash: int
+    rows_bytes: int
+    keys_bytes: int
+
+    def to_text(self) -> str:
+        """One line, for `from_text`."""
+        record = self.record
+        sizes = f"{self.rows_bytes} {self.keys_bytes}"
+        return f"{self.name} {record.width} {record.dtype} {self.count} {self.keys_hash:016x} {sizes}"
+
+    @classmethod
+    def from_text(cls, text: str) -> "Entry":
+        """A TypeError or ValueError where `text` is none."""
+        name, width, dtype, count, keys_hash, rows_bytes, keys_bytes = text.split(" ")
+        if not re.fullmatch("[0-9a-f]{16}", name):
+            raise ValueError(f"{name!r} is no segment")
+        record = Record(int(width), dtype)
+        return cls(name, record, int(count), int(keys_hash, 16), int(rows_bytes), int(keys_bytes))
+
+    @property
+    def id(self) -> int:
+        """The segment's random number, which its name spells."""
+        return int(self.name, 16)
+
+    def files(self) -> dict[str, int]:
+        """The names of its files, and the size of each."""
+        return {f"{self.name}.rows": self.rows_bytes, f"{self.name}.keys": self.keys_bytes}
+
+    def sized(self, folder: Path) -> "Entry":
+        """With the sizes of its files as they are in a folder."""
+        rows_bytes, keys_bytes = ((folder / name).stat().st_size for name in self.files())
+        return replace(self, rows_bytes=rows_bytes, keys_bytes=keys_bytes)
+
+    def least(self) -> dict[str, int]:
+        """As `files`, with the bytes of what is promised."""
+        return {
+            f"{self.name}.rows": HEADER + self.count * stride(self.record),
+            f"{self.name}.keys": HEADER + self.count * 8,
+        }
+
+
+@dataclass
+class Segment:
+    """A segment of a log that is open."""
+
+    name: str
+    slot: int
+    rows: Handle
+    """File of records, open as long as the segment is."""
+    keys: Handle
+    """File of keys, open only while it is being written to."""
+    rows_path: Path
+    keys_path: Path
+    ordinal: int = 0
+    """Its number in the log: later ones are larger."""
+    sent: int = 0
+    """Records that the disk was asked to begin with."""
+    synced: int = 0
+    """Records that last; -1 in a file of an earlier life, whose size may not."""
+    named: bool = False
+    """Its files' names last."""
+    suspect: bool = False
+    """A sync failed: what the system then holds for written may never reach the disk."""
+    behind: int = 0
+    """Bytes in the files behind the last record, which another name of theirs has a use for."""
+
+
+def stride(record: Record) -> int:
+    """Bytes of a record in a file."""
+    return record.width * np.dtype(record.dtype).itemsize + 4
+
+
+def header(suffix: str, record: Record, segment: int) -> bytes:
+    """The first bytes of a segment's file."""
+    size = np.dtype(record.dtype).itemsize
+    head = _HEAD.pack(_MAGIC[suffix], FORMAT_VERSION, record.width, size, 0, segment)
+    return head + hashlib.sha256(head).digest()[:8]
+
+
+def check_header(files: Files, file: int, path: Path, record: Record, segment: int) -> None:
+    """An Unusable where the file does not begin as it has to."""
+    found = files.read(file, HEADER, 0)
+    if found == header(path.suffix, record, segment):
+        return
+    if len(found) == HEADER and hashlib.sha256(found[:-8]).digest()[:8] == found[-8:]:
+        magic, version, width, size, _, other = _HEAD.unpack(found[:-8])
+        if magic == _MAGIC[path.suffix] and version != FORMAT_VERSION:
+            raise Unusable(
+                f"{path} is in format {version}, this skirl reads format {FORMAT_VERSION}",
+                "use the version that wrote it",
+            )
+        if magic in _MAGIC.values():
+            raise Unusable(
+                f"{path} is another file than it was, of segment {other:016x} with records of {width} x {size} bytes"
+            )
+    raise Unusable(f"{path} is damaged in its first {HEADER} bytes")

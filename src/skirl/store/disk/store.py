@@ -1,0 +1,470 @@
+"""Rows on disk: tables larger than memory, and points that survive a kill and a power loss.
+
+Rows are appended to a log and never changed in place, so nothing that was durable can be torn (see `_log.py`). Where each
+row's newest record stands is in memory, 7 bytes a row of tables whose sizes are known (see `_places.py`). A *durable
+point* is a small manifest, renamed into place after all that it names was synced; the store reopens at the last one,
+exactly.
+"""
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.core.tables import ROW_BITS
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
+from skirl.store.disk import links, lock
+from skirl.store.disk import logs as all_logs
+from skirl.store.disk.cleaning import Room
+from skirl.store.disk.errors import DiskError, DiskFull, explained, unwritable
+from skirl.store.disk.frozen import FrozenSegments
+from skirl.store.disk.log import Log
+from skirl.store.disk.manifest import KIND, NAME, Manifest
+from skirl.store.disk.os_files import Files
+from skirl.store.disk.segment import Entry, Segment, Unusable
+from skirl.store.gate import Gate
+from skirl.store.memory.store import MemoryStore, frozen_rows
+from skirl.store.snapshot import HEADER, MEMORY_ROWS, Snapshot, SnapshotError
+
+__all__ = ["DiskError", "DiskFull", "DiskStore"]
+
+_PIECE = 1 << 16  # rows looked up and moved at a time
+
+
+class DiskStore(Store):
+    """Rows in a folder of their own.
+
+    rows: how many each table has, where that is known: an index in memory then takes 7 bytes a row held and not 14.
+    room: bytes on disk for each byte of the rows held, at most. files: what a test puts between this and the system.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with DiskStore(folder, {0: Record(2)}) as store:
+    ...         store.write(np.array([5]), np.array([[1, 2]], np.float32))
+    ...     with DiskStore(folder, {0: Record(2)}) as store:
+    ...         out = np.zeros((2, 2), np.float32)
+    ...         print(store.read(np.array([4, 5]), out), store.generation)
+    [False  True] 1
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        layout: Layout | Mapping[int, Record],
+        *,
+        rows: Mapping[int, int] | None = None,
+        room: float = 1.5,
+        files: Files | None = None,
+    ) -> None:
+        super().__init__(layout)
+        if rows is not None and (missing := self.layout.records.keys() - rows.keys()):
+            raise ValueError(f"rows names no table {min(missing)}: give the rows of each table, or of none")
+        self._rows = rows
+        if room < 1.3:
+            raise ValueError(f"room is {room}: set it to 1.3 or more; the less, the more often rows are written again")
+        self.path = Path(path)
+        self._files = files or Files()
+        self._share = room
+        self._gate = Gate()
+        self._writing = threading.RLock()
+        self._pid = os.getpid()
+        self._lock: lock.Lock | None = None
+        self._set_logs([])
+        self._changed = False
+        try:
+            with self._explained():
+                self._open()
+        except BaseException:
+            self._let_go()
+            raise
+        self._tried = self.generation
+
+    def __repr__(self) -> str:
+        return f"DiskStore({str(self.path)!r})"
+
+    # Opening
+
+    def _open(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise DiskError(f"{self.path} is a file: name a folder, of its own")
+        try:
+            self._files.make_folder(self.path)
+            self._lock = lock.Lock(self.path)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        names = os.listdir(self.path)
+        others = [name for name in names if name != lock.NAME and not links.OURS.fullmatch(name)]
+        if NAME in others:
+            self._load(Manifest.read(self.path / NAME))
+        elif others:
+            raise DiskError(f"{self.path} holds other files, {others[0]!r} for one: name a new or an empty folder")
+        elif any(name.endswith((".rows", ".keys")) for name in names):
+            raise Unusable(f"{self.path / NAME} is missing")
+        else:
+            self._set_logs(self._empty())
+            self._write_manifest(self.identity, 0, self._logs)
+
+    def _empty(self) -> list[Log]:
+        return all_logs.empty(self.path, self.layout, self._files, self._gate, self._rows)
+
+    def _set_logs(self, logs: list[Log]) -> None:
+        self._logs, self._room = logs, Room(logs, self._share, self._point)
+
+    def _load(self, manifest: Manifest) -> None:
+        if manifest.layout != self.layout:
+            raise DiskError(
+                f"{self.path} has records {manifest.layout}, the tables need {self.layout}: open it with the tables and "
+                "the optimizer it was made with, or name another folder"
+            )
+        self._set_logs(self._empty())
+        all_logs.load(self._logs, manifest)
+        self.identity, self.generation = manifest.identity, manifest.generation
+        # After a kill the rename of the manifest may not last yet, and what it replaced must not go before it does.
+        self._files.sync_folder(self.path)
+        for log in self._logs:
+            log.trim()
+        self._remove_strangers()
+
+    def _remove_strangers(self) -> None:
+        """Remove files of ours that belong to no segment: what a kill, or an older point, left behind."""
+        links.remove_but(self._files, self.path, {path.name for path in all_logs.paths(self._logs)})
+
+    # Rows
+
+    def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
+        with self._explained():
+            for start in range(0, keys.size, _PIECE):
+                piece = slice(start, start + _PIECE)
+                try:
+                    with self._gate.lookup():
+                        log = self._logs[kind]
+                        positions = log.places.locate(keys[piece])
+                    log.rows_at(positions, keys[piece], out[piece])
+                finally:
+                    self._gate.copied()
+                found[piece] = positions >= 0
+
+    def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
+        """As promised by `Store`. Where it fails, some of the rows may be held: the same call can be made again."""
+        try:
+            self._write_all(kind, keys, rows)
+        except KeyboardInterrupt:
+            self._write_all(kind, keys, rows)  # what was begun is finished
+            raise
+
+    def _write_all(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
+        words = rows.reshape(-1).view(np.uint32)
+        with self._writing:
+            log = self._logs[kind]
+            each = words.size // keys.size
+            with self._explained(keys.size * log.footprint):
+                for start in range(0, keys.size, _PIECE):
+                    piece = keys[start : start + _PIECE]
+                    self._room.make(log, piece.size)
+                    self._changed = True
+                    log.append(piece, words[start * each : (start + piece.size) * each])
+
+    def __len__(self) -> int:
+        return sum(log.places.count for log in self._logs)
+
+    def keys(self) -> Iterator[NDArray[np.int64]]:
+        """As promised by `Store`, in the order of the rows on disk, so that reading them goes through the files once.
+
+        A row written again while it runs may come twice.
+        """
+        self._check_open()
+        for kind in range(len(self._logs)):
+            ordinal, start = -1, 0
+            while True:
+                try:
+                    with self._explained(), self._gate.lookup():
+                        log = self._logs[kind]
+                        segment = next((s for s in log.segments.values() if s.ordinal >= ordinal), None)
+                        if segment is None:
+                            break
+                        start = start if segment.ordinal == ordinal else 0
+                        keys, start = log.keys_from(segment, start)
+                        ordinal = segment.ordinal if start else segment.ordinal + 1
+                finally:
+                    self._gate.copied()
+                if keys.size:
+                    yield keys
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Bytes of all files of rows, garbage included."""
+        return self._room.held
+
+    # Durable points
+
+    def flush(self) -> None:
+        """Make all that was written last: a durable point, with a generation of its own if anything changed."""
+        self._check_open()
+        with self._writing, self._explained():
+            if self._changed:
+                self._point()
+
+    def _next_generation(self) -> int:
+        # Never twice the same: a point that failed may have reached the disk all the same.
+        self._tried = max(self._tried, self.generation) + 1
+        return self._tried
+
+    def _point(self) -> None:
+        """A durable point; also one that nobody asked for, so that dead segments may go."""
+        generation = self._next_generation() if self._changed else self.generation
+        all_logs.sync(self._logs, self._files)
+        self._commit(generation)
+
+    def _commit(self, generation: int) -> None:
+        """What was synced is the store's content from now on; dead segments go."""
+        self._write_manifest(self.identity, generation, self._logs)
+        self.generation, self._changed = generation, False
+        gone = [(log, dead) for log in self._logs if (dead := log.dead())]
+        if gone:
+            self._room.forget([segment for _, dead in gone for segment in dead])
+            with self._gate.alone():
+                for log, dead in gone:
+                    log.drop(dead)
+            for _, dead in gone:
+                self._remove(dead)
+
+    def _remove(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            self._files.remove(segment.rows_path)
+            self._files.remove(segment.keys_path)
+
+    def _manifest(self, identity: str, generation: int, logs: list[Log], entries: list[Entry]) -> Manifest:
+        return Manifest(identity, generation, self.layout, entries, tuple(log.places.count for log in logs))
+
+    def _write_manifest(self, identity: str, generation: int, logs: list[Log]) -> None:
+        manifest = self._manifest(identity, generation, logs, [entry for log in logs for entry in log.entries()])
+        links.replace(self._files, self.path, NAME, manifest.sealed())
+
+    # Snapshots
+
+    def snapshot(self, folder: str | Path) -> None:
+        """As promised by `Store`, and a durable point.
+
+        On the store's own file system the folder shares the store's files: it costs a name for each, and later the
+        space of what the store lets go. Elsewhere they are copied; those of an earlier snapshot are not copied again.
+        """
+        self._check_open()
+        folder = Path(folder)
+        with self._writing, self._explained():
+            if folder.resolve() == self.path.resolve():
+                raise ValueError(f"{folder} is the store's own folder: name another one for the snapshot")
+            for log in self._logs:
+                log.seal()
+            all_logs.sync(self._logs, self._files)
+            generation = self._next_generation()
+            self._share_with(folder, generation)
+            self._commit(generation)
+
+    def _share_with(self, folder: Path, generation: int) -> None:
+        self._files.make_folder(folder)
+        header, added = folder / HEADER, list[Path]()
+        before = links.content(header)
+        entries = [entry for log in self._logs for entry in log.entries()]
+        try:
+            links.take_over(self._files, entries, self.path, folder, added)
+            entries = [entry.sized(folder) for entry in entries]
+            self._files.sync_folder(folder)
+            manifest = self._manifest(self.identity, generation, self._logs, entries)
+            links.replace(self._files, folder, HEADER, manifest.sealed_snapshot())
+        except BaseException:
+            links.undo(self._files, added, header, before)
+            raise
+        known = {name for entry in entries for name in entry.files()}
+        links.remove_but(self._files, folder, known)
+
+    def restore(self, folder: str | Path) -> None:
+        """As promised by `Store`, and a durable point. A snapshot of a `MemoryStore` will do, too.
+
+        Every record is read and checked. Files are shared as `snapshot` does, so it takes no space on disk; the new
+        rows' places are in memory beside the old ones' for a moment.
+        """
+        self._check_open()
+        folder = Path(folder)
+        snapshot = Snapshot(folder)
+        with self._writing, self._explained():
+            if snapshot.facts.get("kind") != KIND:
+                return self._restore_from_memory(folder, snapshot)
+            try:
+                manifest = Manifest.from_facts(snapshot.facts)
+            except Unusable as error:
+                raise SnapshotError(f"{folder / HEADER} {error}: use another snapshot") from None
+            self._restore(folder, manifest)
+
+    def _restore(self, folder: Path, manifest: Manifest, over: Iterable[tuple[NDArray[np.int64], Rows]] = ()) -> None:
+        self._check_layout(folder, manifest.layout)
+        for entry in manifest.segments:
+            links.check_sizes(folder, entry.files())
+        try:
+            with self._replaced_by(manifest.identity, manifest.generation) as (logs, added):
+                links.take_over(self._files, manifest.segments, folder, self.path, added)
+                all_logs.load(logs, manifest)
+                for log in logs:
+                    for segment in log.segments.values():
+                        log.check(segment)
+                self._append_all(logs, added, over, folder)
+        except Unusable as error:
+            text = str(error).replace(f"{self.path}{os.sep}", f"{folder}{os.sep}")
+            raise SnapshotError(f"{text}: {error.advice or 'use another snapshot'}") from None
+
+    def _restore_from_memory(self, folder: Path, snapshot: Snapshot) -> None:
+        memory = MemoryStore(self.layout)
+        memory.restore(folder)
+        with self._replaced_by(memory.identity, memory.generation) as (logs, added):
+            self._append_all(logs, added, _all_rows(memory), folder)
+
+    def _append_all(
+        self, logs: list[Log], added: list[Path], pairs: Iterable[tuple[NDArray[np.int64], Rows]], folder: Path
+    ) -> None:
+        """Rows of a folder to logs that are not the store's yet."""
+        before = set(all_logs.paths(logs))
+        try:
+            for keys, rows in pairs:
+                if keys.size:
+                    log = logs[self.layout.kind(keys, rows)]
+                    if (beyond := log.beyond(keys)) is not None:
+                        raise SnapshotError(f"{folder} does not fit: {beyond}, give the table as many rows as it had")
+                    log.append(keys, rows.reshape(-1).view(np.uint32))
+        finally:
+            added += [path for path in all_logs.paths(logs) if path not in before]
+
+    # Checkpoints
+
+    def freeze(self, folder: Path, since: Facts | None) -> Frozen:
+        """As promised by `Store`: nothing is copied, the folder shares the files of what was written so far.
+
+        Where it is on another file system, what it has not got is copied before this returns.
+        """
+        self._check_open()
+        with self._writing, self._explained():
+            for log in self._logs:
+                log.seal()
+                if any(segment.suspect for segment in log.segments.values()):
+                    log.sync()
+            generation = self._next_generation()
+            entries = [entry for log in self._logs for entry in log.entries()]
+            manifest = self._manifest(self.identity, generation, self._logs, entries)
+            self._files.make_folder(folder)
+            added: list[Path] = []
+            try:
+                links.take_over(self._files, entries, self.path, folder, added)
+            except BaseException:
+                for path in added:
+                    with contextlib.suppress(OSError):
+                        self._files.remove(path)
+                raise
+            self.generation, self._changed = generation, True
+        return FrozenSegments(self._files, folder, manifest, added)
+
+    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
+        """As promised by `Store`, and a durable point. Rows of a `MemoryStore` will do, too."""
+        self._check_open()
+        with self._writing, self._explained():
+            if facts.get("kind") == MEMORY_ROWS:
+                pairs = itertools.chain(frozen_rows(folder, facts, self.layout), over)
+                with self._replaced_by(facts["identity"], facts["generation"]) as (logs, added):
+                    self._append_all(logs, added, pairs, folder)
+                return
+            try:
+                manifest = Manifest.from_facts(facts)
+            except Unusable as error:
+                raise SnapshotError(f"{folder} {error}: use another checkpoint") from None
+            self._restore(folder, manifest, over)
+
+    @contextlib.contextmanager
+    def _replaced_by(self, identity: str, generation: int) -> Iterator[tuple[list[Log], list[Path]]]:
+        """Other logs, to be filled in the block, and the paths of their files, to be named there; then the content."""
+        logs, added, header = self._empty(), list[Path](), self.path / NAME
+        before = header.read_bytes()
+        try:
+            yield logs, added
+            all_logs.sync(logs, self._files, anew=True)
+            self._write_manifest(identity, generation, logs)
+        except BaseException:
+            for log in logs:
+                log.close()
+            links.undo(self._files, added, header, before)
+            raise
+        with self._gate.alone():
+            old = self._logs
+            self._set_logs(logs)
+            self._changed = False
+            self.identity, self.generation, self._tried = identity, generation, generation
+            for log in old:
+                log.close()
+        self._remove_strangers()
+
+    def _check_layout(self, folder: Path, layout: Layout) -> None:
+        if layout != self.layout:
+            raise SnapshotError(
+                f"{folder / HEADER} has records {layout}, this store {self.layout}: open it with the same tables"
+            )
+
+    def check(self) -> int:
+        """Read every record and compare its checksum; how many rows are held. A DiskError names what is damaged."""
+        self._check_open()
+        with self._writing, self._explained():
+            for log in self._logs:
+                for segment in log.segments.values():
+                    log.check(segment)
+        return len(self)
+
+    # Closing
+
+    def close(self) -> None:
+        """Flush, then let go of files and memory."""
+        if not self.closed:
+            try:
+                self.flush()
+            finally:
+                self._let_go()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; after an exception without a flush, so that the last durable point stays the last."""
+        if kind is None:
+            self.close()
+        else:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if not self.closed and os.getpid() == self._pid:  # in a forked child a thread that is not there may hold a lock
+            with self._writing, self._gate.alone():
+                self.closed = True
+                for log in self._logs:
+                    log.close()
+                self._set_logs([])
+                if self._lock is not None:
+                    self._lock.release()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._let_go()
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if os.getpid() != self._pid:
+            raise ValueError(f"{self!r} was opened by the process that this one was forked from: use it there")
+
+    def _explained(self, need: int = 0) -> contextlib.AbstractContextManager[None]:
+        """Say what to do about damaged files and a full disk; `need`: bytes that are to be written."""
+        return explained(self.path, lambda: max(need, int(self._room.limit + need) - self.bytes_on_disk))
+
+
+def _all_rows(memory: MemoryStore) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    for keys in memory.keys():  # noqa: SIM118
+        record = memory.layout.records[int(keys[0] >> ROW_BITS)]
+        rows = np.empty((keys.size, record.width), record.dtype)
+        memory.read(keys, rows)
+        yield keys, rows

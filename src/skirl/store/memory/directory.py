@@ -1,0 +1,128 @@
+"""Where a row stands in an array that only grows: key to position, in 15 to 18 bytes a row.
+
+Positions are given out in order of arrival, so the key of each position is an array of its own (8 bytes a row), which
+also lists the keys and can make the hash table again. The table then needs positions only: int32, 40 to 60% full. It
+grows by half, from the keys, with the old table let go first. `HashIndex` keeps keys in the table, which
+saves a cache miss a lookup, and costs 24 to 48 bytes a row; a store pays for all rows ever touched, the planner only
+for those of a window.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from skirl.store.memory.arena import Arena
+from skirl.tools.hash_index import mix
+
+MAX_POSITIONS = (1 << 31) - 1
+_MAX_PLACES = (1 << 32) - 1  # `mix` has 32 bits
+_HALF = np.uint64(32)
+
+
+@njit(nogil=True, cache=True)
+def _probe(table: NDArray[np.int32], held: NDArray[np.int64], key: int) -> int:
+    """The place of a key in the table, or the free place (0) where it belongs. The table holds positions + 1."""
+    # A product spreads 32 bits over any size, where a mask would need a power of two: growth by half, not by doubling.
+    place = np.int64((np.uint64(mix(key)) * np.uint64(table.size)) >> _HALF)
+    while table[place] != 0 and held[table[place] - 1] != key:
+        place += 1
+        if place == table.size:
+            place = 0
+    return place  # pyright: ignore[reportReturnType]
+
+
+@njit(nogil=True, cache=True)
+def _locate(
+    table: NDArray[np.int32], held: NDArray[np.int64], keys: NDArray[np.int64], positions: NDArray[np.int32]
+) -> None:
+    for i in range(keys.size):
+        positions[i] = table[_probe(table, held, keys[i])] - 1
+
+
+@njit(nogil=True, cache=True)
+def _place(
+    table: NDArray[np.int32],
+    held: NDArray[np.int64],
+    count: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    positions: NDArray[np.int32],
+) -> None:
+    for i in range(keys.size):
+        place = _probe(table, held, keys[i])
+        if table[place] == 0:
+            held[count[0]] = keys[i]
+            count[0] += 1
+            table[place] = count[0]
+        positions[i] = table[place] - 1
+
+
+@njit(nogil=True, cache=True)
+def _refill(table: NDArray[np.int32], held: NDArray[np.int64], count: int) -> None:
+    for position in range(count):
+        table[_probe(table, held, held[position])] = position + 1
+
+
+class Directory:
+    """The position of each key. Positions count from 0 and never change.
+
+    >>> directory = Directory()
+    >>> directory.reserve(2)
+    >>> directory.place(np.array([70, 50]))
+    array([0, 1], dtype=int32)
+    >>> directory.locate(np.array([50, 60]))
+    array([ 1, -1], dtype=int32)
+    """
+
+    def __init__(self) -> None:
+        self._count = np.zeros(1, np.int64)  # an array, so that the kernel sets it: no Ctrl-C can come between
+        self._held = Arena(np.int64)
+        self._table = np.zeros(64, np.int32)
+        self._filled = True
+
+    @property
+    def count(self) -> int:
+        """How many keys are held."""
+        return int(self._count[0])
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """The key of each position: a view, to be dropped before the next `reserve`."""
+        return self._held.array[: self.count]
+
+    def has_room(self, n_more: int) -> bool:
+        """Whether `n_more` further keys fit without growing."""
+        return self.count + n_more <= min(len(self._held), self._table.size * 3 // 5)
+
+    def reserve(self, n_more: int) -> None:
+        """Make room for `n_more` further keys."""
+        if self.has_room(n_more):
+            return
+        need = self.count + n_more
+        if need > MAX_POSITIONS:
+            raise ValueError(f"{need:,} rows of one kind, {MAX_POSITIONS:,} is the most: give some tables another dim")
+        self._held.reserve(need)
+        if need > self._table.size * 3 // 5:
+            # Zeros are pages not touched yet: the old table is let go before the new one takes memory.
+            self._filled = False
+            self._table = np.zeros(min(max(need * 5 // 3 + 1, self._table.size * 3 // 2), _MAX_PLACES), np.int32)
+            self._fill()
+
+    def _fill(self) -> None:
+        """Enter every key that is not in the table yet; again by the next call when a Ctrl-C came between."""
+        if not self._filled:
+            _refill(self._table, self._held.array, self.count)
+            self._filled = True
+
+    def locate(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The position of each key, -1 where it is not held."""
+        self._fill()
+        positions = np.empty(keys.size, np.int32)
+        _locate(self._table, self._held.array, keys, positions)
+        return positions
+
+    def place(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The position of each key, the next free one for a key not held. There must be room."""
+        self._fill()
+        positions = np.empty(keys.size, np.int32)
+        _place(self._table, self._held.array, self._count, keys, positions)
+        return positions

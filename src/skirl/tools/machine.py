@@ -1,0 +1,76 @@
+"""What a figure was measured on: times without it say nothing."""
+
+import os
+import platform
+import resource
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skirl.tools.sealed_json import skirl_version
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, threads, versions; nothing that names the machine or its user.
+
+    >>> machine()["cores"] >= 1
+    True
+    """
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "skirl": skirl_version(),
+    }
+
+
+def peak_bytes() -> int:
+    """The most memory this process has held.
+
+    Not getrusage's figure where there is another: that one starts at the peak of the process that started this one.
+
+    >>> peak_bytes() > 1 << 20
+    True
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def free_bytes() -> int:
+    """Memory that this process can still have: what the system has left, and what the limit of its group leaves.
+
+    >>> free_bytes() > 1 << 20
+    True
+    """
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):  # more than what is unused: file pages give way
+                free = int(line.split()[1]) << 10
+        group = Path("/sys/fs/cgroup")
+        most = (group / "memory.max").read_text().strip()
+        if most != "max":
+            free = min(free, int(most) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # not Linux, or no limit
+        pass
+    return max(0, free)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

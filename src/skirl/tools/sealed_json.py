@@ -1,0 +1,100 @@
+"""A JSON file that is replaced whole and read back only as it was written: the header of a snapshot or a checkpoint.
+
+Its last entry is the SHA-256 of the rest, so a flipped bit, a cut or an edit is found without knowing what the text should
+say. The rename of such a header is what makes everything it names the current state: one atomic step for any number of
+files. A database would give the same for a dependency; swapping whole folders has a moment with none.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from skirl.tools.shape_of import ANY, TEXT, misfit
+
+_SEAL = "~sha256"
+_MOST = 64 << 20  # bytes of a header
+
+
+class CheckpointError(ValueError):
+    """A checkpoint or snapshot that is missing, damaged, or not for this reader; the text names the file."""
+
+
+class OtherVersion(CheckpointError):
+    """A checkpoint that another version of skirl wrote; it may well be whole."""
+
+
+def seal(body: Mapping[str, Any]) -> bytes:
+    """The one text of a header.
+
+    >>> seal({"step": 7}).decode().splitlines()[1]
+    ' "step": 7,'
+    """
+    body = dict(body)
+    text = json.dumps(body, indent=1, allow_nan=False)
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    return (json.dumps(body | {_SEAL: checksum}, indent=1) + "\n").encode()
+
+
+def write_sealed(path: Path, body: Mapping[str, Any], mark: str) -> None:
+    """Put a header in place; everything that it names must be on disk. `mark` names the draft: `PATH-mark.tmp`."""
+    draft = path.with_name(f"{path.name}-{mark}.tmp")
+    with draft.open("wb") as file:
+        file.write(seal(body))
+        to_disk(file)
+    sync_folder(path.parent)
+    os.replace(draft, path)
+    sync_folder(path.parent)
+
+
+def read_sealed(
+    path: Path, *, format: str, version: int, what: str, error: type[CheckpointError] = CheckpointError
+) -> dict[str, Any]:
+    """Read a header; anything but an undamaged one of this format and version is refused. `what` it is, in words."""
+    if not path.is_file():
+        raise error(f"{path} is missing: give a folder that holds a finished {what}")
+    if path.stat().st_size > _MOST:
+        raise error(f"{path} is damaged: use another {what}")
+    raw = path.read_bytes()
+    try:
+        body = json.loads(raw)
+        del body[_SEAL]
+        if seal(body) != raw or body["format"] != format or misfit(body, {"format_version": ANY, "skirl": TEXT}):
+            raise error(f"{path} is damaged, or no {what} of skirl: use another {what}")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise error(f"{path} is damaged, or no {what} of skirl: use another {what}") from None
+    if body["format_version"] != version:
+        raise (OtherVersion if error is CheckpointError else error)(
+            f"{path} was written by skirl {body['skirl']} in format {body['format_version']}, "
+            f"skirl {skirl_version()} reads format {version}: use the version that wrote it"
+        )
+    return body
+
+
+@cache  # reading it takes 0.5 ms, and every durable point of a store says it
+def skirl_version() -> str:
+    """The version installed."""
+    try:
+        return importlib.metadata.version("skirl")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+def to_disk(file: BinaryIO) -> None:
+    """Return when a file's content would survive a crash of the machine."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder last; Windows has no such call and needs none."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

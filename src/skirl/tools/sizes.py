@@ -1,0 +1,18 @@
+"""Sizes in bytes, as people write them."""
+
+import re
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as "4GiB" or "500 MB" in bytes.
+
+    >>> parse_bytes("4GiB"), parse_bytes("1.5 kB")
+    (4294967296, 1500)
+    """
+    match = re.fullmatch(r"\s*([0-9]{0,18}\.?[0-9]{1,18})\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError(f"{text!r} is no size: write it like 512MiB, 4GiB or 2GB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])

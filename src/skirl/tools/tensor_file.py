@@ -1,0 +1,200 @@
+"""Safetensors files that are written and read a piece at a time, with a checksum for each tensor.
+
+A safetensors file says in its header where each tensor lies, so where the sizes are known beforehand every piece of rows is
+written straight to its places: memory is one piece, not the file. safetensors' own writer takes whole tensors, which are
+the very thing that does not fit. Checksums are SHA-256 in the order of the rows, 1.8 GB/s on one core; a checksum of the
+whole file would need a second pass over what two tensors have written in turns.
+
+An `Entry` describes a file for whoever reads it back: columns, checksums and nothing to guess. A file's header is then not
+parsed but compared, and no size is believed before the file is seen to have it.
+"""
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from skirl.tools.sealed_json import CheckpointError, sync_folder, to_disk
+
+_NAMES = {"float32": "F32", "float64": "F64", "int64": "I64"}
+_SIZES = {"float32": 4, "float64": 8, "int64": 8}
+
+Columns = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
+Entry = dict[str, Any]
+"""What `Writer.entry` says of a file: {"file": name, "columns": {name: [dtype, shape]}, "about": ..., "sha256": ...}."""
+
+
+def bytes_of(columns: Columns) -> int:
+    """Bytes of the tensors."""
+    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns.values())
+
+
+def _layout(columns: Columns, about: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """The head of a file, and where each tensor begins in it."""
+    header: dict[str, object] = {"__metadata__": dict(about)}
+    begin: dict[str, int] = {}
+    place = 0
+    for name, (dtype, shape) in sorted(columns.items(), key=lambda item: -item[1][0].itemsize):  # keeps all aligned
+        end = place + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": _NAMES[dtype.name], "shape": list(shape), "data_offsets": [place, end]}
+        begin[name], place = place, end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    head = struct.pack("<Q", len(text)) + text
+    return head, {name: len(head) + at for name, at in begin.items()}
+
+
+class Writer:
+    """A file whose tensors are written from their first row on, in pieces; it appears when all are whole.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Writer(Path(folder, "a"), {"x": (np.dtype(np.int64), (2,))}, {}) as writer:
+    ...         writer.write("x", np.array([7]))
+    ...         writer.write("x", np.array([8]))
+    ...     [[x]] = Reader(Path(folder), writer.entry).pieces(["x"], 10)
+    >>> x
+    array([7, 8])
+    """
+
+    def __init__(self, path: Path, columns: Columns, about: Mapping[str, str]) -> None:
+        self._path = path
+        self._draft = path.with_name(f"{path.name}-{secrets.token_hex(8)}.tmp")
+        self._columns, self._about = dict(columns), dict(about)
+        self._head, begin = _layout(columns, about)
+        self._at = dict(begin)
+        self._end = {name: begin[name] + d.itemsize * math.prod(shape) for name, (d, shape) in columns.items()}
+        self._digests = {name: hashlib.sha256() for name in columns}
+
+    def __enter__(self) -> Self:
+        self._file = self._draft.open("xb")
+        self._file.write(self._head)
+        return self
+
+    def write(self, name: str, rows: np.ndarray) -> None:
+        """The next rows of a tensor."""
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+        self._digests[name].update(data)
+        self._file.seek(self._at[name])
+        self._file.write(data)
+        self._at[name] += len(data)
+
+    @property
+    def entry(self) -> Entry:
+        """The file, for `Reader`; once it is whole."""
+        return {
+            "file": self._path.name,
+            "columns": {name: [dtype.name, list(shape)] for name, (dtype, shape) in self._columns.items()},
+            "about": self._about,
+            "bytes": len(self._head) + bytes_of(self._columns),
+            "sha256": {name: digest.hexdigest() for name, digest in self._digests.items()},
+        }
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with self._file:
+                if error is None:
+                    assert self._at == self._end, "not every row was written"
+                    to_disk(self._file)
+            if error is None:
+                os.replace(self._draft, self._path)
+                sync_folder(self._path.parent)
+        finally:
+            self._draft.unlink(missing_ok=True)
+
+
+class Reader:
+    """A file that `Writer` wrote. What is wrong with it is a `CheckpointError` that names it."""
+
+    def __init__(self, folder: Path, entry: Entry) -> None:
+        try:
+            self.path = folder / entry["file"]
+            if self.path.parent != folder:
+                raise CheckpointError(f"{entry['file']!r} is a file outside its folder: do not trust this checkpoint")
+            self._columns = {name: _column(of) for name, of in entry["columns"].items()}
+            head, self._begin = _layout(self._columns, entry["about"])
+            self._sha256 = {name: str(entry["sha256"][name]) for name in self._columns}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"{folder} is not described as it should be ({error!r}): use another checkpoint"
+            ) from None
+        if not self.path.is_file():
+            raise CheckpointError(f"{self.path} is missing: use another checkpoint, or copy the whole folder again")
+        size, expected = self.path.stat().st_size, len(head) + bytes_of(self._columns)
+        if size != expected:
+            raise CheckpointError(f"{self.path} has {size:,} bytes, {expected:,} were written: use another checkpoint")
+        with self.path.open("rb") as file:
+            if file.read(len(head)) != head:
+                raise CheckpointError(f"{self.path} is damaged at its beginning: use another checkpoint")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    @property
+    def columns(self) -> Columns:
+        """What the file holds."""
+        return self._columns
+
+    def check(self) -> None:
+        """Read all of it and compare checksums."""
+        for name in self._columns:
+            digest = hashlib.sha256()
+            for [piece] in self.pieces([name], 1 << 16):
+                digest.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+            if digest.hexdigest() != self._sha256[name]:
+                raise CheckpointError(f"{self.path} is damaged, the checksum of {name} differs: use another checkpoint")
+
+    def pieces(self, names: list[str], rows: int) -> Iterator[list[np.ndarray]]:
+        """Some rows of some tensors at a time; all have as many rows."""
+        shapes = [self._columns[name][1] for name in names]
+        with self.path.open("rb") as file:
+            for start in range(0, shapes[0][0], rows):
+                n = min(rows, shapes[0][0] - start)
+                yield [self._read(file, name, start, n) for name in names]
+
+    def pairs(self, keys: str, rows: str, layout: Any, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Keys and their rows, `n` at a time, which must fit a store's layout."""
+        if keys not in self or rows not in self:
+            raise CheckpointError(f"{self.path} has no {keys}: use another checkpoint")
+        if self._columns[keys][1] != self._columns[rows][1][:1]:
+            raise CheckpointError(f"{self.path} has not as many {keys} as {rows}: use another checkpoint")
+        for some, records in self.pieces([keys, rows], n):
+            try:
+                layout.kind(some, records)
+            except (TypeError, ValueError) as error:
+                raise CheckpointError(f"{self.path}: {keys} does not fit its rows ({error})") from None
+            yield some, records
+
+    def whole(self, name: str) -> np.ndarray:
+        """All of one tensor."""
+        parts = [piece for [piece] in self.pieces([name], 1 << 20)]
+        dtype, shape = self._columns[name]
+        return np.concatenate([np.empty((0, *shape[1:]), dtype), *parts])
+
+    def _read(self, file: Any, name: str, start: int, n: int) -> np.ndarray:
+        dtype, shape = self._columns[name]
+        out = np.empty((n, *shape[1:]), dtype)
+        file.seek(self._begin[name] + start * dtype.itemsize * math.prod(shape[1:]))
+        data = out.reshape(-1).view(np.uint8).data
+        if file.readinto(data) != len(data):
+            raise CheckpointError(f"{self.path} ends early: use another checkpoint")
+        return out
+
+
+def _column(of: Any) -> tuple[np.dtype, tuple[int, ...]]:
+    name, shape = of
+    if name not in _SIZES or not shape or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
+        raise ValueError(f"a tensor of {name} {shape}")
+    return np.dtype(name), tuple(shape)

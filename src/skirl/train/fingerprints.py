@@ -1,0 +1,151 @@
+"""What a run leaves behind for a comparison bit by bit, and the comparison.
+
+Every loss; a digest of each dense parameter after every step; 64 bits of every row of a batch before and after its step, 16
+bytes a row; and at the end all rows. So the first difference is known by table, row and step without running anything
+again, and a row that went stale on its way is told from one that was updated wrongly. Whole rows of every step would take 12
+times the memory at dim 48.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from skirl.core.batch import Batch
+from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.train.recipe import keys_of
+from skirl.train.schedule import Rates
+from skirl.train.train import steps
+
+ReadRows = Callable[[np.ndarray], np.ndarray]
+"""Distinct keys, ascending -> their records."""
+
+
+@dataclass
+class Trace:
+    """What one run left behind."""
+
+    name: str
+    losses: list[float] = field(default_factory=list)
+    dense: list[dict[str, bytes]] = field(default_factory=list)
+    """After each step: a digest of every dense parameter."""
+    before: list[np.ndarray] = field(default_factory=list)
+    """For each step: 64 bits of each of its rows, keys ascending, before it,"""
+    after: list[np.ndarray] = field(default_factory=list)
+    """and after it."""
+    keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Every row there is at the end, ascending,"""
+    rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    """and its record."""
+    cache: int = 0
+    dense_size: dict[str, int] = field(default_factory=dict)
+    moved: dict[str, int] = field(default_factory=dict)
+
+    def record(
+        self,
+        schema: Schema,
+        model: nn.Module,
+        dense: torch.optim.Optimizer,
+        rates: Rates,
+        batches: Iterable[Batch],
+        read: ReadRows,
+    ) -> Iterator[int]:
+        """Train, and write everything down; yields the number of steps done."""
+
+        def watched() -> Iterator[Batch]:
+            for batch in batches:
+                self.before.append(fingerprints(read(_rows_of(batch, schema))))
+                yield batch
+
+        weights = list(model.parameters())
+        self.dense_size = {"parameters": len(weights), "numbers": sum(w.numel() for w in weights)}
+        for done in steps(model, dense, watched(), rates):
+            self.losses.append(done.loss)
+            self.dense.append({name: _digest(value) for name, value in model.named_parameters()})
+            self.after.append(fingerprints(read(_rows_of(done.batch, schema))))
+            yield len(self.losses)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two runs are not equal."""
+
+    between: tuple[str, str]
+    step: int
+    """Counted from 1."""
+    what: str
+    table: str | None = None
+    row: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.table is None else f", row {self.row} of table {self.table!r}"
+        return f"{' and '.join(self.between)} differ first in step {self.step}{where}: {self.what}"
+
+
+def compare(one: Trace, other: Trace, schema: Schema, batches: Iterable[Batch]) -> Difference | None:
+    """The first difference between two runs over these batches, None if they are equal to the last bit."""
+    names = (one.name, other.name)
+
+    def row(key: int, step: int, what: str) -> Difference:
+        return Difference(names, step, what, schema.tables[key >> ROW_BITS].name, key & (MAX_ROWS - 1))
+
+    trained: dict[int, int] = {}
+    for step, batch in enumerate(batches, start=1):
+        i, keys = step - 1, _rows_of(batch, schema)
+        stale = np.flatnonzero(one.before[i] != other.before[i])
+        wrong = np.flatnonzero(one.after[i] != other.after[i])
+        losses = f"the losses are {one.losses[i]!r} and {other.losses[i]!r}"
+        if stale.size:
+            key = int(keys[stale[0]])
+            since = f"it was trained last in step {trained[key]}" if key in trained else "this is its first use"
+            return row(key, step, f"{stale.size} of its {keys.size} rows differ before it; of this one {since}")
+        if _bits(one.losses[i]) != _bits(other.losses[i]):
+            if wrong.size:
+                return row(int(keys[wrong[0]]), step, f"{losses}, all rows were equal before it")
+            return Difference(names, step, losses)
+        if wrong.size:
+            return row(int(keys[wrong[0]]), step, f"{wrong.size} of its {keys.size} rows differ after it, none before")
+        for name, digest in one.dense[i].items():
+            if digest != other.dense[i][name]:
+                return Difference(names, step, f"dense parameter {name} differs after it")
+        trained.update(dict.fromkeys(keys.tolist(), step))
+    only = np.setxor1d(one.keys, other.keys)
+    if only.size:
+        holder = one if np.isin(only[0], one.keys) else other
+        return row(int(only[0]), trained.get(int(only[0]), 0), f"only {holder.name} has it at the end")
+    lost = np.flatnonzero((one.rows.view(np.uint32) != other.rows.view(np.uint32)).any(axis=1))
+    if lost.size:
+        return row(
+            int(one.keys[lost[0]]), trained[int(one.keys[lost[0]])], "equal after it, but not at the end of the run"
+        )
+    return None
+
+
+def fingerprints(rows: np.ndarray) -> np.ndarray:
+    """64 bits of each row: a sum over its words, each times an odd number of its place, so one wrong bit always shows.
+
+    >>> a = np.ones((2, 3), np.float32)
+    >>> b = a.copy()
+    >>> b[1, 2] = np.nextafter(np.float32(1), np.float32(2))
+    >>> (fingerprints(a) == fingerprints(b)).tolist()
+    [True, False]
+    """
+    words = np.ascontiguousarray(rows).view(np.uint32)
+    odd = np.random.default_rng(0).integers(0, 1 << 63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
+    return (words * odd).sum(axis=1, dtype=np.uint64)
+
+
+def _digest(weights: Tensor) -> bytes:
+    return hashlib.blake2b(weights.detach().cpu().numpy().tobytes(), digest_size=16).digest()
+
+
+def _bits(loss: float) -> bytes:
+    return np.float64(loss).tobytes()
+
+
+def _rows_of(batch: Batch, schema: Schema) -> np.ndarray:
+    """The distinct keys of a batch, ascending."""
+    return np.unique(keys_of(batch.sparse, schema))

@@ -1,0 +1,182 @@
+"""Loss, metrics and speed of a run so far: what its progress shows and its result sums up.
+
+Sums and a running digest instead of a list: a run of a million steps keeps 4 MiB, the AUC's bins. Equal digests mean equal
+losses to the last bit, step by step, which is how a change that is not numeric is told from one that is.
+
+A number on a GPU is there when the GPU is done, and a loop that waited for it at each step would never give the GPU its next
+step in time. So numbers are sent to the host when they are added, and counted with the step after theirs, or when somebody
+asks. Asking for them only then would not do: `item` waits for all that the stream was given meanwhile.
+"""
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from math import nan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skirl.pipeline.lookahead import Lookahead
+from skirl.tools.progress import Facts
+from skirl.train.metrics import Metrics
+
+
+class Meter:
+    """Watches a run; part of its checkpoint, but for the speed.
+
+    >>> import torch
+    >>> meter = Meter()
+    >>> meter.add(torch.tensor(0.5), torch.tensor([1.0, -1.0]), torch.tensor([1.0, 0.0]))
+    >>> meter.result()["auc"], meter.result()["loss"]["mean"]
+    (1.0, 0.5)
+    """
+
+    def __init__(self) -> None:
+        self._metrics = Metrics()
+        self._late: deque[Callable[[], tuple[Tensor, ...]]] = deque()
+        self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
+        self._started = time.monotonic()
+        self._warm: tuple[float, int] | None = None
+        self._shown = (self._started, 0, 0, 0.0)
+        self._away = 0.0
+        """Seconds since the start that were not training."""
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """One more step."""
+        self._late.append(sent(loss, logits, labels))
+        while len(self._late) > (loss.device.type != "cpu"):
+            self._count(*self._late.popleft()())
+
+    @property
+    def metrics(self) -> Metrics:
+        """Of all predictions, each made before its sample was trained on."""
+        _ = self._so_far
+        return self._metrics
+
+    @property
+    def _so_far(self) -> dict[str, Any]:
+        """All steps, the last one too."""
+        while self._late:
+            self._count(*self._late.popleft()())
+        return self._counted
+
+    def _count(self, on_host: Tensor, logits: Tensor, labels: Tensor) -> None:
+        here, loss = self._counted, float(on_host.item())
+        here["first"] = here["first"] if here["steps"] else loss
+        here["last"] = loss
+        here["sum"] += loss
+        here["digest"] = hashlib.blake2b(f"{here['digest']} {loss.hex()}".encode(), digest_size=16).hexdigest()
+        here["steps"] += 1
+        here["samples"] += len(labels)
+        if self._warm is None:
+            self._warm = (time.monotonic(), here["samples"])
+        self._metrics.update(logits, labels)
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._so_far["steps"]
+
+    @property
+    def samples(self) -> int:
+        """Samples so far."""
+        return self._so_far["samples"]
+
+    @property
+    def losses(self) -> float:
+        """The sum of the steps' losses so far."""
+        return self._so_far["sum"]
+
+    @property
+    def seconds(self) -> float:
+        """Since the start in this process, without pauses."""
+        return time.monotonic() - self._started - self._away
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done in this block is not training: it does not make the run slower."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            away = time.monotonic() - began
+            self._away += away
+            self._shown = (self._shown[0] + away, *self._shown[1:])
+            if self._warm is not None:
+                self._warm = (self._warm[0] + away, self._warm[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"metrics": self.metrics.state_dict(), "so_far": dict(self._so_far)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._late.clear()
+        self._metrics.load_state_dict(state["metrics"])
+        self._so_far.update(state["so_far"])
+        self._shown = (time.monotonic(), self._so_far["steps"], self._so_far["samples"], self._so_far["sum"])
+
+    def facts(self, batches: Lookahead) -> Facts:
+        """What the progress shows: speed and loss since it was last asked, all else since the start."""
+        now, engine, here = time.monotonic(), batches.engine, self._so_far
+        since, steps, samples, losses = self._shown
+        self._shown = (now, here["steps"], here["samples"], here["sum"])
+        moved, scores = engine.counters, self.metrics.scores()
+        filled = sum(cache.filled for cache in engine.caches) / max(1, sum(len(cache) for cache in engine.caches))
+        return {
+            "samples/s": f"{(here['samples'] - samples) / max(now - since, 1e-9):,.0f}",
+            "loss": f"{(here['sum'] - losses) / max(1, here['steps'] - steps):.4f}",
+            "AUC": _shown(scores.auc),
+            "NE": _shown(scores.ne),
+            "fetched": f"{moved.fetched:,}",
+            "new": f"{moved.new:,}",
+            "written": f"{moved.written:,}",
+            "cache": f"{filled:.0%} full",
+            "hidden": f"{batches.times.hidden:.0%}",
+            "window": f"{batches.window} batches",
+        }
+
+    def result(self) -> dict[str, Any]:
+        """The whole run."""
+        now, here = time.monotonic(), self._so_far
+        since, before = self._warm or (now, here["samples"])
+        return {
+            "samples": here["samples"],
+            "seconds": self.seconds,
+            "samples_per_second": (here["samples"] - before) / max(now - since, 1e-9),
+            "loss": {
+                "first": here["first"],
+                "last": here["last"],
+                "mean": here["sum"] / max(1, here["steps"]),
+                "digest": here["digest"],
+            },
+            **{name: value for name, value in asdict(self.metrics.scores()).items() if name != "samples"},
+        }
+
+
+def sent(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """Send tensors to the host; what is returned waits for them, and for nothing that the GPU was given later.
+
+    >>> sent(torch.tensor(0.5), torch.tensor([1]))()
+    (tensor(0.5000), tensor([1]))
+    """
+    at = tensors[0].device
+    if at.type != "cuda":
+        return lambda: tensors
+    here = tuple(tensor.detach().to("cpu", non_blocking=True) for tensor in tensors)  # to pinned memory
+    there = torch.cuda.Event(blocking=True)  # who waits sleeps
+    there.record(torch.cuda.current_stream(at))
+
+    def landed() -> tuple[Tensor, ...]:
+        there.synchronize()
+        return here
+
+    return landed
+
+
+def _shown(value: float | None) -> str:
+    return "none yet" if value is None else f"{value:.4f}"

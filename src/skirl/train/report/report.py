@@ -1,0 +1,282 @@
+"""`skirl report RUN`: what a run folder tells, as text and as one page.
+
+It reads the files that a run leaves behind (`run_folder.py` says what is in them), so it also shows a run that was killed,
+or one that is still going on. TensorBoard shows runs side by side, and needs a server; this is one file to send.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from skirl.tools.progress import clock
+from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
+from skirl.train.report.page import Page
+from skirl.train.report.plot import Chart, bars, svg
+from skirl.train.report.run_folder import CONFIG, METRICS, RESULT, lines_of
+
+Line = Mapping[str, Any]
+
+
+FORMS: dict[str, Any] = {
+    "train": dict.fromkeys(("step", "samples", "fetched", "new", "written", "touched"), COUNT)
+    | dict.fromkeys(("seconds", "samples_per_second", "stall", "read"), AMOUNT)
+    | {"loss": NUMBER, "auc": SCORE, "ne": SCORE, "lr": SCORE, "dense_lr": SCORE}
+    | {"busy": {...: AMOUNT}, "blame": {...: AMOUNT}},
+    "eval": {"step": COUNT, "seconds": AMOUNT, "test_logloss": NUMBER}
+    | dict.fromkeys(("test_auc", "test_ne", "test_calibration"), SCORE),
+}
+"""What is read of a line of each kind."""
+OF_CONFIG: dict[str, Any] = {
+    "flags": {...: ANY}, "started": TEXT, "begun_at": COUNT, "versions": {...: TEXT},
+    "machine": {"processor": ANY, "cores": ANY},
+}  # fmt: skip
+OF_RESULT: dict[str, Any] = {"checkpoints": {"stopped_by": ANY}}
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a run left behind."""
+
+    config: Mapping[str, Any]
+    lines: Sequence[Line]
+    """One a logged interval."""
+    evaluations: Sequence[Line]
+    result: Mapping[str, Any] | None
+    """None where the run did not end."""
+
+    @classmethod
+    def of(cls, folder: Path) -> "Left":
+        """Read a run's folder."""
+        if not (folder / CONFIG).is_file():
+            raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
+        path, result = folder / METRICS, folder / RESULT
+        found: dict[str, list[Line]] = {kind: [] for kind in FORMS}
+        for number, line in enumerate(lines_of(folder), start=1):
+            if line["kind"] in FORMS:
+                _checked(f"{path}, line {number}", line, FORMS[line["kind"]])
+                found[line["kind"]].append(line)
+        return cls(
+            config=_checked(str(folder / CONFIG), _read(folder / CONFIG), OF_CONFIG),
+            lines=found["train"],
+            evaluations=found["eval"],
+            result=_checked(str(result), _read(result), OF_RESULT) if result.is_file() else None,
+        )
+
+    def sums(self, name: str) -> dict[str, float]:
+        """Seconds of the whole run by stage, of what lines have under this name."""
+        found: dict[str, float] = {}
+        for line in self.lines:
+            for stage, seconds in line.get(name, {}).items():
+                found[stage] = found.get(stage, 0.0) + seconds
+        return found
+
+    def sum(self, name: str) -> float:
+        """Of the whole run."""
+        return sum(line[name] for line in self.lines)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run did: losses, AUC, throughput, movement, and who made it wait."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The folder of the run."""
+    page: Path | None = None
+    """Where to write the page; report.html in the run's folder if not given."""
+    json: bool = False
+    """Print the facts as one line of JSON."""
+
+    def run(self) -> dict[str, Any]:
+        """Read the folder and write the page."""
+        left = Left.of(self.folder)
+        page = self.page or self.folder / "report.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        found = facts(left)
+        page.write_text(drawn(self.folder.name, left, told(found)).html(), encoding="utf-8", errors="replace")
+        return {"command": "report", "run": str(self.folder), "page": str(page), **found}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The facts as people read them."""
+        return {**told(result), "page": result["page"]}
+
+
+def facts(left: Left) -> dict[str, Any]:
+    """The run in numbers."""
+    last: Line = left.lines[-1] if left.lines else {}
+    seconds, stall = left.sum("seconds"), left.sum("stall")
+    return {
+        "ended": left.result is not None,
+        "stopped_by": None if left.result is None else left.result["checkpoints"]["stopped_by"],
+        "flags": left.config["flags"],
+        "steps": last.get("step", 0),
+        "samples": last.get("samples", 0),
+        "seconds": seconds,
+        "samples_per_second": sum(line["samples_per_second"] * line["seconds"] for line in left.lines)
+        / max(seconds, 1e-9),
+        **{name: last.get(name) for name in ("loss", "auc", "ne", "touched", "fetched", "new", "written")},
+        "best": min(left.evaluations, key=lambda line: line["test_logloss"], default=None),
+        "stall": stall,
+        "read": left.sum("read"),
+        "busy": left.sums("busy"),
+        "blame": left.sums("blame"),
+        "hidden": max(
+            0.0, 1.0 - (stall + left.sums("busy").get("load", 0.0)) / max(sum(left.sums("busy").values()), 1e-9)
+        ),
+    }
+
+
+def told(found: Mapping[str, Any]) -> dict[str, str]:
+    """The facts as people read them."""
+    flags, steps = found["flags"], max(1, found["steps"])
+    state = f"stopped by {found['stopped_by']}" if found["stopped_by"] else "ended"
+    state = state if found["ended"] else "still going on, killed, or failed"
+    lines = {
+        "run": f"{flags.get('model')} on {flags.get('data')}, {state}",
+        "steps": f"{found['steps']:,}, {found['samples']:,} samples in {clock(found['seconds'])}",
+        "speed": f"{found['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
+    }
+    if not found["samples"]:
+        return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
+    lines["loss"] = f"{found['loss']:.4f} at last"
+    if found["auc"] is not None:
+        lines["AUC"] = f"{found['auc']:.4f} of all predictions, each made before its sample was trained on"
+    if found["best"] is not None:
+        best = found["best"]
+        lines["test"] = (
+            f"log loss {best['test_logloss']:.4f}, AUC {_number(best['test_auc'])} at step {best['step']:,}, its best"
+        )
+    lines["rows"] = (
+        f"{found['touched']:,} touched; {found['fetched'] / steps:,.0f} brought in again, {found['new'] / steps:,.0f} made "
+        f"and {found['written'] / steps:,.0f} written a step"
+    )
+    lines["hidden"] = f"{found['hidden']:.0%} of the movement"
+    lines["waited"] = f"{found['stall']:.2f} s for rows, {found['read']:.2f} s for the loader" + _culprits(
+        found["blame"]
+    )
+    return lines
+
+
+def drawn(name: str, left: Left, text: Mapping[str, str]) -> Page:
+    """The page of a run."""
+    page = Page(f"Run {name}")
+    page.facts(text)
+    if left.lines:
+        page.heading("Learning")
+        page.picture(svg(_learning(left), columns=2, width=470, height=260))
+        page.heading("Speed and movement")
+        page.picture(svg(_moving(left), columns=2, width=470, height=260))
+        page.heading("Where time went")
+        busy, blame = left.sums("busy"), left.sums("blame")
+        names = {
+            "plan": "planning",
+            "fetch": "fetching rows",
+            "write": "writing rows",
+            "load": "loading into the cache",
+        }
+        page.picture(
+            bars(
+                {names.get(stage, stage): seconds for stage, seconds in busy.items()}
+                | {"waiting for rows": left.sum("stall"), "waiting for the loader": left.sum("read")},
+                {names.get(stage, stage): _seconds(seconds, blame.get(stage)) for stage, seconds in busy.items()}
+                | {
+                    "waiting for rows": _seconds(left.sum("stall")),
+                    "waiting for the loader": _seconds(left.sum("read")),
+                },
+            )
+        )
+        page.note(
+            "Planning, fetching and writing run beside the training loop; loading and waiting are on its own time. A "
+            "stage is to blame for the seconds that it was at work while the loop waited."
+        )
+    if left.evaluations:
+        page.heading("Evaluations")
+        page.table(
+            ["step", "AUC", "log loss", "normalised entropy", "calibration", "seconds"],
+            [
+                [f"{line['step']:,}", *(_number(line[f"test_{n}"]) for n in ("auc", "logloss", "ne", "calibration")),
+                 f"{line['seconds']:.1f}"]
+                for line in left.evaluations
+            ],
+        )  # fmt: skip
+    page.heading("Flags")
+    page.table(["flag", "value"], [[f"--{n.replace('_', '-')}", str(v)] for n, v in left.config["flags"].items()])
+    page.note(
+        f"Begun {left.config['started']}, at step {left.config['begun_at']}. "
+        + ", ".join(f"{package} {version}" for package, version in left.config["versions"].items())
+        + f". {left.config['machine']['processor']}, {left.config['machine']['cores']} cores."
+    )
+    return page
+
+
+def _learning(left: Left) -> list[Chart]:
+    auc = {"training, so far": _points(left.lines, "auc"), "held out": _points(left.evaluations, "test_auc")}
+    loss = {
+        "training, each interval": _points(left.lines, "loss"),
+        "held out": _points(left.evaluations, "test_logloss"),
+    }
+    return [_chart("log loss", loss), _chart("AUC", auc)]
+
+
+def _moving(left: Left) -> list[Chart]:
+    steps = [0, *(line["step"] for line in left.lines)]
+    moved = {}
+    for name, what in (("fetched", "brought in again"), ("new", "made"), ("written", "written")):
+        counts = [0, *(line[name] for line in left.lines)]
+        moved[what] = [
+            (float(steps[i + 1]), (counts[i + 1] - counts[i]) / (steps[i + 1] - steps[i]))
+            for i in range(len(left.lines))
+            if steps[i + 1] > steps[i]
+        ]
+    waits = {
+        "for rows": [(float(x["step"]), 100 * x["stall"] / max(x["seconds"], 1e-9)) for x in left.lines],
+        "for the loader": [(float(x["step"]), 100 * x["read"] / max(x["seconds"], 1e-9)) for x in left.lines],
+    }
+    rates = {"rows": _points(left.lines, "lr"), "dense": _points(left.lines, "dense_lr")}
+    return [
+        _chart("samples a second", {"samples": _points(left.lines, "samples_per_second")}),
+        _chart("rows a step", moved),
+        _chart("% of the time that the loop waited", waits),
+        _chart("learning rate", rates),
+    ]
+
+
+def _chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
+    there = {name: points for name, points in lines.items() if points}
+    return Chart(title, "step", there or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False, names_right=True)
+
+
+def _points(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
+    return [(float(line["step"]), float(line[name])) for line in lines if finite(line[name])]
+
+
+def _culprits(blame: Mapping[str, float]) -> str:
+    worst = max(blame, key=lambda stage: blame[stage], default=None)
+    if worst is None or blame[worst] < 0.005:
+        return ""
+    return f"; {worst} was at work for {blame[worst]:.2f} s of the wait for rows"
+
+
+def _seconds(seconds: float, blamed: float | None = None) -> str:
+    return f"{seconds:.2f} s" + (f", {blamed:.2f} s of them while the loop waited" if blamed else "")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}): there is no report without it") from error
+
+
+def _checked(where: str, read: Any, form: Any) -> Any:
+    wrong = misfit(read, form)
+    if wrong is not None:
+        raise ValueError(f"{where} is damaged, or of another skirl ({wrong}): there is no report of it")
+    return read

@@ -1,0 +1,691 @@
+"""A run that is saved, killed, loaded and trained on has the bits of a run that never stopped."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import skirl
+from skirl.checkpoint.folder import header, numbers, read
+from skirl.checkpoint.without_model import open_rows
+from skirl.tools import rng_state
+from skirl.tools.sealed_json import CheckpointError, seal
+from tests.cases import cases
+from tests.resume import DENSE, ROWS, Run, Setup, assert_same
+
+HEADER = header(Path(), 1).name
+
+SETUPS = [
+    Setup(ROWS[0], "momentum", "synthetic", depth=1),
+    Setup(ROWS[1], "adagrad", "list", accumulate=3, depth="epoch"),
+    Setup(ROWS[2], "adamw", "shuffled", depth=4, prefetch=0),
+    Setup(ROWS[3], "adam", "synthetic", accumulate=3, depth="auto"),
+    Setup(ROWS[3], "adam", "synthetic", depth="epoch", cache="20%"),
+    Setup(ROWS[1], "momentum", "shuffled", accumulate=3, depth="epoch"),
+    Setup(ROWS[2], "adam", "list", passes=3, batches=4, early=True),
+    Setup(ROWS[0], "adagrad", "synthetic", early=True),
+    Setup(ROWS[3], "momentum", "turning", passes=3, batches=4),
+]
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=str)
+def test_resumed_after_any_step(setup: Setup, tmp_path: Path) -> None:
+    """Saved after every step, mid-pass and at a pass's end; the saving run itself is not disturbed."""
+    whole = Run(setup).train()
+    saving = Run(setup).train(saved=lambda step: tmp_path / str(step))
+    assert_same(saving, whole)
+    folders = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
+    assert len(folders) == setup.steps - setup.early
+    for folder in folders:
+        resumed = Run(setup).load(folder)
+        assert resumed.batches.step == int(folder.name)
+        assert_same(resumed.train(), whole)
+    counters = saving.model.rows.engine.counters
+    assert counters.written and counters.fetched, "the cache must be too small for all rows"
+
+
+@st.composite
+def setups(draw: Any) -> Setup:
+    return Setup(
+        draw(st.sampled_from(ROWS)),
+        draw(st.sampled_from(sorted(DENSE))),
+        draw(st.sampled_from(["synthetic", "list", "shuffled"])),
+        batches=draw(st.integers(1, 9)),
+        passes=draw(st.integers(1, 3)),
+        accumulate=draw(st.integers(1, 3)),
+        depth=draw(st.sampled_from([1, 3, 50, "auto", "epoch"])),
+        prefetch=draw(st.integers(0, 3)),
+        seed=draw(st.integers(0, 1000)),
+        early=draw(st.booleans()),
+        cache=200,
+    )
+
+
+@cases(20)
+@given(setups(), st.data())
+def test_a_resumed_run_resumed_again(tmp_path_factory: pytest.TempPathFactory, setup: Setup, data: Any) -> None:
+    """Two stops, each followed by a process with another cache and window."""
+    whole = Run(setup).train()
+    stops = sorted(data.draw(st.lists(st.integers(1, setup.steps), min_size=1, max_size=3, unique=True)))
+    folder = tmp_path_factory.mktemp("resumed") / "checkpoint"
+    run, done = Run(setup), []
+    for stop in stops:
+        run.train(until=stop)
+        done += run.losses
+        run.save(folder)  # after the with-block, or the break out of it
+        changed = replace(
+            setup,
+            depth=data.draw(st.sampled_from([1, 3, "auto", "epoch"])),
+            cache=data.draw(st.sampled_from([200, 400])),
+        )
+        run = Run(changed).load(folder)
+    assert_same(run.train(), whole)
+    assert done + run.losses == whole.losses
+
+
+def test_between_passes_inside_one_lookahead(tmp_path: Path) -> None:
+    setups = [Setup(), Setup(loader="shuffled", batches=5, depth="epoch"), Setup(loader="turning", batches=5)]
+    for setup in (replace(setup, passes=3) for setup in setups):
+        whole = Run(setup).train()
+        first = Run(setup)
+        with first.batches as batches:
+            for batch in batches:
+                first.model.loss(batch).backward()
+                first.dense.step(), first.dense.zero_grad()
+                for schedule in first.schedules:
+                    schedule.step()
+            assert batches.epochs == 1
+            first.save(tmp_path)
+        resumed = Run(setup).load(tmp_path)
+        assert (resumed.batches.epochs, resumed.batches.step) == (1, setup.batches)
+        assert_same(resumed.train(), whole)
+
+
+def test_rows_on_disk(tmp_path: Path) -> None:
+    setup = Setup(loader="list", accumulate=3, depth=4)
+    whole = Run(setup).train()
+    run = Run(replace(setup, store=f"disk:{tmp_path / 'first'}"))
+    run.train(until=4, saved=lambda step: tmp_path / "checkpoint" if step == 3 else None)
+    resumed = Run(replace(setup, store=f"disk:{tmp_path / 'second'}")).load(tmp_path / "checkpoint")
+    assert_same(resumed.train(), whole)
+    run.batches = run.lookahead()
+    run.load(tmp_path / "checkpoint").losses.clear()  # into the store that has gone on since
+    assert_same(run.train(), whole)
+    in_memory = Run(setup)
+    with pytest.raises(CheckpointError, match=r"holds the rows of a disk store, .*: set store='disk:FOLDER'"):
+        in_memory.load(tmp_path / "checkpoint")
+    assert_same(in_memory.train(), whole)  # the refusal has changed nothing
+
+
+def test_left_at_the_top_of_the_loop(tmp_path: Path) -> None:
+    """A batch that was not looked up before the loop ended is yielded again by the run that resumes."""
+    whole = Run(Setup()).train()
+    run = Run(Setup())
+    with run.batches as batches:
+        for batch in batches:
+            if batches.step == 4:
+                break
+            run.model.loss(batch).backward()
+            run.dense.step(), run.dense.zero_grad()
+            for schedule in run.schedules:
+                schedule.step()
+    run.save(tmp_path)
+    resumed = Run(Setup()).load(tmp_path)
+    assert resumed.begun == 3
+    assert_same(resumed.train(), whole)
+
+
+def test_interrupted_before_the_backward(tmp_path: Path) -> None:
+    """A step cut short by an exception never happened: its batch is yielded again by the run that resumes."""
+    setup = Setup(dense="momentum")
+    run = Run(setup)
+    before = None
+    with pytest.raises(KeyboardInterrupt), run.batches as batches:
+        for batch in batches:
+            if batches.step == 4:
+                before = rng_state.capture()
+            loss = run.model.loss(batch)
+            if batches.step == 4:
+                raise KeyboardInterrupt
+            loss.backward()
+            run.dense.step(), run.dense.zero_grad()
+            for schedule in run.schedules:
+                schedule.step()
+    run.save(tmp_path)
+    resumed = Run(setup).load(tmp_path)
+    assert resumed.begun == 3
+    assert before is not None
+    rng_state.restore(before)  # dropout has drawn for the step that never happened
+    assert resumed.train().losses == Run(setup).train().losses[3:]
+
+
+def test_a_pass_begun_anew_in_a_resumed_run(tmp_path: Path) -> None:
+    """After a break a loop begins with the loader's first batch, resumed or not."""
+    setup = Setup(loader="list")
+    first = setup.data.batch(0)
+    Run(setup).train(until=5).save(tmp_path)
+    run = Run(setup).load(tmp_path)
+    with run.batches as batches:
+        assert torch.equal(next(iter(batches)).labels, setup.data.batch(5).labels)
+        assert torch.equal(next(iter(batches)).labels, first.labels)
+        run.model.loss(first).backward()
+        assert batches.state_dict()["batches"] == 1
+
+
+def test_without_a_lookahead(tmp_path: Path) -> None:
+    """Looked up batch by batch, a run has no place in the data; the plan of the run loaded into is dropped."""
+    setup = Setup()
+    batches = list(setup.data)
+
+    def trained(run: Run, part: list[skirl.Batch]) -> list[float]:
+        losses = []
+        for batch in part:
+            loss = run.model.loss(batch)
+            loss.backward()
+            run.dense.step(), run.dense.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    run = Run(setup)
+    trained(run, batches[:3])
+    skirl.save(tmp_path, model=run.model, optimizers=[run.dense])
+    expected = trained(run, batches[3:])
+    again = Run(setup)
+    trained(again, batches[4:6])
+    skirl.load(tmp_path, model=again.model, optimizers=[again.dense])
+    assert trained(again, batches[3:]) == expected
+    skirl.load(tmp_path, model=again.model, optimizers=[again.dense])  # back, in a model with a warm cache
+    assert trained(again, batches[3:]) == expected
+    assert again.model.rows.engine.counters.fetched
+    other = Run(replace(setup, cache=400))  # a cache of another size, and warm
+    trained(other, batches[4:6])
+    skirl.load(tmp_path, model=other.model, optimizers=[other.dense])
+    assert trained(other, batches[3:]) == expected
+
+
+def test_evaluation_needs_the_model_only(tmp_path: Path) -> None:
+    run = Run(Setup()).train(until=5)
+    run.save(tmp_path)
+    fresh = Run(replace(run.setup, cache=60))
+    skirl.load(tmp_path, model=fresh.model)
+    batch = run.setup.data.batch(3)
+    assert fresh.model.eval().loss(batch).item() == run.model.eval().loss(batch).item()
+    assert fresh.model.rows.engine.counters == run.model.rows.engine.counters
+
+
+def test_gradients_that_wait_for_a_dense_step_are_saved(tmp_path: Path) -> None:
+    run = Run(Setup())
+    run.model.loss(run.setup.data.batch(0)).backward()
+    skirl.save(tmp_path, model=run.model)
+    other = Run(Setup())
+    skirl.load(tmp_path, model=other.model)
+    grads = [[p.grad for p in model.parameters()] for model in (run.model, other.model)]
+    assert grads[0] and all(torch.equal(a, b) for a, b in zip(*grads, strict=True))  # type: ignore[arg-type]
+    run.dense.zero_grad()
+    skirl.save(tmp_path, model=run.model)
+    skirl.load(tmp_path, model=other.model)
+    assert all(p.grad is None for p in other.model.parameters())
+
+
+def test_a_save_in_the_middle_of_a_step_is_refused(tmp_path: Path) -> None:
+    run = Run(Setup(accumulate=3))
+    with run.batches as batches:
+        for batch in batches:
+            run.model.loss(batch).backward()
+            if not batches.ends_step:
+                with pytest.raises(RuntimeError, match=r"micro-batch [12] of 3 .* save when batches.ends_step"):
+                    run.save(tmp_path)
+                continue
+            run.save(tmp_path)
+            break
+    assert run.model.rows.engine.table_steps.tolist() == [1] * 6
+
+
+def test_a_backward_after_the_save_is_refused(tmp_path: Path) -> None:
+    run = Run(Setup())
+    with run.batches as batches:
+        loss = run.model.loss(next(iter(batches)))
+        run.save(tmp_path)
+        with pytest.raises(RuntimeError, match=r"not current any more.*before skirl\.save"):
+            loss.backward()
+    loss = run.model.loss(run.setup.data.batch(5))  # and without a lookahead
+    skirl.save(tmp_path, model=run.model)
+    with pytest.raises(RuntimeError, match=r"not current any more.*before skirl\.save"):
+        loss.backward()
+
+
+def test_partial_gradients_count_as_at_the_next_batch(tmp_path: Path) -> None:
+    """The backward of a step's last micro-batch never comes: a save applies the others' gradients, as the loop would."""
+
+    def trained(save: bool) -> Run:
+        run = Run(Setup(accumulate=2))
+        with run.batches as batches:
+            for i, batch in enumerate(batches):
+                loss = run.model.loss(batch)
+                if i % 2 == 0:
+                    loss.backward()
+                elif save:
+                    run.save(tmp_path)
+        run.drawn = None
+        return run
+
+    assert_same(trained(True), trained(False))
+
+
+def test_loading_while_iterating_is_refused(tmp_path: Path) -> None:
+    run = Run(Setup()).train(until=3)
+    run.save(tmp_path)
+    other = Run(Setup())
+    with other.batches as batches:
+        next(iter(batches))
+        with pytest.raises(RuntimeError, match="already iterating"):
+            other.load(tmp_path)
+        with pytest.raises(RuntimeError, match="already iterating"):
+            skirl.load(tmp_path, model=other.model)
+        with pytest.raises(RuntimeError, match="already iterating"):
+            batches.load_state_dict(run.batches.state_dict())
+    other.batches = other.lookahead()
+    assert_same(other.load(tmp_path).train(), Run(Setup()).train())
+
+
+def test_a_damaged_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    run = Run(Setup()).train(until=3)
+    run.save(tmp_path)
+    engine = run.model.rows.engine
+    engine.damage = "rows of step 4 were lost"
+    with pytest.raises(RuntimeError, match="rows of step 4"):
+        run.save(tmp_path)
+    run.batches = run.lookahead()
+    run.load(tmp_path).losses.clear()
+    assert_same(run.train(), Run(Setup()).train())
+
+
+def test_a_resumed_cache_is_split_as_it_was(tmp_path: Path) -> None:
+    run = Run(Setup()).train(until=2)
+    run.save(tmp_path)
+    same, other = Run(Setup(seed=5)), Run(Setup(cache=300))
+    for fresh in (same, other):
+        skirl.load(tmp_path, model=fresh.model)
+    assert [len(c) for c in same.model.rows.engine.caches] == [len(c) for c in run.model.rows.engine.caches]
+    assert other.model.rows.engine.caches == []
+
+
+# What is refused.
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    Run(Setup()).train(until=5).save(folder)
+    return folder
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def refused(folder: Path, words: str, run: Run | None = None) -> None:
+    """Loading fails with these words, and the run is as it was."""
+    run = run or Run(Setup()).train(until=2)
+    before = run.bits()
+    with pytest.raises(CheckpointError, match=words):
+        run.load(folder)
+    assert run.bits() == before
+    run.model.rows.engine.check()
+
+
+def test_a_checkpoint_is_all_plain_files(saved: Path) -> None:
+    names = [path.relative_to(saved).as_posix() for path in files(saved)]
+    assert {name.rsplit(".", 1)[1] for name in names} == {"json", "safetensors"}
+    body = json.loads((saved / HEADER).read_text())
+    assert body["skirl"] and body["torch"] == torch.__version__ and body["format_version"] == 2
+    assert sorted(body["run"]) == ["counters", "data", "generators", "grads", "optimizers", "rows"]
+
+
+def test_nothing_is_unpickled(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("unpickled")
+
+    run = Run(Setup())
+    for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
+        monkeypatch.setattr(name, never)
+    run.load(saved)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "grow", "remove", "empty"])
+def test_damage_anywhere_is_refused_by_name(saved: Path, tmp_path: Path, damage: str, campaign_seed: int) -> None:
+    rng = np.random.default_rng([campaign_seed, len(damage)])
+    run = Run(Setup()).train(until=2)
+    for original in files(saved):
+        folder = tmp_path / "copy"
+        shutil.copytree(saved, folder)
+        path = folder / original.relative_to(saved)
+        raw = bytearray(path.read_bytes())
+        if damage == "flip":
+            raw[rng.integers(len(raw))] ^= 1 << int(rng.integers(8))
+        elif damage == "cut":
+            del raw[rng.integers(len(raw)) :]
+        elif damage == "grow":
+            raw += b"\0"
+        elif damage == "empty":
+            raw.clear()
+        path.write_bytes(raw)
+        if damage == "remove":
+            path.unlink()
+        gone = damage == "remove" and path.name == HEADER
+        refused(folder, "copy holds no checkpoint" if gone else path.name.replace(".", r"\."), run)
+        shutil.rmtree(folder)
+
+
+def test_every_bit_of_the_header_counts(saved: Path, tmp_path: Path, campaign_seed: int) -> None:
+    rng = np.random.default_rng(campaign_seed)
+    raw = (saved / HEADER).read_bytes()
+    for _ in range(300):
+        changed = bytearray(raw)
+        changed[rng.integers(len(raw))] ^= 1 << int(rng.integers(8))
+        (tmp_path / HEADER).write_bytes(changed)
+        with pytest.raises(CheckpointError, match=r"checkpoint-000001\.json"):
+            read(tmp_path / HEADER)
+
+
+def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
+    run = Run(Setup()).train(until=2)
+    refused(tmp_path / "nowhere", "nowhere holds no checkpoint", run)
+    for text in (b"", b"{}", b"[]", b"\x80\x04pickle", seal({"format": "other", "format_version": 1}), b"[" * 100_000):
+        (tmp_path / HEADER).write_bytes(text)
+        refused(tmp_path, "is damaged, or no checkpoint of skirl", run)
+    body = json.loads((saved / HEADER).read_text())
+    del body["~sha256"]
+    cases = [
+        ({"format_version": 9, "skirl": "9.9"}, "written by skirl 9.9 in format 9"),
+        ({"dense": body["dense"] | {"file": "../secret/x"}}, "outside its folder"),
+        (
+            {"rows": body["rows"] | {"cache": {"files": [body["rows"]["cache"]["files"][0] | {"file": "../x"}]}}},
+            "outside",
+        ),
+        ({"dense": {}}, "lacks something"),
+        ({"run": body["run"] | {"counters": {"steps": 1, "other": 2}}}, "lacks something"),
+        ({"run": {"~else": 1}}, "structure is damaged"),
+        ({"rows": {}}, "lacks something"),
+        ({"dense": {"file": 3, "bytes": "x", "sha256": None}}, "lacks something"),
+        ({"model": 3}, "000001.json"),
+    ]
+    copy = tmp_path / "copy"
+    shutil.copytree(saved, copy)
+    for changes, words in cases:
+        (copy / HEADER).write_bytes(seal(body | changes))
+        refused(copy, words, run)
+    (copy / HEADER).write_bytes(seal(body))
+    run.batches = run.lookahead()
+    run.load(copy)
+
+
+def test_a_header_that_lacks_what_a_run_needs_is_refused_before_anything_changes(saved: Path, tmp_path: Path) -> None:
+    """Found by an hour of fuzzing: they were loaded, and the next backward ended in a KeyError."""
+    folder = tmp_path / "copy"
+    shutil.copytree(saved, folder)
+    body = json.loads((folder / HEADER).read_text())
+    del body["~sha256"]
+    text = json.dumps(body)
+    assert text.count('"lr"') >= 2
+    counted = json.dumps(body | {"run": body["run"] | {"counters": body["run"]["counters"] | {"written": "x"}}})
+    for wrong in (text.replace('"lr"', '"rl"'), text.replace('"accumulate": 1', '"accumulate": 7'), counted):
+        (folder / HEADER).write_bytes(seal(json.loads(wrong)))
+        refused(folder, str(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d["tables"][0].update(pooling=3), r"describes what cannot be \(table .*pooling is 3"),
+        (lambda d: d["tables"][1].update(d["tables"][0]), "is given twice"),
+        (lambda d: d["optimizer"].update(clip=0), "clip is 0"),
+        (lambda d: d.update(seed="x"), "seed is 'x', not a whole number"),
+        (lambda d: d.update(dtype="int8"), "lacks something"),
+        (lambda d: d["tables"].pop(), "counts the steps of other tables than it has"),
+    ],
+)
+def test_rows_without_their_model_are_refused_by_file(saved: Path, tmp_path: Path, change: Any, words: str) -> None:
+    shutil.copytree(saved, tmp_path / "copy")
+    body = json.loads((saved / HEADER).read_text())
+    del body["~sha256"]
+    change(body["definition"])
+    (tmp_path / "copy" / HEADER).write_bytes(seal(body))
+    with pytest.raises(CheckpointError, match=words) as refused:
+        open_rows(tmp_path / "copy")
+    assert str(tmp_path / "copy" / HEADER) in str(refused.value)
+
+
+def test_rows_of_another_checkpoint_are_not_taken(saved: Path, tmp_path: Path) -> None:
+    other, folder = tmp_path / "other", tmp_path / "copy"
+    Run(Setup(seed=1)).train(until=5).save(other)
+    shutil.copytree(saved, folder)
+    for kind in ("store", "cache"):
+        [ours], [theirs] = (where.glob(f"rows/{kind}-*") for where in (folder, other))
+        before = ours.read_bytes()
+        shutil.copy(theirs, ours)
+        refused(folder, rf"{ours.name} (has|is damaged)")
+        ours.write_bytes(before)
+
+
+def collection(saved: Path, *, kind: Any = skirl.EmbeddingBagCollection, **changes: Any) -> nn.Module:
+    options: dict[str, Any] = {"optimizer": skirl.Adam(lr=0.1), "cache": 10, "seed": 1}
+    tables = [skirl.Table("a", 50, 2), skirl.Table("b", 60, 4, features=("b1", "b2"))]
+    for name, value in changes.items():
+        if name in options or name == "dtype":
+            options[name] = value
+        else:
+            tables[1] = replace(tables[1], **{name: value})
+    return kind(tables, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rows": 61}, "table 'b'.rows = 60, here it is 61"),
+        ({"dim": 8}, "table 'b'.dim = 4, here it is 8"),
+        ({"pooling": "mean"}, "table 'b'.pooling = 'sum', here it is 'mean'"),
+        ({"features": ("b2", "b1")}, r"table 'b'.features = \['b1', 'b2'\]"),
+        ({"init": skirl.Normal(0.1)}, "table 'b'.init = {'type': 'Uniform'"),
+        ({"name": "c"}, "table 'c'.name = 'b', here it is 'c'"),
+        ({"seed": 2}, "seed = 1, here it is 2"),
+        ({"dtype": torch.float64}, "dtype = 'float32', here it is 'float64'"),
+        ({"optimizer": skirl.SGD()}, "optimizer = {'type': 'Adam'"),
+        ({"optimizer": skirl.Adam(eps=1e-7)}, "optimizer.eps = 1e-08, here it is 1e-07"),
+        ({"optimizer": skirl.Adam(betas=(0.9, 0.99))}, r"optimizer.betas = \[0.9, 0.999\]"),
+        (
+            {"kind": skirl.EmbeddingCollection},
+            "collection = 'EmbeddingBagCollection', here it is 'EmbeddingCollection'",
+        ),
+    ],
+)
+def test_another_definition_is_refused_by_field(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    skirl.save(tmp_path, model=collection(tmp_path))
+    with pytest.raises(CheckpointError, match=words):
+        skirl.load(tmp_path, model=collection(tmp_path, **changes))
+    skirl.load(tmp_path, model=collection(tmp_path, optimizer=skirl.Adam(lr=0.5)))  # the learning rate is state
+
+
+def test_other_tables_optimizers_and_parameters_are_refused(saved: Path) -> None:
+    run = Run(Setup())
+    rows, dense, parts = run.model.rows, run.dense, run.parts
+
+    def load(words: str, kind: type[Exception] = CheckpointError, **changes: Any) -> None:
+        with pytest.raises(kind, match=words):
+            skirl.load(saved, **({"model": run.model, "optimizers": parts, "data": run.batches} | changes))
+
+    fewer = skirl.EmbeddingBagCollection(rows.tables[:2], optimizer=ROWS[3], cache=9, seed=3)
+    load("has the tables 'user', 'item', 'shop'.* this model 'user', 'item': make them", model=fewer)
+    load("2 optimizers given, the checkpoint has 3", optimizers=parts[:2])
+    load(
+        r"optimizers\[0\] is of type SGD, it was Adam", optimizers=[torch.optim.SGD(run.model.parameters()), *parts[1:]]
+    )
+    backwards = torch.optim.Adam(list(run.model.parameters())[::-1])
+    load("make it with the same parameters in the same order", optimizers=[backwards, *parts[1:]])
+    load("optimizers is one Adam: pass a list", TypeError, optimizers=dense)
+    load(r"optimizers\[0\] is a int: pass what has state_dict", TypeError, optimizers=[3])
+    load(
+        "saved with accumulate=1: set it to that, not 2", ValueError, data=skirl.lookahead([], run.model, accumulate=2)
+    )
+    load("lookahead over another model", data=Run(Setup()).batches)
+    load("0 skirl collections, and has to have exactly one", ValueError, model=nn.Linear(1, 1))
+    wider = Run(Setup())
+    wider.model.top[1] = nn.Linear(36, 6)
+    load(r"top\.1\.weight is \[5, 36\] in the checkpoint, \[6, 36\] here", model=wider.model, optimizers=(), data=None)
+    wider.model.top[1] = nn.Linear(36, 5, bias=False)
+    load(r"alone has \['top.1.bias'\]", model=wider.model, optimizers=(), data=None)
+    skirl.load(saved, model=run.model, optimizers=parts, data=run.batches)
+
+
+def test_a_checkpoint_without_data_has_no_place(tmp_path: Path) -> None:
+    run = Run(Setup())
+    skirl.save(tmp_path, model=run.model)
+    with pytest.raises(CheckpointError, match="saved without data"):
+        skirl.load(tmp_path, model=run.model, data=run.batches)
+
+
+def test_a_loader_that_ends_too_early_is_refused(tmp_path: Path) -> None:
+    setup = Setup(loader="list")
+    Run(setup).train(until=5).save(tmp_path)
+    run = Run(replace(setup, batches=3)).load(tmp_path)
+    with pytest.raises(ValueError, match="ends at batch 3, the run was saved after 5 of the pass"):
+        run.train()
+
+
+def test_what_cannot_be_saved_is_named_and_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"deep": [1, {"here": object()}]}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    run = Run(Setup()).train(until=2)
+    run.save(tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(TypeError, match=r"run\.optimizers\.0\.state\.deep\.1\.here is of type builtins\.object"):
+        skirl.save(tmp_path, model=run.model, optimizers=[Odd()])
+    assert files(tmp_path) == before
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file is a file"):
+        run.save(tmp_path / "file")
+
+
+def test_another_torch_is_noted(saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(saved, folder)
+    body = json.loads((folder / HEADER).read_text())
+    del body["~sha256"]
+    (folder / HEADER).write_bytes(seal(body | {"torch": "1.2.3"}))
+    with caplog.at_level(logging.WARNING):
+        Run(Setup()).load(folder)
+    assert "saved with torch 1.2.3" in caplog.text
+
+
+# Whole or not at all.
+
+
+def test_one_folder_holds_one_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "notes-0123456789abcdef").mkdir()
+    (tmp_path / "dense-mine").write_bytes(b"mine")
+    stale = tmp_path / "rows" / "store-0123456789abcdef.safetensors-0123456789abcdef.tmp"
+    stale.parent.mkdir()
+    stale.write_bytes(b"cut short by a kill")
+    run = Run(Setup()).train(until=3, saved=lambda step: tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 5 and not stale.exists()
+    assert {"checkpoint-000003.json", "notes-0123456789abcdef", "dense-mine", "rows"} <= set(names)
+    assert run.model.rows.engine.store.generation == 3
+
+
+@pytest.mark.parametrize("failing", ["os.fsync", "os.replace", "pathlib.Path.open"])
+def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call in turn fails, as on a full disk; a save that then works follows."""
+    run = Run(Setup()).train(until=2)
+    run.save(tmp_path)
+    real = {"os.fsync": os.fsync, "os.replace": os.replace}.get(failing, Path.open)
+    for n in range(1, 100):
+        left = n
+
+        def broken(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(28, "No space left on device")
+            return real(*args, **kwargs)
+
+        old = numbers(tmp_path)
+        before = files(tmp_path)
+        monkeypatch.setattr(failing, broken)
+        try:
+            run.save(tmp_path)
+        except OSError:
+            monkeypatch.setattr(failing, real)
+            if numbers(tmp_path) == old:
+                assert files(tmp_path) == before
+            skirl.load(tmp_path, model=Run(Setup()).model)
+        else:
+            monkeypatch.setattr(failing, real)
+            assert n > 2
+            break
+    assert_same(Run(Setup()).load(tmp_path).train(), Run(Setup()).train())
+
+
+def killed(folder: Path, *args: str) -> list[str]:
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.killed", str(folder), *args]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def goes_on(folder: Path) -> None:
+    """The checkpoint that is left goes on with the bits of a run that never stopped."""
+    from tests.killed import ENDLESS
+
+    run = Run(ENDLESS).load(folder)
+    run.train(until=run.begun + 5)
+    assert_same(run, Run(ENDLESS).train(until=run.begun + 5))
+
+
+def test_killed_at_random(tmp_path: Path, request: pytest.FixtureRequest, campaign_seed: int) -> None:
+    """kill -9, resume, kill -9 ...: the bits of a run never killed."""
+    kills = 200 if request.config.getoption("--hypothesis-profile") == "campaign" else 5
+    lines = killed(tmp_path / "c", str(kills), str(campaign_seed))
+    assert len(lines) == kills
+    goes_on(tmp_path / "c")
+
+
+def test_killed_at_every_touch_of_a_file(tmp_path: Path) -> None:
+    """At each point the old checkpoint is there whole, or the new one."""
+    lines = [[int(word) for word in line.split()] for line in killed(tmp_path / "c", "everywhere", "0")]
+    assert len(lines) > 20
+    assert lines[0][1:] == [0, 0, 2]
+    for _, status, before, after in lines[1:-1]:
+        assert status == -signal.SIGKILL and after in (before, before + 2)
+    kept = [before == after for _, _, before, after in lines[1:]]
+    assert kept == sorted(kept, reverse=True) and any(kept), "the new one appears at one moment, and stays"
+    assert lines[-1][1] == 0
+    goes_on(tmp_path / "c")
+
+
+def test_parameters_of_another_type_are_refused(saved: Path) -> None:
+    """Fuzzing found that they were rounded without a word."""
+    run = Run(Setup())
+    run.model.top.double()
+    with pytest.raises(
+        CheckpointError, match=r"top\.\d\.\w+ is of torch.float32 in the checkpoint, of torch.float64 here"
+    ):
+        skirl.load(saved, model=run.model)

@@ -1,0 +1,253 @@
+"""Rows move out to plain PyTorch and in from it, and predictions stay what they were."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import skirl
+from skirl.checkpoint.commands import Import
+from skirl.checkpoint.without_model import open_rows
+from skirl.cli import main
+
+TABLES = [skirl.Table("user", 300, 8), skirl.Table("item", 200, 8, features=("clicked",), pooling="mean")]
+NAMES = ["user", "clicked"]
+
+
+class Model(nn.Module):
+    """The same model over skirl's rows or over plain ones."""
+
+    def __init__(self, rows: nn.Module | None = None) -> None:
+        super().__init__()
+        if rows is None:
+            self.bags = nn.ModuleDict({t.name: nn.EmbeddingBag(t.rows, t.dim, mode=t.pooling) for t in TABLES})
+        else:
+            self.rows = rows
+        self.top = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, sparse: skirl.KeyedJagged) -> torch.Tensor:
+        if hasattr(self, "rows"):
+            out = self.rows(sparse)
+            return self.top(torch.cat([out[name] for name in NAMES], dim=1))
+        offsets, n = sparse.offsets(), sparse.stride()
+        parts = []
+        for f, bag in enumerate(self.bags.values()):
+            part = offsets[f * n : (f + 1) * n + 1]
+            parts.append(bag(sparse.values()[part[0] : part[-1]], part[:-1] - part[0]))
+        return self.top(torch.cat(parts, dim=1))
+
+
+def batch(seed: int, longest: int) -> skirl.KeyedJagged:
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (2 * 32,), generator=draw)
+    return skirl.KeyedJagged(NAMES, torch.randint(0, 200, (int(lengths.sum()),), generator=draw), lengths=lengths)
+
+
+def made(store: str = "memory") -> skirl.EmbeddingBagCollection:
+    return skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.Adagrad(lr=0.1), cache=250, store=store, seed=3)
+
+
+def trained(store: str = "memory") -> Model:
+    torch.manual_seed(0)
+    model = Model(made(store))
+    dense = torch.optim.Adam(model.parameters())
+    for i in range(20):
+        model(batch(i, 3)).square().mean().backward()
+        dense.step(), dense.zero_grad()
+    return model.eval()
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_exported_rows_predict_the_same_in_plain_pytorch(tmp_path: Path, store: str, suffix: str) -> None:
+    model = trained("memory" if store == "memory" else f"disk:{tmp_path / 'rows'}")
+    skirl.save(tmp_path / "c", model=model)
+    out = tmp_path / f"out{suffix}"
+    assert main(["export", str(tmp_path / "c"), str(out), "--state-dict", "--dense", "--prefix", "bags."]) == 0
+    plain = Model().eval()
+    plain.load_state_dict(torch.load(out, weights_only=True) if suffix == ".pt" else load_file(out))
+    with torch.no_grad():
+        assert torch.equal(plain(batch(99, 1)), model(batch(99, 1))), "one id a bag: to the last bit"
+        torch.testing.assert_close(plain(batch(98, 5)), model(batch(98, 5)), rtol=1e-5, atol=1e-6)
+    assert list((tmp_path / "c").glob("export-*")) == []
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", None])
+def test_an_imported_model_predicts_the_same_and_trains_on(tmp_path: Path, suffix: str | None) -> None:
+    torch.manual_seed(5)
+    plain, source = Model().eval(), tmp_path / f"in{suffix}"
+    if suffix == ".pt":
+        torch.save(plain.state_dict(), source)
+    elif suffix:
+        save_file(plain.state_dict(), source)
+    model = Model(made())
+    model(batch(0, 3)).sum().backward()  # some rows are resident already
+    assert skirl.import_rows(model, source if suffix else plain.state_dict()) == {"user": 300, "item": 200}
+    model.top.load_state_dict(plain.top.state_dict())
+    with torch.no_grad():
+        assert torch.equal(plain(batch(99, 1)), model.eval()(batch(99, 1)))
+        torch.testing.assert_close(plain(batch(98, 5)), model(batch(98, 5)), rtol=1e-5, atol=1e-6)
+    model.train()(batch(1, 3)).sum().backward()
+    skirl.save(tmp_path / "c", model=model)
+    again = Model(made())
+    skirl.load(tmp_path / "c", model=again)
+    assert torch.equal(again.eval()(batch(7, 3)), model.eval()(batch(7, 3)))
+
+
+def test_imported_by_command_and_taken_from_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = Model().eval()
+    torch.save(plain.state_dict(), tmp_path / "in.pt")
+    flags = ["--prefix", "bags.", "--optimizer", "adagrad", "--json"]
+    assert main(["import", str(tmp_path / "in.pt"), str(tmp_path / "c"), *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["tables"] == {"item": 200, "user": 300}
+    model = Model(made())
+    assert skirl.import_rows(model, tmp_path / "c") == {"user": 300, "item": 200}
+    model.top.load_state_dict(plain.top.state_dict())
+    with torch.no_grad():
+        assert torch.equal(plain(batch(99, 1)), model.eval()(batch(99, 1)))
+
+
+RULES = [skirl.SGD(lr=0.1), skirl.RowwiseAdagrad(lr=0.1), skirl.Adagrad(lr=0.1, lr_decay=0.2), skirl.Adam(lr=0.1)]
+
+
+def adaptive(rule: Any, name: str = "item") -> Any:
+    return skirl.EmbeddingBagCollection(
+        [skirl.Table(name, 50, 4), skirl.Table("o", 9, 4)], optimizer=rule, cache=12, seed=3
+    )
+
+
+def go_on(rows: Any, name: str = "item", steps: int = 6) -> torch.Tensor:
+    """Train; every row after it."""
+    for i in range(steps):
+        ids = skirl.KeyedJagged.one_hot([name, "o"], torch.tensor([[i % 3, i], [i, i]]))
+        out = rows.train()(ids)
+        ((out[name] - 1) ** 2 + (out["o"] if i % 2 else 0)).sum().backward()  # the other table has fewer steps
+    return rows.eval()(skirl.KeyedJagged.one_hot([name, "o"], torch.arange(9)[:, None].expand(9, 2)))[name]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("by", ["file", "one table", "command"])
+def test_our_own_file_brings_the_optimizer_state_along(
+    tmp_path: Path, rule: Any, by: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Moments, and the steps that Adam and a decaying Adagrad count: training goes on with the same bits."""
+    one, file = adaptive(rule), tmp_path / "rows.safetensors"
+    go_on(one)
+    skirl.save(tmp_path / "c", model=one)
+    assert main(["export", str(tmp_path / "c"), str(file), *(["--table", "item"] if by == "one table" else [])]) == 0
+    other = adaptive(rule, "mine" if by == "one table" else "item")
+    if by == "one table":
+        skirl.import_rows(other, file, names={"mine": "weight"})
+        skirl.import_rows(other, tmp_path / "c")  # the other table's
+    elif by == "file":
+        skirl.import_rows(other, file)
+    else:
+        capsys.readouterr()
+        assert main(["import", str(file), str(tmp_path / "i")]) == 0
+        steps = one.engine.table_steps[0]
+        assert f"its state came along, after {steps} steps" in capsys.readouterr().out
+        skirl.import_rows(other, tmp_path / "i")
+    assert other.engine.table_steps.tolist() == one.engine.table_steps.tolist() and other.engine.table_steps[0] > 5
+    assert torch.equal(go_on(other, "mine" if by == "one table" else "item"), go_on(one))
+
+
+def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew(tmp_path: Path) -> None:
+    one, file = adaptive(RULES[3]), tmp_path / "rows.safetensors"
+    go_on(one)
+    skirl.export(one, file)
+    with pytest.raises(
+        ValueError, match=r"the state dict has Adam's state of table 'item', and not after how many steps"
+    ):
+        skirl.import_rows(adaptive(RULES[3]), load_file(file))
+    weights = {name: tensor for name, tensor in load_file(file).items() if "exp_avg" not in name}
+    anew = adaptive(RULES[3])
+    assert skirl.import_rows(anew, weights) == {"item": 6, "o": 6} and not anew.engine.table_steps.any()
+    skirl.export(adaptive(RULES[3]), file)  # of no step, which is said too
+    skirl.import_rows(adaptive(RULES[3]), file)
+    # A row's sum is one number for row-wise Adagrad and four for Adagrad, under the same name.
+    go_on(rowwise := adaptive(RULES[1]))
+    skirl.export(rowwise, file)
+    skirl.import_rows(other := adaptive(RULES[2]), file)
+    records, _ = other.engine.peek(np.arange(6), 0)
+    assert not records[:, 4:].any() and records[:, :4].any()
+    with pytest.raises(ValueError, match=r"item.sum is \[6, 1\] in the state dict, Adagrad has \[6, 4\]: leave it out"):
+        skirl.import_rows(adaptive(RULES[2]), load_file(file))
+    with pytest.raises(ValueError, match="has ids of 'item', and not how many rows it has: export it anew"):
+        save_file(load_file(file), tmp_path / "bare.safetensors")
+        Import(tmp_path / "bare.safetensors", tmp_path / "i").run()
+
+
+def test_every_row_anew_is_after_no_step(tmp_path: Path) -> None:
+    go_on(trained := adaptive(RULES[3]))
+    skirl.import_rows(trained, {"item.weight": torch.zeros(50, 4)})
+    assert trained.engine.table_steps[0] == 0 < trained.engine.table_steps[1]
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_a_checkpoint_brings_adam_along_with_its_steps(tmp_path: Path, store: str) -> None:
+    tables = [skirl.Table("item", 50, 4)]
+
+    def rows(where: str) -> Any:
+        kind = f"disk:{tmp_path / where}" if store == "disk" else "memory"
+        return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.1), cache=8, store=kind)
+
+    def train(embeddings: Any) -> None:
+        for i in range(6):
+            ids = skirl.KeyedJagged.one_hot(["item"], torch.tensor([[i % 3], [i]]))
+            (embeddings.train()(ids)["item"] ** 2).sum().backward()
+
+    one, other = rows("one"), rows("other")
+    train(one)
+    skirl.save(tmp_path / "c", model=one)
+    assert skirl.import_rows(other, tmp_path / "c") == {"item": 6}
+    assert not list((tmp_path / "c").glob("export-*"))
+    train(one)
+    train(other)
+    every = skirl.KeyedJagged.one_hot(["item"], torch.arange(6)[:, None])
+    assert torch.equal(one.eval()(every)["item"], other.eval()(every)["item"])
+
+
+def test_parquet_has_the_touched_rows(tmp_path: Path) -> None:
+    model = trained()
+    skirl.save(tmp_path / "c", model=model)
+    assert main(["export", str(tmp_path / "c"), str(tmp_path / "rows.parquet")]) == 0
+    table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert {row["table"] for row in table} == {"user", "item"}
+    assert len(table) == len(model.rows.engine.seen)  # type: ignore[union-attr,arg-type]
+    rows, _, _ = open_rows(tmp_path / "c")
+    for row in table[:: len(table) // 9]:
+        number = [t.name for t in TABLES].index(row["table"])
+        record = rows.engine.peek(torch.tensor([row["row"] | number << 48]).numpy(), 0)[0][0]
+        assert row["weight"] == record[:8].tolist()
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (
+            {"user.weight": torch.zeros(299, 8)},
+            r"user.weight is \[299, 8\] in the state dict, table 'user' is \[300, 8\]",
+        ),
+        ({"other": torch.zeros(3)}, "no table of this model: it has other"),
+        ({"a.user.weight": torch.zeros(300, 8), "b.user.weight": torch.zeros(300, 8)}, "pass names="),
+    ],
+)
+def test_what_does_not_fit_is_refused(state: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        skirl.import_rows(made(), state)
+
+
+def test_a_pickle_is_refused(tmp_path: Path) -> None:
+    torch.save({"user.weight": Model}, tmp_path / "in.pt")
+    with pytest.raises(ValueError, match=r"no state dict that torch\.load") as refused:
+        skirl.import_rows(made(), tmp_path / "in.pt")
+    assert len(str(refused.value)) < 500 and "\n" not in str(refused.value)  # torch's own sentence is a page
+    (tmp_path / "in.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(ValueError, match="no safetensors file"):
+        skirl.import_rows(made(), tmp_path / "in.safetensors")

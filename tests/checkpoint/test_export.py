@@ -1,0 +1,245 @@
+"""Exported rows are those of the plain reference, bit for bit."""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+import skirl
+from skirl.core.optim import RowOptimizer
+from skirl.core.reference import Reference
+from tests.resume import ROWS
+
+TABLES = [
+    skirl.Table("a", 40, 4),
+    skirl.Table("b", 60, 8, features=("b1", "b2"), pooling="mean"),
+    skirl.Table("c", 30, 4, init=skirl.Normal(0.1)),
+    skirl.Table("never", 5, 4),
+]
+FEATURES = ["a", "b1", "b2", "c", "never"]
+
+
+def batch(i: int) -> skirl.KeyedJagged:
+    """Ids that are skewed, so that some rows stay; the table `never` gets none."""
+    rng = np.random.default_rng(i)
+    lengths = rng.integers(0, 4, (5, 6))
+    lengths[4] = 0
+    ids = [int(x) for f, n in enumerate(lengths) for x in rng.integers(0, 30, n.sum()) ** 2 // 30]
+    return skirl.KeyedJagged(FEATURES, torch.tensor(ids, dtype=torch.int64), lengths=torch.from_numpy(lengths.ravel()))
+
+
+def bags(sparse: skirl.KeyedJagged) -> dict[str, Any]:
+    values, offsets = sparse.values().tolist(), sparse.offsets().tolist()
+    out = {}
+    for f, name in enumerate(FEATURES):
+        part = offsets[f * 6 : f * 6 + 7]
+        out[name] = (values[part[0] : part[-1]], [o - part[0] for o in part], None)
+    return out
+
+
+class Both:
+    """The library and the reference, in step."""
+
+    def __init__(self, optimizer: RowOptimizer, dtype: torch.dtype = torch.float32, cache: int = 40) -> None:
+        self.rows = skirl.EmbeddingBagCollection(TABLES, optimizer=optimizer, cache=cache, seed=9, dtype=dtype)
+        self.reference = Reference(TABLES, optimizer, seed=9, dtype=self.rows.engine.dtype)
+
+    def step(self, sparse: skirl.KeyedJagged) -> None:
+        out = self.rows(sparse)
+        sum((out[name] * out[name]).sum() for name in FEATURES).backward()  # type: ignore[union-attr]
+        expected = self.reference.forward(bags(sparse))
+        self.reference.backward({name: values + values for name, values in expected.items()})
+
+    def check(self, path: Path, names: list[str] | None = None) -> None:
+        """A file of all tables, or of one."""
+        found = load_file(path)
+        optimizer = self.reference.optimizer
+        expected = {}
+        for t, table in enumerate(TABLES):
+            if names is not None and table.name not in names:
+                continue
+            prefix = "" if names is not None else f"{table.name}."
+            keys = sorted(key for key in self.reference.rows if key >> 48 == t)
+            records = np.array([self.reference.rows[key] for key in keys], self.rows.engine.dtype)
+            records = records.reshape(len(keys), optimizer.width(table.dim))
+            expected[f"{prefix}ids"] = np.array(keys, np.int64) & ((1 << 48) - 1)
+            for part, place in optimizer.unpack(table.dim).items():
+                expected[prefix + part] = records[:, place]
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            assert found[name].dtype == values.dtype and found[name].shape == values.shape, name
+            assert found[name].tobytes() == np.ascontiguousarray(values).tobytes(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("optimizer", ROWS, ids=lambda rule: type(rule).__name__)
+def test_rows_are_the_references(optimizer: RowOptimizer, dtype: torch.dtype, tmp_path: Path) -> None:
+    both = Both(optimizer, dtype)
+    path = tmp_path / "rows.safetensors"
+
+    def slow(stage: str, number: int) -> None:
+        if stage == "write":
+            time.sleep(0.03)  # so that write-backs are on their way when rows are exported
+
+    loader = [batch(i) for i in range(12)]
+    with skirl.lookahead(loader, both.rows, sparse=lambda ids: ids, patience=30, hook=slow) as batches:
+        for ids in batches:
+            both.step(ids)
+            if batches.step in (
+                1,
+                7,
+            ):  # resident rows, rows in the store, write-backs on their way, steps planned ahead
+                skirl.export(both.rows, path)
+                both.check(path)
+    assert both.rows.engine.counters.fetched > 20
+    skirl.export(both.rows, path)
+    both.check(path)
+    for table in TABLES:
+        skirl.export(both.rows, path, table.name)
+        both.check(path, [table.name])
+    both.step(batch(99))  # without a lookahead
+    skirl.export(both.rows, path)
+    both.check(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.safetensors"]
+
+
+def test_after_a_load(tmp_path: Path) -> None:
+    both = Both(ROWS[3])
+    for i in range(5):
+        both.step(batch(i))
+    skirl.save(tmp_path / "checkpoint", model=both.rows)
+    both.rows = Both(ROWS[3]).rows
+    skirl.load(tmp_path / "checkpoint", model=both.rows)
+    skirl.export(both.rows, tmp_path / "rows.safetensors")
+    both.check(tmp_path / "rows.safetensors")
+
+
+def test_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Both(ROWS[1])
+    for i in range(5):
+        both.step(batch(i))
+    monkeypatch.setattr(sys.modules["skirl.checkpoint.export"], "_PIECE", 3)
+    skirl.export(both.rows, tmp_path / "rows.safetensors")
+    both.check(tmp_path / "rows.safetensors")
+
+
+def test_untouched_rows_too(tmp_path: Path) -> None:
+    both = Both(ROWS[2])
+    path = tmp_path / "rows.safetensors"
+    with skirl.lookahead([batch(i) for i in range(9)], both.rows, sparse=lambda ids: ids, patience=30) as batches:
+        for ids in batches:
+            both.step(ids)
+            if batches.step == 3:  # the window knows rows that no step has used
+                break
+        skirl.export(both.rows, path, untouched=True)
+    found = load_file(path)
+    whole = {t.name: (range(t.rows), range(t.rows + 1), None) for t in TABLES}
+    fresh = Reference([replace(t, features=(), pooling="sum") for t in TABLES], ROWS[2], seed=9)
+    fresh.rows = both.reference.rows
+    expected = fresh.forward(whole, evaluate=True)
+    assert sorted(found) == [f"{t.name}.weight" for t in TABLES]
+    for table in TABLES:
+        assert found[f"{table.name}.weight"].tobytes() == expected[table.name].tobytes()
+    assert len(both.rows.engine.store) < sum(t.rows for t in TABLES)
+
+
+def test_what_it_says_of_itself(tmp_path: Path) -> None:
+    both = Both(ROWS[3])
+    skirl.export(both.rows, tmp_path / "empty.safetensors")
+    both.check(tmp_path / "empty.safetensors")
+    with safe_open(tmp_path / "empty.safetensors", "np") as file:
+        assert file.metadata()["format"] == "skirl-rows" and file.metadata()["optimizer"] == "Adam"
+        facts = json.loads(file.metadata()["tables"])
+    assert facts == {table.name: {"rows": table.rows, "steps": 0} for table in TABLES}
+
+
+def test_limits_and_names(tmp_path: Path) -> None:
+    big = skirl.EmbeddingBagCollection([skirl.Table("t", 1 << 30, 64)], optimizer=ROWS[0], cache=10)
+    path = tmp_path / "rows.safetensors"
+    with pytest.raises(
+        ValueError, match=r"would take 274,877,906,944 bytes, the limit is 17,179,869,184: .* limit=274"
+    ):
+        skirl.export(big, path, untouched=True)
+    with pytest.raises(ValueError, match=r"no table 'u': there are 't'"):
+        skirl.export(big, path, "u")
+    both = Both(ROWS[0])
+    both.step(batch(0))
+    with pytest.raises(ValueError, match="the limit is 10:"):
+        skirl.export(both.rows, path, limit=10)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_leaves_the_file_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Both(ROWS[0])
+    both.step(batch(0))
+    path = tmp_path / "rows.safetensors"
+    skirl.export(both.rows, path)
+    before = path.read_bytes()
+    both.step(batch(1))
+    monkeypatch.setattr(both.rows.engine.store, "read", lambda *args: 1 / 0)
+    monkeypatch.setattr(both.rows.engine, "peek", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        skirl.export(both.rows, path)
+    assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["rows.safetensors"]
+
+
+def made() -> skirl.EmbeddingBagCollection:
+    tables = [skirl.Table("a", 6, 2), skirl.Table("b", 6, 4)]
+    return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(), cache=4)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"a.weight": torch.zeros(6, 2, dtype=torch.int64)}, "a.weight is of torch.int64"),
+        ({"a.weight": torch.zeros(6, 2, dtype=torch.complex64)}, "a.weight is of torch.complex64"),
+        ({"a.weight": torch.zeros(6, 2, dtype=torch.float8_e4m3fn)}, "a.weight is of torch.float8"),
+        ({"a.weight": torch.tensor(1.0)}, r"a.weight is \[\]"),
+        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.zeros(2)}, "a.ids is .*the whole numbers of the 2 rows"),
+        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.tensor(1)}, "a.ids is .*the whole numbers of the 2 rows"),
+        ({"a.weight": torch.tensor(1.0), "a.ids": torch.zeros(2, dtype=torch.int64)}, "a.ids is"),
+        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.arange(2), "a.sum": torch.zeros(2, 0, 2)}, "a.sum is"),
+        ({"x": torch.zeros(2)}, "has no table of this model"),
+    ],
+)
+def test_tensors_of_another_form_are_refused_with_their_file(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], words: str
+) -> None:
+    """What fuzzing found: a broadcast, a cast to whole numbers, an index out of range."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, tmp_path / "t.safetensors")
+    torch.save(tensors, tmp_path / "t.pt")
+    for name in ("t.safetensors", "t.pt"):
+        rows = made()
+        with pytest.raises(ValueError, match=words) as caught:
+            skirl.import_rows(rows, tmp_path / name)
+        assert name in str(caught.value) and not len(rows.engine.store)
+
+
+def test_a_flipped_bit_in_a_file_of_torch_is_found(tmp_path: Path) -> None:
+    """torch compares no checksum where it maps the file; fuzzing found other weights than were saved."""
+    state = {"a.weight": torch.ones(6, 2), "b.weight": torch.full((6, 4), 2.0)}
+    path = tmp_path / "t.pt"
+    torch.save(state, path)
+    data = bytearray(path.read_bytes())
+    data[bytes(data).index(np.float32(2.0).tobytes() * 4)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"t\.pt is no state dict .*CRC"):
+        skirl.import_rows(made(), path)
+    try:
+        torch.serialization.set_crc32_options(False)
+        torch.save(state, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert skirl.import_rows(made(), path) == {"a": 6, "b": 6}
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    assert skirl.import_rows(made(), path) == {"a": 6, "b": 6}

@@ -1,0 +1,227 @@
+"""From jagged ids to keys and bags: right against plain Python, and a clear refusal of everything else."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl import KeyedJagged, Table
+from skirl.core.ids import BadIds, capture, resolve
+from skirl.core.tables import ROW_BITS, Schema
+from tests.cases import cases
+
+TABLES = [
+    Table("a", 10, 4),
+    Table("shared", 1 << 40, 4, features=("s1", "s2"), pooling="mean"),
+    Table("b", 7, 8, pooling="mean"),
+]
+SCHEMA = Schema.of(TABLES)
+
+
+class Given:
+    """Anything with the four methods, saying what a test wants."""
+
+    def __init__(self, keys=("a",), values=None, offsets=None, weights=None) -> None:
+        self._keys, self._weights = keys, weights
+        self._values = torch.tensor([3, 4]) if values is None else values
+        self._offsets = torch.tensor([0, 1, 2]) if offsets is None else offsets
+
+    def keys(self):
+        return self._keys
+
+    def values(self):
+        return self._values
+
+    def offsets(self):
+        return self._offsets
+
+    def weights_or_none(self):
+        return self._weights
+
+
+ONE = Schema.of([Table("a", 10, 4)])
+
+
+@st.composite
+def jagged(draw: st.DrawFn) -> tuple[KeyedJagged, dict[str, list[list[tuple[int, float]]]]]:
+    """Ids of all features in any order, one that no table knows among them; and the same as lists."""
+    batch = draw(st.integers(0, 4))
+    names = draw(st.permutations(["a", "s1", "s2", "b", "unknown"]))
+    rows = {feature: table.rows for table in TABLES for feature in table.features} | {"unknown": 1 << 60}
+    bags = {
+        name: [
+            [
+                (draw(st.integers(0, min(rows[name], 1 << 31) - 1)), draw(st.sampled_from([0.5, 1.0, 3.0])))
+                for _ in range(draw(st.integers(0, 3)))
+            ]
+            for _ in range(batch)
+        ]
+        for name in names
+    }
+    flat = [one for name in names for bag in bags[name] for one in bag]
+    lengths = torch.tensor([len(bag) for name in names for bag in bags[name]], dtype=draw(INTEGERS))
+    weights = torch.tensor([weight for _, weight in flat]) if draw(st.booleans()) else None
+    if weights is None:
+        bags = {name: [[(value, 1.0) for value, _ in bag] for bag in some] for name, some in bags.items()}
+    values = torch.tensor([value for value, _ in flat], dtype=draw(INTEGERS))
+    return KeyedJagged(names, values, lengths=lengths, weights=weights), bags
+
+
+INTEGERS = st.sampled_from([torch.int32, torch.int64])
+
+
+@cases(200)
+@given(given=jagged(), double=st.booleans())
+def test_keys_and_bags(given, double):
+    sparse, bags = given
+    dtype = np.dtype(np.float64 if double else np.float32)
+    captured = capture(sparse, SCHEMA)
+    for number, bank in enumerate(SCHEMA.banks):
+        ids = resolve(captured, SCHEMA, number, dtype)
+        assert ids.batch == captured.batch == len(bags["a"])
+        n = 0
+        for f, feature in enumerate(bank.features):
+            for b, bag in enumerate(bags[feature.name]):
+                assert ids.offsets[f * ids.batch + b] == n
+                for value, weight in bag:
+                    assert ids.keys[n] == feature.table << ROW_BITS | value
+                    assert ids.bag_of[n] == b * len(bank.features) + f
+                    mean = SCHEMA.tables[feature.table].pooling == "mean"
+                    factor = dtype.type(weight) / dtype.type(len(bag)) if mean else dtype.type(weight)
+                    assert (ids.scale[n] if len(ids.scale) else 1.0) == factor
+                    n += 1
+        assert ids.offsets[-1] == n == len(ids.keys) == len(ids.bag_of)
+        assert len(ids.scale) in (0, n) and ids.scale.dtype == dtype
+        assert ids.bags == len(bank.features) * ids.batch
+        mask = np.arange(len(bank.features)) % 2 == 0
+        assert ids.by_bag(mask).tolist() == mask.tolist() * ids.batch
+        single = ids.unpooled()
+        assert (single.bags, len(single.scale)) == (n, 0)
+        counts = [sum(map(len, bags[feature.name])) for feature in bank.features]
+        assert single.by_bag(mask).tolist() == np.repeat(mask, counts).tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            Given(values=torch.tensor([3, -1])),
+            "feature 'a', sample 1: id -1 is outside table 'a', which has rows 0 to 9",
+        ),
+        (
+            Given(values=torch.tensor([10, 0])),
+            "feature 'a', sample 0: id 10 is outside table 'a', which has rows 0 to 9",
+        ),
+        (Given(values=torch.tensor([0, 2**63 - 1])), "sample 1: id 9223372036854775807 is outside table 'a'"),
+        (Given(values=torch.tensor([0, -(2**63)])), "sample 1: id -9223372036854775808 is outside table 'a'"),
+        (Given(values=torch.tensor([0, -(2**31)], dtype=torch.int32)), "sample 1: id -2147483648 is outside table 'a'"),
+        (Given(keys=("b",)), "the batch has no feature 'a': it has 'b'"),
+        (Given(keys=()), "the batch has no feature 'a': it has none"),
+        (Given(keys=("a", "a")), "the batch names a feature twice: names must differ"),
+        (
+            Given(keys=("a", "x"), offsets=torch.tensor([0, 2])),
+            "offsets has 2 entries: 2 features need a multiple of 2",
+        ),
+        (Given(offsets=torch.tensor([], dtype=torch.int64)), "offsets has 0 entries"),
+        (Given(offsets=torch.tensor([0, 1])), "rise from 0 to the number of ids (2); they run from 0 to 1"),
+        (Given(offsets=torch.tensor([0, 3])), "they run from 0 to 3"),
+        (Given(offsets=torch.tensor([1, 2])), "they run from 1 to 2"),
+        (Given(offsets=torch.tensor([0, 3, 2])), "from 0 to 2 and fall on the way: a length is negative"),
+        (Given(offsets=torch.tensor([0, -1, 2])), "and fall on the way"),
+        (Given(offsets=torch.tensor([0, 2**63 - 1, -(2**63), 2])), "and fall on the way"),
+        (Given(weights=torch.ones(3)), "3 weights for 2 ids: pass one a id"),
+        (
+            Given(values=torch.tensor([], dtype=torch.int64)),
+            "rise from 0 to the number of ids (0); they run from 0 to 2",
+        ),
+    ],
+)
+def test_ids_that_cannot_be_looked_up_are_refused(given, message):
+    with pytest.raises(BadIds, match=re.escape(message)):
+        resolve(capture(given, ONE), ONE, 0, np.dtype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (Given(values=torch.tensor([1.0, 2.0])), TypeError, "ids are float32: pass int64 or int32"),
+        (Given(values=torch.tensor([1.0, 2.0]).half()), TypeError, "ids are float16: pass int64 or int32"),
+        (Given(values=torch.tensor([True, False])), TypeError, "ids are bool: pass int64 or int32"),
+        (Given(values=torch.tensor([1, 2], dtype=torch.uint8)), TypeError, "ids are uint8: pass int64 or int32"),
+        (Given(values=np.array([1, 2])), TypeError, "ids are a ndarray: pass a torch.Tensor"),
+        (Given(values=[1, 2]), TypeError, "ids are a list: pass a torch.Tensor"),
+        (Given(values=torch.tensor([[1, 2]])), ValueError, "ids have shape [1, 2]: pass one dimension"),
+        (Given(values=torch.tensor(1)), ValueError, "ids have shape []: pass one dimension"),
+        (Given(offsets=torch.tensor([0.0, 2.0])), TypeError, "offsets are float32: pass int64 or int32"),
+        (Given(offsets=torch.tensor([[0, 2]])), ValueError, "offsets have shape [1, 2]: pass one dimension"),
+        (Given(offsets=[0, 2]), TypeError, "offsets are a list: pass a torch.Tensor"),
+        (Given(weights=torch.tensor([1, 2])), TypeError, "weights are int64: pass float32 or float64"),
+        (Given(weights=torch.ones(2, 1)), ValueError, "weights have shape [2, 1]: pass one dimension"),
+        ({"a": torch.tensor([1])}, TypeError, "ids are a dict, which has no offsets(): pass a KeyedJagged"),
+        (torch.tensor([1]), TypeError, "ids are a Tensor, which has no keys(): pass a KeyedJagged"),
+        (
+            None,
+            TypeError,
+            "which has no keys(): pass a KeyedJagged or a KeyedJaggedTensor, or tell lookahead where it is",
+        ),
+    ],
+)
+def test_what_has_another_form_is_refused(given, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        capture(given, ONE)
+
+
+def test_a_bad_id_of_a_shared_table_is_named_by_its_feature():
+    sparse = KeyedJagged(
+        ["b", "s2", "s1", "a"], torch.tensor([0, 5, 1 << 40, 6, 2, 9]), lengths=torch.tensor([1, 0, 0, 2, 1, 1, 0, 1])
+    )
+    with pytest.raises(BadIds, match="feature 's2', sample 1: id 1099511627776 is outside table 'shared'"):
+        resolve(capture(sparse, SCHEMA), SCHEMA, 0, np.dtype(np.float32))
+
+
+def test_a_batch_without_samples():
+    sparse = KeyedJagged(
+        ["b", "s2", "s1", "a"], torch.tensor([], dtype=torch.int64), lengths=torch.tensor([], dtype=torch.int64)
+    )
+    ids = resolve(capture(sparse, SCHEMA), SCHEMA, 0, np.dtype(np.float32))
+    assert (ids.batch, ids.bags, len(ids.keys), ids.offsets.tolist()) == (0, 0, 0, [0])
+    assert ids.unpooled().by_bag(np.ones(3, np.bool_)).tolist() == []
+
+
+def test_what_is_captured_is_a_copy():
+    values, offsets, weights = torch.tensor([3, 4]), torch.tensor([0, 1, 2]), torch.tensor([1.0, 2.0])
+    captured = capture(Given(values=values, offsets=offsets, weights=weights), ONE)
+    for tensor in (values, offsets, weights):
+        tensor.fill_(9)
+    assert captured.values.tolist() == [3, 4]
+    assert captured.offsets.tolist() == [0, 1, 2]
+    assert captured.weights is not None and captured.weights.tolist() == [1, 2]
+    assert captured.nbytes == 16 + 24 + 8
+
+
+def test_strided_ids_and_half_weights():
+    values = torch.tensor([[3, 0], [4, 0]])[:, 0]
+    weights = torch.tensor([0.5, 2.0], dtype=torch.bfloat16, requires_grad=True)
+    ids = resolve(capture(Given(values=values, weights=weights), ONE, copy=False), ONE, 0, np.dtype(np.float64))
+    assert ids.keys.tolist() == [3, 4]
+    assert ids.scale.tolist() == [0.5, 2.0]
+
+
+def test_lengths_do_where_there_are_no_offsets():
+    class Bare:
+        def keys(self):
+            return ["a"]
+
+        def values(self):
+            return torch.tensor([3, 4, 4])
+
+        def lengths(self):
+            return torch.tensor([1, 2], dtype=torch.int32)
+
+        def weights_or_none(self):
+            return None
+
+    assert capture(Bare(), Schema.of([Table("a", 10, 4)])).offsets.tolist() == [0, 1, 3]

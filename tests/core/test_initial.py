@@ -1,0 +1,145 @@
+"""Initial values: their distribution, their bits, and that any device can make them."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.core import reference
+from skirl.core.initial import Constant, InitialTable, Normal, Uniform, fill, first_rows
+from tests.cases import cases
+
+keys = st.builds(lambda table, row: table << 48 | row, st.integers(0, 3), st.integers(0, 2**48 - 1))
+initials = st.one_of(
+    st.builds(Uniform, st.floats(0, 10)),
+    st.builds(Normal, st.floats(0, 10)),
+    st.builds(Constant, st.floats(-10, 10)),
+)
+dtypes = st.sampled_from([np.float32, np.float64])
+
+
+def test_golden_bits():
+    got = [value.hex() for value in first_rows([0, 1 << 48 | 5], Uniform(1.0), dim=3, seed=7).ravel().tolist()]
+    assert got == GOLDEN_UNIFORM
+    got = [value.hex() for value in first_rows([0, 1 << 48 | 5], Normal(1.0), dim=3, seed=7).ravel().tolist()]
+    assert got == GOLDEN_NORMAL
+
+
+def test_uniform_is_what_the_definition_says():
+    def mix(z):
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    key, seed, bound = 3 << 48 | 123_456_789, 42, 0.3
+    expected = []
+    for d in range(5):
+        z = mix((mix(key ^ mix(seed)) + (d // 2 + 1) * 0x9E3779B97F4A7C15) % 2**64)
+        u = z >> 40 if d % 2 == 0 else z >> 8 & 0xFFFFFF
+        expected.append(np.float32(u - 2**23) * np.float32(bound / 2**23))
+    assert first_rows([key], Uniform(bound), dim=5, seed=seed)[0].tolist() == expected
+
+
+@cases(100)
+@given(st.lists(keys, min_size=1, max_size=5), initials, st.integers(1, 9), st.integers(0, 2**63 - 1), dtypes)
+def test_kernel_equals_reference(key_list, initial, dim, seed, dtype):
+    got = first_rows(key_list, initial, dim, seed, dtype)
+    expected = reference.initial_values(initial, key_list, dim, seed, dtype)
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
+
+
+def torch_uniform(key_list, bound, dim, seed):
+    """The same values by torch's int64, whose right shift is arithmetic and has to be masked."""
+
+    def shift(z, by):
+        return (z >> by) & ((1 << 64 - by) - 1)
+
+    def signed(z):
+        return z - 2**64 if z >= 2**63 else z
+
+    def mix(z):
+        z = (z ^ shift(z, 30)) * signed(0xBF58476D1CE4E5B9)
+        z = (z ^ shift(z, 27)) * signed(0x94D049BB133111EB)
+        return z ^ shift(z, 31)
+
+    d = torch.arange(dim)
+    base = mix(torch.tensor(key_list) ^ mix(torch.tensor(seed)))
+    z = mix(base[:, None] + (d // 2 + 1) * signed(0x9E3779B97F4A7C15))
+    u = torch.where(d % 2 == 0, shift(z, 40), shift(z, 8) & 0xFFFFFF)
+    return (u - 2**23).float() * torch.tensor(bound / 2**23, dtype=torch.float32)
+
+
+@cases(50)
+@given(st.lists(keys, min_size=1, max_size=5), st.floats(0, 10), st.integers(1, 9), st.integers(0, 2**63 - 1))
+def test_torch_makes_the_same_bits(key_list, bound, dim, seed):
+    got = torch_uniform(key_list, bound, dim, seed).numpy()
+    np.testing.assert_array_equal(got, first_rows(key_list, Uniform(bound), dim, seed))
+
+
+def test_distribution():
+    rows = np.arange(20_000)
+    uniform = first_rows(rows, Uniform(2.0), dim=16, seed=1)
+    assert uniform.min() >= -2 and uniform.max() < 2
+    counts, _ = np.histogram(uniform, bins=64, range=(-2, 2))
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 120  # chi-square, 63 degrees: 1 in 100,000
+    normal = first_rows(rows, Normal(0.5), dim=16, seed=1).astype(np.float64)
+    assert abs(normal.mean()) < 0.005 and abs(normal.std() - 0.5) < 0.003
+    assert abs((normal**4).mean() / 0.5**4 - 3) < 0.1
+
+
+@pytest.mark.parametrize("initial", [Uniform(1.0), Normal(1.0)])
+def test_rows_columns_and_seeds_are_uncorrelated(initial):
+    x = first_rows(np.arange(5_000), initial, dim=8, seed=1).astype(np.float64)
+    other_seed = first_rows(np.arange(5_000), initial, dim=8, seed=2).astype(np.float64)
+    other_table = first_rows(np.arange(5_000) | 1 << 48, initial, dim=8, seed=1).astype(np.float64)
+    everything = np.corrcoef(np.hstack([x, np.roll(x, 1, axis=0), other_seed, other_table]).T)
+    assert np.abs(everything - np.eye(32)).max() < 0.07  # 5 deviations of 1 / sqrt(5000)
+
+
+def test_fill_writes_weight_and_state_of_its_range_only():
+    table = InitialTable.of([Constant(1.0), Constant(2.0)])
+    cache = np.full((5, 4), -1, np.float32)
+    key_list = np.array([7, 1 << 48 | 7, 8], np.int64)
+    slots = np.array([3, 0, 1], np.int32)
+    fill(key_list, slots, cache, 3, 0, table.kind, table.scale, table.quantiles, 0.25, 0, 2)
+    assert cache[3].tolist() == [1, 1, 1, 0.25]
+    assert cache[0].tolist() == [2, 2, 2, 0.25]
+    assert (cache[[1, 2, 4]] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Uniform(-1), "Uniform: bound is -1, set it to"),
+        (lambda: Normal(float("nan")), "Normal: std is nan, set it to"),
+        (lambda: Constant(float("inf")), "Constant: value is inf, set it to"),
+    ],
+)
+def test_bad_parameters_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_an_unknown_initialiser_is_refused():
+    with pytest.raises(TypeError, match="init is 'zeros', set it to"):
+        InitialTable.of(["zeros"])  # type: ignore[list-item]
+
+
+GOLDEN_UNIFORM = [
+    "0x1.a568500000000p-2",
+    "0x1.3f3d300000000p-1",
+    "-0x1.02da400000000p-3",
+    "0x1.7326800000000p-3",
+    "0x1.f1d9880000000p-1",
+    "-0x1.72d1c00000000p-5",
+]
+GOLDEN_NORMAL = [
+    "0x1.1507ea0000000p-1",
+    "0x1.c4d0220000000p-1",
+    "-0x1.45c8020000000p-3",
+    "0x1.d53fc20000000p-3",
+    "0x1.19e9d20000000p+1",
+    "-0x1.d112940000000p-5",
+]

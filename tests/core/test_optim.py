@@ -1,0 +1,206 @@
+"""Row optimizers against their references: torch.optim on coalesced sparse gradients, FBGEMM's row-wise Adagrad."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, TorchHandle
+from skirl.engine.kernels import cpu
+
+ROWS, DIM = 12, 5
+
+TORCH = [
+    (SGD(lr=0.3), lambda p: torch.optim.SGD(p, lr=0.3)),
+    (Adagrad(lr=0.3), lambda p: torch.optim.Adagrad(p, lr=0.3)),
+    (
+        Adagrad(lr=0.3, lr_decay=0.2, eps=1e-3, initial_accumulator_value=0.5),
+        lambda p: torch.optim.Adagrad(p, lr=0.3, lr_decay=0.2, eps=1e-3, initial_accumulator_value=0.5),
+    ),
+    (Adam(lr=0.3), lambda p: torch.optim.SparseAdam(p, lr=0.3)),
+    (
+        Adam(lr=0.3, betas=(0.5, 0.7), eps=1e-2),
+        lambda p: torch.optim.SparseAdam(p, lr=0.3, betas=(0.5, 0.7), eps=1e-2),
+    ),
+]
+
+
+def update(optimizer: RowOptimizer, cache, rows, positions, grads, step):
+    """One step of the kernel: row i's gradient is the sum of grads[positions[i]]."""
+    start = np.concatenate([[0], np.cumsum([len(p) for p in positions])]).astype(np.int32)
+    flat = np.concatenate(positions).astype(np.int32)
+    bag_of = np.arange(len(grads), dtype=np.int32)
+    scalars = optimizer.scalars(optimizer.lr, np.array([step]), cache.dtype)
+    cpu.update(
+        cache, DIM, optimizer.kind, rows.astype(np.int32), rows.astype(np.int64), start, flat, bag_of,
+        np.empty(0, cache.dtype), grads, np.array([True]), scalars, optimizer.clip_norm, 0, len(rows),
+    )  # fmt: skip
+
+
+def batches(dtype, steps):
+    rng = np.random.default_rng(1)
+    for step in range(1, steps + 1):
+        ids = rng.integers(0, ROWS, 15)
+        grads = rng.standard_normal((15, DIM)).astype(dtype)
+        rows = np.unique(ids)
+        yield step, ids, rows, [np.flatnonzero(ids == row) for row in rows], grads
+
+
+def new_cache(optimizer, dtype):
+    cache = np.full((ROWS, optimizer.width(DIM)), optimizer.initial_state, dtype)
+    cache[:, :DIM] = np.random.default_rng(0).standard_normal((ROWS, DIM))
+    return cache
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch.optim.Adagrad's own
+@pytest.mark.parametrize(("optimizer", "make"), TORCH, ids=[repr(o) for o, _ in TORCH])
+@pytest.mark.parametrize(("dtype", "steps", "within"), [(np.float32, 1, 1e-5), (np.float64, 100, 1e-12)])
+def test_agrees_with_torch(optimizer, make, dtype, steps, within):
+    cache = new_cache(optimizer, dtype)
+    parameter = torch.nn.Parameter(torch.from_numpy(cache[:, :DIM].copy()))
+    theirs = make([parameter])
+    for step, ids, rows, positions, grads in batches(dtype, steps):
+        update(optimizer, cache, rows, positions, grads, step)
+        sparse = torch.sparse_coo_tensor(ids[None], torch.from_numpy(grads), (ROWS, DIM), check_invariants=True)
+        parameter.grad = sparse.coalesce()
+        theirs.step()
+    np.testing.assert_allclose(cache[:, :DIM], parameter.detach().numpy(), rtol=0, atol=within)
+    state = theirs.state[parameter]
+    for name, part in optimizer.unpack(DIM).items():
+        if name != "weight":
+            np.testing.assert_allclose(cache[:, part], state[name].numpy(), rtol=within, atol=within)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("dtype", "steps", "within"), [(np.float32, 1, 1e-5), (np.float64, 100, 1e-12)])
+def test_rowwise_adagrad_agrees_with_its_definition(weight_decay, dtype, steps, within):
+    optimizer = RowwiseAdagrad(lr=0.3, eps=1e-3, weight_decay=weight_decay)
+    cache = new_cache(optimizer, dtype)
+    w = torch.from_numpy(cache[:, :DIM].copy())
+    s = torch.zeros(ROWS, dtype=w.dtype)
+    for step, ids, rows, positions, grads in batches(dtype, steps):
+        update(optimizer, cache, rows, positions, grads, step)
+        g = torch.zeros(ROWS, DIM, dtype=w.dtype).index_add_(0, torch.from_numpy(ids), torch.from_numpy(grads))
+        g = (g + weight_decay * w)[rows]
+        s[rows] += (g**2).mean(1)
+        w[rows] -= (0.3 / (s[rows].sqrt() + 1e-3))[:, None] * g
+    np.testing.assert_allclose(cache[:, :DIM], w.numpy(), rtol=0, atol=within)
+    np.testing.assert_allclose(cache[:, DIM], s.numpy(), rtol=within, atol=within)
+
+
+def test_rowwise_adagrad_agrees_with_fbgemm():
+    """Without weight decay: FBGEMM 1.8.0 takes the parameter on the CPU and ignores it (we follow its CUDA kernel)."""
+    pytest.importorskip("fbgemm_gpu", reason="the peers are not installed: constraints/peers.txt")
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    dim = 8  # FBGEMM wants a multiple of 4
+    optimizer = RowwiseAdagrad(lr=0.3, eps=1e-3)
+    theirs = SplitTableBatchedEmbeddingBagsCodegen(
+        [(ROWS, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.3,
+        eps=1e-3,
+    )
+    rng = np.random.default_rng(0)
+    cache = np.zeros((ROWS, dim + 1), np.float32)
+    cache[:, :dim] = rng.standard_normal((ROWS, dim))
+    theirs.split_embedding_weights()[0].data.copy_(torch.from_numpy(cache[:, :dim]))
+    for step in range(1, 4):
+        ids = rng.integers(0, ROWS, 15)
+        offsets = np.array([0, 4, 4, 9, 15])
+        out = theirs(torch.from_numpy(ids), torch.from_numpy(offsets))
+        pooled = np.empty((4, dim), np.float32)
+        none = np.empty(0, np.float32)
+        cpu.pool(cache, dim, ids.astype(np.int32), offsets.astype(np.int32), 1, none, pooled, 0, 4)
+        np.testing.assert_allclose(pooled, out.detach().numpy(), rtol=0, atol=1e-5)
+        grads = rng.standard_normal((4, dim)).astype(np.float32)
+        out.backward(torch.from_numpy(grads))
+        rows, group = np.unique(ids, return_inverse=True)
+        start = np.concatenate([[0], np.cumsum(np.bincount(group))]).astype(np.int32)
+        positions = np.argsort(group, kind="stable").astype(np.int32)
+        bag_of = np.repeat(np.arange(4), np.diff(offsets)).astype(np.int32)
+        scalars = optimizer.scalars(optimizer.lr, np.array([step]))
+        cpu.update(
+            cache, dim, optimizer.kind, rows.astype(np.int32), rows, start, positions, bag_of, none, grads,
+            np.array([True]), scalars, optimizer.clip_norm, 0, len(rows),
+        )  # fmt: skip
+    (weight,), ((momentum,),) = theirs.split_embedding_weights(), theirs.split_optimizer_states()
+    np.testing.assert_allclose(cache[:, :dim], weight.numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(cache[:, dim], momentum.numpy(), rtol=1e-5)
+
+
+def test_clip_scales_a_row_to_its_norm():
+    cache = np.zeros((2, DIM))
+    grads = np.array([[3.0, 4.0, 0, 0, 0], [0.3, 0.4, 0, 0, 0]])
+    update(SGD(lr=1.0, clip=1.0), cache, np.arange(2), [np.array([0]), np.array([1])], grads, 1)
+    np.testing.assert_allclose(-cache, [[0.6, 0.8, 0, 0, 0], [0.3, 0.4, 0, 0, 0]])
+
+
+def test_scalars_are_rounded_once_from_float64():
+    steps = np.array([1, 3])
+    (first, third) = Adam(lr=0.1).scalars(0.2, steps, np.float32)
+    assert first[0] == np.float32(0.2 * math.sqrt(1 - 0.999) / (1 - 0.9))
+    assert third[0] == np.float32(0.2 * math.sqrt(1 - 0.999**3) / (1 - 0.9**3))
+    assert third.dtype == np.float32 and third[1] == np.float32(1 - 0.9)
+    assert Adagrad(lr_decay=0.5).scalars(0.2, steps, np.float64)[:, 0].tolist() == [0.2, 0.1]
+
+
+def test_scalars_of_a_table_never_updated_are_finite():
+    for optimizer in (SGD(), Adagrad(), RowwiseAdagrad(), Adam()):
+        assert np.isfinite(optimizer.scalars(0.1, np.array([0]))).all()
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), Adagrad(), RowwiseAdagrad(), Adam()])
+def test_unpack_covers_the_record(optimizer: RowOptimizer):
+    parts = optimizer.unpack(7)
+    assert list(parts) == ["weight", *optimizer.state_names]
+    covered = [i for part in parts.values() for i in range(part.start, part.stop)]
+    assert covered == list(range(optimizer.width(7)))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: SGD(lr=-0.1), "SGD: lr is -0.1, set it to"),
+        (lambda: Adagrad(initial_accumulator_value=-1), "Adagrad: initial_accumulator_value is -1, set it to"),
+        (lambda: RowwiseAdagrad(eps=math.nan), "RowwiseAdagrad: eps is nan, set it to"),
+        (lambda: RowwiseAdagrad(weight_decay=-1), "RowwiseAdagrad: weight_decay is -1, set it to"),
+        (lambda: Adam(betas=(1.0, 0.9)), "Adam: betas is .*, set both"),
+        (lambda: Adam(clip=0.0), "Adam: clip is 0.0, set it to a norm above 0"),
+    ],
+)
+def test_bad_parameters_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_schedulers_drive_the_learning_rate_and_state_dict_keeps_it():
+    anchor = torch.zeros(1, requires_grad=True)
+    handle = TorchHandle(SGD(lr=1.0), anchor)
+    schedule = torch.optim.lr_scheduler.StepLR(handle, step_size=2, gamma=0.5)
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "lr_scheduler.step() before optimizer.step()": backward was the step
+        for _ in range(4):
+            rates.append(handle.lr)
+            schedule.step()
+    assert rates == [1.0, 1.0, 0.5, 0.5]
+    other = TorchHandle(SGD(lr=1.0), anchor)
+    other.load_state_dict(handle.state_dict())
+    assert other.lr == 0.25
+
+
+def test_step_of_the_handle_does_nothing():
+    anchor = torch.ones(1, requires_grad=True)
+    handle = TorchHandle(Adam(lr=1.0), anchor)
+    anchor.grad = torch.ones(1)
+    assert handle.step() is None
+    assert handle.step(lambda: anchor.sum()) == 1
+    assert anchor.item() == 1

@@ -1,0 +1,315 @@
+"""Batches out of files: the same rows as a plain reading, in the same order for any workers, resumed at any batch."""
+
+import csv
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.core.batch import Batch
+from skirl.data import DataFlags, Source, Synthetic
+from skirl.data.files.schema import BUILT_IN
+from skirl.data.files.stream import Files, permutation
+from skirl.data.files.workers import WorkerDied
+from skirl.data.open import open_files
+from skirl.data.vocab import Vocab
+from tests.cases import cases
+from tests.data import logs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same 1,000 rows as text, packed text and Parquet, each in several files."""
+    folder = tmp_path_factory.mktemp("logs")
+    rows = logs.criteo_rows(1000)
+    for name in ("text", "packed", "parquet"):
+        (folder / name).mkdir()
+        for number, at in enumerate((0, 300, 310, 900)):
+            part = rows[at : [300, 310, 900, 1000][number]]
+            if name == "parquet":
+                logs.write_parquet(folder / name / f"part-{number}.parquet", part)
+            else:
+                path = folder / name / (f"day_{number}" + (".gz" if name == "packed" else ""))
+                logs.write_tsv(path, part, packed=name == "packed")
+    return folder
+
+
+def opened(path: Path | str, part_bytes: int = 20_000, **flags: Any) -> Files:
+    return open_files(DataFlags(f"criteo:{path}", **{"batch": 64, "rows": "5000", **flags}), part_bytes)
+
+
+def same(a: Batch, b: Batch) -> bool:
+    pairs = [(a.dense, b.dense), (a.labels, b.labels)]
+    pairs += [(a.sparse.values(), b.sparse.values()), (a.sparse.offsets(), b.sparse.offsets())]
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def all_same(a: list[Batch], b: list[Batch]) -> bool:
+    return len(a) == len(b) and all(map(same, a, b))
+
+
+@pytest.mark.parametrize("name", ["text", "packed", "parquet"])
+def test_every_sample_is_that_of_a_plain_reading(folder: Path, name: str) -> None:
+    batches = list(opened(folder / name))
+    found = logs.samples_of(batches)
+    expected = [logs.criteo_sample(row, 5000) for row in logs.criteo_rows(1000)]
+    assert [(label, ids) for label, _, ids in found] == [(label, ids) for label, _, ids in expected]
+    for (_, dense, _), (_, wanted, _) in zip(found, expected):
+        assert dense == pytest.approx(wanted, rel=1e-6)
+    assert [len(batch.labels) for batch in batches] == [64] * 15 + [40]
+
+
+def test_it_is_a_source(folder: Path) -> None:
+    files = opened(folder / "text")
+    assert isinstance(files, Source)
+    assert files.dense_features == 13
+    assert [(t.name, t.rows, t.dim) for t in files.tables(8)][:2] == [("C1", 5000, 8), ("C2", 5000, 8)]
+
+
+@pytest.mark.parametrize("part_bytes", [150, 999, 1 << 20])
+def test_parts_of_any_size_give_the_same_batches(folder: Path, part_bytes: int) -> None:
+    whole = list(opened(folder / "parquet"))
+    for name in ("text", "packed"):
+        some = list(itertools.islice(opened(folder / name, part_bytes), 3 if part_bytes == 150 else None))
+        assert all_same(some, whole[: len(some)])
+
+
+@pytest.mark.parametrize("shuffle", [0, 200])
+@pytest.mark.parametrize("name", ["text", "packed", "parquet"])
+def test_a_state_goes_on_at_its_batch(folder: Path, name: str, shuffle: int) -> None:
+    flags: dict[str, Any] = {"epochs": 2, "shuffle": shuffle, "seed": 5, "valid": "20%"}
+    files = opened(folder / name, **flags)
+    batches, states = [], [files.state_dict()]
+    for batch in files:
+        batches.append(batch)
+        states.append(files.state_dict())
+    assert len(batches) == 26 and files.steps == 26
+    for taken in [*random.Random(1).sample(range(26), 5), 0, 12, 13, 25]:
+        other = opened(folder / name, **flags)
+        other.load_state_dict(states[taken])
+        assert other.state_dict() == states[taken]
+        assert all_same(list(other), batches[taken:]), taken
+        assert other.steps == 26
+    assert all_same(list(other), batches), "the next pass is a whole one"
+
+
+def test_workers_change_nothing(folder: Path) -> None:
+    for name, flags in (("text", {"shuffle": 128}), ("parquet", {"valid": "30%"})):
+        alone = list(opened(folder / name, epochs=2, **flags))
+        assert all_same(list(opened(folder / name, epochs=2, workers=3, **flags)), alone)
+
+
+def test_a_pass_that_is_left_leaves_no_process(folder: Path) -> None:
+    import multiprocessing
+
+    before = multiprocessing.active_children()
+    files = opened(folder / "text", workers=2)
+    with pytest.raises(RuntimeError, match="my own"):
+        for _ in files:
+            assert len(multiprocessing.active_children()) == len(before) + 2
+            raise RuntimeError("my own")
+    del files
+    assert multiprocessing.active_children() == before
+
+
+def test_a_share_is_held_out_in_order(folder: Path) -> None:
+    rows = [logs.criteo_sample(row, 5000)[2] for row in logs.criteo_rows(1000)]
+    for name in ("text", "packed", "parquet"):
+        files = opened(folder / name, valid="25%", epochs=2, shuffle=300)
+        assert files.held_out is not None
+        assert [ids for _, _, ids in logs.samples_of(list(files.held_out))] == rows[750:]
+        trained = [ids for _, _, ids in logs.samples_of(list(files))]
+        assert sorted(trained) == sorted(rows[:750] * 2) and trained[:750] != rows[:750]
+        assert (files.samples, files.held_out.samples) == (1500, 250)
+
+
+def test_shuffling_depends_on_seed_and_epoch_alone(folder: Path) -> None:
+    first, again, other = (list(opened(folder / "text", shuffle=256, epochs=2, seed=s)) for s in (1, 1, 2))
+    assert all_same(first, again) and not all_same(first, other)
+    assert not all_same(first[:16], first[16:])
+    rows = [ids for _, _, ids in logs.samples_of(first[:4])]
+    plain = [ids for _, _, ids in logs.samples_of(list(opened(folder / "text"))[:4])]
+    assert rows != plain and sorted(rows) == sorted(plain), "a window of 256 rows keeps its rows"
+
+
+def test_steps_end_a_run(folder: Path) -> None:
+    files = opened(folder / "text", steps=5, epochs=3)
+    assert len(list(files)) == 5 == files.steps
+    assert len(list(opened(folder / "text", steps=20, epochs=2))) == 20
+
+
+def test_steps_are_known_when_the_last_batch_is_there(folder: Path) -> None:
+    files = opened(folder / "packed")
+    known = [files.steps for _ in files]
+    assert known == [None] * 15 + [16]
+
+
+def test_a_state_of_another_stream_is_refused(folder: Path) -> None:
+    state = opened(folder / "text", shuffle=100).state_dict()
+    with pytest.raises(ValueError, match="of a stream with shuffle=100, not 0: set it to that"):
+        opened(folder / "text").load_state_dict(state)
+
+
+@given(n=st.integers(0, 300), stream=st.integers(0, 2**64 - 1))
+@cases(50)
+def test_a_permutation_has_every_number_once(n: int, stream: int) -> None:
+    import numpy as np
+
+    assert sorted(permutation(n, np.uint64(stream)).tolist()) == list(range(n))
+
+
+def test_real_criteo(data_folder: Path) -> None:
+    rows = logs.read_tsv(data_folder / "criteo_first10k.tsv")
+    found = logs.samples_of(list(opened(data_folder / "criteo_first10k.tsv", 1 << 18, rows="100000")))
+    expected = [logs.criteo_sample(row, 100_000) for row in rows]
+    assert [(label, ids) for label, _, ids in found] == [(label, ids) for label, _, ids in expected]
+
+
+def test_real_avazu(data_folder: Path) -> None:
+    rows = []
+    for name in ("dev", "test", "train"):  # the files in natural order; only the last has a header
+        with (data_folder / "avazu" / f"{name}.csv").open() as file:
+            rows += [row for row in csv.reader(file) if row[0] != "id"]
+    files = open_files(DataFlags(f"avazu:{data_folder / 'avazu'}", rows="1000"))
+    names = [table.name for table in files.tables(4)]
+    assert names[:3] == ["C1", "banner_pos", "site_id"] and len(names) == 21
+    found = logs.samples_of(list(files))
+    assert len(found) == len(rows) == 8999
+    for (label, dense, ids), row in zip(found, rows):
+        bases = [10 if i < 2 or i > 10 else 16 for i in range(21)]
+        values = [logs.number_hash(int(text, base), name) for text, base, name in zip(row[3:], bases, names)]
+        assert (label, dense) == (float(row[1]), [int(row[2]) % 100 / 24])
+        assert ids == [logs.row_of(value, 1000) for value in values]
+
+
+def test_a_worker_that_is_killed_is_a_sentence(folder: Path) -> None:
+    import multiprocessing
+    import os
+    import signal
+
+    files = opened(folder / "text", 3000, workers=2)
+    batches = iter(files)
+    next(batches)
+    for process in multiprocessing.active_children():
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(
+        WorkerDied, match=r"ended by itself \(exit code -9\): is there enough memory\? Set workers to 0"
+    ):
+        list(batches)
+    assert not multiprocessing.active_children()
+
+
+def test_readers_leave_sigterm_to_the_training_process(folder: Path) -> None:
+    import multiprocessing
+    import os
+    import signal
+
+    whole = list(opened(folder / "text", 3000))
+    batches = iter(opened(folder / "text", 3000, workers=2))
+    found = [next(batches)]
+    for process in multiprocessing.active_children():
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGTERM)
+    assert all_same(found + list(batches), whole)
+    assert not multiprocessing.active_children()
+
+
+def test_a_state_of_other_files_or_rows_is_refused(folder: Path, tmp_path: Path) -> None:
+    rows = logs.criteo_rows(200)
+    for name, some in (("a", rows), ("b", rows), ("other/a", rows[:-1])):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        logs.write_tsv(tmp_path / name, some)
+    state = opened(tmp_path / "a", valid="20%").state_dict()
+    opened(tmp_path / "a", valid="20%", epochs=3).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"file 0 was a \(\d+ bytes\), and is b \("):
+        opened(tmp_path / "b", valid="20%").load_state_dict(state)
+    with pytest.raises(ValueError, match="of other files"):
+        opened(tmp_path / "other" / "a", valid="20%").load_state_dict(state)
+    with pytest.raises(ValueError, match="with 1 files, not 4"):
+        opened(folder / "text", valid="20%").load_state_dict(state)
+    with pytest.raises(ValueError, match="set valid to what it was"):
+        opened(tmp_path / "a", valid="30%").load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"part": None}, {"row": "x"}, {"next": 1.5}, {"batches": -1}, {"file": 2**70}, {"file": 9}, {"stream": "x"},
+     {"epoch": True}],
+)  # fmt: skip
+def test_a_state_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    logs.write_tsv(tmp_path / "day", logs.criteo_rows(20))
+    files = open_files(DataFlags(f"criteo:{tmp_path / 'day'}", batch=4))
+    state = files.state_dict()
+    with pytest.raises(ValueError, match="the state is"):
+        files.load_state_dict(state | change)
+    with pytest.raises(ValueError, match="the state is"):
+        files.load_state_dict({name: value for name, value in state.items() if name not in change})
+    files.load_state_dict(state)
+    assert len(list(files)) == 5
+
+
+def test_a_state_of_another_schema_rows_or_vocabulary_is_refused(tmp_path: Path) -> None:
+    """Each gives other batches out of the same files; what differs is named, and the flag that puts it right."""
+    logs.write_tsv(tmp_path / "day_0", logs.criteo_rows(200))
+    whole = BUILT_IN["criteo"].toml()
+
+    def made(schema: str = whole, **flags: Any) -> Source:
+        (tmp_path / "s.toml").write_text(schema)
+        given: dict[str, Any] = {"batch": 64, "rows": "500", "schema": str(tmp_path / "s.toml"), **flags}
+        return DataFlags(f"criteo:{tmp_path / 'day_0'}", **given).stream()
+
+    state = made().state_dict()
+    made(f'session = "C1"\n{whole}').load_state_dict(state)  # not read yet
+    c7, i3 = '[[id]]\nname = "C7"\ncolumn = ""\ntype = "hex"', 'name = "I3"\ncolumn = ""\ntransform = "log"'
+    for change, said in {
+        (c7, c7.replace("hex", "string")): "schema has type = 'hex' for id column 'C7', not 'string': set schema to",
+        (
+            i3,
+            i3.replace("log", "none"),
+        ): "schema has transform = 'log' for dense column 'I3', not 'none': set schema to",
+        ('name = "I3"\ncolumn = ""', 'name = "I3"\ncolumn = "I4"'): "has column = '' for dense column 'I3', not 'I4'",
+        (
+            '[[id]]\nname = "C7"\n',
+            '[[id]]\nname = "C77"\ncolumn = "C7"\nother',
+        ): "has an id column 'C7', and this one has no",
+        ('missing = [""]', 'missing = ["", "0"]'): r"schema has missing = \(''\,\), not \('', '0'\): set schema to",
+        ("nan_is_missing = false", "nan_is_missing = true"): "schema has nan_is_missing = False, not True: set schema",
+        ('header = "auto"', 'header = "no"'): "schema has header = 'auto', not 'no': set schema to what it was",
+    }.items():
+        other = whole.replace(*change).replace('\nothercolumn = ""', "")
+        assert other != whole
+        with pytest.raises(ValueError, match=said):
+            made(other).load_state_dict(state)
+    with pytest.raises(ValueError, match="with 500 rows in the table of 'C3', not 700: set rows to what it was"):
+        made(rows="500,C3=700").load_state_dict(state)
+    vocabularies = [f"{tmp_path}/v{count}" for count in (1, 2)]
+    for count, path in enumerate(vocabularies, start=1):
+        Vocab(f"criteo:{tmp_path / 'day_0'}", path, min_count=count, quiet=True).run()
+    first, second = (made(rows=None, vocab=path) for path in vocabularies)
+    with pytest.raises(
+        ValueError, match=r"ids become rows by hash, not by a vocabulary of [\d,]+ rows .*: set vocab to"
+    ):
+        first.load_state_dict(state)
+    with pytest.raises(
+        ValueError, match=r"by a vocabulary of .* with checksum .*, not by a vocabulary of .*: set vocab to"
+    ):
+        second.load_state_dict(first.state_dict())
+    (tmp_path / "moved").write_bytes(Path(vocabularies[0]).read_bytes())
+    made(rows=None, vocab=str(tmp_path / "moved"), workers=2).load_state_dict(first.state_dict())
+    grown = made(vocab="open")
+    with pytest.raises(ValueError, match="the state is of an open vocabulary: set vocab to open"):
+        made().load_state_dict(grown.state_dict())
+    with pytest.raises(ValueError, match="by hash, not by an open vocabulary: set vocab to what it was"):
+        grown.load_state_dict(state)
+    for one, other in ((made(), Synthetic("tiny")), (Synthetic("tiny"), made()), (grown, Synthetic("tiny"))):
+        with pytest.raises(ValueError, match="set data to what it was"):
+            one.load_state_dict(other.state_dict())
+    del state["stream"]["schema"]
+    with pytest.raises(ValueError, match="does not say which schema, rows and vocabulary it is of"):
+        made().load_state_dict(state)

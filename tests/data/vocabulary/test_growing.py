@@ -1,0 +1,258 @@
+"""An open vocabulary beside a dict; its state goes on at any batch, and evaluation sees it as it was."""
+
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl import cli
+from skirl.checkpoint.codec import decode, encode
+from skirl.data import DataFlags, Source
+from skirl.data.files.schema import BUILT_IN
+from skirl.data.vocabulary.growing import Growing, Growth
+from tests.cases import cases
+from tests.data import logs
+
+
+@pytest.fixture(scope="module")
+def tsv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return logs.write_tsv(tmp_path_factory.mktemp("open") / "day_0", logs.criteo_rows(1500, seed=4))
+
+
+def opened(tsv: Path, **flags: Any) -> Growing:
+    stream = DataFlags(f"criteo:{tsv}", **{"batch": 8, "vocab": "open", "admit": 2, **flags}).stream()
+    assert isinstance(stream, Growing)
+    return stream
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=12),
+    st.integers(1, 4),
+    st.integers(3, 12),
+    st.one_of(st.none(), st.integers(1, 4)),
+)
+@cases(150)
+def test_rows_are_those_of_a_dict(batches: list[list[int]], admit: int, limit: int, stale: int | None) -> None:
+    growth, rows, counts, last, free = Growth(limit, admit), {}, Counter[int](), {}, 2
+    for now, batch in enumerate(batches):
+        expected = []
+        for value in batch:
+            if value == 0:
+                expected.append(0)
+                continue
+            counts[value] += 1
+            last[value] = now
+            if value not in rows and counts[value] >= admit and free < limit:
+                rows[value] = free
+                free += 1
+            expected.append(rows.get(value, 1))
+        prints = np.array(batch, np.uint64)
+        assert growth.grow(prints, now).tolist() == expected
+        if stale is not None:
+            growth.forget(now - stale)
+            for value in [value for value, at in last.items() if at < now - stale]:
+                del last[value], counts[value]
+                rows.pop(value, None)
+        assert growth.look_up(prints).tolist() == [rows.get(v, 1) if v else 0 for v in batch]
+        other = Growth(limit, admit)
+        other.load_state_dict(copy.deepcopy(growth.state_dict()), copy.deepcopy(growth.admitted))
+        growth = other
+
+
+def test_a_table_grows_past_its_first_size() -> None:
+    growth = Growth(1 << 20, 1)
+    values = np.arange(1, 20_001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    assert growth.grow(values, 0).tolist() == list(range(2, 20_002))
+    assert growth.look_up(values[::-1]).tolist() == list(range(20_001, 1, -1))
+    growth.forget(1)
+    assert growth.used == 0 and growth.grow(values[:1], 1).tolist() == [20_002], "rows are not given twice"
+
+
+@pytest.mark.parametrize("flags", [{}, {"stale": 20, "epochs": 2, "shuffle": 100}])
+def test_a_state_goes_on_at_its_batch(tsv: Path, flags: dict[str, Any]) -> None:
+    stream = opened(tsv, **flags)
+    assert isinstance(stream, Source)
+    batches, states = [], [copy.deepcopy(stream.state_dict())]
+    for batch in stream:
+        batches.append(batch.sparse.values())
+        states.append(copy.deepcopy(stream.state_dict()))
+    assert any(int(values.max()) > 2 for values in batches)
+    for taken in (0, 1, 63, 64, 65, 150, len(batches) - 1):
+        other = opened(tsv, **flags)
+        other.load_state_dict(decode(*encode(states[taken], "data")))
+        rest = [batch.sparse.values() for batch in other]
+        assert len(rest) == len(batches) - taken
+        assert all(torch.equal(a, b) for a, b in zip(rest, batches[taken:])), taken
+    again = [batch.sparse.values() for batch in stream]
+    assert all(torch.equal(a, b) for a, b in zip(again, batches)), "the next pass begins with nothing"
+
+
+def test_states_share_a_vocabulary_that_was_loaded(tsv: Path) -> None:
+    """Each batch of the window keeps one: copies would be as many vocabularies."""
+    first = opened(tsv)
+    next(iter(first))
+    tensors = copy.deepcopy(first.state_dict())
+    plain = {t: {n: np.array(p) if n != "next" else p for n, p in v.items()} for t, v in tensors["tables"].items()}
+    again = opened(tsv)
+    again.load_state_dict({**tensors, "tables": plain})
+    batches = iter(again)
+    next(batches)
+    one, other = copy.deepcopy(again.state_dict()), copy.deepcopy(again.state_dict())
+    for table, parts in one["tables"].items():
+        assert parts["keys"] is other["tables"][table]["keys"]
+
+
+def test_workers_change_nothing(tsv: Path) -> None:
+    alone, team = (list(opened(tsv, workers=n, batch=100)) for n in (0, 2))
+    assert all(torch.equal(a.sparse.values(), b.sparse.values()) for a, b in zip(alone, team, strict=True))
+
+
+def test_held_out_is_seen_as_it_was(tsv: Path) -> None:
+    stream = opened(tsv, valid="20%", stale=50)
+    states, seen = [], {}
+    for number, _ in enumerate(stream):
+        states.append(stream.state_dict())
+        if number in (10, 90):
+            assert stream.held_out is not None
+            seen[number] = [batch.sparse.values() for batch in stream.held_out]
+    for number, then in seen.items():
+        late = stream.held_out_at(states[number])
+        assert late is not None and late.samples == 300
+        assert all(torch.equal(a.sparse.values(), b) for a, b in zip(late, then, strict=True))
+    assert not torch.equal(seen[10][0], seen[90][0])
+
+
+def test_a_state_of_another_stream_is_refused(tsv: Path) -> None:
+    with pytest.raises(ValueError, match="of a stream with admit=2: set it to that"):
+        opened(tsv, admit=3).load_state_dict(opened(tsv).state_dict())
+
+
+def test_training_is_the_same_whatever_is_read_ahead(
+    tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*more: str) -> dict[str, Any]:
+        flags = "--model dlrm-tiny --dim 4 --batch 32 --rows 2000 --vocab open --admit 2 --stale 30 --valid 20%"
+        assert (
+            cli.main(["train", "--data", f"criteo:{tsv}", *flags.split(), "--threads", "1", "--quiet", "--json", *more])
+            == 0
+        )
+        return json.loads(capsys.readouterr().out)
+
+    whole, short = (
+        run("--cache", "5000", "--eval-every", "20"),
+        run("--cache", "100%", "--eval-every", "20", "--depth", "1"),
+    )
+    saved = ["--save", str(tmp_path / "saved"), "--cache", "5000", "--eval-every", "20"]
+    run(*saved, "--steps", "21")
+    resumed = run(*saved, "--resume")
+    for other in (short, resumed):
+        assert other["loss"] == whole["loss"] and other["test_auc"] == whole["test_auc"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("keys", [5, 5, 6]), ("keys", [0, 5, 6]), ("rows", [2, 99, 0]), ("rows", [2, 2, 0]), ("rows", [-3, 2, 0]),
+        ("counts", [1, -1, 1]), ("last", [1, 1]), ("keys", ["a", "b", "c"]), ("rows", [[2], [3], [4, 5]]), ("next", 10**6),
+        ("next", "x"), ("next", 1), ("rows", [3, 2, 0]), ("admitted", [5]), ("admitted", [5, 6] * 10), ("admitted", "x"),
+        ("counts", [1, 1, 2**63 - 1]),
+    ],
+)  # fmt: skip
+def test_a_state_that_is_no_vocabulary_is_refused(name: str, values: Any) -> None:
+    """Fuzzing found that rows beyond the table came out of it."""
+    growth = Growth(rows=10, admit=1)
+    state = {"keys": [5, 6, 7], "rows": [2, 3, 0], "counts": [1, 1, 1], "last": [1, 1, 1], "next": 4}
+    growth.load_state_dict(state, [5, 6])
+    assert growth.look_up(np.array([5, 6, 7, 8], np.uint64)).tolist() == [2, 3, 1, 1]
+    with pytest.raises(ValueError, match="the state"):
+        changed = {"admitted": [5, 6]} | state | {name: values}
+        growth.load_state_dict(changed, changed["admitted"])
+
+
+def test_a_state_beyond_the_end_is_refused(tmp_path: Path) -> None:
+    logs.write_tsv(tmp_path / "day", logs.criteo_rows(20))
+    stream = DataFlags(f"criteo:{tmp_path / 'day'}", batch=4, vocab="open", rows="100").stream()
+    state = stream.state_dict()
+    for change in ({"since": 60}, {"since": -1}, {"tables": {}}, {"tables": 3}, {"files": None}):
+        with pytest.raises(ValueError, match="the state"):
+            stream.load_state_dict(state | change)
+            list(stream)
+
+
+@pytest.mark.parametrize("stale", [None, 20])
+def test_exported_rows_have_their_ids(
+    tsv: Path, tmp_path: Path, stale: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of every step, not of the last copy of the vocabulary; beside a plain count of the values."""
+    schema = BUILT_IN["criteo"].toml()
+    of_text = '[[id]]\nname = "C3"\ncolumn = ""\ntype = "{}"'
+    (tmp_path / "s.toml").write_text(schema.replace(of_text.format("hex"), of_text.format("string")))
+    flags = "--model dlrm-tiny --dim 4 --batch 16 --rows 5000 --cache 100% --admit 3 --threads 1 --quiet --steps 45"
+    train = ["train", "--data", f"criteo:{tsv}", *flags.split(), "--vocab", "open", "--save", str(tmp_path / "c")]
+    train += ["--schema", str(tmp_path / "s.toml")]
+    assert cli.main([*train, "--stale", str(stale)] if stale else train) == 0
+    assert cli.main(["export", str(tmp_path / "c"), str(tmp_path / "rows.parquet")]) == 0
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in pq.read_table(tmp_path / "rows.parquet").to_pylist():
+        found.setdefault(row["table"], {})[row["row"]] = row
+    assert len(found) == 26
+    for name, rows in found.items():
+        column = logs.CRITEO.index(name)
+        expected, counts, last, place = {}, Counter[str](), {}, {}
+        for at, line in enumerate(logs.criteo_rows(1500, seed=4)[: 45 * 16]):
+            step, value = at // 16 + 1, line[column]
+            if stale and at % 16 == 0 and step % (stale // 4) == 0:
+                for old in [old for old, seen in last.items() if seen < step - stale]:
+                    del last[old], counts[old]
+                    place.pop(old, None)
+            if value:
+                counts[value] += 1
+                last[value] = step
+                if counts[value] >= 3 and value not in place:
+                    place[value] = len(expected) + 2
+                    expected[place[value]] = value
+        assert {number for number in rows if number > 1} <= set(expected) and len(expected) > 5
+        for number, row in rows.items():
+            value = expected.get(number)
+            assert row["what"] == ("missing", "other", "id")[min(number, 2)]
+            if value is None:
+                assert row["id"] is None and row["fingerprint"] is None
+            elif name == "C3":
+                assert row["id"] is None and row["fingerprint"] == logs.text_hash(value.encode(), name)
+            else:
+                assert int(row["id"], 16) == int(value, 16)
+                assert row["fingerprint"] == logs.number_hash(int(value, 16), name)
+
+
+def test_rows_of_other_streams_say_what_they_are(tsv: Path, tmp_path: Path) -> None:
+    def exported(*flags: str) -> list[dict[str, Any]]:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        common = "--model dlrm-tiny --dim 4 --batch 64 --cache 100% --threads 1 --quiet --steps 5 --save"
+        assert cli.main(["train", *flags, *common.split(), str(folder)]) == 0
+        assert cli.main(["export", str(folder), f"{folder}.parquet"]) == 0
+        return pq.read_table(f"{folder}.parquet").to_pylist()
+
+    assert (
+        cli.main(["vocab", "--data", f"criteo:{tsv}", "--out", str(tmp_path / "v"), "--min-count", "4", "--quiet"]) == 0
+    )
+    names = ["table", "row", "what", "id", "fingerprint", "weight"]
+    for flags, rest in (
+        (["--rows", "900"], {1: "hashed"}),
+        (["--vocab", str(tmp_path / "v")], {1: "other", 2: "vocabulary"}),
+    ):
+        for row in exported("--data", f"criteo:{tsv}", *flags):
+            assert list(row) == names and row["id"] is row["fingerprint"] is None
+            assert row["what"] == ({0: "missing"} | rest)[min(row["row"], max(rest))]
+    assert list(exported("--data", "synthetic:tiny")[0]) == ["table", "row", "weight"]
+    converted = str(tmp_path / "rows.parquet")
+    assert cli.main(["convert", "--data", f"criteo:{tsv}", "--rows", "900", "--out", converted, "--quiet"]) == 0
+    for row in exported("--data", f"parquet:{converted}"):
+        assert row["what"] == "row" and row["id"] == str(row["row"])

@@ -1,0 +1,165 @@
+"""What needs a GPU: `make test-gpu` runs it, `make test` does not."""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skirl
+from skirl.models import DIN, DLRM
+from skirl.train.verify import Verify
+from tests.cases import cases
+from tests.engine.device.test_gpu import BUSY
+from tests.runs import Run
+from tests.test_exact import cases_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+    pytest.mark.timeout(1800),
+]
+
+
+@given(cases_of(), st.sampled_from([0.0, 0.5]))
+@cases(60)
+def test_every_bit_is_that_of_the_reference(case, delayed):
+    """The streams are held up at random in half of the cases."""
+    Run(replace(case, device="cuda", eager=delayed)).go()
+
+
+@pytest.mark.parametrize("delayed", [0.2, 0.8, 1.0])
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_rows_are_not_read_while_a_stream_still_writes_them(delayed, prefetch):
+    """The fault of TorchRec's issue 4191."""
+    for seed in range(3):
+        case = replace(BUSY, seed=seed, universe=12, prefetch=prefetch, eager=delayed, device="cuda", nap=0.002)
+        assert Run(case).go().forwarded
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise-adagrad", "sgd", "adagrad", "adam"])
+def test_verify(optimizer):
+    result = Verify(
+        "synthetic:tiny", "dlrm-tiny", optimizer=optimizer, dim=16, batch=512, steps=60, cache="touched:30%",
+        device="cuda", quiet=True,
+    ).run()  # fmt: skip
+    assert not result["failed"], result["failed"]
+    assert result["runs"][0]["moved"]["fetched"]
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not installed")
+@pytest.mark.parametrize("tool", ["racecheck", "memcheck"])
+def test_the_sanitizer_finds_nothing(tool, monkeypatch):
+    """Each tensor is memory of its own here: in torch's large blocks an access past the end would hit a neighbour."""
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    quiet = (
+        ["--report-api-errors", "no"] if tool == "memcheck" else []
+    )  # torch and Triton ask for what may not be there
+    command = ["compute-sanitizer", "--tool", tool, *quiet, "--error-exitcode", "9"]
+    command += [sys.executable, "-m", "skirl.cli", "verify"]
+    flags = "--device cuda --data synthetic:tiny --model dlrm-tiny --dim 16 --batch 64 --steps 6 --cache touched:40% --quiet"
+    done = subprocess.run([*command, *flags.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def test_out_of_memory_says_what_to_set():
+    _, total = torch.cuda.mem_get_info()
+    tables = [skirl.Table("a", rows=1 << 40, dim=64)]
+    embeddings = skirl.EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.1), cache=f"{2 * total}B", device="cuda")
+    with pytest.raises(MemoryError, match=r"a cache of .* rows of dim 64 takes .* MiB.*: set cache to a size like"):
+        embeddings(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3]])))
+
+
+def test_memory_is_bounded_by_the_cache():
+    tables = [skirl.Table("a", rows=1 << 24, dim=64)]
+    before = torch.cuda.memory_allocated()
+    embeddings = skirl.EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.1), cache="64MiB", device="cuda")
+    loader = [skirl.KeyedJagged.one_hot(["a"], torch.randint(0, 1 << 24, (4096, 1))) for _ in range(100)]
+    with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids) as batches:
+        for ids in batches:
+            embeddings(ids)["a"].sum().backward()
+            ids_bytes = 4096 * 40  # of a plan, and some are on their way
+            assert torch.cuda.memory_allocated() - before < (64 << 20) + 4096 * 64 * 4 * 2 + 16 * ids_bytes + (1 << 20)
+    embeddings.close()
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's, of TF32 and of gradients that it looks at
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_a_compiled_dense_part_trains_the_same_rows(mode):
+    """The dense part under torch.compile; reduce-overhead puts it into CUDA graphs."""
+    losses = []
+    for compiled in (False, True):
+        data = skirl.data.Synthetic("tiny", batch_size=256, batches=20)
+        torch.manual_seed(0)
+        embeddings = skirl.EmbeddingBagCollection(
+            data.tables(8), optimizer=skirl.RowwiseAdagrad(lr=0.1), cache="20%", device="cuda"
+        )
+        model = DLRM.tiny(embeddings, dense_features=4).cuda()
+        dense = torch.optim.Adam(model.parameters(), lr=1e-3)
+        forward = torch.compile(model, mode=mode) if compiled else model
+        losses.append([])
+        with skirl.lookahead(data, model) as batches:
+            for batch in batches:
+                loss = torch.nn.functional.binary_cross_entropy_with_logits(forward(batch), batch.labels.cuda())
+                loss.backward()
+                dense.step()
+                dense.zero_grad()
+                losses[-1].append(loss.item())
+        embeddings.close()
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_attends_to_lists_trains_as_on_the_cpu():
+    """Rows id by id: their gradients, and what the model does with a batch's lengths, are where the rows are."""
+    tables = [skirl.Table("item", 50, 8, features=("item", "clicked")), skirl.Table("user", 20, 8, pooling="mean")]
+    rng = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(6):
+        lengths = torch.cat([torch.ones(16, dtype=torch.int64), torch.randint(0, 4, (32,), generator=rng)])
+        ids = torch.randint(0, 20, (int(lengths.sum()),), generator=rng)
+        sparse = skirl.KeyedJagged(["item", "clicked", "user"], ids, lengths=lengths)
+        labels = torch.randint(0, 2, (16,), generator=rng).float()
+        batches.append(skirl.Batch(torch.randn(16, 4, generator=rng), sparse, labels))
+    losses = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        rows = skirl.EmbeddingCollection(tables, optimizer=skirl.Adagrad(lr=0.1), cache=60, device=device)
+        model = DIN.tiny(rows, dense_features=4, lists=["clicked", "user"]).to(device)
+        dense = torch.optim.Adam(model.parameters(), lr=1e-2)
+        losses.append([])
+        with skirl.lookahead(batches, model) as ahead:
+            for batch in ahead:
+                dense.zero_grad()
+                loss = model.loss(batch)
+                loss.backward()
+                dense.step()
+                losses[-1].append(loss.item())
+        rows.close()
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_loop_on_a_stream_of_its_own_finds_its_rows():
+    """The batch is taken on the default stream, looked up and trained on another, which the GPU holds up."""
+    data = list(skirl.data.Synthetic("tiny", batch_size=256, batches=12))
+    losses = []
+    for other in (False, True):
+        embeddings = skirl.EmbeddingBagCollection(
+            skirl.data.Synthetic("tiny").tables(8), optimizer=skirl.Adagrad(lr=0.1), cache="20%", device="cuda"
+        )
+        stream = torch.cuda.Stream() if other else torch.cuda.current_stream()
+        losses.append([])
+        with skirl.lookahead(data, embeddings) as batches:
+            for batch in batches:
+                with torch.cuda.stream(stream):
+                    torch.cuda._sleep(1_000_000)
+                    loss = (embeddings(batch.sparse).stacked() ** 2).sum()
+                    loss.backward()
+                    losses[-1].append(loss)
+        torch.cuda.synchronize()
+        losses[-1] = [loss.item() for loss in losses[-1]]
+        embeddings.close()
+    assert losses[0] == losses[1]

@@ -1,0 +1,110 @@
+"""A cache on a GPU: the bits of the plain reference, on streams that are as late and as odd as their events allow.
+
+The kernels run in Triton's interpreter, so this shows logic and hazards, not a GPU's arithmetic.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skirl
+from skirl import Adam, KeyedJagged, RowwiseAdagrad, Table
+from skirl.data import Synthetic
+from skirl.models import DLRM
+from tests.cases import cases
+from tests.engine.device.hazards import hazards
+from tests.engine.device.lazy import World
+from tests.runs import Case, Part, Run
+from tests.test_exact import cases_of
+
+TABLES = (Table("a", 60, 3, features=("x", "y")), Table("b", 50_000_000, 5, pooling="mean"), Table("c", 40, 3))
+BUSY = Case(
+    TABLES, Adam(lr=0.05), (Part(0, 14, (9,)), Part(9, 14)), depth=3, weights=0.5, evaluate=0.2, device="interpret"
+)
+
+
+@given(cases_of(), st.sampled_from([0.0, 0.3, 0.7]))
+@cases(5)
+def test_every_bit_is_that_of_the_reference(case, eager):
+    Run(replace(case, device="interpret", eager=eager)).go()
+
+
+@pytest.mark.parametrize("eager", [0.0, 0.5])
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_rows_on_their_way_in_both_directions(eager, prefetch):
+    case = replace(
+        BUSY, optimizer=RowwiseAdagrad(lr=0.1), universe=12, prefetch=prefetch, eager=eager, slow_write=0.003
+    )
+    report = Run(case).go()
+    assert report.forwarded and report.fetched > report.forwarded
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_order_that_the_pipeline_allows(seed):
+    assert hazards(range(seed, seed + 1)) > 20
+
+
+def trained(embeddings, batches, until=None, saved=None):
+    """Rows after some steps; saves after the third without waiting, while training goes on."""
+    with skirl.lookahead(batches, embeddings, sparse=lambda ids: ids, depth=3) as ahead:
+        for ids in ahead:
+            (embeddings(ids)["a"] ** 2).sum().backward()
+            if saved and ahead.step == 3:
+                skirl.save(saved, model=embeddings, optimizers=[], data=ahead, wait=False)
+            if ahead.step == until:
+                break
+
+
+def every_row(embeddings):
+    embeddings.flush()
+    keys = np.sort(np.concatenate(list(embeddings.engine.store.keys())))
+    return keys, embeddings.engine.peek(keys, 0)[0]
+
+
+@pytest.mark.parametrize(("first", "then"), [("interpret", "cpu"), ("cpu", "interpret"), ("interpret", "interpret")])
+def test_a_checkpoint_made_in_the_background_goes_on_anywhere(first, then, tmp_path, monkeypatch):
+    """It has the rows of its step, though later steps change them before they have left the device."""
+    monkeypatch.setattr("skirl.engine.device.gpu.no_streams", World(1, 0.3).streams)
+    tables = [Table("a", 60, 4)]
+    rng = np.random.default_rng(0)
+    batches = [KeyedJagged.one_hot(["a"], torch.from_numpy(rng.integers(0, 60, (6, 1)))) for _ in range(9)]
+    options = {"optimizer": Adam(lr=0.1), "cache": 14}
+    whole = skirl.EmbeddingBagCollection(tables, **options)
+    trained(whole, batches)
+    run = skirl.EmbeddingBagCollection(tables, **options, device=first)
+    trained(run, batches, saved=tmp_path)
+    np.testing.assert_array_equal(every_row(run)[1], every_row(whole)[1])
+    run.close()
+    resumed = skirl.EmbeddingBagCollection(tables, **options, device=then)
+    with skirl.lookahead(batches, resumed, sparse=lambda ids: ids, depth=3) as ahead:
+        skirl.load(tmp_path, model=resumed, optimizers=[], data=ahead)
+        assert ahead.step == 3
+        for ids in ahead:
+            (resumed(ids)["a"] ** 2).sum().backward()
+    np.testing.assert_array_equal(every_row(resumed)[0], every_row(whole)[0])
+    np.testing.assert_array_equal(every_row(resumed)[1], every_row(whole)[1])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler looks, and hides it
+def test_a_compiled_model_breaks_its_graph_at_the_embeddings_and_trains_the_same_rows():
+    losses = []
+    for compiled in (False, True):
+        data = Synthetic("tiny", batch_size=16, batches=4)
+        torch.manual_seed(0)
+        embeddings = skirl.EmbeddingBagCollection(
+            data.tables(4), optimizer=RowwiseAdagrad(lr=0.1), cache=400, device="interpret"
+        )
+        model = DLRM.tiny(embeddings, dense_features=4)
+        forward = torch.compile(model, backend="eager") if compiled else model
+        losses.append([])
+        with skirl.lookahead(data, model) as batches:
+            for batch in batches:
+                loss = torch.nn.functional.binary_cross_entropy_with_logits(forward(batch), batch.labels)
+                loss.backward()
+                losses[-1].append(loss.item())
+        embeddings.close()
+    assert losses[0] == losses[1]

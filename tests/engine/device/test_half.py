@@ -1,0 +1,150 @@
+"""Rows of half precision: they travel as bits, are computed on in float32, and rounded so that a run repeats."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import skirl
+from skirl import SGD, Adam, KeyedJagged, RowwiseAdagrad, Table
+from skirl.core.half import expanded, packed, words
+from skirl.core.initial import first_rows
+from skirl.train.train import Train
+from tests.cases import cases
+
+HALVES = [torch.bfloat16, torch.float16]
+TABLE = Table("a", 300, 5)
+
+
+ROWS = arrays(np.float32, st.tuples(st.integers(0, 5), st.integers(1, 9)), elements=st.floats(width=32))
+
+
+@given(ROWS, st.sampled_from(HALVES))
+@cases(100)
+def test_numbers_are_rounded_once_and_bits_travel(rows, half):
+    records = packed(rows, half)
+    assert records.dtype == np.float32 and records.shape == (len(rows), words(rows.shape[1]))
+    expected = torch.from_numpy(rows).to(half).to(torch.float32).numpy()
+    np.testing.assert_array_equal(expanded(records, rows.shape[1], half), expected)
+    again = packed(expanded(records, rows.shape[1], half), half)
+    assert np.isnan(rows).any() or again.tobytes() == records.tobytes()
+
+
+def loader(seed=0, steps=12):
+    rng = np.random.default_rng(seed)
+    return [KeyedJagged.one_hot(["a"], torch.from_numpy(rng.integers(0, 60, (8, 1)))) for _ in range(steps)]
+
+
+def embeddings_of(half, cache, optimizer=None, seed=3, **options):
+    return skirl.EmbeddingBagCollection(
+        [TABLE], optimizer=optimizer or SGD(lr=0.01), cache=cache, seed=seed, dtype=half, device="interpret", **options
+    )
+
+
+def train(embeddings, batches):
+    losses = []
+    with skirl.lookahead(batches, embeddings, sparse=lambda ids: ids, depth=3) as ahead:
+        for ids in ahead:
+            out = embeddings(ids)["a"]
+            assert out.dtype == torch.float32
+            loss = ((out - 1) ** 2).sum()
+            loss.backward()
+            losses.append(loss.item())
+    embeddings.flush()
+    keys = np.sort(np.concatenate(list(embeddings.engine.store.keys())))
+    return losses, keys, embeddings.engine.peek(keys, 0)[0]
+
+
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.01), RowwiseAdagrad(lr=0.05), Adam(lr=0.01)])
+@pytest.mark.parametrize("half", HALVES)
+def test_the_bits_do_not_depend_on_the_cache(half, optimizer):
+    tight, roomy = (train(embeddings_of(half, cache, optimizer), loader()) for cache in (12, 300))
+    assert tight[0] == roomy[0]
+    np.testing.assert_array_equal(tight[2], roomy[2])
+    other = train(embeddings_of(half, 12, optimizer, seed=4), loader())
+    assert other[0] != tight[0]
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_step_is_that_of_float32_to_one_of_the_two_neighbours(half):
+    """The reference: float32 arithmetic in numpy over the numbers as they are held."""
+    embeddings = embeddings_of(half, 100)
+    start = torch.from_numpy(first_rows(range(60), TABLE.initial, 5, 3)).to(half).to(torch.float32).numpy()
+    ids = loader()[0]
+    out = embeddings(ids)["a"]
+    used = ids.values().numpy()
+    np.testing.assert_array_equal(out.detach().numpy(), start[used])
+    ((out - 1) ** 2).sum().backward()
+    rows = embeddings.engine.peek(np.arange(60), 0)[0]
+    for row in set(used.tolist()):
+        gradient = (used == row).sum() * 2 * (start[row] - 1)
+        exact = torch.from_numpy(start[row] - np.float32(0.01) * gradient)
+        near = exact.to(half)
+        away = torch.nextafter(near, torch.where(exact > near.float(), torch.inf, -torch.inf).to(half))
+        got = torch.from_numpy(rows[row])
+        assert ((got == near.float()) | (got == away.float())).all(), (got, exact)
+
+
+def test_small_updates_are_not_lost():
+    """Steps of a sixteenth of what separates two neighbours: to nearest, nothing would ever move."""
+    table = Table("a", 256, 8, init=skirl.Constant(1.0))
+    embeddings = skirl.EmbeddingBagCollection(
+        [table], optimizer=SGD(lr=2.0**-12), cache=256, dtype=torch.bfloat16, device="interpret"
+    )
+    every = KeyedJagged.one_hot(["a"], torch.arange(256).reshape(-1, 1))
+    for _ in range(16):
+        embeddings(every)["a"].sum().backward()
+    rows = embeddings.engine.peek(np.arange(256), 0)[0]
+    assert 0.55 < (rows != 1).mean() < 0.73  # 1 - (15/16)**16: each step throws dice of its own
+    mean = float(rows.mean())
+    assert abs(mean - (1 - 16 * 2.0**-12)) < 4e-4
+
+
+def test_half_the_bytes_travel():
+    assert embeddings_of(torch.bfloat16, 10).engine.held == [3]
+    embeddings = embeddings_of(torch.bfloat16, 12)
+    train(embeddings, loader())
+    counters = embeddings.engine.counters
+    assert counters.bytes_written == 12 * counters.written > 0
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_checkpoint_goes_on_bit_for_bit_and_is_read_without_a_gpu(half, tmp_path):
+    batches = loader()
+    whole = train(embeddings_of(half, 12, Adam(lr=0.01)), batches)
+    run = embeddings_of(half, 12, Adam(lr=0.01))
+    with skirl.lookahead(batches, run, sparse=lambda ids: ids, depth=3) as ahead:
+        for ids in ahead:
+            ((run(ids)["a"] - 1) ** 2).sum().backward()
+            if ahead.step == 5:
+                skirl.save(tmp_path / "saved", model=run, optimizers=[], data=ahead)
+                break
+    resumed = embeddings_of(half, 12, Adam(lr=0.01))
+    with skirl.lookahead(batches, resumed, sparse=lambda ids: ids, depth=3) as ahead:
+        skirl.load(tmp_path / "saved", model=resumed, optimizers=[], data=ahead)
+        for ids in ahead:
+            ((resumed(ids)["a"] - 1) ** 2).sum().backward()
+    np.testing.assert_array_equal(resumed.engine.peek(whole[1], 0)[0], whole[2])
+    skirl.export(resumed, tmp_path / "rows.safetensors")
+    plain = skirl.EmbeddingBagCollection([TABLE], optimizer=Adam(lr=0.01), cache=300)
+    skirl.import_rows(plain, tmp_path / "saved")
+    assert plain.engine.peek(whole[1], 0)[0].dtype == np.float32
+
+
+def test_the_cpu_says_where_halves_are_trained():
+    embeddings = skirl.EmbeddingBagCollection([TABLE], optimizer=SGD(lr=0.1), cache=10, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"rows of torch.bfloat16 are trained on a GPU: set device='cuda'"):
+        embeddings(loader()[0])
+
+
+def test_the_command_trains_them():
+    flags = {"dim": 4, "batch": 16, "steps": 3, "cache": "touched:50%", "threads": 1, "quiet": True}
+    half, full = (
+        Train("synthetic:tiny", "dlrm-tiny", device="interpret", dtype=dtype, **flags).run()
+        for dtype in ("bfloat16", "float32")
+    )
+    assert half["rows"]["touched"] == full["rows"]["touched"]
+    assert half["rows"]["bytes_of_all"] == sum(rows * 3 * 4 for rows in (50_000, 20_000, 2_000, 300, 20, 7))
+    assert 0 < abs(half["loss"]["last"] - full["loss"]["last"]) < 0.05

@@ -1,0 +1,87 @@
+"""Blocks: pairs of buffers with owners, bounded."""
+
+import numpy as np
+import pytest
+import torch
+
+from skirl.engine.device.pinned import Blocks
+from skirl.engine.device.streams import no_streams
+
+
+class Event:
+    def __init__(self):
+        self.waited = 0
+
+    def synchronize(self):
+        self.waited += 1
+
+
+def make(most=1 << 20, kept=1 << 30):
+    return Blocks(torch.device("cpu"), no_streams().here, most, kept)
+
+
+def test_a_block_is_free_when_its_last_owner_lets_go():
+    blocks = make()
+    block = blocks.take(50_000)
+    blocks.retain(block)
+    blocks.release(block)
+    assert blocks.in_use == 1 and blocks.take(50_000) is not block
+    blocks.release(block)
+    assert blocks.take(50_000) is block
+
+
+def test_a_much_larger_block_is_left_for_those_who_need_it():
+    blocks = make()
+    large = blocks.take(500_000)
+    blocks.release(large)
+    assert blocks.take(10_000) is not large
+
+
+def test_memory_beyond_the_bound_is_let_go_of_once_nothing_uses_it():
+    blocks = make(most=100_000)
+    taken = [blocks.take(40_000) for _ in range(5)]
+    assert blocks.nbytes >= 200_000
+    events = []
+    for block in taken:
+        block.copied, block.used = Event(), Event()
+        events.append((block.copied, block.used))
+        blocks.release(block)
+    assert blocks.nbytes <= 100_000 and not blocks.in_use
+    dropped = sum(copied.waited == used.waited == 1 for copied, used in events)
+    assert dropped == 5 - blocks.nbytes // taken[0].host.numel()
+
+
+def test_no_more_blocks_wait_than_are_kept():
+    blocks = make(most=1 << 40, kept=2)
+    taken = [blocks.take(4096) for _ in range(5)]
+    for block in taken:
+        blocks.release(block)
+    assert blocks.nbytes == 2 * 4096
+
+
+def test_a_reset_forgets_owners_and_what_they_do_later():
+    blocks = make()
+    block = blocks.take(5000)
+    blocks.reset()
+    assert blocks.nbytes == blocks.in_use == 0
+    blocks.release(block)  # by a thread that was stuck
+    assert blocks.take(5000) is not block
+
+
+def test_both_sides_have_the_shape_that_is_asked_for():
+    block = make().take(3 * 5 * 4)
+    host, device = block.on_host(3, 5, np.dtype(np.float32)), block.on_device(3, 5, torch.float32)
+    host[:] = np.arange(15).reshape(3, 5)
+    block.device.copy_(block.host)
+    assert device.tolist() == host.tolist()
+
+
+def test_a_device_without_memory_says_what_to_set(monkeypatch):
+    def empty(size, *, device, **_):
+        if device != "cpu":
+            raise torch.OutOfMemoryError
+        return torch.zeros(size, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    with pytest.raises(MemoryError, match=r"10 KiB for rows on their way.*: set cache or prefetch to less"):
+        make().take(10_000)

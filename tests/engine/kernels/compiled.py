@@ -1,0 +1,112 @@
+"""Compile what the launchers launch, for a GPU that is not there; prints what became of each kernel, one line of JSON each.
+
+    python -m tests.engine.kernels.compiled CAPABILITY [DIM DTYPE]...
+
+Run as a process of its own, without TRITON_INTERPRET: a kernel is either interpreted or compiled, from its decoration on.
+Triton asks a driver what to compile for; a stand-in answers, and `warmup` goes the whole way of a launch but the last step.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from math import inf
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.engine.kernels import gpu, gpu_update
+
+FORMS = {KIND_SGD: 1, KIND_ADAGRAD: 2, KIND_ROWWISE_ADAGRAD: 1, KIND_ADAM: 3}
+
+
+class NoGpu:
+    """A driver for compiling only."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def usage(ptx: str) -> dict[str, int]:
+    """Registers and spilled bytes, as ptxas tells them."""
+    ptxas = next(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas"))
+    target = re.search(r"\.target (\w+)", ptx)
+    assert target
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [str(ptxas), "-v", "--fmad=false", f"--gpu-name={target[1]}", file.name, "-o", "/dev/null"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    numbers = {
+        "registers": r"Used (\d+) registers",
+        "spilled": r"(\d+) bytes spill stores",
+        "stack": r"(\d+) bytes stack",
+    }
+    return {name: int(found[1]) if (found := re.search(number, told)) else 0 for name, number in numbers.items()}
+
+
+def told(kernel, n, *args, tiles=1, **options):
+    """In place of `launch`."""
+    made = kernel.warmup(*args, grid=(1, tiles), enable_fp_fusion=False, **options)
+    ptx = made.asm["ptx"]
+    operations = re.findall(r"^\s+(?:@\S+\s+)?([a-z][\w.:]*)", ptx, re.M)
+    line = {
+        "kernel": kernel.__name__,
+        "options": {name: str(value) for name, value in options.items()},
+        "cache": str(args[2 if kernel.__name__ == "_fill" else 0].dtype),
+        "fused": made.metadata.enable_fp_fusion,
+        "shared": made.metadata.shared,
+        "operations": {name: operations.count(name) for name in sorted(set(operations))},
+        **usage(ptx),
+    }
+    print(json.dumps(line), flush=True)
+
+
+def compile_all(dim: int, dtype: torch.dtype) -> None:
+    half = dtype in (torch.float16, torch.bfloat16)
+    real = torch.float32 if half else dtype
+    n = 32
+    index, keys = torch.zeros(n, dtype=torch.int32), torch.zeros(n, dtype=torch.int64)
+    numbers, none, live = torch.zeros(n, dtype=real), torch.zeros(0, dtype=real), torch.ones(16, dtype=torch.bool)
+    out, stretches = torch.zeros(n, dim, dtype=real), torch.zeros(4, 3, dtype=torch.int32)
+    for kind, forms in FORMS.items():
+        cache = torch.zeros(n, dim * forms + (kind == KIND_ROWWISE_ADAGRAD), dtype=dtype)
+        plain = kind == KIND_ROWWISE_ADAGRAD  # once as most runs have it, else with all that a kernel can do
+        gpu.update(
+            cache, dim, kind, index, keys, index, index, index, none if plain else numbers, out,
+            live[:0] if plain else live, torch.zeros(16, 4, dtype=real), inf if plain else 1.0, stretches, out, index,
+            rounding=(1, 2) if half else None,
+        )  # fmt: skip
+        if kind == KIND_ROWWISE_ADAGRAD:
+            gpu.pool(cache, dim, index, index[:0], 16, none, out)
+        if kind == KIND_SGD:
+            gpu.pool(cache, dim, index, index, 16, numbers, out)
+            gpu.weight_grad(cache, dim, index, index, out, live, numbers)
+        if kind == KIND_ADAM:
+            gpu.move(cache, index, cache, index)
+            gpu.fill(keys, index, cache, dim, 5, index, numbers, torch.zeros(65536), 0.1)
+
+
+def main() -> None:
+    driver.set_active(NoGpu(int(sys.argv[1])))
+    gpu.launch = gpu_update.launch = told
+    for dim, dtype in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
+        compile_all(int(dim), getattr(torch, dtype))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Memory is used again when nobody holds it, and never before."""
+
+import gc
+
+import numpy as np
+import torch
+
+import skirl
+from skirl.engine.kernels.buffers import KEPT, Reused, empty
+
+
+def test_arrays_begin_on_a_cache_line():
+    for size in (1, 7, 1000):
+        for dtype in (np.float32, np.float64):
+            array = empty(size, dtype)
+            assert array.ctypes.data % 64 == 0 and array.shape == (size,) and array.dtype == dtype
+
+
+def test_views_numpy_arrays_and_graphs_hold_a_buffer():
+    reused = Reused(np.float32)
+    for hold in (
+        lambda t: t[1:],
+        lambda t: t.numpy(),
+        lambda t: t.detach().view(-1),
+        lambda t: t.requires_grad_() ** 2,  # the graph saves it
+    ):
+        tensor = reused.take(5, 4)
+        place, held = tensor.data_ptr(), hold(tensor)
+        del tensor
+        gc.collect()
+        assert reused.take(5, 4).data_ptr() != place
+        del held
+        gc.collect()
+
+
+def test_few_buffers_wait_and_none_serves_a_much_smaller_tensor():
+    reused = Reused(np.float32)
+    held = [reused.take(1000, 4) for _ in range(KEPT + 3)]
+    places = {t.data_ptr() for t in held}
+    held.clear()
+    assert len(reused._free) == KEPT
+    assert reused.take(100, 4).data_ptr() not in places
+    assert reused.take(600, 4).data_ptr() in places
+
+
+def test_a_loop_faults_no_new_memory_in_and_an_output_that_is_kept_stays_what_it_was():
+    tables = [skirl.Table(f"t{i}", rows=50, dim=16) for i in range(3)]
+    embeddings = skirl.EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.5), cache=150)
+    ids = torch.arange(24).reshape(8, 3)
+    names = [table.name for table in tables]
+    kept, copies, places = [], [], set()
+    for step in range(12):
+        out = embeddings(skirl.KeyedJagged.one_hot(names, (ids + step) % 50))
+        flat = out.stacked()
+        places.add(flat.data_ptr())
+        if step % 5 == 0:
+            kept.append(flat)
+            copies.append(flat.detach().clone())
+        (out["t0"].sum() + 2 * out["t2"].sum()).backward()  # t1 has no gradient
+    for tensor, copy in zip(kept, copies, strict=True):
+        assert torch.equal(tensor, copy)
+    assert len(places) <= len(kept) + 3

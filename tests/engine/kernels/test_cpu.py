@@ -1,0 +1,273 @@
+"""The kernels, bit for bit against the plain reference, however a step is split among threads."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, target
+from hypothesis import strategies as st
+
+from skirl.core.initial import Constant, InitialTable, Normal, Uniform, fill
+from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.core.reference import Reference, tree_sum
+from skirl.core.tables import Schema, Table
+from skirl.engine.kernels import cpu
+from skirl.tools.threads import run
+from tests.cases import cases
+
+OPTIMIZERS: list[RowOptimizer] = [
+    SGD(lr=0.1),
+    Adagrad(lr=0.1, lr_decay=0.3, initial_accumulator_value=0.1),
+    RowwiseAdagrad(lr=0.1),
+    RowwiseAdagrad(lr=0.1, weight_decay=0.01),
+    Adam(lr=0.1),
+    SGD(lr=0.1, clip=0.5),
+    Adagrad(lr=0.1, clip=0.5),
+    RowwiseAdagrad(lr=0.1, weight_decay=0.1, clip=0.5),
+    Adam(lr=0.1, clip=0.5),
+]
+
+
+@dataclass
+class World:
+    """All rows of a bank in one array, in shuffled slots, and the kernels called as a module would call them."""
+
+    tables: list[Table]
+    optimizer: RowOptimizer
+    dtype: type
+    threads: int
+    rng: np.random.Generator
+
+    def __post_init__(self):
+        self.schema = Schema.of(self.tables)
+        (self.bank,) = self.schema.banks
+        self.keys = np.array([t << 48 | row for t in self.bank.tables for row in range(self.tables[t].rows)], np.int64)
+        self.slots = self.rng.permutation(len(self.keys) + 3)[: len(self.keys)].astype(np.int32)
+        self.slot = dict(zip(self.keys.tolist(), self.slots.tolist()))
+        self.cache = np.full((len(self.keys) + 3, self.optimizer.width(self.bank.dim)), np.nan, self.dtype)
+        self.steps = np.zeros(len(self.tables), np.int64)
+        init = InitialTable.of([t.initial for t in self.tables], self.dtype)
+        state = self.optimizer.initial_state
+        self.run(
+            fill, len(self.keys), self.keys, self.slots, self.cache, self.bank.dim, 5, init.kind, init.scale,
+            init.quantiles, state,
+        )  # fmt: skip
+
+    def run(self, kernel, n, *args, work=None):
+        run(kernel, n, *args, threads=self.threads, work=work)
+
+    def step(self, micro_batches, grads):
+        """Forward and backward of one step; the outputs of each micro-batch."""
+        features, dim = self.bank.features, self.bank.dim
+        keys, scale, bag_of, lengths = [], [], [], []
+        first_bag = 0
+        for batch in micro_batches:
+            for f in features:
+                ids, offsets, weights = batch[f.name]
+                count = np.diff(offsets)
+                keys.append(np.array(ids, np.int64) | f.table << 48)
+                factor = np.ones(len(ids), self.dtype) if weights is None else np.array(weights, self.dtype)
+                if self.tables[f.table].pooling == "mean":
+                    factor /= np.repeat(count, count).astype(self.dtype)
+                scale.append(factor)
+                bag_of.append(np.repeat(np.arange(len(count)) * len(features) + f.column + first_bag, count))
+                lengths.append(count)
+            first_bag += len(count) * len(features)
+        plain = all(t.pooling == "sum" for t in self.tables)
+        plain = plain and all(b[f.name][2] is None for b in micro_batches for f in features)
+        scale = np.empty(0, self.dtype) if plain else np.concatenate(scale)
+        keys, bag_of = np.concatenate(keys), np.concatenate(bag_of).astype(np.int32)
+        slots = np.array([self.slot[k] for k in keys.tolist()], np.int32)
+
+        outs, first = [], 0
+        for m in range(len(micro_batches)):
+            mine = np.concatenate(lengths[m * len(features) : (m + 1) * len(features)])
+            offsets = np.concatenate([[first], first + np.cumsum(mine)]).astype(np.int32)
+            first = offsets[-1]
+            out = np.full((len(mine), dim), np.nan, self.dtype)
+            self.run(cpu.pool, len(mine), self.cache, dim, slots, offsets, len(features), scale, out)
+            outs.append({f.name: out[f.column :: len(features)] for f in features})
+
+        live = np.zeros(first_bag, np.bool_)  # a bag each: micro-batches may differ in which features got a gradient
+        stacked = np.zeros((first_bag, dim), self.dtype)
+        first_bag = 0
+        for batch, g in zip(micro_batches, grads):
+            n = len(batch[features[0].name][1]) - 1
+            for f in features:
+                if g.get(f.name) is not None:
+                    mine = slice(first_bag + f.column, first_bag + n * len(features), len(features))
+                    stacked[mine], live[mine] = g[f.name], True
+            first_bag += n * len(features)
+        self.steps[list({f.table for f in features if any(g.get(f.name) is not None for g in grads)})] += 1
+        distinct, group = np.unique(keys, return_inverse=True)
+        start = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=len(distinct)))]).astype(np.int32)
+        positions = np.argsort(group, kind="stable").astype(np.int32)
+        rows = np.array([self.slot[k] for k in distinct.tolist()], np.int32)
+        scalars = self.optimizer.scalars(self.optimizer.lr, self.steps, self.dtype)
+        self.run(
+            cpu.update, len(distinct), self.cache, dim, self.optimizer.kind, rows, distinct, start, positions, bag_of,
+            scale, stacked, live, scalars, self.optimizer.clip_norm, work=start,
+        )  # fmt: skip
+        return outs
+
+
+def draw_tables(draw, dim):
+    kinds = draw(
+        st.lists(
+            st.tuples(st.integers(1, 6), st.sampled_from(["sum", "mean"]), st.integers(1, 2)), min_size=1, max_size=3
+        )
+    )
+    if draw(st.booleans()):
+        kinds = [(rows, "sum", features) for rows, _, features in kinds]
+    inits = st.sampled_from([Uniform(0.5), Normal(0.1), Constant(0.25), Constant(-0.0)])
+    return [
+        Table(
+            f"t{i}", rows, dim, features=tuple(f"t{i}.{k}" for k in range(features)), pooling=pooling, init=draw(inits)
+        )
+        for i, (rows, pooling, features) in enumerate(kinds)
+    ]
+
+
+def draw_bags(draw, rng, rows, batch, weighted):
+    sizes = rng.integers(0, draw(st.sampled_from([2, 4, 12])), batch)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    ids = rng.integers(0, rows, offsets[-1])
+    return ids.tolist(), offsets.tolist(), rng.standard_normal(len(ids)).tolist() if weighted else None
+
+
+@cases(300)
+@given(st.data())
+def test_every_bit_equals_the_reference(data):
+    draw = data.draw
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    dtype = draw(st.sampled_from([np.float32, np.float64]))
+    optimizer = draw(st.sampled_from(OPTIMIZERS))
+    # Past 16 the loops over a row run in vectors, with a remainder where dim is odd.
+    tables = draw_tables(draw, draw(st.sampled_from([1, 2, 3, 4, 5, 8, 13, 16, 33, 64, 100])))
+    world = World(tables, optimizer, dtype, draw(st.integers(1, 4)), rng)
+    reference = Reference(tables, optimizer, seed=5, dtype=dtype)
+    dim = tables[0].dim
+    weighted = draw(st.booleans())
+    for _ in range(draw(st.integers(1, 4))):
+        micro_batches, grads = [], []
+        alive = {f: draw(st.sampled_from([True, True, True, False])) for t in tables for f in t.features}
+        for _ in range(draw(st.integers(1, 2))):
+            batch = draw(st.integers(1, 6))
+            micro_batches.append({f: draw_bags(draw, rng, t.rows, batch, weighted) for t in tables for f in t.features})
+            some = {f: rng.standard_normal((batch, dim)).astype(dtype) for f in alive}
+            some = {f: np.where(rng.random(g.shape) < 0.1, dtype(-0.0), g) for f, g in some.items()}
+            grads.append({f: g for f, g in some.items() if alive[f] and rng.random() < 0.9})
+        outs = world.step(micro_batches, grads)
+        for m, (batch, out) in enumerate(zip(micro_batches, outs)):
+            expected = reference.forward(batch, accumulate=m > 0)
+            for feature in expected:
+                assert_same_bits(out[feature], expected[feature], feature)
+        reference.backward(*grads)
+        for key, record in reference.rows.items():
+            assert_same_bits(world.cache[world.slot[key]], record, f"table {key >> 48} row {key & 2**48 - 1}")
+    assert world.steps.tolist() == reference.table_steps
+    target(float(len(reference.rows)))
+
+
+def assert_same_bits(got, expected, what):
+    assert got.dtype == expected.dtype, what
+    as_bits = np.uint32 if got.dtype == np.float32 else np.uint64
+    np.testing.assert_array_equal(
+        np.ascontiguousarray(got).view(as_bits), np.ascontiguousarray(expected).view(as_bits), err_msg=what
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_threads_do_not_change_bits(optimizer, dtype):
+    tables = [Table("a", 50, 32, features=("x", "y")), Table("b", 20, 32, pooling="mean")]
+    caches = []
+    for threads in (1, 2, 5):
+        rng = np.random.default_rng(3)
+        world = World(tables, optimizer, dtype, threads, rng)
+        for _ in range(5):
+            sizes = rng.integers(0, 5, (3, 40))
+            batch = {}
+            for f, rows, n in zip(("x", "y", "b"), (50, 50, 20), sizes):
+                batch[f] = (rng.zipf(1.3, n.sum()) % rows, np.concatenate([[0], np.cumsum(n)]), None)
+            world.step([batch], [{f: rng.standard_normal((40, 32)).astype(dtype) for f in ("x", "y", "b")}])
+        caches.append(world.cache)
+    for cache in caches[1:]:
+        assert_same_bits(cache, caches[0], "cache")
+
+
+@cases(100)
+@given(st.integers(1, 200), st.integers(0, 2**32), st.sampled_from([np.float32, np.float64]))
+def test_tree_sum(n, seed, dtype):
+    x = (np.random.default_rng(seed).standard_normal(n) * 1000).astype(dtype)
+    expected = tree_sum(x)
+    assert cpu.tree_sum(x.copy(), n) == expected
+    padded = np.concatenate([x, np.full(3, np.nan, dtype)])
+    assert cpu.tree_sum(padded, n) == expected
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_pool_and_weight_grad_agree_with_embedding_bag(mode):
+    rng = np.random.default_rng(0)
+    cache = rng.standard_normal((30, 9)).astype(np.float32)
+    module = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(cache[:, :8].copy()), freeze=False, mode=mode)
+    sizes = rng.integers(0, 6, 20)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    slots = rng.integers(0, 30, offsets[-1]).astype(np.int32)
+    weights = None
+    scale = np.repeat(1 / np.maximum(sizes, 1), sizes).astype(np.float32)
+    if mode == "sum":  # EmbeddingBag has no weighted mean
+        scale = rng.standard_normal(len(slots)).astype(np.float32)
+        weights = torch.from_numpy(scale).requires_grad_()
+    expected = module(torch.from_numpy(slots), torch.from_numpy(offsets[:-1]), per_sample_weights=weights)
+    out = np.empty((20, 8), np.float32)
+    cpu.pool(cache, 8, slots, offsets, 1, scale, out, 0, 20)
+    np.testing.assert_allclose(out, expected.detach().numpy(), atol=1e-6)
+    if weights is not None:
+        grads = rng.standard_normal((20, 8)).astype(np.float32)
+        expected.backward(torch.from_numpy(grads))
+        got = np.full(len(slots), np.nan, np.float32)
+        bag_of = np.repeat(np.arange(20), sizes).astype(np.int32)
+        run(cpu.weight_grad, len(slots), cache, 8, slots, bag_of, grads, np.array([True]), got, threads=3)
+        np.testing.assert_allclose(got, weights.grad.numpy(), atol=1e-5)
+        for pos in range(len(slots)):
+            assert got[pos] == tree_sum(grads[bag_of[pos]] * cache[slots[pos], :8])
+
+
+def test_weight_grad_of_a_feature_without_gradient_is_zero():
+    cache, grads, out = np.ones((1, 2), np.float32), np.ones((4, 2), np.float32), np.full(4, np.nan, np.float32)
+    live = np.array([True, False])
+    cpu.weight_grad(cache, 2, np.zeros(4, np.int32), np.arange(4, dtype=np.int32), grads, live, out, 0, 4)
+    assert out.tolist() == [2, 0, 2, 0]
+
+
+def test_negative_zero_survives_as_a_sum_from_zero():
+    cache = np.full((1, 4), -0.0, np.float32)
+    out = np.full((1, 4), np.nan, np.float32)
+    cpu.pool(cache, 4, np.zeros(1, np.int32), np.array([0, 1], np.int32), 1, np.empty(0, np.float32), out, 0, 1)
+    assert not np.signbit(out).any()
+
+
+def test_nan_and_infinite_gradients_stay_in_their_row():
+    for optimizer in OPTIMIZERS:
+        world = World([Table("t", 3, 4)], optimizer, np.float32, 1, np.random.default_rng(0))
+        before = world.cache.copy()
+        grad = np.array([[np.nan] * 4, [1.0] * 4, [np.inf] * 4], np.float32)
+        world.step([{"t": ([0, 1, 2], [0, 1, 2, 3], None)}], [{"t": grad}])
+        assert np.isnan(world.cache[world.slot[0], :4]).all()
+        assert np.isfinite(world.cache[world.slot[1]]).all()
+        untouched = [s for s in range(6) if s not in world.slot.values()]
+        assert_same_bits(world.cache[untouched], before[untouched], "other rows")
+
+
+def test_take_and_put_move_whole_records():
+    cache = np.arange(20, dtype=np.float32).reshape(5, 4)
+    slots = np.array([3, 0, 4], np.int32)
+    out = np.zeros((3, 4), np.float32)
+    run(cpu.take, 3, cache, slots, out, threads=2)
+    np.testing.assert_array_equal(out, cache[slots])
+    put = np.zeros((5, 4), np.float32)
+    run(cpu.put, 2, put, slots, out, threads=2)
+    np.testing.assert_array_equal(put[[3, 0]], cache[[3, 0]])
+    assert (put[[1, 2, 4]] == 0).all()

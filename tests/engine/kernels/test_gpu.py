@@ -1,0 +1,466 @@
+"""The Triton kernels give the bits of the CPU's, which test_cpu.py holds to the reference.
+
+Without a GPU they run in Triton's interpreter, which proves their logic, not how a GPU rounds: for that test_gpu_code.py
+reads what they are compiled to. `make test-gpu` runs the same tests on a GPU. Every array lies between poisoned margins:
+an index read past its end leads to a row of NaN, and nothing may be written there.
+"""
+
+import mmap
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from skirl.core.initial import Constant, InitialTable, Normal, Uniform
+from skirl.core.initial import fill as cpu_fill
+from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.core.reference import Reference
+from skirl.core.tables import Table
+from skirl.engine.kernels import cpu, gpu, gpu_update
+from skirl.engine.kernels.gpu_math import INTERPRETED
+from skirl.engine.kernels.hot_rows import STRETCH, stretches_of
+from tests.cases import cases
+from tests.nn.rounding import random_bits, rounded
+
+DIMS = [1, 3, 16, 48, 64, 100, 128, 256, 1000]
+OPTIMIZERS: list[RowOptimizer] = [
+    SGD(lr=0.1),
+    SGD(lr=0.1, clip=0.5),
+    Adagrad(lr=0.1, lr_decay=0.3, clip=2.0),
+    RowwiseAdagrad(lr=0.1),
+    RowwiseAdagrad(lr=0.1, weight_decay=0.01, clip=0.5),
+    Adam(lr=0.1),
+    Adam(lr=0.1, clip=0.5),
+]
+DTYPES = st.sampled_from([np.float32, np.float32, np.float64])
+SEEDS = st.integers(0, 2**32)
+MARGIN = 64
+
+on_devices = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", id="interpreter", marks=pytest.mark.skipif(not INTERPRETED, reason="there is a GPU")),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
+
+
+class Arena:
+    """Puts arrays on a device, each in the middle of a larger one that is poison outside of it."""
+
+    def __init__(self, device):
+        self.device = device
+        self.placed = []
+
+    def put(self, array, poison=None):
+        poison = np.nan if poison is None and array.dtype.kind == "f" else poison or 0
+        whole = np.full((len(array) + 2 * MARGIN, *array.shape[1:]), poison, array.dtype)
+        whole[MARGIN : MARGIN + len(array)] = array
+        tensor = torch.from_numpy(whole).to(self.device)
+        self.placed.append((tensor, len(array), torch.from_numpy(whole.copy())))
+        return tensor[MARGIN : MARGIN + len(array)]
+
+    def check(self):
+        for tensor, n, before in self.placed:
+            for part in (slice(0, MARGIN), slice(MARGIN + n, None)):
+                same_bits(tensor[part], before[part].numpy())
+
+
+def same_bits(got, expected):
+    """NaN is NaN: its bits are the processor's own."""
+    got = got.cpu().numpy()
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    if got.dtype.kind == "f":
+        bits = f"u{got.itemsize}"
+        got, expected = (np.where(x != x, x.dtype.type(np.nan), x).view(bits) for x in (got, expected))
+    np.testing.assert_array_equal(got, expected)
+
+
+def numbers(rng, shape, dtype):
+    """Some of them -0.0: a sum from zero forgets it, a copy does not."""
+    x = rng.standard_normal(shape).astype(dtype)
+    return np.where(rng.random(shape) < 0.1, dtype(-0.0), x)
+
+
+def draw_records(rng, rows, dim, width, dtype):
+    """A cache whose last row is poison; slots are drawn from the others."""
+    cache = numbers(rng, (rows + 1, width), dtype)
+    cache[:, dim:] = np.abs(cache[:, dim:])
+    cache[rows] = np.nan
+    return cache
+
+
+def draw_scale(rng, n, dtype, scaled):
+    return numbers(rng, n if scaled else 0, dtype)
+
+
+@on_devices
+@cases(25)
+@given(SEEDS, st.sampled_from(DIMS), DTYPES, st.integers(1, 3), st.integers(0, 5), st.booleans(), st.booleans())
+def test_pool(device, seed, dim, dtype, features, batch, one, scaled):
+    rng, arena = np.random.default_rng(seed), Arena(device)
+    bags, rows = features * batch, 9
+    cache = draw_records(rng, rows, dim, dim + int(rng.integers(0, 3)), dtype)
+    lengths = np.ones(bags, np.int64) if one else rng.choice([0, 1, 2, 3, 4, 5, 9], bags)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    slots = rng.integers(0, rows, offsets[-1]).astype(np.int32)
+    scale = draw_scale(rng, len(slots), dtype, scaled)
+    if one:
+        offsets = offsets[:0] if bags else offsets
+    expected = np.full((bags, dim), np.nan, dtype)
+    cpu.pool(cache, dim, slots, offsets, features, scale, expected, 0, bags)
+    out = arena.put(np.full((bags, dim), np.nan, dtype))
+    gpu.pool(
+        arena.put(cache), dim, arena.put(slots, rows), arena.put(offsets, 0), features, arena.put(scale), out
+    )  # fmt: skip
+    same_bits(out, expected)
+    arena.check()
+
+
+class Grouped:
+    """The positions of one step by row, as the oracle hands them to backward."""
+
+    def __init__(self, rng, counts, dim, optimizer, dtype, features=3, scaled=False, dead=False):
+        n, rows = int(sum(counts)), len(counts) + 2
+        self.dim, self.optimizer = dim, optimizer
+        self.cache = draw_records(rng, rows, dim, optimizer.width(dim), dtype)
+        self.rows = rng.permutation(rows)[: len(counts)].astype(np.int32)
+        self.keys = np.sort(rng.integers(0, 3, len(counts)) << 48 | rng.permutation(len(counts))).astype(np.int64)
+        self.start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        self.pos = rng.permutation(n).astype(np.int32)
+        self.bag_of = rng.integers(0, 5 * features, n).astype(np.int32)
+        self.scale = draw_scale(rng, n, dtype, scaled)
+        self.live = rng.random(features) < 0.6 if dead else np.ones(features, np.bool_)
+        self.grads = numbers(rng, (5 * features, dim), dtype)
+        self.grads[~self.live[np.arange(5 * features) % features]] = np.nan
+        self.scalars = optimizer.scalars(0.1, np.array([1, 2, 30]), dtype)
+
+    def on_cpu(self, cache):
+        cpu.update(
+            cache, self.dim, self.optimizer.kind, self.rows, self.keys, self.start, self.pos, self.bag_of, self.scale,
+            self.grads, self.live, self.scalars, self.optimizer.clip_norm, 0, len(self.rows),
+        )  # fmt: skip
+
+    def on_gpu(self, arena, cache, rounding=None):
+        stretches = stretches_of(self.start)
+        m = len(stretches)
+        partial = arena.put(np.full((m, self.dim), np.nan, self.grads.dtype))
+        marks = arena.put(np.full(m + len(self.rows), -1, np.int32), -1)
+        live = arena.put(self.live[:0] if self.live.all() else self.live, False)
+        gpu.update(
+            cache, self.dim, self.optimizer.kind, arena.put(self.rows), arena.put(self.keys), arena.put(self.start),
+            arena.put(self.pos), arena.put(self.bag_of), arena.put(self.scale), arena.put(self.grads), live,
+            arena.put(self.scalars), self.optimizer.clip_norm, arena.put(stretches), partial, marks, rounding=rounding,
+        )  # fmt: skip
+
+    def compare(self, device):
+        arena, expected = Arena(device), self.cache.copy()
+        self.on_cpu(expected)
+        cache = arena.put(self.cache)
+        self.on_gpu(arena, cache)
+        same_bits(cache, expected)
+        arena.check()
+
+
+@on_devices
+@cases(40)
+@given(
+    SEEDS, st.lists(st.integers(1, 7), max_size=9), st.sampled_from(DIMS), st.sampled_from(OPTIMIZERS), DTYPES,
+    st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_update(device, seed, counts, dim, optimizer, dtype, scaled, dead):
+    Grouped(np.random.default_rng(seed), counts, dim, optimizer, dtype, scaled=scaled, dead=dead).compare(device)
+
+
+@on_devices
+@pytest.mark.parametrize("dead", [False, True])
+def test_hot_rows_are_summed_in_stretches(device, dead):
+    counts = [1, STRETCH - 1, STRETCH, STRETCH + 1, 3, 2 * STRETCH, 5 * STRETCH + 2]
+    rng = np.random.default_rng(0)
+    Grouped(rng, counts, 16, RowwiseAdagrad(lr=0.1), np.float32, scaled=not dead, dead=dead).compare(device)
+
+
+@on_devices
+@pytest.mark.parametrize("alive", [0, 1, 2, None])
+def test_a_hot_row_counts_if_any_of_its_stretches_does(device, alive):
+    """Adam moves a row whose gradient is 0, and leaves one that has none."""
+    drawn = Grouped(np.random.default_rng(0), [3 * STRETCH], 4, Adam(lr=0.1), np.float32, features=2, dead=True)
+    drawn.live = np.array([True, False])
+    drawn.bag_of[drawn.pos] = 1
+    if alive is not None:
+        drawn.bag_of[drawn.pos[alive * STRETCH + 5]] = 0
+    drawn.grads[0::2], drawn.grads[1::2] = 0, np.nan
+    drawn.compare(device)
+
+
+@on_devices
+def test_weight_grad(device):
+    for seed, (dim, dtype) in enumerate([(1, np.float32), (100, np.float64), (256, np.float32), (1000, np.float32)]):
+        rng, arena = np.random.default_rng(seed), Arena(device)
+        n, rows = 13, 7
+        cache = draw_records(rng, rows, dim, dim + 1, dtype)
+        cache[0] = -0.0
+        slots, bag_of = rng.integers(0, rows, n).astype(np.int32), rng.integers(0, 6, n).astype(np.int32)
+        grads, live = numbers(rng, (6, dim), dtype), np.array([True, False])
+        for mask in (live, ~live, live | True):
+            expected = np.full(n, np.nan, dtype)
+            cpu.weight_grad(cache, dim, slots, bag_of, grads, mask, expected, 0, n)
+            out = arena.put(np.full(n, np.nan, dtype))
+            passed = arena.put(mask[:0] if mask.all() else mask, False)
+            gpu.weight_grad(
+                arena.put(cache), dim, arena.put(slots, rows), arena.put(bag_of), arena.put(grads), passed, out
+            )  # fmt: skip
+            same_bits(out, expected)
+        arena.check()
+
+
+@on_devices
+@cases(15)
+@given(SEEDS, st.sampled_from([1, 17, 65, 192, 3000]), st.integers(0, 9), st.sampled_from(["f4", "f8", "f2"]))
+def test_moves(device, seed, width, n, dtype):
+    rng, arena = np.random.default_rng(seed), Arena(device)
+    cache = draw_records(rng, 12, 1, width, np.dtype(dtype).type)
+    slots, index = rng.permutation(12)[:n].astype(np.int32), rng.integers(0, 5, n).astype(np.int32)
+    source = numbers(rng, (5, width), np.dtype(dtype).type)
+    of = arena.put(slots, 12)
+
+    out = arena.put(np.full((n, width), np.nan, dtype))
+    gpu.take(arena.put(cache), of, out)
+    same_bits(out, cache[slots])
+
+    gpu.expand(arena.put(source), arena.put(index), out)
+    same_bits(out, source[index])
+
+    put, moved = cache.copy(), cache.copy()
+    put[slots] = source[index]
+    moved[slots] = source[index]
+    target = arena.put(cache)
+    gpu.put(target, of, out)
+    same_bits(target, put)
+    target = arena.put(cache)
+    gpu.move(arena.put(source), arena.put(index), target, of)
+    same_bits(target, moved)
+    arena.check()
+
+
+@on_devices
+@cases(15)
+@given(SEEDS, st.sampled_from(DIMS), st.integers(0, 5), st.integers(0, 9), DTYPES, st.booleans())
+def test_fill(device, seed, dim, state, n, dtype, normal):
+    rng, arena = np.random.default_rng(seed), Arena(device)
+    inits = [Uniform(0.5), Constant(-0.0), Normal(0.1) if normal else Uniform(3.0)]
+    init = InitialTable.of(inits, dtype)
+    keys = (rng.integers(0, 3, n) << 48 | rng.integers(0, 2**48, n)).astype(np.int64)
+    slots = rng.permutation(12)[:n].astype(np.int32)
+    expected = np.full((12, dim + state), np.nan, dtype)
+    cache = arena.put(expected)
+    cpu_fill(keys, slots, expected, dim, seed, init.kind, init.scale, init.quantiles, 0.1, 0, n)
+    gpu.fill(
+        arena.put(keys), arena.put(slots), cache, dim, seed, arena.put(init.kind), arena.put(init.scale),
+        torch.tensor(init.quantiles, device=device), 0.1,
+    )  # fmt: skip
+    same_bits(cache, expected)
+    arena.check()
+
+
+@on_devices
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.1), RowwiseAdagrad(lr=0.1, weight_decay=0.1, clip=0.5)], ids=repr)
+def test_a_step_equals_the_reference(device, optimizer):
+    """Pool and update of one table with two features, one of them without gradient, and a row in 300 places."""
+    rng, dim, batch = np.random.default_rng(1), 8, 60
+    table = Table("t", rows=9, dim=dim, features=("a", "b"), init=Uniform(0.5))
+    reference = Reference([table], optimizer, seed=3)
+    bags, positions = {}, []
+    for column, feature in enumerate(table.features):
+        sizes = rng.integers(0, 12, batch)
+        ids = np.minimum(rng.geometric(0.8, sizes.sum()) - 1, 8)
+        bags[feature] = (ids.tolist(), np.concatenate([[0], np.cumsum(sizes)]).tolist(), rng.random(len(ids)).tolist())
+        positions.append((ids, np.repeat(np.arange(batch) * 2 + column, sizes), sizes))
+    ids, bag_of, sizes = (np.concatenate(part).astype(np.int32) for part in zip(*positions))
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    scale = np.concatenate([bags[f][2] for f in table.features]).astype(np.float32)
+    expected = reference.forward(bags)
+    grads = numbers(rng, (batch * 2, dim), np.float32)
+    reference.backward({"a": grads[0::2], "b": None})
+
+    arena = Arena(device)
+    rows = np.unique(ids).astype(np.int32)
+    start = np.searchsorted(np.sort(ids), [*rows, 9]).astype(np.int32)
+    init = InitialTable.of([table.initial])
+    cache = arena.put(np.full((9, optimizer.width(dim)), np.nan, np.float32))
+    keys = arena.put(rows.astype(np.int64))
+    gpu.fill(
+        keys, arena.put(rows), cache, dim, 3, arena.put(init.kind), arena.put(init.scale), arena.put(init.quantiles),
+        optimizer.initial_state,
+    )  # fmt: skip
+    out = arena.put(np.full((batch * 2, dim), np.nan, np.float32))
+    gpu.pool(cache, dim, arena.put(ids), arena.put(offsets), 2, arena.put(scale), out)
+    same_bits(out[0::2], expected["a"])
+    same_bits(out[1::2], expected["b"])
+    stretches = stretches_of(start)
+    assert len(stretches) > 1
+    gpu.update(
+        cache, dim, optimizer.kind, arena.put(rows), keys, arena.put(start),
+        arena.put(np.argsort(ids, kind="stable").astype(np.int32)), arena.put(bag_of), arena.put(scale), arena.put(grads),
+        arena.put(np.array([True, False])), arena.put(optimizer.scalars(0.1, np.array([1]))), optimizer.clip_norm,
+        arena.put(stretches), arena.put(np.full((len(stretches), dim), np.nan, np.float32)),
+        arena.put(np.full(len(stretches) + len(rows), -1, np.int32)),
+    )  # fmt: skip
+    same_bits(cache[torch.from_numpy(rows)], reference.read(rows.tolist()))
+    arena.check()
+
+
+def huge(rows, width, device):
+    """Memory that is not there until it is touched, on a CPU."""
+    if device != "cpu":
+        return torch.empty(rows, width, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which Python has no name for before 3.13
+    return torch.frombuffer(mmap.mmap(-1, rows * width * 4, flags=flags), dtype=torch.float32).view(rows, width)
+
+
+@on_devices
+def test_slots_whose_first_number_is_past_two_to_the_31(device):
+    rng, dim, optimizer = np.random.default_rng(0), 64, Adam(lr=0.1)
+    width = optimizer.width(dim)
+    cache = huge(2**31 // width + 9, width, device)
+    last = len(cache) - 1
+    assert last * width > 2**31
+    drawn = Grouped(rng, [3], dim, optimizer, np.float32)
+    small = drawn.cache[drawn.rows]
+    at_first, at_last = np.zeros(1, np.int32), np.full(1, last, np.int32)
+    results = []
+    for array, at in ((torch.from_numpy(small.copy()).to(device), at_first), (cache, at_last)):
+        arena, init = Arena(device), InitialTable.of([Uniform(0.5)] * 3)
+        slot, drawn.rows = arena.put(at), at
+        pooled, taken = (
+            arena.put(np.full((2, dim), np.nan, np.float32)),
+            arena.put(np.full((1, width), np.nan, np.float32)),
+        )
+        empty, first, bag = arena.put(np.empty(0, np.float32)), arena.put(np.zeros(1, np.int32)), arena.put(at_first)
+        gpu.put(array, slot, arena.put(small))
+        gpu.pool(array, dim, slot, first[:0], 1, empty, pooled[:1])
+        drawn.on_gpu(arena, array)
+        gpu.take(array, slot, taken)
+        weight = arena.put(np.full(1, np.nan, np.float32))
+        gpu.weight_grad(array, dim, slot, bag, arena.put(drawn.grads), arena.put(drawn.live), weight)
+        results.append([x.cpu().clone() for x in (pooled, taken, weight)])
+        gpu.fill(
+            arena.put(drawn.keys), slot, array, dim, 5, arena.put(init.kind), arena.put(init.scale),
+            arena.put(init.quantiles), 0.1,
+        )  # fmt: skip
+        results[-1].append(array[at[0]].cpu().clone())
+    for got, expected in zip(*results):
+        same_bits(got, expected.numpy())
+
+
+def test_nothing_is_launched_for_nothing(monkeypatch):
+    class Kernel:
+        def __getitem__(self, grid):
+            raise AssertionError(f"launched over {grid}")
+
+    for name in ("_pool", "_weight_grad", "_copy", "_fill"):
+        monkeypatch.setattr(gpu, name, Kernel())
+    for name in ("_stretches", "_update"):
+        monkeypatch.setattr(gpu_update, name, Kernel())
+    cache, none, floats = torch.zeros(3, 8), torch.zeros(0, dtype=torch.int32), torch.zeros(0)
+    rows = torch.zeros(0, 8)
+    gpu.pool(cache, 8, none, none, 2, floats, rows)
+    gpu.weight_grad(cache, 8, none, none, rows, floats.bool(), floats)
+    gpu.take(cache, none, rows)
+    gpu.put(cache, none, rows)
+    gpu.move(rows, none, cache, none)
+    gpu.expand(rows, none, rows)
+    gpu.fill(none.long(), none, cache, 8, 0, none, floats, floats, 0.0)
+    gpu.update(
+        cache, 8, SGD().kind, none, none.long(), torch.zeros(1, dtype=torch.int32), none, none, floats, rows, floats.bool(),
+        floats.view(0, 1), 1.0, none.view(0, 3), rows, none,
+    )  # fmt: skip
+    with pytest.raises(AssertionError, match="launched"):
+        gpu.take(cache, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 8))
+
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@on_devices
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@cases(12)
+@given(SEEDS, st.sampled_from([1, 3, 16, 100]), st.sampled_from(OPTIMIZERS), st.sampled_from([1e-6, 1.0, 3e4]))
+def test_half_precision_rows_are_rounded_at_random(device, half, seed, dim, optimizer, size):
+    """float32 arithmetic on rows that are exact in the half type, and then plain stochastic rounding."""
+    rng, arena = np.random.default_rng(seed), Arena(device)
+    drawn = Grouped(rng, [1, 3, 1, 2, 6], dim, optimizer, np.float32, dead=True)
+    drawn.grads *= np.float32(size)
+    cache = torch.from_numpy(drawn.cache * np.float32(size)).to(half)
+    expected = cache.float().numpy()
+    drawn.on_cpu(expected)
+    for u, slot in enumerate(drawn.rows):
+        parts = [slice(i, min(i + dim, len(expected[slot]))) for i in range(0, len(expected[slot]), dim)]
+        for part, columns in enumerate(parts):
+            bits = random_bits(seed, 7, drawn.keys[u], part, columns.stop - columns.start)
+            expected[slot, columns] = rounded(expected[slot, columns], bits, half)
+    got = cache.to(device)
+    drawn.on_gpu(arena, got, rounding=(seed, 7))
+    same_bits(got.float(), expected)
+    arena.check()
+
+
+@on_devices
+@pytest.mark.parametrize("half", HALVES, ids=str)
+def test_rounding_is_fair(device, half):
+    """Ones lose 2**-12 in each of 40 steps, at most half of what the type can tell apart: to nearest they lost none."""
+    n, dim, steps = 16, 64, 40
+    cache = torch.ones(n, dim, dtype=half, device=device)
+    whole = torch.arange(n, dtype=torch.int32, device=device)
+    empty = torch.zeros(0, device=device)
+    for step in range(steps):
+        gpu.update(
+            cache, dim, SGD().kind, whole, whole.long(), torch.arange(n + 1, dtype=torch.int32, device=device), whole,
+            whole, empty, torch.ones(n, dim, device=device), empty.bool(), torch.full((1, 1), 2.0**-12, device=device),
+            float("inf"), torch.zeros(0, 3, dtype=torch.int32, device=device), empty, whole[:0], rounding=(5, step),
+        )  # fmt: skip
+    lost = 1 - cache.float().mean().item()
+    assert lost == pytest.approx(steps * 2.0**-12, rel=0.08)
+    assert len(cache.unique()) > 3
+
+
+@on_devices
+@pytest.mark.parametrize("half", HALVES, ids=str)
+def test_half_precision_rows_are_pooled_filled_and_moved(device, half):
+    rng, arena = np.random.default_rng(3), Arena(device)
+    dim, rows, batch = 48, 7, 6
+    cache = torch.from_numpy(numbers(rng, (rows, dim + 1), np.float32)).to(half)
+    slots = rng.integers(0, rows, 15).astype(np.int32)
+    offsets = np.array([0, 3, 3, 4, 9, 14, 15], np.int32)
+    expected = np.empty((batch, dim), np.float32)
+    cpu.pool(cache.float().numpy(), dim, slots, offsets, 1, np.empty(0, np.float32), expected, 0, batch)
+    out = arena.put(np.full((batch, dim), np.nan, np.float32))
+    there = cache.to(device)
+    gpu.pool(there, dim, arena.put(slots), arena.put(offsets), 1, arena.put(np.empty(0, np.float32)), out)
+    same_bits(out, expected)
+
+    taken = torch.full((15, dim + 1), torch.nan, dtype=half, device=device)
+    gpu.take(there, arena.put(slots), taken)
+    assert torch.equal(taken.cpu().view(torch.int16), cache[torch.from_numpy(slots)].view(torch.int16))
+
+    init = InitialTable.of([Uniform(0.5), Normal(0.1), Constant(0.1)])
+    keys = np.arange(rows, dtype=np.int64) % 3 << 48 | np.arange(rows)
+    first = np.empty((rows, dim + 1), np.float32)
+    where = np.arange(rows, dtype=np.int32)
+    cpu_fill(keys, where, first, dim, 5, init.kind, init.scale, init.quantiles, 0.1, 0, rows)
+    gpu.fill(
+        arena.put(keys), arena.put(where), there, dim, 5, arena.put(init.kind), arena.put(init.scale),
+        torch.tensor(init.quantiles, device=device), 0.1,
+    )  # fmt: skip
+    assert torch.equal(there.cpu().view(torch.int16), torch.from_numpy(first).to(half).view(torch.int16))
+
+
+@on_devices
+def test_rounding_goes_with_half_precision(device):
+    drawn = Grouped(np.random.default_rng(0), [1, 2], 4, SGD(), np.float32)
+    with pytest.raises(ValueError, match="pass \\(seed, step\\)"):
+        drawn.on_gpu(Arena(device), torch.from_numpy(drawn.cache).to(device), rounding=(1, 2))

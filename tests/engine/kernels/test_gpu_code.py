@@ -1,0 +1,103 @@
+"""What the Triton kernels are compiled to, read off where there is no GPU: the part of equal bits that no interpreter shows.
+
+Compiling is as real as on a GPU: Triton carries its own ptxas. What is not shown is that the machine does what it is told.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import skirl
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64" or sys.platform != "linux", reason="Triton has no ptxas there"
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def compiled(tmp_path, capability, *wanted):
+    """What tests/nn/compiled.py tells of each kernel."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(Path(skirl.__file__).parents[1]), str(ROOT), env.get("PYTHONPATH", "")]),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tests.engine.kernels.compiled",
+        str(capability),
+        *(str(x) for pair in wanted for x in pair),
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(kernels):
+    names = {"_pool", "_weight_grad", "_stretches", "_update", "_copy", "_fill"}
+    assert {kernel["kernel"] for kernel in kernels} == names
+    for kernel in kernels:
+        name, operations = kernel["kernel"], kernel["operations"]
+        about = f"{name} of {kernel['cache']} {kernel['options']}"
+        assert not kernel["fused"], about
+        # The rare path of a division is a call, for which ptxas may put a register or two aside.
+        assert kernel["spilled"] <= 16, f"{about}: {kernel['spilled']} bytes spilled"
+        assert kernel["registers"] <= 168, f"{about}: {kernel['registers']} registers"
+        for operation in operations:
+            what, _, form = operation.partition(".")
+            floating = form.endswith(("f32", "f64"))
+            assert not (floating and what in ("fma", "mad")), f"{about}: {operation}"
+            assert not {"approx", "full", "ftz", "local"} & set(form.split(".")), f"{about}: {operation}"
+            if floating and what in ("add", "sub", "mul", "div", "sqrt"):
+                # Said outright: ptxas may fuse an add that says nothing.
+                assert form.startswith("rn."), f"{about}: {operation}"
+        if name == "_update" and (kernel["options"]["KIND"] != "0" or kernel["options"]["CLIPS"] == "True"):
+            real = "f64" if "float64" in kernel["cache"] else "f32"
+            assert operations[f"div.rn.{real}"] and operations[f"sqrt.rn.{real}"], about
+
+
+def loads(kernels, name, **options):
+    (kernel,) = [
+        k for k in kernels if k["kernel"] == name and all(k["options"][o] == str(value) for o, value in options.items())
+    ]
+    return {operation for operation in kernel["operations"] if operation.startswith(("ld.global.v", "st.global.v"))}
+
+
+def check_width(kernels, dim):
+    """16 bytes a load where rows begin at a multiple of that: not for row-wise Adagrad's records, which are dim + 1 wide."""
+    assert loads(kernels, "_pool", ONE=False, dim=dim) == {"ld.global.v4.b32", "st.global.v4.b32"}
+    assert loads(kernels, "_pool", ONE=True, dim=dim) == {"st.global.v4.b32"}
+    assert loads(kernels, "_copy", width=3 * dim) == {"ld.global.v4.b32", "st.global.v4.b32"}
+    assert loads(kernels, "_update", KIND=3, dim=dim) == {"ld.global.v4.b32", "st.global.v4.b32"}
+    assert loads(kernels, "_fill", dim=dim) == {"st.global.v4.b32"}
+
+
+def test_nothing_is_fused_or_rough(tmp_path):
+    kernels = compiled(tmp_path, 90, (64, "float32"))
+    check(kernels)
+    check_width(kernels, 64)
+
+
+@pytest.mark.slow
+def test_nothing_is_fused_or_rough_on_an_older_gpu(tmp_path):
+    check(compiled(tmp_path, 80, (64, "float32")))
+
+
+@pytest.mark.slow
+def test_rows_of_a_hundred_floats_take_16_bytes_a_load_too(tmp_path):
+    check_width(compiled(tmp_path, 90, (100, "float32")), 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_every_dim_and_type(tmp_path, capability, dtype):
+    check(compiled(tmp_path, capability, *((dim, dtype) for dim in (1, 3, 16, 64, 100, 256, 1000, 1025))))

@@ -1,0 +1,93 @@
+"""Hot rows: every kernel and the reference sum a row's positions in the same stretches."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.core.optim import KIND_SGD, Adam, RowwiseAdagrad
+from skirl.core.reference import Reference
+from skirl.core.tables import Table
+from skirl.engine.kernels import cpu, wide
+from skirl.engine.kernels.hot_rows import STRETCH, stretches_of
+from tests.cases import cases
+from tests.engine.kernels.test_cpu import World, assert_same_bits
+
+COUNTS = [1, 255, 256, 257, 511, 512, 513, 1000, 70_000]
+KERNELS = [("plain", 5, np.float32), ("plain", 16, np.float64), ("wide", 16, np.float32), ("wide", 64, np.float32)]
+
+
+@cases(100)
+@given(st.lists(st.integers(1, 5 * STRETCH)))
+def test_stretches_of(counts):
+    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    expected = [
+        [u, first, min(first + STRETCH, start[u + 1])]
+        for u, count in enumerate(counts)
+        if count > STRETCH
+        for first in range(start[u], start[u + 1], STRETCH)
+    ]
+    got = stretches_of(start)
+    assert got.dtype == np.int32 and got.shape == (len(expected), 3)
+    assert got.tolist() == expected
+
+
+def summed(terms, live, length):
+    total = np.zeros(terms.shape[1:], terms.dtype)
+    for begin in range(0, len(terms), length):
+        part = np.zeros_like(total)
+        for i in range(begin, min(begin + length, len(terms))):
+            if live[i]:
+                part += terms[i]
+        total += part
+    return total
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("which", "dim", "dtype"), KERNELS)
+def test_sums(which, dim, dtype, scaled, dead):
+    """With weights of -0.0 and a learning rate of -1, what is left in the cache is the sum, its sign included."""
+    rng = np.random.default_rng(0)
+    start = np.concatenate([[0], np.cumsum(COUNTS)]).astype(np.int32)
+    n, u = start[-1], len(COUNTS)
+    grads = (rng.standard_normal((n, dim)) * 10.0 ** rng.integers(-3, 4, (n, 1))).astype(dtype)
+    grads[rng.random((n, dim)) < 0.1] = -0.0
+    grads[start[5] : start[6]] = -0.0
+    live = np.array([True, True, not dead])
+    pos, scale = rng.permutation(n).astype(np.int32), rng.standard_normal(n if scaled else 0).astype(dtype)
+    cache, rows = np.full((u, dim), -0.0, dtype), rng.permutation(u).astype(np.int32)
+    bag_of = np.argsort(pos).astype(np.int32)  # the i-th place in group_pos has bag i
+    kernel = cpu.update if which == "plain" else wide.update_for(dim, np.dtype(dtype), KIND_SGD)
+    kernel(
+        cache, dim, KIND_SGD, rows, np.zeros(u, np.int64), start, pos, bag_of, scale, grads, live,
+        np.full((1, 1), -1, dtype), dtype(np.inf), 0, u,
+    )  # fmt: skip
+    for i, count in enumerate(COUNTS):
+        mine = slice(start[i], start[i + 1])
+        terms = grads[mine] * scale[pos[mine], None] if scaled else grads[mine]
+        counts = live[np.arange(start[i], start[i + 1]) % 3]
+        assert_same_bits(cache[rows[i]], summed(terms, counts, STRETCH), f"{count} positions")
+        if count > 2 * STRETCH:  # the order shows, or this test would prove nothing
+            assert (cache[rows[i]] != summed(terms, counts, count)).any()
+
+
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.1, clip=0.5), RowwiseAdagrad(lr=0.1)], ids=repr)
+def test_the_reference_has_the_same_borders(optimizer):
+    """A feature without gradient in one micro-batch, in the middle of the row's positions: it moves no border."""
+    tables = [Table("t", 3, 4, features=("a", "b", "c"))]
+    rng = np.random.default_rng(2)
+    world, reference = World(tables, optimizer, np.float32, 1, rng), Reference(tables, optimizer, seed=5)
+    for _ in range(2):
+        batches, grads = [], []
+        for size in (400, 333):
+            ids = {f: np.minimum(rng.geometric(0.8, size) - 1, 2).tolist() for f in "abc"}
+            batches.append({f: (ids[f], list(range(size + 1)), None) for f in "abc"})
+            grads.append({f: rng.standard_normal((size, 4)).astype(np.float32) for f in "abc"})
+        del grads[0]["b"], grads[1]["a"]
+        world.step(batches, grads)
+        for m, batch in enumerate(batches):
+            reference.forward(batch, accumulate=m > 0)
+        reference.backward(*grads)
+        for key, record in reference.rows.items():
+            assert_same_bits(world.cache[world.slot[key]], record, f"row {key}")

@@ -1,0 +1,136 @@
+"""The loops that are compiled by dim give the bits of the plain ones, which test_cpu.py holds to the reference."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import config
+
+from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.engine.kernels import cpu, wide
+from skirl.engine.kernels.buffers import empty
+from tests.cases import cases
+
+pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="the plain loops are taken then")
+
+DIMS = [16, 48, 112]
+OPTIMIZERS: list[RowOptimizer] = [
+    SGD(lr=0.1, clip=0.5),
+    Adagrad(lr=0.1),
+    RowwiseAdagrad(lr=0.1),
+    RowwiseAdagrad(lr=0.1, weight_decay=0.01, clip=0.5),
+    Adam(lr=0.1),
+]
+
+
+def bits(array):
+    return array.view(np.int32).tolist()
+
+
+class Drawn:
+    """A cache and the jagged ids of one step: some rows hot, some bags empty, -0.0 and inf among the numbers."""
+
+    def __init__(self, data, dim, width, one):
+        rng = self.rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+        self.features, self.batch = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 9))
+        bags, rows = self.features * self.batch, data.draw(st.integers(1, 60))
+        self.lengths = np.ones(bags, np.int64) if one else rng.integers(0, 4, bags)
+        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+        self.slot_of = rng.permutation(rows).astype(np.int32)
+        self.row_of = np.minimum(rng.geometric(0.2, self.offsets[-1]) - 1, rows - 1)
+        self.slots = self.slot_of[self.row_of]
+        self.cache = rng.standard_normal((rows, width)).astype(np.float32)
+        self.cache[:, dim:] = np.abs(self.cache[:, dim:])
+        self.cache[rng.random(self.cache.shape) < 0.02] = -0.0
+        self.cache[0, 0] = data.draw(st.sampled_from([1.0, np.inf]))
+        n = len(self.slots)
+        self.scale = rng.standard_normal(n if data.draw(st.booleans()) else 0).astype(np.float32)
+        self.bags = bags
+        self.lo = data.draw(st.integers(0, bags))
+
+
+@cases(60)
+@given(st.data(), st.sampled_from(DIMS), st.booleans(), st.booleans())
+def test_pooled_bits_are_those_of_the_plain_loop(data, dim, one, streams):
+    width = dim + data.draw(st.sampled_from([0, 1, dim]))
+    drawn = Drawn(data, dim, width, one)
+    plain = np.full((drawn.bags, dim), np.nan, np.float32)
+    fast = empty(drawn.bags * dim, np.float32).reshape(drawn.bags, dim)
+    fast[:] = np.nan
+    offsets = drawn.offsets[:0] if one and drawn.bags else drawn.offsets
+    make = wide._gather if one and drawn.bags else wide._pool
+    for kernel, out in ((cpu.pool, plain), (make(dim, width % 16 != 0, streams), fast)):
+        kernel(drawn.cache, dim, drawn.slots, offsets, drawn.features, drawn.scale, out, drawn.lo, drawn.bags)
+    assert bits(plain) == bits(fast)
+
+
+@cases(60)
+@given(st.data(), st.sampled_from(DIMS), st.sampled_from(OPTIMIZERS))
+def test_updated_bits_are_those_of_the_plain_loop(data, dim, optimizer):
+    drawn = Drawn(data, dim, optimizer.width(dim), data.draw(st.booleans()))
+    distinct, group = np.unique(drawn.row_of, return_inverse=True)
+    start = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=len(distinct)))]).astype(np.int32)
+    positions = np.argsort(group, kind="stable").astype(np.int32)
+    columns = np.concatenate([np.arange(drawn.batch) * drawn.features + f for f in range(drawn.features)])
+    bag_of = np.repeat(columns, drawn.lengths).astype(np.int32)
+    grads = drawn.rng.standard_normal((drawn.bags, dim)).astype(np.float32)
+    live = drawn.rng.random(drawn.features) < data.draw(st.sampled_from([0.5, 1.1]))
+    scalars = optimizer.scalars(0.1, np.array([3]))
+    lo = data.draw(st.integers(0, len(distinct)))
+    caches = []
+    for kernel in (cpu.update, wide.update_for(dim, np.dtype(np.float32), optimizer.kind)):
+        caches.append(drawn.cache.copy())
+        kernel(
+            caches[-1], dim, optimizer.kind, drawn.slot_of[distinct], distinct.astype(np.int64), start, positions, bag_of,
+            drawn.scale, grads, live, scalars, np.float32(optimizer.clip_norm), lo, len(distinct),
+        )  # fmt: skip
+    assert bits(caches[0]) == bits(caches[1])
+
+
+def test_other_rows_take_the_plain_loops(monkeypatch):
+    out = np.empty((2, 16), np.float32)
+    single, double = out.dtype, np.dtype(np.float64)
+    assert wide.pool_for(16, 17, out, True) is not cpu.pool
+    assert wide.pool_for(16, 17, out.astype(np.float64), True) is cpu.pool
+    for dim, dtype in ((24, single), (272, single), (16, double)):
+        assert wide.update_for(dim, dtype, SGD().kind) is cpu.update
+    monkeypatch.setattr(config, "DISABLE_JIT", 1)
+    assert wide.pool_for(16, 17, out, True) is cpu.pool
+
+
+def test_only_a_large_output_that_begins_on_a_cache_line_is_streamed(monkeypatch):
+    monkeypatch.setattr(wide, "_gather", lambda dim, across, streams: streams)
+    monkeypatch.setattr(wide, "STREAMED", 16 * 64)
+    out = empty(17 * 16 + 1, np.float32)
+    assert wide.pool_for(16, 16, out[: 16 * 16].reshape(16, 16), True)
+    assert not wide.pool_for(16, 16, out[: 15 * 16].reshape(15, 16), True)
+    assert not wide.pool_for(16, 16, out[1 : 1 + 16 * 16].reshape(16, 16), True)
+
+
+UPDATE = """
+import numpy as np
+from skirl.engine.kernels import wide
+from skirl.core.optim import KIND_SGD
+rows, keys, start = np.arange(2, dtype=np.int32), np.arange(2), np.array([0, 300, 301], np.int32)  # one row is hot
+place, cache, scale = np.arange(301, dtype=np.int32), np.ones((2, 16), np.float32), np.empty(0, np.float32)
+wide.update_for(16, cache.dtype, KIND_SGD)(
+    cache, 16, KIND_SGD, rows, keys, start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_),
+    np.ones((1, 1), np.float32), np.float32(np.inf), 0, 2)
+assert cache[:, 0].tolist() == [-299, 0]
+"""
+
+
+@pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
+def test_the_next_process_compiles_nothing(tmp_path):
+    """A kernel made in a function that calls another one made there is never found in Numba's cache again."""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
+    first, second = (
+        subprocess.run([sys.executable, "-c", UPDATE], env=env, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert "data saved" in first
+    assert "data loaded" in second and "data saved" not in second

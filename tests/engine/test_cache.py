@@ -1,0 +1,200 @@
+"""How large the cache is, how it is split, and the mirror of what it holds."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skirl
+from skirl.engine.cache import Cache, parse_cache, split_cache
+from skirl.tools.sizes import parse_bytes
+from tests.cases import cases
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512", 512),
+        ("1b", 1),
+        ("2kB", 2000),
+        ("2KiB", 2048),
+        (" 1.5 GiB ", 3 << 29),
+        (".5MB", 500_000),
+        ("3TB", 3 * 10**12),
+        ("1tib", 1 << 40),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+    assert parse_cache(text) == ("bytes", size)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "4 XB", "-1GB", "1e3", "4GiBs", "1.2.3", "1,5GB", "0x10", "nan", "inf", "9" * 400]
+)
+def test_no_sizes(text):
+    with pytest.raises(ValueError, match="is no size: write it like 512MiB, 4GiB or 2GB"):
+        parse_bytes(text)
+    with pytest.raises(
+        ValueError, match="set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"
+    ):
+        parse_cache(text)
+
+
+@pytest.mark.parametrize(
+    ("cache", "error", "message"),
+    [
+        (0, ValueError, "cache is 0 rows: set it to 1 or more"),
+        (-5, ValueError, "cache is -5 rows: set it to 1 or more"),
+        ("0%", ValueError, "set a share above 0% and up to 100%"),
+        ("100.1%", ValueError, "set a share above 0% and up to 100%"),
+        ("0GB", ValueError, "set it to 1 byte or more"),
+        (True, TypeError, "cache is a bool: set it to a number of rows"),
+        (
+            0.1,
+            TypeError,
+            "cache is a float: set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'",
+        ),
+        (None, TypeError, "cache is a NoneType: set it to"),
+    ],
+)
+def test_caches_that_make_no_sense_are_refused(cache, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        parse_cache(cache)
+
+
+def test_shares_and_rows():
+    assert parse_cache("2.5 %") == ("share", 0.025)
+    assert parse_cache("100%") == ("share", 1.0)
+    assert parse_cache(np.int64(7)) == ("rows", 7)
+
+
+@st.composite
+def banks(draw: st.DrawFn) -> dict:
+    count = draw(st.integers(1, 4))
+    rows = [draw(st.integers(1, 10_000)) for _ in range(count)]
+    distinct = [draw(st.integers(0, n)) for n in rows]
+    return {
+        "rows": rows,
+        "record_bytes": [4 * draw(st.integers(1, 300)) for _ in rows],
+        "dims": list(range(1, count + 1)),
+        "distinct": distinct,
+        "largest": [draw(st.integers(min(1, n), n)) for n in distinct],
+        "in_flight": draw(st.integers(1, 20)),
+    }
+
+
+sizes = st.one_of(
+    st.integers(1, 20_000),
+    st.integers(1, 100).map("{}%".format),
+    st.integers(1, 4_000_000).map("{}B".format),
+    st.integers(1, 40).map("{}MiB".format),
+)
+
+
+@cases(600)
+@given(cache=sizes, banks=banks())
+def test_a_split_gives_every_bank_what_it_needs_and_no_more_than_there_is(cache, banks):
+    kind, amount = parse_cache(cache)
+    count = len(banks["rows"])
+    try:
+        slots, staging = split_cache(cache, **banks)
+    except ValueError as refusal:
+        enough = re.search(r"set cache to (\d+) (bytes )?or more", str(refusal))
+        assert enough, refusal
+        cache = int(enough[1]) if kind != "bytes" else f"{enough[1]}B"
+        slots, staging = split_cache(cache, **banks)  # what the message says is enough
+        kind, amount = parse_cache(cache)
+    assert len(slots) == len(staging) == count
+    for i in range(count):
+        assert 1 <= slots[i] <= banks["rows"][i]
+        assert staging[i] >= 1
+        if count > 1 or kind == "bytes":
+            assert slots[i] >= banks["largest"][i]
+    if kind == "bytes":
+        used = sum((slots[i] + staging[i]) * banks["record_bytes"][i] for i in range(count))
+        budget = amount
+    else:
+        used, budget = sum(slots), amount if kind == "rows" else max(1, int(amount * sum(banks["rows"])))
+        assert staging == [max(1, banks["in_flight"] * n) for n in banks["largest"]]
+    assert used <= budget
+    # Nothing that a bank could use is left over, but for rounding.
+    if any(slots[i] < banks["rows"][i] for i in range(count)):
+        assert budget - used < sum(banks["record_bytes"] if kind == "bytes" else [1] * count)
+    assert (slots, staging) == split_cache(cache, **banks)
+
+
+def test_a_cache_for_all_rows_holds_all_rows():
+    slots, _ = split_cache(
+        "100%", rows=[900, 90, 10], record_bytes=[64, 32, 8], dims=[16, 8, 2], distinct=[60, 20, 0],
+        largest=[10, 5, 0], in_flight=3,
+    )  # fmt: skip
+    assert slots == [900, 90, 10]
+
+
+def test_the_rest_goes_by_demand():
+    slots, _ = split_cache(
+        1000,
+        rows=[10**6, 10**6],
+        record_bytes=[64, 32],
+        dims=[16, 8],
+        distinct=[300, 100],
+        largest=[100, 100],
+        in_flight=1,
+    )
+    assert slots == [100 + 600, 100 + 200]
+
+
+def test_one_bank_leaves_it_to_the_planner_to_name_the_batch():
+    slots, _ = split_cache(5, rows=[100], record_bytes=[64], dims=[16], distinct=[60], largest=[10], in_flight=3)
+    assert slots == [5]
+
+
+def test_a_split_that_cannot_be_says_what_to_set():
+    with pytest.raises(ValueError) as raised:
+        split_cache(5, rows=[99, 99], record_bytes=[8, 8], dims=[4, 8], distinct=[3, 9], largest=[3, 9], in_flight=1)
+    assert str(raised.value) == (
+        "cache 5 is 5 rows, one batch of the first window needs 12 (9 of dim 8): set cache to 12 or more, or use smaller "
+        "batches"
+    )
+
+
+def columns(*pairs: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    keys, slots = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(keys, np.int64), np.array(slots, np.int32)
+
+
+def test_the_mirror_knows_what_is_resident_and_since_when():
+    cache = Cache(np.empty((4, 3), np.float32))
+    assert (len(cache), cache.filled) == (4, 0)
+    assert cache.find(np.array([7])).tolist() == [-1]
+    slots = np.array([2, 0, 3], np.int32)
+    cache.record(np.empty(0, np.int32), [columns((70, 2), (50, 0)), columns(), columns((60, 3))], slots)
+    assert cache.filled == 3
+    assert cache.resident().keys.tolist() == [70, 50, 60]
+    assert cache.resident().slots.tolist() == [2, 0, 3]
+    # Row 50 leaves, row 80 takes its slot, row 70 is used again, and row 60 is now the oldest.
+    cache.record(np.array([0], np.int32), [columns((80, 0))], np.array([0, 2], np.int32))
+    assert cache.resident().keys.tolist() == [60, 80, 70]
+    assert cache.find(np.array([80, 50, 70, 60, 1 << 50])).tolist() == [0, -1, 2, 3, -1]
+    cache.record(np.array([2, 3], np.int32), [], np.empty(0, np.int32))
+    assert cache.resident().keys.tolist() == [80]
+    assert cache.find(np.array([70, 80])).tolist() == [-1, 0]
+
+
+def test_auto_takes_half_of_what_is_free_when_training_begins():
+    facts = {"rows": [10**6, 10**6], "record_bytes": [64, 16], "dims": [16, 4], "distinct": [50, 50], "largest": [9, 9]}
+    asked = split_cache("auto", **facts, in_flight=3, free=lambda: 200_000)
+    assert asked == split_cache("100000B", **facts, in_flight=3)
+    slots, staging = asked
+    taken = sum((n + m) * weight for n, m, weight in zip(slots, staging, facts["record_bytes"]))
+    assert 95_000 < taken <= 100_000
+
+
+def test_a_cache_of_auto_size_holds_what_there_is():
+    embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 1000, 4)], optimizer=skirl.SGD(lr=0.1), cache="auto")
+    embeddings(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3]])))
+    assert [len(cache) for cache in embeddings.engine.caches] == [1000]

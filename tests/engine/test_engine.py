@@ -1,0 +1,137 @@
+"""The engine: what it counts, what it holds, and what it says when rows are lost."""
+
+import numpy as np
+import pytest
+import torch
+
+import skirl
+from skirl.engine.engine import Damaged, Engine
+from skirl.store import MemoryStore, Record
+from tests.loops import OPTIMIZER, TABLES, Broken, ProbedStore, collection, every_row, loop, stream, train
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"dtype": torch.int32}, "dtype is torch.int32: set it to torch.float32 or torch.float64, or on a GPU to"),
+        ({"seed": -1}, "seed is -1: set it between 0 and"),
+        ({"cache": 0}, "cache is 0 rows: set it to 1 or more"),
+    ],
+)
+def test_wrong_settings(wrong, sentence):
+    settings = {
+        "optimizer": OPTIMIZER,
+        "cache": 10,
+        "store": "memory",
+        "dtype": torch.float32,
+        "seed": 0,
+        "resume": False,
+    }
+    with pytest.raises(ValueError, match=sentence):
+        Engine(TABLES, **(settings | wrong))
+
+
+def test_a_store_with_rows_is_refused_unless_resumed():
+    store = ProbedStore()
+    store.write(np.array([7]), np.full((1, 6), 2, np.float32))
+    with pytest.raises(ValueError, match="already holds 1 rows: pass resume=True"):
+        collection(store)
+    embeddings = collection(store, resume=True)
+    rows, _ = embeddings.engine.peek(np.array([7, 8]), 0)
+    assert (rows[0] == 2).all()
+    assert (rows[1] != 2).all()
+
+
+def test_sizes_are_those_of_what_is_held():
+    embeddings = collection(cache="4000B")
+    engine = embeddings.engine
+    assert engine.sizes() == []
+    with skirl.lookahead(stream(20)[0], embeddings) as batches:
+        for batch in batches:
+            train(embeddings, batch)
+            small, large = engine.sizes()
+    assert (small.dim, small.rows, small.record_bytes) == (3, 70, 24)
+    assert (large.dim, large.rows, large.record_bytes) == (5, 20, 40)
+    assert [small.slots, large.slots] == [len(cache) for cache in engine.caches]
+    assert small.nbytes + large.nbytes <= 4000
+    assert small.staging_bytes > 0
+    assert f"dim 3: {small.slots} of 70 rows in the cache (0.0 MiB)" in str(small)
+
+
+def test_the_first_loss_is_the_one_that_is_told():
+    embeddings = collection()
+    embeddings.engine.lose("rows fell off", Broken("why"))
+    embeddings.engine.lose("more rows fell off")
+    with pytest.raises(Damaged, match=r"^rows fell off\. Make new embeddings and resume from a checkpoint$") as caught:
+        train(embeddings, stream(1)[0][0])
+    assert isinstance(caught.value.__cause__, Broken)
+
+
+def test_caches_are_made_once():
+    embeddings = collection()
+    embeddings.engine.make_caches([10, 5], [5, 5], 4)
+    caches = list(embeddings.engine.caches)
+    embeddings.engine.make_caches([1, 50], [1, 5], 4)
+    assert embeddings.engine.caches == caches
+
+
+def test_looking_changes_nothing():
+    batches, _ = stream(10)
+    embeddings = collection()
+    loop(batches[:5], embeddings)
+    held = [cache.key_of.copy() for cache in embeddings.engine.caches]
+    seen = embeddings.engine.seen.bits.copy()
+    before = every_row(embeddings)
+    embeddings.eval()
+    for batch in batches:
+        embeddings(batch.sparse)
+    embeddings.train()
+    with torch.no_grad():
+        embeddings(batches[9].sparse)
+    assert (every_row(embeddings) == before).all()
+    assert all((cache.key_of == keys).all() for cache, keys in zip(embeddings.engine.caches, held))
+    assert (embeddings.engine.seen.bits == seen).all()
+
+
+def test_flush_writes_every_resident_row_and_keeps_it():
+    batches, _ = stream(10)
+    store = ProbedStore()
+    embeddings = collection(store)
+    loop(batches, embeddings)
+    before = every_row(embeddings)
+    filled = [cache.filled for cache in embeddings.engine.caches]
+    embeddings.flush()
+    assert len(store) == len(embeddings.engine.seen)
+    assert [cache.filled for cache in embeddings.engine.caches] == filled
+    copy = collection(store, resume=True)
+    assert (every_row(copy) == before).all()
+
+
+def test_counters_are_those_of_the_store():
+    store = ProbedStore()
+    embeddings = collection(store)
+    moved = {"read": 0, "written": 0}
+    read, write = store.read, store.write
+
+    def count_read(keys, out):
+        moved["read"] += len(keys)
+        return read(keys, out)
+
+    def count_write(keys, rows):
+        moved["written"] += len(keys)
+        write(keys, rows)
+
+    store.read, store.write = count_read, count_write  # type: ignore[method-assign]
+    with skirl.lookahead(stream(30)[0], embeddings) as batches:
+        loop(batches, embeddings)
+    counters = embeddings.engine.counters
+    assert counters.steps == 30
+    assert counters.fetched - counters.forwarded == moved["read"] > 0
+    assert counters.written == moved["written"] > 0
+    assert counters.new == len(embeddings.engine.seen)
+    assert counters.bytes_written >= 24 * counters.written
+
+
+def test_a_store_of_other_records_is_refused():
+    with pytest.raises(ValueError, match="the store given has"):
+        collection(MemoryStore({0: Record(3), 1: Record(3), 2: Record(5)}))

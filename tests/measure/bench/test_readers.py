@@ -1,0 +1,33 @@
+"""The readers' benchmark, small: what it counts, never how fast it is."""
+
+from typing import Any
+
+import pytest
+
+from skirl.data.files.dataset import Dataset
+from skirl.measure.bench.readers import Readers, criteo_lines
+from tests.data.test_malformed import is_right
+
+
+def test_it_reads_each_form() -> None:
+    result = Readers(samples=3000, peer_samples=200, batch=256, rounds=1, stream_gb=0).run()
+    assert set(result["rows_per_s"]) == {"text", "converted", "fingerprints"} and result["memory"] is None
+
+
+@pytest.mark.parametrize("leaks", [False, True], ids=["as it is", "a reader that keeps what it reads"])
+def test_memory_stays_flat(leaks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Over 100 MB of text it may grow by 10 MB; who keeps the columns that it reads grows by more than the text."""
+    kept, read = [], Dataset.read
+    if leaks:
+        monkeypatch.setattr(Dataset, "read", lambda self, part: kept.append(raw := read(self, part)) or raw)
+    text = tmp_path / "day_0.tsv"
+    text.write_bytes(b"".join(criteo_lines(10_000, 0)))
+    memory = Readers(samples=10_000, batch=1024, stream_gb=0.1)._memory(str(text))
+    assert memory["gb"] > 0.08
+    assert (memory["slope_mb_per_gb"] < 100 and memory["last_mb"] - memory["first_mb"] < 10) != leaks, memory
+
+
+def test_its_lines_are_criteo() -> None:
+    lines = criteo_lines(50, seed=1)
+    assert len(lines) == 50 and all(is_right(line.rstrip(b"\n")) for line in lines)
+    assert lines == criteo_lines(50, seed=1) != criteo_lines(50, seed=2)

@@ -1,0 +1,85 @@
+"""`skirl size`: its text, its JSON, and its page in a real browser."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from skirl.cli import main
+from skirl.measure.sizing.size import Size
+
+FLAGS = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "8", "--batch", "64", "--steps", "40", "--seed", "3"]
+
+
+def test_one_line_of_json(capsys):
+    assert main(["size", *FLAGS, "--json", "--quiet", "--link", "1Gbit,100us", "--step-ms", "5", "--reduce"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["ids"] == sum(table["accesses"] for table in result["tables"])
+    assert result["touched"] == sum(table["touched"] for table in result["tables"]) == sum(result["new_a_batch"])
+    assert result["bytes"]["touched"] == result["touched"] * 4 * (8 + 1)
+    assert result["sentence"].startswith(
+        f"Use --cache {result['advice']['cache']} --depth {result['advice']['depth']}: "
+    )
+    assert 0 <= result["hidden"] <= 1 and result["step_ms_that_hides"] > 0
+    assert [kind["rows as"] for kind in result["reductions"]] == ["dim 8", "dim 4", "dim 2", "dim 8, 16 bits a number"]
+
+
+def test_what_it_advises_can_be_run_and_moves_what_it_says(capsys):
+    assert main(["size", *FLAGS, "--json", "--quiet"]) == 0
+    advice = json.loads(capsys.readouterr().out)
+    cache, depth = str(advice["advice"]["cache"]), str(advice["advice"]["depth"])
+    flags = ["--data", *FLAGS, "--cache", cache, "--depth", depth, "--json", "--quiet"]
+    assert main(["train", *flags]) == 0
+    ran = json.loads(capsys.readouterr().out)
+    counted = next(p for p in advice["curves"][f"depth {depth}"] if p["cache"] == int(cache))
+    assert ran["counters"]["fetched"] == counted["moved"] > 0
+    assert ran["counters"]["new"] == advice["touched"]
+
+
+def test_text(capsys):
+    assert main(["size", *FLAGS, "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "depth 200" in out and "Use --cache" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--step-ms", "0"], "step_ms is 0.0: set it to milliseconds above 0"),
+        (["--page", "page.txt"], "name a file that ends in .html"),
+        (["--link", "fast"], "write it RATE,DELAY"),
+    ],
+)
+def test_wrong_flags(flags, sentence, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["size", *FLAGS, *flags])
+    assert left.value.code == 2 and sentence in re.sub(r"[\s│]+", " ", "".join(capsys.readouterr()))
+
+
+def test_the_page_in_a_browser(tmp_path, browse):
+    page = tmp_path / "pages" / "size.html"
+    result = Size("synthetic:tiny", dim=8, batch=64, steps=40, model="dlrm-tiny", page=page, quiet=True).run()
+    text = page.read_text()
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), "the page would fetch something"
+    dom = browse(page)
+    assert result["sentence"] in dom
+    assert dom.count("<polyline") == len(result["curves"]) + 2 + 2
+    assert "NaN" not in dom and "nan" not in re.sub(r"<[^>]*>", "", dom)
+
+
+@pytest.mark.parametrize(("model", "beside"), [("dlrm-tiny", 0), ("wide-deep-tiny", 1), ("deepfm-tiny", 1)])
+@pytest.mark.parametrize(("optimizer", "state"), [("rowwise-adagrad", 0), ("adam", 2)])
+def test_smaller_rows_are_the_models_records(model: Any, beside: int, optimizer: Any, state: int) -> None:
+    found = Size(
+        "synthetic:tiny", model, optimizer, dim=8, batch=64, steps=20, cache="500", reduce=True, quiet=True
+    ).run()
+    for kind, dim in zip(found["reductions"], (8, 4, 2, 8), strict=True):
+        weights = dim + beside
+        numbers = weights + (state * weights or 1)
+        half = "16 bits" in kind["rows as"]
+        assert kind["record_bytes"] == (2 * (numbers + numbers % 2) if half else 4 * numbers), (
+            "the record of the engine"
+        )
+    assert found["reductions"][0]["cache_rows"] == found["advice"]["cache"]
+    assert found["reductions"][0]["touched_bytes"] == found["bytes"]["touched"], "what the other lines count"

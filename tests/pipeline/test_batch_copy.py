@@ -1,0 +1,101 @@
+"""Copies of batches, and their weight."""
+
+import copy
+from collections import namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from skirl import Batch, KeyedJagged
+from skirl.pipeline.batch_copy import own, weigh
+
+Pair = namedtuple("Pair", "x y")
+
+
+def test_a_slice_of_a_large_tensor_is_copied_alone():
+    data = torch.arange(1_000_000)
+    mine = own([data[5:9], data.view(1000, 1000)[:, 3]])
+    assert [part.untyped_storage().nbytes() for part in mine] == [32, 8000]
+    assert mine[0].tolist() == [5, 6, 7, 8]
+    assert torch.equal(mine[1], data.view(1000, 1000)[:, 3])
+
+
+def test_nothing_is_shared_with_the_loader():
+    batch = Batch(
+        torch.ones(2, 3), KeyedJagged(["a"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1])), torch.ones(2)
+    )
+    parts = Pair({"batch": batch}, np.ones(3))
+    mine = own(parts)
+    batch.dense.zero_()
+    batch.sparse.values().zero_()
+    parts.y[:] = 0
+    assert type(mine) is Pair
+    assert mine.x["batch"].dense.sum() == 6
+    assert mine.x["batch"].sparse.values().tolist() == [1, 2]
+    assert mine.y.sum() == 3
+
+
+def test_shared_memory_is_left():
+    tensor = torch.ones(3).share_memory_()
+    assert not own(tensor).is_shared()
+
+
+def test_one_tensor_in_two_places_stays_one():
+    tensor = torch.ones(3)
+    first, second = own([tensor, tensor])
+    assert first is second
+
+
+def test_gradients_wanted_stay_wanted():
+    leaf = torch.ones(3, requires_grad=True)
+    assert own(leaf).requires_grad and own(leaf).is_leaf
+    assert own(leaf * 2).requires_grad  # deepcopy alone refuses
+
+
+def test_sparse_tensors_and_parameters_are_copied_by_torch():
+    tensor = torch.eye(3).to_sparse()
+    assert torch.equal(own(tensor).to_dense(), torch.eye(3))
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert isinstance(own(parameter), torch.nn.Parameter)
+
+
+def test_torchrecs_own(recwarn):
+    torchrec = pytest.importorskip("torchrec", reason="the peers are not installed: constraints/peers.txt")
+    values = torch.arange(1000)
+    sparse = torchrec.KeyedJaggedTensor(keys=["a"], values=values[:3], lengths=torch.tensor([2, 1]))
+    mine = own(sparse)
+    values.zero_()
+    assert mine.values().tolist() == [0, 1, 2]
+    assert mine.values().untyped_storage().nbytes() == 24
+    assert mine.offsets().tolist() == [0, 2, 3]
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: torch.Tensor
+    name: str = "x"
+
+
+def test_weight_of_everything_that_is_found():
+    tensor = torch.zeros(10)
+    batch = {"a": [tensor, tensor], "b": (np.zeros(3), None, 7, "text"), "c": Slotted(torch.zeros(2)), "d": b"12"}
+    assert weigh(batch) == 40 + 24 + 8 + 2
+    assert weigh(Batch(tensor, KeyedJagged(["a"], torch.arange(5), offsets=torch.arange(6)), tensor)) == 40 + 40 + 48
+
+
+def test_weight_of_what_refers_to_itself():
+    batch = [torch.zeros(1)]
+    batch.append(batch)
+    assert weigh(batch) == 4
+
+
+def test_a_slice_weighs_what_it_shows():
+    assert weigh(torch.zeros(1000)[:3]) == 12
+
+
+def test_the_mode_does_not_stay():
+    own(torch.ones(1))
+    big = torch.zeros(100)
+    assert copy.deepcopy(big[:1]).untyped_storage().nbytes() == 400

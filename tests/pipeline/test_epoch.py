@@ -1,0 +1,97 @@
+"""The whole epoch's future, against a search for each next use; and a second pass that brings something else."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.core.tables import Schema, Table
+from skirl.oracle.loops import NEVER
+from skirl.pipeline.epoch import Epoch, OrderChanged
+from tests.cases import cases
+from tests.oracle import brute
+from tests.oracle.traces import SCHEMA, keys_of, traces
+
+
+def both(ids: list[int]) -> list[np.ndarray]:
+    return [keys_of(ids), np.int64(1) << 48 | np.array(ids[::2], np.int64)]
+
+
+def first_pass(trace: list[list[int]]) -> Epoch:
+    epoch = Epoch(SCHEMA)
+    for ids in trace:
+        epoch.add(both(ids))
+    epoch.scan()
+    return epoch
+
+
+@cases(150)
+@given(trace=traces(), residents=st.lists(st.integers(0, 20), unique=True))
+def test_next_uses(trace, residents):
+    sides = [[both(ids)[bank].tolist() for ids in trace] for bank in (0, 1)]
+
+    def following(bank: int, key: int, number: int) -> int:
+        return next((n for n in range(number, len(trace)) if key in sides[bank][n]), int(NEVER))
+
+    with first_pass(trace) as epoch:
+        keys = keys_of(residents)
+        assert epoch.first_uses(0, keys).tolist() == [following(0, key, 0) for key in keys.tolist()]
+        for number, ids in enumerate(trace):
+            found = epoch.next_uses(both(ids))
+            for bank in (0, 1):
+                rows = brute.distinct(sides[bank][number])
+                assert found[bank].tolist() == [following(bank, key, number + 1) for key in rows]
+        with pytest.raises(OrderChanged, match=f"more batches than the {len(trace)} of the first pass"):
+            epoch.next_uses(both([]))
+
+
+def test_first_uses_of_a_bank_with_a_table_in_the_array_and_one_that_is_hashed():
+    schema = Schema.of([Table("a", 5000, 4), Table("b", 10**9, 4)])
+    a, b = np.array([7, 4999]), np.int64(1) << 48 | np.array([999_999_999, 3])
+    with Epoch(schema) as epoch:
+        for keys in (a[:1], np.concatenate([a[1:], b[1:]]), b[:1]):
+            epoch.add([keys])
+        epoch.scan()
+        resident = np.concatenate([b, a, [np.int64(1) << 48 | 5]])
+        assert epoch.first_uses(0, resident).tolist() == [2, 1, 0, 1, int(NEVER)]
+
+
+@pytest.mark.parametrize(
+    "second", [[1, 2, 4], [2, 1, 3], [1, 2, 3, 3], [1, 2], []], ids=["other id", "order", "longer", "shorter", "empty"]
+)
+def test_another_batch_is_refused_and_named(second):
+    with first_pass([[5, 6], [1, 2, 3], [7]]) as epoch:
+        epoch.next_uses(both([5, 6]))
+        with pytest.raises(OrderChanged, match="batch 1 has other ids than in the first pass"):
+            epoch.next_uses(both(second))
+
+
+def test_ids_that_move_from_one_bank_to_the_other_are_noticed():
+    """Two banks' keys, one after the other, could be the same in both passes."""
+    one, two = np.array([1, 2]), np.array([3])
+    with Epoch(SCHEMA) as epoch:
+        epoch.add([one, two])
+        epoch.scan()
+        with pytest.raises(OrderChanged):
+            epoch.next_uses([np.array([1]), np.array([2, 3])])
+
+
+def test_first_uses_are_asked_for_before_the_second_pass():
+    with first_pass([[1], [2]]) as epoch:
+        epoch.next_uses(both([1]))
+        with pytest.raises(RuntimeError, match="the second pass has begun"):
+            epoch.first_uses(0, keys_of([1]))
+
+
+def test_a_full_disk_is_named():
+    with first_pass([[1, 2], [3]]) as epoch:
+        epoch._banks[0].file.truncate(4)
+        with pytest.raises(OSError, match="spool of the epoch is truncated at batch 0: is the temporary folder full"):
+            epoch.next_uses(both([1, 2]))
+
+
+def test_close_gives_the_file_back():
+    epoch = first_pass([[1]])
+    files = [spool.file for spool in epoch._banks]
+    epoch.close()
+    assert all(file.closed for file in files)

@@ -1,0 +1,71 @@
+"""The simulator counts what the planner's Steps say; MIN and LRU are those of independent code."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl import Table
+from skirl.core.tables import Schema
+from skirl.measure.bench.traffic import load_peers
+from skirl.oracle.planner import Plan
+from skirl.pipeline.simulate import Totals, planned, simulate
+
+ROWS = 40
+SCHEMA = Schema.of([Table("a", ROWS, 4)])
+traces = st.lists(st.integers(0, ROWS - 1), min_size=6, max_size=150)
+windows = st.sampled_from([1, 2, 3, 7, 20, "auto", "epoch"])
+
+
+def cut(trace: list[int], batch: int) -> list[list[np.ndarray]]:
+    return [[np.array(trace[i : i + batch])] for i in range(0, len(trace) - batch + 1, batch)]
+
+
+@given(trace=traces, batch=st.integers(1, 6), spare=st.integers(0, 12))
+def test_min_and_lru_are_those_of_independent_code(trace, batch, spare):
+    peers = load_peers()
+    assert peers is not None, "the tests run from a checkout"
+    capacity = batch + spare
+    batches = cut(trace, batch)
+    ids = np.array(trace)
+    assert simulate(SCHEMA, batches, [capacity], Plan("epoch")).fetched == peers.minimum(ids, batch, capacity)
+    all_of_it = Plan(len(batches), ramp=False)
+    assert simulate(SCHEMA, batches, [capacity], all_of_it).fetched == peers.minimum(ids, batch, capacity)
+    assert simulate(SCHEMA, batches, [capacity], Plan(3, policy="lru")).fetched == peers.least_recent(
+        ids, batch, capacity
+    )
+
+
+@given(trace=traces, batch=st.integers(1, 6), spare=st.integers(0, 12), depth=windows, hold=st.integers(0, 30))
+def test_holding_more_evicted_rows_changes_no_count_but_forwarding(trace, batch, spare, depth, hold):
+    batches = cut(trace, batch)
+    without = simulate(SCHEMA, batches, [batch + spare], Plan(depth), hold_rows=[0])
+    with_rows = simulate(SCHEMA, batches, [batch + spare], Plan(depth), hold_rows=[hold])
+    assert without.forwarded <= with_rows.forwarded <= with_rows.fetched
+    assert (without.fetched, without.new, without.written) == (with_rows.fetched, with_rows.new, with_rows.written)
+
+
+def test_totals_are_sums_over_steps_and_banks():
+    schema = Schema.of([Table("a", 50, 4), Table("b", 50, 8)])
+    rng = np.random.default_rng(1)
+    batches = [[rng.integers(0, 50, 8), (1 << 48) + rng.integers(0, 50, 8)] for _ in range(40)]
+    steps = list(planned(schema, batches, [20, 10], Plan(4)))
+    assert [bank.number for step in steps for bank in step] == [n for n in range(40) for _ in range(2)]
+    banks = [bank for step in steps for bank in step]
+    assert simulate(schema, batches, [20, 10], Plan(4)) == Totals(
+        steps=40,
+        fetched=sum(len(b.fetch_keys) + len(b.forward_keys) for b in banks),
+        forwarded=sum(len(b.forward_keys) for b in banks),
+        new=len(np.unique(np.concatenate([part for batch in batches for part in batch]))),
+        written=sum(len(b.evict_keys) for b in banks),
+    )
+
+
+def test_an_epoch_needs_batches_that_can_be_read_twice():
+    with pytest.raises(ValueError, match="pass a list"):
+        simulate(SCHEMA, iter(cut([1, 2, 3], 1)), [4], Plan("epoch"))
+
+
+def test_no_batches_are_no_traffic():
+    assert simulate(SCHEMA, [], [4], Plan(2)) == Totals()
+    assert simulate(SCHEMA, [], [4], Plan("epoch")) == Totals()

@@ -1,0 +1,192 @@
+"""The timeline: every step in every lane, honest times, and a file that opens however the run ended."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+import skirl
+from skirl.pipeline.timeline import FLUSH_BYTES, LANES, LOOP, Timeline, read
+from skirl.train.train import Train
+from tests.loops import wait_for
+
+TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64, "cache": "600"}
+
+
+def done(events: list[dict[str, Any]], what: str) -> list[int]:
+    return [event["args"]["step"] for event in events if event["name"] == what]
+
+
+def end(event: dict[str, Any]) -> float:
+    return event["ts"] + event["dur"]
+
+
+def test_a_run_has_every_step_in_every_lane(tmp_path):
+    path = tmp_path / "run.json"
+    result = Train(**TINY, steps=40, quiet=True, trace=path).run()
+    whole = json.loads(path.read_text())  # strictly valid once closed
+    assert [e["args"]["name"] for e in whole if e["name"] == "thread_name"] == list(LANES)
+    events = read(path)
+    for what in ("plan", "fetch", "load", "compute"):
+        assert done(events, what) == list(range(1, 41)), what
+    assert sorted(done(events, "write")) == list(range(1, 41))
+    assert set(done(events, "read")) >= set(range(1, 41)) == set(done(events, "enter"))
+    moved = result["counters"]
+    for what, name in (("fetched", "fetched"), ("new", "new"), ("leaving", "written")):
+        assert sum(e["args"][what] for e in events if e["name"] == "plan") == moved[name]
+    assert sum(e["args"]["rows"] for e in events if e["name"] == "fetch") == moved["fetched"] - moved["forwarded"]
+    assert sum(e["args"]["rows"] for e in events if e["name"] == "write") == moved["written"]
+    for lane in LANES:  # a thread does one thing at a time
+        mine = sorted((e for e in events if e["lane"] == lane), key=lambda e: e["ts"])
+        assert mine and all(end(a) <= b["ts"] + 0.2 for a, b in pairwise(mine)), lane
+    # The same times as those of the result.
+    waited = sum(e["dur"] for e in events if e["name"] == "wait") / 1e6
+    assert waited == pytest.approx(result["movement"]["stall"], abs=1e-4)
+
+
+def test_a_timeline_changes_no_bit(tmp_path):
+    plain, traced = (Train(**TINY, steps=20, quiet=True, trace=path).run() for path in (None, tmp_path / "run.json"))
+    assert traced["loss"] == plain["loss"] and traced["counters"] == plain["counters"]
+
+
+def loop(trace, *, batches=12, hook=None, each=lambda ahead: None, **flags):
+    """A loop of a user's own over one table, whose rows are fetched again and again."""
+    embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
+    loader = [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i % 6]])) for i in range(batches)]
+    with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, trace=trace, hook=hook, **flags) as ahead:
+        for _ in range(2):
+            for ids in ahead:
+                embeddings(ids)["a"].sum().backward()
+                each(ahead)
+    return embeddings
+
+
+def test_one_sees_a_fetch_under_the_compute_of_steps_before(tmp_path):
+    def slow(stage, number):
+        time.sleep(0.004 * (stage == "fetch"))
+
+    loop(tmp_path / "run.json", hook=slow, each=lambda ahead: time.sleep(0.02))
+    events = read(tmp_path / "run.json")
+    computes = [e for e in events if e["name"] == "compute"]
+    fetches = [e for e in events if e["name"] == "fetch" and e["dur"] > 4000]
+    assert len(fetches) == 24
+    earlier = [(f, c) for f in fetches for c in computes if c["args"]["step"] < f["args"]["step"]]
+    under = {f["args"]["step"] for f, c in earlier if min(end(f), end(c)) - max(f["ts"], c["ts"]) > 2000}
+    assert len(under) > 12
+
+
+def test_steps_of_a_second_pass_and_micro_batches_count_on(tmp_path):
+    loop(tmp_path / "run.json", accumulate=3)
+    events = read(tmp_path / "run.json")
+    assert done(events, "plan") == done(events, "load") == list(range(1, 9))
+    assert done(events, "compute") == [step for step in range(1, 9) for _ in range(3)]
+
+
+def test_steps_of_a_resumed_run_count_on(tmp_path):
+    flags = {**TINY, "save": tmp_path / "save", "quiet": True}
+    Train(**flags, steps=10).run()
+    Train(**flags, steps=15, resume=True, trace=tmp_path / "run.json").run()
+    assert done(read(tmp_path / "run.json"), "compute") == [11, 12, 13, 14, 15]
+
+
+def test_a_run_that_fails_or_breaks_closes_its_file(tmp_path):
+    def fail(ahead):
+        if ahead.step == 3:
+            raise RuntimeError("of the loop")
+
+    with pytest.raises(RuntimeError, match="of the loop"):
+        loop(tmp_path / "run.json", each=fail)
+    json.loads((tmp_path / "run.json").read_text())
+    assert done(read(tmp_path / "run.json"), "compute") == [1, 2, 3]
+
+
+def test_the_file_of_a_killed_run_opens(tmp_path):
+    path = tmp_path / "run.json"
+    flags = "--data synthetic:tiny --model dlrm-tiny --dim 8 --batch 64 --cache 600 --steps 1000000 --quiet"
+    run = subprocess.Popen([sys.executable, "-m", "skirl.cli", "train", *flags.split(), "--trace", str(path)])
+    try:
+        wait_for(lambda: path.exists() and path.stat().st_size > 2 * FLUSH_BYTES, 60)
+    finally:
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+    events = read(path)
+    assert done(events, "compute")[:50] == list(range(1, 51))
+    text = path.read_text()
+    assert text.endswith(",\n")  # what viewers take: an array that lacks its bracket
+    assert len(json.loads(text[:-2] + "]")) > len(events)
+
+
+def test_memory_is_bounded_and_lines_are_whole(tmp_path):
+    timeline = Timeline(tmp_path / "run.json")
+    for number in range(3000):
+        now = time.monotonic()
+        timeline.add("fetch", "fetch", number, now, now, {"rows": number})
+        assert timeline._bytes <= FLUSH_BYTES
+    found = read(tmp_path / "run.json")  # not closed yet
+    assert 2000 < len(found) < 3000
+    timeline.close()
+    timeline.close()
+    timeline.add("fetch", "fetch", 0, 0.0, 0.0)  # dropped
+    assert [e["args"]["rows"] for e in read(tmp_path / "run.json")] == list(range(3000))
+
+
+def test_events_come_out_within_a_second(tmp_path):
+    timeline = Timeline(tmp_path / "run.json")
+    timeline.add("fetch", "fetch", 0, timeline._began, timeline._began + 0.5)
+    assert not read(tmp_path / "run.json")
+    timeline.add("fetch", "fetch", 1, timeline._began, timeline._began + 1.1)
+    assert len(read(tmp_path / "run.json")) == 2
+    timeline.close()
+
+
+def test_threads_add_at_once(tmp_path):
+    timeline = Timeline(tmp_path / "run.json")
+
+    def work(lane):
+        for number in range(500):
+            with timeline.span(lane, number):
+                timeline.add(lane, lane, number, 0.0, 1.0)
+
+    threads = [threading.Thread(target=work, args=(f"lane {i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    timeline.close()
+    events = read(timeline.path)
+    for i in range(4):
+        assert sum(e["lane"] == f"lane {i}" for e in events) == 500
+        assert done([e for e in events if e["lane"] == LOOP], f"lane {i}") == list(range(1, 501))
+
+
+def test_a_full_disk_ends_the_timeline_and_not_the_run(caplog):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    timeline = Timeline("/dev/full")
+    with caplog.at_level(logging.WARNING, "skirl"):
+        timeline.add("fetch", "fetch", 0, 0.0, 1.0)
+        timeline.close()
+    assert loop("/dev/full").engine.counters.fetched > 0
+    assert "ends here: [Errno 28]" in caplog.text
+
+
+def test_a_file_that_cannot_be_made_is_told_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        loop(tmp_path / "nowhere" / "run.json")
+    embeddings = loop(tmp_path / "run.json")
+    with (
+        pytest.raises(FileNotFoundError),
+        skirl.lookahead([], embeddings, trace=tmp_path / "nowhere" / "run.json"),
+    ):
+        pass
+    with skirl.lookahead([], embeddings):  # the embeddings were let go
+        pass

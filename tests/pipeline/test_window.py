@@ -1,0 +1,101 @@
+"""The window of a pass: when planning starts, and what it holds."""
+
+import numpy as np
+import torch
+
+from skirl import Batch, KeyedJagged
+from skirl.core.ids import capture
+from skirl.engine.work import Micro
+from skirl.oracle.planner import Plan
+from skirl.pipeline.window import FIRST_WINDOW, Window
+from tests.loops import collection, stream
+
+
+def micros(embeddings, batches, nbytes=0):
+    return [Micro(b, capture(b.sparse, embeddings.engine.schema), nbytes=nbytes) for b in batches]
+
+
+def test_planning_starts_when_the_first_window_has_decided_the_split():
+    embeddings = collection(cache=40)
+    window = Window(embeddings.engine, Plan(depth=20, ramp=False), None)
+    for micro in micros(embeddings, stream(FIRST_WINDOW)[0]):
+        assert not embeddings.engine.caches
+        assert window.next() is None
+        window.enter([micro])
+    assert len(embeddings.engine.caches) == 2
+    assert window.next() is None  # not full yet
+    assert len(window) == FIRST_WINDOW
+    window.end()
+    assert [window.next().number for _ in range(FIRST_WINDOW)] == list(range(FIRST_WINDOW))
+    assert window.next() is None
+    assert window.next_number == FIRST_WINDOW
+
+
+def test_a_short_depth_or_a_short_stream_starts_earlier():
+    for depth, count in ((2, 2), (20, 3)):
+        embeddings = collection()
+        window = Window(embeddings.engine, Plan(depth=depth), None)
+        for micro in micros(embeddings, stream(count)[0]):
+            assert window.next() is None
+            window.enter([micro])
+        if depth > count:
+            assert window.next() is None
+            window.end()
+        assert window.next().number == 0
+
+
+def test_no_batch_at_all():
+    window = Window(collection().engine, Plan(), None)
+    window.end()
+    assert window.next() is None
+    window.executed(0)
+    window.rollback(0)
+
+
+def test_heavy_batches_end_the_first_window_and_every_other():
+    embeddings = collection()
+    window = Window(embeddings.engine, Plan(depth=1000, ramp=False, window_bytes=10_000), None)
+    planned = 0
+    for entered, micro in enumerate(micros(embeddings, stream(30)[0], nbytes=4000), start=1):
+        window.enter([micro])
+        while window.next() is not None:
+            planned += 1
+        assert entered - planned == min(entered, 2)  # the third fills the window, and one step is planned
+
+
+def test_a_batch_weighs_what_the_user_and_the_planner_hold_of_it():
+    embeddings = collection()
+    ids = torch.zeros(1000, dtype=torch.int64)
+    batch = Batch(None, KeyedJagged(["a1", "a2", "b", "c"], ids, lengths=torch.full((4,), 250)), None)  # type: ignore[arg-type]
+    weights = []
+    for bound in (18_900, 19_000, 19_100):
+        window = Window(embeddings.engine, Plan(depth=1000, ramp=False, window_bytes=bound), None)
+        window.enter(micros(embeddings, [batch], nbytes=3000))
+        weights.append(window.next() is not None)
+    assert weights == [True, True, False]  # 16 bytes an id beside the user's batch
+
+
+def test_micro_batches_of_a_step_are_planned_as_one():
+    embeddings = collection(cache=40)
+    window = Window(embeddings.engine, Plan(depth=1), None)
+    parts = micros(embeddings, stream(3)[0])
+    window.enter(parts)
+    work = window.next()
+    for bank in range(2):
+        ids = np.concatenate([part.ids[bank].keys for part in parts])
+        assert sorted(work.steps[bank].keys) == sorted(set(ids))
+        assert len(work.steps[bank].slots) == len(ids)
+        assert work.positions(bank, 1) == slice(len(parts[0].ids[bank].keys), len(ids) - len(parts[2].ids[bank].keys))
+
+
+def test_what_waits_in_the_window_is_ids_and_not_keys_and_bags():
+    embeddings = collection(cache=40)
+    window = Window(embeddings.engine, Plan(depth=6, ramp=False), None)
+    parts = micros(embeddings, stream(12)[0])
+    planned = 0
+    for part in parts:
+        window.enter([part])
+        while window.next() is not None:
+            planned += 1
+        assert [bool(one.ids) for one in parts] == [number < planned for number in range(12)]
+    assert planned == 7

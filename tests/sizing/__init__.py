@@ -1,1 +1,0 @@
-"""Sizing, against counting in dictionaries and clocks that tick."""

@@ -1,0 +1,299 @@
+"""Stores that are crashed: what a store was asked to do, what may be found after it, and whether it is.
+
+`crash_all` crashes long random workloads at random calls; `crash_everywhere` short ones that are written out, at each call.
+The first finds what nobody thought of, the second is sure to find what somebody did.
+"""
+
+import errno
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skirl.store import DiskStore, MemoryStore, SnapshotError
+from skirl.store.disk import cleaning as room_module
+from skirl.store.disk import log as log_module
+from tests.store.conformance import LAYOUT, TABLES, contents, random_rows, table_keys
+from tests.store.crash import Disk, Recorder, Unsynced
+
+
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of a few records and no slack: every other write cleans, and makes a point that nobody asked for."""
+    monkeypatch.setattr(room_module, "SLACK", 0)
+    monkeypatch.setattr(log_module, "SMALLEST", 16)
+
+
+@dataclass
+class Point:
+    """A manifest that was renamed into place: from then on it may be what is found, once `done` it or a later one is."""
+
+    header: Path
+    at: int
+    content: dict[int, bytes]
+    generation: int
+    done: int | None = None
+
+
+class Hooked(Recorder):
+    """Tells when a manifest is renamed."""
+
+    on_rename = staticmethod(lambda path: None)
+
+    def note(self, *op):
+        if op[0] == "rename" and op[2].suffix == ".json":
+            self.on_rename(op[2])
+        super().note(*op)
+
+
+class Copying(Hooked):
+    """Snapshots are on another file system."""
+
+    def link(self, old, new):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
+class Workload:
+    """Random calls on a store that is written down, and what the store may be found to hold after a crash."""
+
+    def __init__(self, root: Path, rng: np.random.Generator, recorder: type[Hooked], counts: Counter) -> None:
+        self.root, self.rng, self.counts = root, rng, counts
+        self.room = float(rng.choice([1.3, 3, 8]))  # cleans at almost every write, or keeps older points for long
+        self.points: list[Point] = []
+        self.content: dict[int, bytes] = {}
+        self.snapshots: dict[Path, dict[int, bytes]] = {}
+        for header in sorted(root.glob("snap*/snapshot.json")):
+            found = try_restore(root, header.parent)
+            assert found is not None
+            self.snapshots[header.parent] = found[0]
+            self.points.append(Point(header, -1, *found, done=-1))
+        held = (root / "store" / "store.json").is_file()
+        self.files = recorder(root)
+        self.files.on_rename = self.renamed
+        self.store = self.open()
+        self.content = contents(self.store)
+        if held:
+            header = root / "store" / "store.json"
+            self.points.append(Point(header, -1, dict(self.content), self.store.generation, done=-1))
+        self.finished()
+
+    def open(self) -> DiskStore:
+        return DiskStore(self.root / "store", LAYOUT, room=self.room, files=self.files)
+
+    def renamed(self, header: Path) -> None:
+        generation = json.loads(header.read_text())["facts"]["generation"]
+        self.points.append(Point(header, len(self.files.ops), dict(self.content), generation))
+
+    def finished(self) -> None:
+        for point in self.points:
+            if point.done is None:
+                point.done = len(self.files.ops)
+
+    def run(self, calls: int) -> None:
+        names = ["write", "flush", "snapshot", "restore", "kill", "close"]
+        self.do(self.rng.choice(names, calls, p=[0.7, 0.12, 0.06, 0.02, 0.05, 0.05]).tolist())
+
+    def do(self, names: Iterable[str]) -> None:
+        for name in names:
+            points = len(self.points)
+            getattr(self, name)()
+            self.finished()
+            self.counts[name] += 1
+            self.counts["own points"] += len(self.points) - points if name == "write" else 0
+
+    def write(self) -> None:
+        table = int(self.rng.choice(TABLES))
+        n = int(self.rng.integers(1, 20))
+        keys = table_keys(table, self.rng.choice(30, n, replace=False))
+        rows = random_rows(table, n, int(self.rng.integers(1 << 30)))
+        self.store.write(keys, rows)
+        self.content.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
+
+    def overwrite(self) -> None:
+        """All rows of a table: those there were are garbage now, with their segments."""
+        keys, rows = table_keys(0, range(30)), random_rows(0, 30, int(self.rng.integers(1 << 30)))
+        self.store.write(keys, rows)
+        self.content.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
+
+    def flush(self) -> None:
+        self.store.flush()
+
+    def snapshot(self) -> None:
+        folder = self.root / f"snap{self.rng.integers(2)}"
+        self.store.snapshot(folder)
+        self.snapshots[folder] = dict(self.content)
+
+    def restore(self) -> None:
+        if self.snapshots:
+            folder = sorted(self.snapshots)[int(self.rng.integers(len(self.snapshots)))]
+            self.content = dict(self.snapshots[folder])
+            self.store.restore(folder)
+
+    def adopt(self) -> None:
+        """Restore what a store in memory has saved."""
+        folder = self.root.with_name("memory")
+        with MemoryStore(LAYOUT) as memory:
+            for table in TABLES[:2]:
+                keys = table_keys(table, self.rng.choice(30, 9, replace=False))
+                memory.write(keys, random_rows(table, 9, int(self.rng.integers(1 << 30))))
+            memory.snapshot(folder)
+            self.content = contents(memory)
+        self.store.restore(folder)
+        shutil.rmtree(folder)
+
+    def kill(self) -> None:
+        self.store._let_go()
+        self.store = self.open()
+        self.content = dict(max((p for p in self.points if p.header.name == "store.json"), key=lambda p: p.at).content)
+        assert contents(self.store) == self.content
+
+    def close(self) -> None:
+        self.store.close()
+        self.store = self.open()
+        assert contents(self.store) == self.content
+
+    def allowed(self, header: Path, k: int) -> tuple[list[Point], bool]:
+        """The points that may be found at `header` after k calls, and whether one has to be."""
+        begun = [p for p in self.points if p.header == header and p.at < k]
+        last = max((i for i, p in enumerate(begun) if p.done is not None and p.done <= k), default=None)
+        return begun[last or 0 :], last is not None
+
+
+def try_restore(root: Path, folder: Path) -> tuple[dict[int, bytes], int] | None:
+    other = DiskStore(root / "other", LAYOUT, files=Unsynced())
+    try:
+        other.restore(folder)
+        return contents(other), other.generation
+    except SnapshotError as error:
+        assert "snapshot.json is missing" in str(error)
+        return None
+    finally:
+        other._let_go()
+        shutil.rmtree(root / "other")
+
+
+def killed_and_opened(disk: Disk, rng: np.random.Generator, root: Path) -> Disk:
+    """Kill, open again, and then lose the power: what the first life did not sync may be lost still."""
+    disk.killed().write_to(root)
+    files = Recorder(root, disk)
+    DiskStore(root / "store", LAYOUT, files=files)._let_go()
+    shutil.rmtree(root)
+    return files.disk(int(rng.integers(len(files.ops) + 1))).power_off(rng)
+
+
+def found_is_allowed(work: Workload, disk: Disk, k: int, root: Path) -> None:
+    """Open the store and restore the snapshots of a disk after a crash; compare with what was promised to last."""
+    disk.write_to(root)
+    points, surely = work.allowed(work.root / "store" / "store.json", k)
+    with DiskStore(root / "store", LAYOUT, files=Unsynced()) as store:
+        store.check()
+        found = contents(store), store.generation
+        assert not surely or found in [(p.content, p.generation) for p in points]
+        assert surely or found in [*[(p.content, p.generation) for p in points], ({}, 0)]
+    for folder in ("snap0", "snap1"):
+        points, surely = work.allowed(work.root / folder / "snapshot.json", k)
+        found = try_restore(root, root / folder)
+        assert found is not None or not surely
+        assert found is None or found in [(p.content, p.generation) for p in points]
+
+
+class UnsyncedCopies(Unsynced):
+    """Waits for no disk, and has snapshots on another file system."""
+
+    def link(self, old, new):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
+def goes_on(root: Path, files: Unsynced) -> None:
+    """What is found can be restored and saved again, over what there is of an earlier snapshot."""
+    with DiskStore(root / "store", LAYOUT, files=files) as store:
+        for header in root.glob("snap*/snapshot.json"):
+            found = try_restore(root, header.parent)
+            store.restore(header.parent)
+            assert found == (contents(store), store.generation)
+        store.snapshot(root / "snap0")
+        assert try_restore(root, root / "snap0") == (contents(store), store.generation)
+
+
+def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type[Hooked] = Hooked) -> Counter:
+    """Crash at random calls of random workloads, each second one on a disk that has crashed before."""
+    counts = Counter()
+    start = tmp / "start"
+    for number in range(workloads):
+        rng = np.random.default_rng((seed, number))
+        if number % 2 == 0:
+            shutil.rmtree(start, ignore_errors=True)
+            start.mkdir()
+        work = Workload(start, rng, recorder, counts)
+        work.run(25)
+        work.store._let_go()
+        root = tmp / "found"
+        for crash in range(crashes):
+            k = int(rng.integers(len(work.files.ops) + 1))
+            renames = [point.at + 1 for point in work.points if point.at >= 0]
+            if crash % 10 == 1 and renames:  # between a point and its sync, which is rarely hit by chance
+                k = int(rng.choice(renames))
+            disk = work.files.disk(k)
+            counts["calls"] += 1
+            counts["with writes not synced"] += bool(disk.unsynced)
+            counts["with names not synced"] += bool(disk.unnamed)
+            if crash % 5 == 0:
+                disk = disk.killed()
+            elif crash % 5 == 1:
+                disk = killed_and_opened(disk, rng, root)
+            else:
+                disk = disk.power_off(rng)
+            found_is_allowed(work, disk, k, root)
+            if crash < crashes - 1:
+                shutil.rmtree(root)
+        shutil.rmtree(start)
+        root.rename(start)
+    return counts
+
+
+SCRIPTS = [
+    "overwrite flush overwrite flush write write kill snapshot write flush",
+    "overwrite flush overwrite snapshot write flush restore write kill write close",
+    "write flush snapshot overwrite snapshot overwrite snapshot restore kill write flush",
+    "write overwrite flush adopt write kill overwrite snapshot close restore",
+]
+
+
+def crash_everywhere(tmp: Path, seed: int, times: int, scripts: Iterable[str] = SCRIPTS) -> int:
+    """Crash at each call of some workloads, `times` in each way, where snapshots share files and where they are copies.
+
+    Not between two writes in a row: any of them may be lost after both. Nor where nothing waits for a sync, but for a kill.
+    """
+    crashes = 0
+    for number, script in enumerate(scripts):
+        for kind in (Hooked, Copying):
+            start, root = tmp / "start", tmp / "found"
+            start.mkdir()
+            rng = np.random.default_rng((seed, number))
+            work = Workload(start, rng, kind, Counter())
+            work.do(script.split())
+            work.store._let_go()
+            for k in range(len(work.files.ops) + 1):
+                before, after = ([*work.files.ops[k - 1 : k], ("",)][0][0], [*work.files.ops[k : k + 1], ("",)][0][0])
+                if before == after == "write":
+                    continue
+                disk = work.files.disk(k)
+                turns = (8 if before == "rename" else 2) * times  # a point that does not last yet: most can go wrong
+                for turn in range(before.startswith("sync"), 1 + turns * bool(disk.unnamed or disk.unsynced)):
+                    if turn == 0:
+                        found = disk.killed()
+                    elif turn % 2:
+                        found = killed_and_opened(disk, rng, root)
+                    else:
+                        found = disk.power_off(rng)
+                    found_is_allowed(work, found, k, root)
+                    if turn < 2:
+                        goes_on(root, Unsynced() if kind is Hooked else UnsyncedCopies())
+                    shutil.rmtree(root)
+                    crashes += 1
+            shutil.rmtree(start)
+    return crashes

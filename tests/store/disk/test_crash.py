@@ -1,0 +1,344 @@
+"""Power loss and kill -9, at any moment: what is found is a durable point, whole, and none older than was promised."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import skirl
+from skirl.store import DiskError, DiskStore, Record, SnapshotError
+from skirl.store.disk import log as log_module
+from tests.store.conformance import LAYOUT, contents, random_rows, table_keys
+from tests.store.crash import Recorder, Unsynced
+from tests.store.disk.crashing import SCRIPTS, Hooked, crash_all, crash_everywhere, make_small, try_restore
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
+    make_small(monkeypatch)
+    counts = crash_all(tmp_path, campaign_seed, workloads=12, crashes=30)
+    print(dict(counts))
+    assert counts["calls"] == 360
+    assert min(counts[name] for name in ("with writes not synced", "with names not synced")) > 100
+    assert counts["own points"] > 30 and min(counts[name] for name in ("flush", "snapshot", "kill", "close")) > 5
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_crash_at_each_call_of_a_script(script, tmp_path, monkeypatch, campaign_seed):
+    make_small(monkeypatch)
+    assert crash_everywhere(tmp_path, campaign_seed, times=1, scripts=[script]) > 200
+
+
+def forgetful(monkeypatch) -> dict[str, type[Hooked]]:
+    """Ways to get it wrong: a sync left out, or done too late."""
+
+    class NoRows(Hooked):
+        def sync(self, file):
+            if not self.path_of(file).endswith(".rows"):
+                super().sync(file)
+
+    class NoKeys(Hooked):
+        def sync(self, file):
+            if not self.path_of(file).endswith(".keys"):
+                super().sync(file)
+
+    class NoManifest(Hooked):
+        def sync(self, file):
+            if not self.path_of(file).endswith(".tmp"):
+                super().sync(file)
+
+    class NoNames(Hooked):
+        """The folder is synced after a rename only."""
+
+        def sync_folder(self, path):
+            if self.ops and self.ops[-1][0] == "rename":
+                super().sync_folder(path)
+
+    class NoRename(Hooked):
+        """The folder is synced before a rename only."""
+
+        def sync_folder(self, path):
+            if not (self.ops and self.ops[-1][0] == "rename"):
+                super().sync_folder(path)
+
+    class Early(Hooked):
+        """The manifest is renamed before it is synced."""
+
+        def put(self, path, data):
+            file = self.create(path)
+            self.write(file, data, 0)
+            self.close(file)
+
+    return {kind.__name__: kind for kind in (NoRows, NoKeys, NoManifest, NoNames, NoRename, Early)}
+
+
+FAULTS = ["NoRows", "NoKeys", "NoManifest", "NoNames", "NoRename", "Early"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_sync_left_out_is_found(fault, tmp_path, monkeypatch):
+    make_small(monkeypatch)
+    with pytest.raises((AssertionError, DiskError, SnapshotError)):
+        crash_all(tmp_path, 0, workloads=6, crashes=30, recorder=forgetful(monkeypatch)[fault])
+
+
+def test_cutting_a_file_that_a_snapshot_shares_is_found(tmp_path, monkeypatch):
+    make_small(monkeypatch)
+    monkeypatch.setattr(log_module, "_shared", lambda path: False)
+    with pytest.raises(AssertionError):
+        crash_all(tmp_path, 0, workloads=40, crashes=30)
+
+
+def test_opening_at_a_point_that_does_not_last_yet_is_found(tmp_path, monkeypatch):
+    make_small(monkeypatch)
+    # The first thing that an opened store does is to sync its folder: here it does not.
+    monkeypatch.setattr(Recorder, "sync_folder", lambda self, path: self.ops and self.note("sync folder", path))
+    with pytest.raises(DiskError, match="missing"):
+        crash_all(tmp_path, 0, workloads=10, crashes=52)
+
+
+def test_removing_before_the_point_lasts_is_found(tmp_path, monkeypatch):
+    make_small(monkeypatch)
+
+    def commit(store, generation):
+        with store._gate.alone():
+            for log in store._logs:
+                dead = log.dead()
+                store._room.forget(dead)
+                log.drop(dead)
+                store._remove(dead)
+        store._write_manifest(store.identity, generation, store._logs)
+        store.generation, store._changed = generation, False
+
+    monkeypatch.setattr(DiskStore, "_commit", commit)
+    with pytest.raises(DiskError, match="missing"):
+        crash_all(tmp_path, 0, workloads=6, crashes=30)
+
+
+@pytest.mark.slow
+def test_power_loss_and_kills_in_numbers(tmp_path, monkeypatch, campaign_seed):
+    make_small(monkeypatch)
+    assert crash_all(tmp_path, campaign_seed + 1, workloads=200, crashes=50)["calls"] == 10_000
+
+
+# A failed sync
+
+
+class FailsOnce(Hooked):
+    """A sync fails, and the system forgets what it should have written, as Linux does: the next one succeeds."""
+
+    failing = ".rows"
+
+    def sync(self, file):
+        if self.failing and self.path_of(file).endswith(self.failing):
+            self.failing = None
+            self.note("forgotten", self.files[file])
+            raise OSError(5, "Input/output error")
+        super().sync(file)
+
+    def disk(self, k):
+        """Bytes that were forgotten never come to the disk."""
+        ops = list(self.ops[:k])
+        for i, op in enumerate(ops):
+            if op[0] == "forgotten":
+                ops[: i + 1] = [o for o in ops[:i] if not (o[0] == "write" and o[1] == op[1] and self.unsynced(o, i))]
+                break
+        disk = self.first.copy()
+        for op in ops:
+            disk.do(op)
+        return disk
+
+    def unsynced(self, op, before: int) -> bool:
+        at = next(i for i, o in enumerate(self.ops) if o is op)
+        return not any(o[:2] == ("sync", op[1]) for o in self.ops[at:before])
+
+
+@pytest.mark.parametrize("file", [".rows", ".keys"])
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_what_a_failed_sync_forgot_is_written_again(file, rewritten, tmp_path, monkeypatch):
+    root = tmp_path / "root"
+    root.mkdir()
+    files = FailsOnce(root)
+    files.failing = None
+    store = DiskStore(root / "store", LAYOUT, files=files)
+    store.write(table_keys(0, range(20)), random_rows(0, 20, seed=1))
+    store.flush()
+    files.failing = file
+    store.write(table_keys(0, range(10, 30)), random_rows(0, 20, seed=2))
+    with pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    assert store.generation == 1
+    if not rewritten:
+        for segment in (s for log in store._logs for s in log.segments.values()):
+            segment.suspect = False
+    held = contents(store)
+    store.flush()
+    files.disk(len(files.ops)).power_off(np.random.default_rng(0)).write_to(tmp_path / "found")
+    if rewritten:
+        with DiskStore(tmp_path / "found" / "store", LAYOUT) as found:
+            found.check()
+            assert contents(found) == held
+    else:
+        with pytest.raises(DiskError), DiskStore(tmp_path / "found" / "store", LAYOUT) as found:
+            found.check()
+
+
+class FailsAfter(Unsynced):
+    """The rename of a header comes through, what follows fails."""
+
+    failing = ""
+    renamed = False
+
+    def rename(self, old, new):
+        super().rename(old, new)
+        self.renamed = new.name == self.failing
+
+    def sync_folder(self, path):
+        if self.renamed:
+            self.renamed, self.failing = False, ""
+            raise OSError(5, "Input/output error")
+
+
+def test_a_failure_after_the_rename_loses_nothing_and_no_generation_is_used_twice(tmp_path):
+    files = FailsAfter()
+    store = DiskStore(tmp_path / "store", LAYOUT, files=files)
+    store.write(table_keys(0, range(20)), random_rows(0, 20, seed=1))
+    first = contents(store)
+    store.snapshot(tmp_path / "snapshot")
+    store.write(table_keys(0, range(10, 30)), random_rows(0, 20, seed=2))
+    held = contents(store)
+    files.failing = "store.json"
+    with pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    files.failing = "snapshot.json"
+    with pytest.raises(OSError, match="Input/output"):
+        store.snapshot(tmp_path / "snapshot")
+    assert store.generation == 1
+    assert try_restore(tmp_path, tmp_path / "snapshot") == (held, 3)
+    store.flush()
+    assert store.generation == 4 and contents(store) == held
+    with DiskStore(tmp_path / "other", LAYOUT) as other:
+        other.write(table_keys(0, range(20)), random_rows(0, 20, seed=1))
+        other.snapshot(tmp_path / "second")
+    files.failing = "store.json"
+    with pytest.raises(OSError, match="Input/output"):
+        store.restore(tmp_path / "second")
+    assert contents(store) == held and store.generation == 4
+    store._let_go()
+    with DiskStore(tmp_path / "store", LAYOUT) as again:
+        assert contents(again) == first and again.identity == other.identity
+
+
+# Processes that are killed
+
+
+WRITER = """
+import sys, numpy as np
+from skirl.store import DiskStore, Record
+from skirl.store.disk import log
+from skirl.store.disk import cleaning
+path, room, n = sys.argv[1], float(sys.argv[2]), 3000
+cleaning.SLACK, log.SMALLEST = 1 << 16, 512
+store = DiskStore(path, {0: Record(16), 1: Record(3, "float64")}, room=room)
+start = int(store.read(np.array([0]), out := np.zeros((1, 16), np.float32))[0]) and int(out[0, 0])
+for i in range(start + 1, start + 100_000):
+    order = np.random.default_rng(i).permutation(n)
+    store.write(order, np.full((n, 16), i, np.float32))
+    store.write(order + (1 << 48), np.full((n, 3), i, np.float64))
+    if i % 3 == 0:
+        store.flush()
+        print(store.generation, i, flush=True)
+    if i % 7 == 0:
+        store.snapshot(path + "-snapshot")
+        print(store.generation, i, flush=True)
+"""
+
+
+def kill_and_compare(path: Path, room: float, wait: float) -> None:
+    """Let a process write, kill it, and find the last point that it told of, or a later one, whole."""
+    layout, n = {0: Record(16), 1: Record(3, "float64")}, 3000
+    command = [sys.executable, "-c", WRITER, str(path), str(room)]
+    env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    assert child.stdout and child.stdout.readline()
+    time.sleep(wait)
+    child.kill()
+    told = [tuple(map(int, line.split())) for line in child.stdout.read().splitlines() if line.count(" ") == 1]
+    child.stdout.close()
+    child.wait()
+    by_generation = dict(told)
+    with DiskStore(path, layout) as store:
+        store.check()
+        assert len(store) == 2 * n
+        values = []
+        for table, record in layout.items():
+            out = np.zeros((n, record.width), record.dtype)
+            assert store.read(np.arange(n) + (table << 48), out).all()
+            assert (out == out[0, 0]).all(), "a mix of two points"
+            values.append(int(out[0, 0]))
+        assert values[0] - values[1] in (0, 1)
+        if told:
+            assert store.generation >= told[-1][0] and values[1] >= told[-1][1] - (values[0] != values[1])
+        if store.generation in by_generation:
+            assert values == [by_generation[store.generation]] * 2
+        elif room > 2:
+            assert values[0] == values[1] and (values[0] % 3 == 0 or values[0] % 7 == 0), "no point was asked for here"
+    if (path.with_name(path.name + "-snapshot") / "snapshot.json").exists():
+        other = path.with_name("other")
+        with DiskStore(other, layout) as store:
+            store.restore(path.with_name(path.name + "-snapshot"))
+            out = np.zeros((n, 16), np.float32)
+            assert store.read(np.arange(n), out).all() and (out == out[0, 0]).all() and out[0, 0] % 7 == 0
+        shutil.rmtree(other)
+
+
+def test_kill_at_any_moment(tmp_path, campaign_seed):
+    """Again and again the same store, and those of new processes."""
+    rng = np.random.default_rng(campaign_seed)
+    for turn in range(5):
+        kill_and_compare(tmp_path / f"store{turn // 3}", room=[1.5, 9][turn // 3], wait=rng.uniform(0, 0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_kill_at_200_moments(tmp_path, campaign_seed):
+    rng = np.random.default_rng(campaign_seed)
+    for turn in range(200):
+        path = tmp_path / f"store{turn // 10}"
+        kill_and_compare(path, room=[1.5, 9][turn // 10 % 2], wait=rng.uniform(0, 1))
+        if turn % 10 == 9:
+            shutil.rmtree(path)
+            shutil.rmtree(tmp_path / f"{path.name}-snapshot", ignore_errors=True)
+
+
+def killed_training(folder: Path, kills: int, seed: int) -> list[str]:
+    """What tests/store/killed_training.py has to say, line by line."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.store.disk.killed_training", str(folder), str(kills), str(seed)]
+    source = Path(skirl.__file__).parents[1]
+    env = os.environ | {"NUMBA_DISABLE_JIT": "0", "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)])}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_training_run_that_is_killed_again_and_again(tmp_path, campaign_seed):
+    """After each kill the store holds just what it held at its last point; what goes on has the bits of one never killed."""
+    *kills, last = killed_training(tmp_path / "run", 4, campaign_seed)
+    assert len(kills) == 4 and all(line.startswith("killed; ") for line in kills)
+    assert last.startswith("resumed at step") and last.endswith("with the bits of a run that was never killed")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_training_run_that_is_killed_200_times(tmp_path, campaign_seed):
+    *kills, last = killed_training(tmp_path / "run", 200, campaign_seed)
+    print(last, *kills[-3:], sep="\n")
+    assert len(kills) == 200
+    assert int(last.split()[3].rstrip(",")) > 200, "each process comes a step further at least"

@@ -1,0 +1,195 @@
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.store.disk import key_index as places_module
+from skirl.store.disk.key_index import Places, _hash, _share, _whole
+from skirl.store.disk.records import INDEX_BITS
+from tests.cases import cases
+
+
+def arrays(slots: int = 64) -> list[np.ndarray]:
+    return [np.zeros(slots, np.int64), np.zeros(slots, np.int64), np.zeros(slots, np.uint64)]
+
+
+TABLES = [None, {0: 60_000}, {0: 1 << 20}, {0: 1 << 28, 1: 1 << 20}, {0: 1 << 36}]
+"""Sizes of tables: unknown; so small that 16 bits are all of a hash; that 16 bits are enough of it; 32 are all; enough."""
+KEPT = [{64}, {16}, {16, 32}, {32}, {32, 64}]
+"""Bits that are kept of a hash, as these tables grow."""
+
+
+@cache
+def late(tables: int) -> np.ndarray:
+    """300 keys whose hashes are all at the end of the table."""
+    keys, bits = np.arange(60_000), Places(TABLES[tables])._bits
+    hashes = np.array([int(_hash(int(k), bits)) for k in keys], np.uint64)
+    return keys[np.argsort(hashes)][-300:]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Tables begin small, and grow in several blocks."""
+    for name, value in (("_PAD", 32), ("_FIRST", 16), ("_BLOCK", 64), ("_FARTHEST", 32)):
+        monkeypatch.setattr(places_module, name, value)
+
+
+@pytest.mark.parametrize("tables", range(5))
+@pytest.mark.usefixtures("tiny")
+@cases(100)
+@given(calls=st.lists(st.lists(st.integers(0, 400), max_size=40, unique=True), max_size=30), crowded=st.booleans())
+def test_agrees_with_a_dict(tables, calls, crowded):
+    places, (ends, live, sums), model, first = Places(TABLES[tables]), arrays(), {}, [0, 0]
+    for i, rows in enumerate(calls):
+        keys = late(tables)[np.array(rows, np.int64) % 300] if crowded else np.array(rows, np.int64) * 7
+        keys = np.unique(keys)
+        places.reserve(keys.size)
+        slot = i % 2
+        places.place(keys, slot << INDEX_BITS | first[slot], ends, live, sums)
+        model.update((int(k), slot << INDEX_BITS | first[slot] + j) for j, k in enumerate(keys))
+        first[slot] += keys.size
+    assert places.count == len(model)
+    assert ends[:2].tolist() == first
+    held = [position >> INDEX_BITS for position in model.values()]
+    assert live[:2].tolist() == [held.count(0), held.count(1)]
+    asked = np.concatenate([late(tables), np.arange(3000)])
+    assert places.locate(asked).tolist() == [model.get(int(k), -1) for k in asked]
+
+
+@pytest.mark.parametrize("crowded", [True, False])
+@pytest.mark.parametrize("tables", range(5))
+@pytest.mark.usefixtures("tiny")
+def test_growth_keeps_all_even_where_hashes_crowd(tables, crowded):
+    places, more, kept = Places(TABLES[tables]), arrays(), set()
+    keys = late(tables) if crowded else np.random.default_rng(0).choice(60_000, 3000, replace=False)
+    for start in range(0, keys.size, 10):
+        places.reserve(10)
+        places.place(keys[start : start + 10], start, *more)
+        kept.add(places._table.kept)
+        some = slice(max(0, start - 300), start + 10)
+        assert places.locate(keys[some]).tolist() == list(range(start + 10))[some]
+        assert (places.locate(keys[start + 10 :][:300]) == -1).all()
+    assert places.locate(keys).tolist() == list(range(keys.size))
+    assert kept == KEPT[tables] or crowded
+
+
+@pytest.mark.parametrize("tables", range(5))
+def test_a_hash_tells_all_keys_apart_and_none_is_beyond_its_bits(tables):
+    bits = Places(TABLES[tables])._bits
+    hashes = [int(_hash(k, bits)) for k in range(60_000)]
+    assert len(set(hashes)) == 60_000 and max(hashes) < 1 << bits
+
+
+@cases(200)
+@given(st.integers(1, 40), st.data())
+def test_no_more_is_kept_of_a_hash_than_is_needed_to_know_it(bits, data):
+    """At any place that the limit allows, whatever the sizes of table and tables."""
+    size = data.draw(st.integers(16, 1 << 20))
+    for kept in (16, 32):
+        limit = Places({0: 1 << bits})._limit(kept, size)
+        if limit < 0:
+            continue
+        shape = np.array([size, size + 1000, bits, limit], np.int64)
+        x = data.draw(st.integers(0, (1 << bits) - 1))
+        place = int(_share(np.uint64(x), bits, size)) + data.draw(st.integers(0, min(limit, 900)))
+        words = np.zeros(size + 1000, f"uint{kept}")
+        words[place] = x & ((1 << kept) - 1)
+        assert int(_whole(words, place, shape)) == x
+
+
+def test_rows_beyond_the_tables_are_strangers_and_not_held():
+    places, more = Places({0: 10, 2: 5}), arrays()
+    keys = np.array([9, (2 << 48) + 4, 10, 1 << 48, 2 << 48 | 5, 3 << 48, -1])
+    places.reserve(2)
+    places.place(keys[:2], 0, *more)
+    assert places.locate(keys).tolist() == [0, 1, -1, -1, -1, -1, -1]
+    assert places.stranger(keys) == 2
+    assert [places.stranger(keys[i : i + 1]) for i in range(7)] == [-1, -1, 0, 0, 0, 0, 0]
+    assert Places().stranger(keys) == -1
+
+
+def test_standing_is_the_newest():
+    places, more = Places(), arrays()
+    places.reserve(5)
+    places.place(np.array([1, 2, 3]), 0, *more)
+    places.place(np.array([2, 4]), 3, *more)
+    assert places.standing(np.array([1, 2, 3]), 0).tolist() == [0, 2]
+    assert places.standing(np.array([2, 4]), 3).tolist() == [0, 1]
+    assert more[1][0] == 4 and more[0][0] == 5
+
+
+@pytest.mark.parametrize("n", [30, 40])
+def test_more_is_kept_of_hashes_where_a_key_would_stand_too_far_from_its_share(n, monkeypatch):
+    monkeypatch.setattr(places_module, "_FARTHEST", 30)
+    places, more = Places({0: 1 << 20}), arrays()
+    hashes = np.array([int(_hash(k, 20)) for k in range(1 << 17)])
+    keys = np.flatnonzero(hashes >> 10 == 500)[:n]  # their shares are one and the same, others' the places behind it
+    keys = np.concatenate([keys, np.flatnonzero(hashes >> 10 == 505)[:10]])
+    places.reserve(keys.size)
+    assert places._table.kept == 16 and places._table.shape.tolist()[2:] == [20, 30]
+    places.place(keys, 0, *more)
+    assert places.locate(keys).tolist() == list(range(keys.size))
+    assert more[0][0] == more[1][0] == keys.size == places.count
+    assert places._table.kept == 32
+
+
+def test_more_than_fit_is_refused():
+    with pytest.raises(ValueError, match="give some tables another dim"):
+        Places()._grow(1 << 32)
+
+
+MEASURE = """
+import json, sys
+import numpy as np
+from skirl.store import DiskStore, Record
+
+def status(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+
+folder, width, rows, batch, known, bound = sys.argv[1], *map(int, sys.argv[2:])
+sizes = {0: 882_800_001} if known else None
+values = np.ones((batch, width), np.float32)
+warm = DiskStore(folder + "/warm", {0: Record(width)}, rows=sizes)
+for start in range(0, 12 * batch, batch):
+    warm.write(np.arange(start, start + batch) % (9 * batch), values)
+warm.read(np.arange(batch), values)
+warm.close()
+del warm
+store = DiskStore(folder + "/store", {0: Record(width)}, rows=sizes)
+open("/proc/self/clear_refs", "w").write("5")  # forget the peak
+before = status("RssAnon")
+above = 0
+for start in range(0, rows, batch):
+    store.write(882_800_000 - np.arange(start, start + batch), values)
+    above = max(above, status("RssAnon") - before - bound * (start + batch))
+anon = status("RssAnon") - before
+for start in range(0, rows // 2, batch):
+    store.write(882_800_000 - 2 * np.arange(start, start + batch), values)  # cleans
+peak = status("VmHWM") - status("RssFile") - before
+store.close()
+store = DiskStore(folder + "/store", {0: Record(width)}, rows=sizes)
+print(json.dumps({"above_bound": above, "bytes_a_row": anon / rows, "again": (status("RssAnon") - before) / rows,
+                  "rows": len(store), "peak_above": peak - bound * rows}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
+@pytest.mark.parametrize(("known", "bound"), [(1, 10), (0, 16)])
+def test_memory_a_row(known, bound, tmp_path):
+    """At every step on the way, while it cleans, and when opened again; 882.8 million rows, of which 2 million are held."""
+    batch, rows, slack = 20_000, 2_000_000, 12 << 20
+    script = [sys.executable, "-c", MEASURE, str(tmp_path), *map(str, (4, rows, batch, known, bound))]
+    env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
+    measured = json.loads(subprocess.run(script, env=env, capture_output=True, text=True, check=True).stdout)
+    print(measured)
+    assert measured["rows"] == rows
+    assert measured["above_bound"] < slack and measured["peak_above"] < 2 * slack
+    assert measured["bytes_a_row"] > bound / 2, "the measure itself: what is held has to show"
+    assert measured["again"] < bound + slack / rows

@@ -1,0 +1,811 @@
+import errno
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import skirl
+from skirl.core.tables import MAX_ROWS
+from skirl.store import (
+    DiskError,
+    DiskFull,
+    DiskStore,
+    Layout,
+    MemoryStore,
+    Record,
+    SnapshotError,
+    Store,
+    open_store,
+)
+from skirl.store.disk import cleaning as room_module
+from skirl.store.disk import log as log_module
+from skirl.store.disk import os_files as files_module
+from skirl.store.disk.manifest import NAME, Manifest
+from skirl.store.disk.os_files import Files
+from skirl.store.disk.records import HEADER, INDEX_MASK
+from skirl.tools.sealed_json import seal
+from tests.store.conformance import (
+    LAYOUT,
+    TABLES,
+    StoreConformance,
+    blank,
+    contents,
+    filled,
+    random_rows,
+    table_keys,
+)
+from tests.store.disk.crashing import make_small
+
+_FSYNC = os.fsync
+
+
+class Quick(Files):
+    """Waits for no disk, but where a test has put something in fsync's place."""
+
+    def sync(self, file):
+        if os.fsync is not _FSYNC:
+            super().sync(file)
+
+    def sync_folder(self, path):
+        if os.fsync is not _FSYNC:
+            super().sync_folder(path)
+
+
+class TestDiskStore(StoreConformance):
+    files: type[Files] = Files
+
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path_factory):
+        self.root, self.counter = tmp_path_factory.mktemp("stores"), itertools.count()
+
+    def make(self, layout: Layout) -> DiskStore:
+        return DiskStore(self.root / str(next(self.counter)), layout, files=self.files())
+
+
+class TestDiskStoreThatCleans(TestDiskStore):
+    files = Quick
+
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch):
+        make_small(monkeypatch)
+
+    def test_one_folder_for_many_snapshots(self, tmp_path):
+        """Segments are small here, so there are more and more files; none is of an older snapshot."""
+        store = filled(self.make)
+        for i in range(4):
+            store.write(np.array([0]), random_rows(0, 1, i))
+            store.snapshot(tmp_path)
+            named = json.loads((tmp_path / "snapshot.json").read_text())["facts"]["segments"]
+            names = {f"{line.split()[0]}.{suffix}" for line in named for suffix in ("rows", "keys")}
+            assert set(os.listdir(tmp_path)) == names | {"snapshot.json"}
+            other = self.make(LAYOUT)
+            other.restore(tmp_path)
+            assert contents(other) == contents(store)
+
+
+class TestDiskStoreOfKnownTables(TestDiskStore):
+    """Opened as the engine does, with the number of rows of each table."""
+
+    files = Quick
+
+    def make(self, layout: Layout) -> DiskStore:
+        rows = dict.fromkeys(layout.records, MAX_ROWS)
+        return DiskStore(self.root / str(next(self.counter)), layout, rows=rows, files=self.files())
+
+
+class NoLinks(Quick):
+    def link(self, old, new):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
+class TestDiskStoreThatCopies(TestDiskStore):
+    """Snapshots on another file system."""
+
+    files = NoLinks
+
+
+def held_then_reopened(store: DiskStore, **more) -> tuple[dict[int, bytes], DiskStore]:
+    """What a store holds, closed, and the store opened again."""
+    held = contents(store)
+    store.close()
+    return held, DiskStore(store.path, store.layout, **more)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with DiskStore(tmp_path / "store", LAYOUT) as store:
+        yield store
+
+
+# Opening again
+
+
+def test_reopens_with_rows_identity_and_generation(tmp_path):
+    store = open_store(f"disk:{tmp_path / 'deep' / 'store'}", LAYOUT)
+    assert isinstance(store, DiskStore) and store.generation == 0
+    for table in TABLES:
+        store.write(table_keys(table, np.arange(50) * 97), random_rows(table, 50, table))
+    store.flush()
+    store.flush()  # nothing new: no new point
+    assert store.generation == 1
+    held, again = held_then_reopened(store)
+    assert contents(again) == held and (again.identity, again.generation) == (store.identity, 1)
+    again.write(np.array([0]), random_rows(0, 1, seed=3))
+    held, third = held_then_reopened(again)
+    assert contents(third) == held and third.generation == 2
+    third.close()
+
+
+def test_reopens_at_the_last_point_not_later(tmp_path):
+    store = filled(lambda layout: DiskStore(tmp_path / "store", layout))
+    store.flush()
+    held = contents(store)
+    store.write(table_keys(0, np.arange(200)), random_rows(0, 200, seed=3))
+    with pytest.raises(RuntimeError, match="mine"), store:
+        raise RuntimeError("mine")
+    with DiskStore(tmp_path / "store", LAYOUT) as again:
+        assert contents(again) == held and again.generation == 1
+        assert {p.suffix for p in again.path.iterdir()} == {".rows", ".keys", ".json", ""}
+
+
+def test_what_a_kill_left_behind_is_cut_off_and_removed(tmp_path):
+    store = filled(lambda layout: DiskStore(tmp_path / "store", layout))
+    store.flush()
+    before = store.bytes_on_disk
+    store.write(table_keys(0, np.arange(5000)), random_rows(0, 5000, seed=3))
+    store._let_go()
+    assert sum(p.stat().st_size for p in store.path.glob("*.*s")) > before
+    with DiskStore(tmp_path / "store", LAYOUT) as again:
+        assert sum(p.stat().st_size for p in store.path.glob("*.*s")) == again.bytes_on_disk == before
+
+
+def test_many_short_lives_leave_few_files(tmp_path):
+    for i in range(40):
+        with DiskStore(tmp_path / "store", LAYOUT) as store:
+            store.write(table_keys(0, range(i, i + 10)), random_rows(0, 10, i))
+    assert len(list(store.path.iterdir())) < 8
+
+
+def test_restores_what_a_memory_store_saved(tmp_path, store):
+    memory = filled(MemoryStore)
+    memory.snapshot(tmp_path / "snapshot")
+    store.write(np.array([5]), blank(0, 1))
+    store.restore(tmp_path / "snapshot")
+    assert contents(store) == contents(memory) and (store.identity, store.generation) == (memory.identity, 1)
+    held, again = held_then_reopened(store)
+    assert contents(again) == held == contents(memory)
+    again.snapshot(tmp_path / "other")
+    again.close()
+    with pytest.raises(SnapshotError, match=r"holds the rows of a disk store, .*: set store='disk:FOLDER', with a new"):
+        memory.restore(tmp_path / "other")
+
+
+def test_snapshots_share_files_and_copy_none_twice(tmp_path, monkeypatch):
+    copied: list[Path] = []
+
+    class Counting(NoLinks):
+        def copy(self, old, new):
+            copied.append(old)
+            super().copy(old, new)
+
+    monkeypatch.setattr(log_module, "SMALLEST", 16)
+    for files, links in ((Files(), 2), (Counting(), 1)):
+        store = filled(lambda layout, f=files, n=links: DiskStore(tmp_path / f"store{n}", layout, files=f))
+        for i in range(3):
+            store.write(table_keys(0, range(i, i + 3)), random_rows(0, 3, i))
+            store.snapshot(tmp_path / f"snapshot{links}")
+            linked = [path.stat().st_nlink for path in (tmp_path / f"snapshot{links}").glob("*.rows")]
+            assert set(linked) == {links}
+        store.close()
+    assert len(copied) == len(set(copied)) > 8
+
+
+def test_a_snapshot_into_the_store_itself_is_refused(store):
+    with pytest.raises(ValueError, match="the store's own folder"):
+        store.snapshot(store.path / ".." / store.path.name)
+
+
+# Refusals
+
+
+def test_specs_that_name_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="'disk:FOLDER'"):
+        open_store("disk:", LAYOUT)
+    with pytest.raises(ValueError, match="or more; the less"):
+        DiskStore(tmp_path, LAYOUT, room=1.0)
+
+
+def test_a_file_or_a_folder_of_others_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years")
+    with pytest.raises(DiskError, match=r"holds other files, 'thesis.tex'.*empty folder"):
+        DiskStore(tmp_path, LAYOUT)
+    with pytest.raises(DiskError, match=r"is a file: name a folder"):
+        DiskStore(tmp_path / "thesis.tex", LAYOUT)
+    assert os.listdir(tmp_path) in (["thesis.tex", "lock"], ["lock", "thesis.tex"])
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_cannot_be_written_to(error, tmp_path, monkeypatch):
+    def refused(*args, **more):
+        raise OSError(error, os.strerror(error))
+
+    for call in ("mkdir", "open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refused)
+            with pytest.raises(DiskError, match=r"cannot be written to .*name another folder"):
+                DiskStore(tmp_path if call == "open" else tmp_path / "new", LAYOUT)
+
+
+def test_other_tables_are_refused(tmp_path):
+    DiskStore(tmp_path, LAYOUT).close()
+    with pytest.raises(DiskError, match=r"has records .* the tables need .*or name another folder"):
+        DiskStore(tmp_path, {0: Record(5)})
+    DiskStore(tmp_path, LAYOUT).close()  # and the refused one holds no lock
+
+
+def test_rows_beyond_their_table_are_refused(tmp_path):
+    sizes = dict.fromkeys(TABLES, 10000)
+    store = filled(lambda layout: DiskStore(tmp_path / "store", layout, rows=sizes))
+    held = contents(store)
+    with pytest.raises(ValueError, match=r"row 10000 of table 0 .* has 10,000 rows here: open the store with as many"):
+        store.write(np.array([3, 10_000]), blank(0, 2))
+    assert contents(store) == held
+    store.snapshot(tmp_path / "snapshot")
+    held, again = held_then_reopened(store, rows=sizes)
+    assert contents(again) == held
+    again.close()
+    few = sizes | {0: 5}
+    with pytest.raises(
+        DiskError, match=r"\.keys is damaged, or row \d+ of table 0 is there, .*: give the table as many"
+    ):
+        DiskStore(tmp_path / "store", LAYOUT, rows=few)
+    with DiskStore(tmp_path / "other", LAYOUT, rows=few) as other:
+        with pytest.raises(SnapshotError, match=r"snapshot/.* of table 0 is there, which has 5 rows here"):
+            other.restore(tmp_path / "snapshot")
+        assert not contents(other)
+    with pytest.raises(ValueError, match="rows names no table 0: give the rows of each table, or of none"):
+        DiskStore(tmp_path / "third", LAYOUT, rows={1: 7})
+
+
+def test_a_store_in_use_is_refused_once_and_free_after_a_kill(tmp_path):
+    with DiskStore(tmp_path, LAYOUT), pytest.raises(DiskError, match=f"in use by process {os.getpid()} on "):
+        DiskStore(tmp_path, LAYOUT)
+    code = (
+        "import sys, time; from skirl.store import DiskStore, Record\n"
+        "from tests.store.conformance import LAYOUT\n"
+        "s = DiskStore(sys.argv[1], LAYOUT); print('open', flush=True); time.sleep(600)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout and child.stdout.readline() == "open\n"
+        with pytest.raises(DiskError, match=f"in use by process {child.pid} on .*: close it there first"):
+            DiskStore(tmp_path, LAYOUT)
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdout
+        child.stdout.close()
+    DiskStore(tmp_path, LAYOUT).close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_may_not_use_it_and_does_not_keep_the_lock(tmp_path):
+    store = filled(lambda layout: DiskStore(tmp_path, layout))
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            store.write(np.array([0]), blank(0, 1))
+        except ValueError as error:
+            os.write(writing, b"+" if "forked" in str(error) else b"-")
+        time.sleep(600)
+        os._exit(0)
+    try:
+        assert os.read(reading, 1) == b"+"
+        held, again = held_then_reopened(store)
+        assert contents(again) == held
+        again.close()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_other_versions_are_refused_by_name(tmp_path):
+    store = filled(lambda layout: DiskStore(tmp_path, layout))
+    store.close()
+    header = tmp_path / "store.json"
+    body = json.loads(header.read_text())
+    del body["~sha256"]
+    header.write_bytes(seal(body | {"format_version": 2, "skirl": "9.9"}))
+    with pytest.raises(DiskError, match=r"written by skirl 9.9 in format 2.*: use the version that wrote it"):
+        DiskStore(tmp_path, LAYOUT)
+    for facts in ({"kind": "model"}, {"segment_format": 7}, {"layout": 3}, {"segments": ["x"]}, {"generation": "1"}):
+        header.write_bytes(seal(body | {"facts": body["facts"] | facts}))
+        with pytest.raises(DiskError, match=r"store\.json (is of|does not describe)"):
+            DiskStore(tmp_path, LAYOUT)
+    header.write_bytes(seal(body))
+    path = next(tmp_path.glob("*.rows"))
+    data = path.read_bytes()
+    head = bytearray(data[:HEADER])
+    head[8] = 2
+    head[-8:] = __import__("hashlib").sha256(head[:-8]).digest()[:8]
+    path.write_bytes(head + data[HEADER:])
+    with pytest.raises(DiskError, match=rf"{path.name} is in format 2.*: use the version that wrote it"):
+        DiskStore(tmp_path, LAYOUT)
+
+
+# Damage
+
+
+def test_every_flipped_bit_is_found_and_named(tmp_path):
+    """In any file, at any place: refused when opened, or named when its row is read; never another row's bits."""
+    store = filled(lambda layout: DiskStore(tmp_path, layout), n=30)
+    held, rng, named = contents(store), np.random.default_rng(0), 0
+    store.close()
+    for path in sorted(p for p in tmp_path.iterdir() if p.name != "lock"):
+        data = path.read_bytes()
+        for at in sorted({0, HEADER, len(data) - 1, *rng.integers(0, len(data), 30).tolist()}):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << int(rng.integers(8))
+            path.write_bytes(flipped)
+            try:
+                again = DiskStore(tmp_path, LAYOUT)
+            except DiskError as error:
+                assert path.name in str(error) and "restore a snapshot" in str(error)
+                assert path.suffix != ".keys" or at < HEADER or "is not the key of record" in str(error)
+                continue
+            assert path.suffix == ".rows"
+            with pytest.raises(DiskError, match=rf"{path.name}: record \d+, row \d+ of table \d+, is damaged"):
+                again.check()
+            for k, row in held.items():
+                out = blank(k >> 48, 1)
+                try:
+                    assert again.read(np.array([k]), out).all() and out.tobytes() == row
+                except DiskError as error:
+                    assert f"row {k & ((1 << 48) - 1)} of table {k >> 48}, is damaged" in str(error)
+                    named += 1
+            again._let_go()
+        path.write_bytes(data)
+    assert named > 50
+    with DiskStore(tmp_path, LAYOUT) as again:
+        assert contents(again) == held
+
+
+def test_records_in_the_wrong_place_are_found(tmp_path):
+    """Whole and undamaged, but another row's, an older one of the same row, or of another store."""
+    store = DiskStore(tmp_path / "a", {0: Record(4)})
+    for seed in (1, 2):
+        store.write(np.arange(10), random_rows(0, 10, seed))
+    segment = next(iter(store._logs[0].segments.values()))
+    stride = 20
+    for record in (15, 4):  # another row's, an older one; over record 14, the newest of row 4
+        data = os.pread(segment.rows.number, stride, HEADER + record * stride)
+        good = os.pread(segment.rows.number, stride, HEADER + 14 * stride)
+        os.pwrite(segment.rows.number, data, HEADER + 14 * stride)
+        with pytest.raises(DiskError, match="record 14, row 4 of table 0, is damaged"):
+            store.read(np.arange(10), blank(0, 10))
+        os.pwrite(segment.rows.number, good, HEADER + 14 * stride)
+    store.close()
+    other = DiskStore(tmp_path / "b", {0: Record(4)})
+    other.write(np.arange(20), random_rows(0, 20, seed=1))
+    other.close()
+    for suffix in ("rows", "keys"):
+        mine, theirs = (next((tmp_path / name).glob(f"*.{suffix}")) for name in "ab")
+        kept = mine.read_bytes()
+        mine.write_bytes(theirs.read_bytes())
+        with pytest.raises(DiskError, match=f"{mine.name} is another file than it was"):
+            DiskStore(tmp_path / "a", {0: Record(4)})
+        mine.write_bytes(kept)
+
+
+def test_files_cut_short_or_missing_are_refused_by_name(tmp_path):
+    store = filled(lambda layout: DiskStore(tmp_path, layout))
+    store.close()
+    for path in sorted(p for p in tmp_path.iterdir() if p.name != "lock"):
+        data = path.read_bytes()
+        for cut in (data[:-1], data[:10], b""):
+            path.write_bytes(cut)
+            with pytest.raises(DiskError, match=f"{path.name} (has|is damaged).*: restore a snapshot"):
+                DiskStore(tmp_path, LAYOUT)
+        path.unlink()
+        with pytest.raises(DiskError, match=f"{path.name} is missing: restore a snapshot"):
+            DiskStore(tmp_path, LAYOUT)
+        path.write_bytes(data)
+    with DiskStore(tmp_path, LAYOUT) as again:
+        path = next(iter(again._logs[2].segments.values())).rows_path
+        os.truncate(path, 100)
+        with pytest.raises(DiskError, match=rf"{path.name}: record \d+, row \d+ of table \d, is missing: .*cut short"):
+            contents(again)
+        with pytest.raises(DiskError, match="cut short"):
+            again.check()
+
+
+def test_cleaning_does_not_hide_damage(tmp_path, monkeypatch):
+    make_small(monkeypatch)
+    store = DiskStore(tmp_path, {0: Record(4)})
+    store.write(np.arange(40), random_rows(0, 40, seed=1))
+    position = int(store._logs[0].places.locate(np.array([7]))[0])
+    segment = store._logs[0].segments[position >> 20]
+    os.pwrite(segment.rows.number, b"\0", HEADER + 20 * (position & INDEX_MASK) + 3)
+    with pytest.raises(DiskError, match="row 7 of table 0, is damaged"):
+        for i in range(40):
+            store.write(np.arange(8, 40), random_rows(0, 32, i))
+    store._let_go()
+
+
+# A full disk
+
+
+class Small(Quick):
+    """A disk with room for some bytes; the write that does not fit is half there."""
+
+    room = 1 << 60
+
+    def write(self, file, data, offset):
+        view = memoryview(data).cast("B")
+        if len(view) > self.room:
+            super().write(file, view[: self.room], offset)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room -= len(view)
+        super().write(file, data, offset)
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    """Wherever it fills up: what was held is held, the last point is the last, and all goes on once there is room."""
+    make_small(monkeypatch)
+    full = 0
+    for room in [0, 1, *range(20, 5000, 97)]:
+        files, path = Small(), tmp_path / str(room)
+        store = filled(lambda layout, p=path, f=files: DiskStore(p, layout, files=f), n=20)
+        store.flush()
+        point, generation = contents(store), store.generation
+        files.room = room
+        model, unsure = dict(point), {}
+        for i in range(6):
+            keys, rows = table_keys(0, np.arange(20) * 97), random_rows(0, 20, i)
+            new = {k: row.tobytes() for k, row in zip(keys.tolist(), rows, strict=True)}
+            try:
+                store.write(keys, rows)
+                model |= new
+                store.flush()
+                point, generation = dict(model), store.generation
+            except DiskFull as error:
+                assert error.errno == errno.ENOSPC
+                assert "is full" in str(error) and "more to go on. Nothing is lost" in str(error)
+                full += 1
+                unsure = new
+                break
+        found = contents(store)
+        assert found.keys() == model.keys()
+        assert all(row in (model[k], unsure.get(k)) for k, row in found.items())
+        store._let_go()
+        files.room = 1 << 60
+        with DiskStore(path, LAYOUT, files=files) as store:
+            assert store.generation >= generation
+            if store.generation == generation:
+                assert contents(store) == point
+            store.check()
+        if not unsure:
+            continue
+        store = DiskStore(path, LAYOUT, files=files)
+        model = contents(store)
+        files.room = 30
+        with pytest.raises(DiskFull):
+            store.write(np.array(list(unsure)), np.frombuffer(b"".join(unsure.values()), np.float32).reshape(-1, 4))
+        files.room = 1 << 60
+        store.write(np.array(list(unsure)), np.frombuffer(b"".join(unsure.values()), np.float32).reshape(-1, 4))
+        assert contents(store) == model | unsure
+        held, again = held_then_reopened(store)
+        assert contents(again) == held
+        again.close()
+    assert full > 10
+
+
+def test_a_full_disk_says_how_much_is_needed(tmp_path):
+    files = Small()
+    store = DiskStore(tmp_path, {0: Record(64)}, files=files)
+    files.room = 10_000
+    with pytest.raises(DiskFull, match=r"bytes are free, and the store needs up to [\d,]{9,} more") as caught:
+        store.write(np.arange(5000), np.zeros((5000, 64), np.float32))
+    needed = int(str(caught.value).split("up to ")[1].split(" more")[0].replace(",", ""))
+    assert 5000 * 268 <= needed < 5000 * 268 + (6 << 20)
+    store.close()
+
+
+def test_more_files_than_allowed_raise_the_limit(tmp_path, monkeypatch):
+    import resource
+
+    limits, opened = [], os.open
+
+    def few(path, flags, mode=0o777):
+        if not limits:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limit: limits.append(limit))
+    monkeypatch.setattr(files_module.os, "open", few)
+    file = Files().create(tmp_path / "a")
+    os.close(file)
+    assert limits == [(resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2]
+
+
+# Room
+
+
+@pytest.mark.parametrize("width", [16, 65])
+def test_bytes_on_disk_stay_below_one_and_a_half_payloads(width, tmp_path, monkeypatch):
+    """At every call, whatever is overwritten, and with points and snapshots in between."""
+    monkeypatch.setattr(room_module, "SLACK", 1 << 18)
+    rows, batch, rng = 60_000, 2000, np.random.default_rng(0)
+    store = DiskStore(tmp_path / "store", {0: Record(width)}, room=1.5, files=Quick())
+    most, written = 0.0, 0
+    for i in range(200):
+        first = min(i * batch, rows - batch)
+        keys = np.arange(first, first + batch) if i < rows // batch else rng.choice(rows, batch, replace=False)
+        store.write(keys, np.full((batch, width), i, np.float32))
+        written += batch
+        used = sum(p.stat().st_size for p in store.path.iterdir() if p.suffix in (".rows", ".keys"))
+        most = max(most, (used - room_module.SLACK) / (len(store) * width * 4))
+        if i % 50 == 49:
+            store.flush()
+    print(most, written / rows)
+    assert 1.2 < most <= 1.5
+    assert len(store) == rows
+    store.check()
+    store.close()
+
+
+def test_points_nobody_asked_for_have_generations_of_their_own(tmp_path, monkeypatch):
+    make_small(monkeypatch)
+    store = DiskStore(tmp_path, {0: Record(16)})
+    store.write(np.arange(200), np.zeros((200, 16), np.float32))
+    store.flush()
+    held = store.generation
+    for i in range(20):
+        store.write(np.arange(200), np.full((200, 16), i, np.float32))
+    assert store.generation > held
+    store._let_go()
+    with DiskStore(tmp_path, {0: Record(16)}) as again:
+        assert again.generation == store.generation
+
+
+def test_an_older_point_is_kept_where_there_is_room(tmp_path, monkeypatch):
+    make_small(monkeypatch)
+    store = DiskStore(tmp_path, {0: Record(16)}, room=2.8)
+    store.write(np.arange(200), np.zeros((200, 16), np.float32))
+    store.flush()
+    store.write(np.arange(200), np.ones((200, 16), np.float32))
+    assert store.generation == 1
+    store._let_go()
+    with DiskStore(tmp_path, {0: Record(16)}) as again:
+        assert again.generation == 1
+        assert again.read(np.arange(200), out := np.ones((200, 16), np.float32)).all() and (out == 0).all()
+
+
+# Threads and interrupts
+
+
+def test_rows_are_read_while_they_are_moved(tmp_path, monkeypatch):
+    """One thread reads rows that never change while another's overwriting makes the store move them about."""
+    make_small(monkeypatch)
+    store, done, errors = DiskStore(tmp_path, {0: Record(8)}, files=Quick()), threading.Event(), []
+    still, busy = np.arange(0, 3000, 3), np.setdiff1d(np.arange(3000), np.arange(0, 3000, 3))
+    order = np.random.default_rng(0).permutation(3000)
+    store.write(order, np.repeat(order[:, None], 8, 1).astype(np.float32))
+    moved = store._logs[0].places.locate(still)
+    reads = 0
+
+    def read() -> None:
+        nonlocal reads
+        try:
+            while not done.is_set():
+                out = np.full((still.size, 8), -1, np.float32)
+                assert store.read(still, out).all() and (out == still[:, None]).all()
+                listed = np.concatenate(list(store.keys()))
+                assert np.isin(still, listed).all()
+                reads += 1
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for i in range(60):
+        store.write(busy, np.full((busy.size, 8), i, np.float32))
+        if i % 20 == 0:
+            store.flush()
+    done.set()
+    thread.join(60)
+    assert not thread.is_alive() and not errors, errors
+    assert reads > 3 and (store._logs[0].places.locate(still) != moved).mean() > 0.5
+    store.close()
+
+
+def test_keys_come_in_the_order_of_the_disk(store):
+    order = np.random.default_rng(0).permutation(5000)
+    store.write(order, random_rows(0, 5000, seed=0))
+    assert np.concatenate(list(store.keys())).tolist() == order.tolist()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX signals")
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="plain Python kernels can be interrupted")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hits a destructor is printed
+@pytest.mark.parametrize("by", ["Ctrl-C", "another signal"])
+def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
+    """Whatever line a Ctrl-C hits, a write is whole or was never begun, here and when opened again.
+
+    SIGINT is held back for the length of an open or a close; an exception out of another signal's handler is not.
+    """
+    make_small(monkeypatch)
+    store, rng, n = DiskStore(tmp_path, {0: Record(8)}), np.random.default_rng(0), 100
+    store.write(np.arange(n), np.full((n, 8), -1, np.float32))  # what is imported and compiled at a first call
+    store.flush()
+    held_back = {"Ctrl-C": lambda *args: signal.raise_signal(signal.SIGINT), "another signal": _interrupt}
+    old, old_int = signal.signal(signal.SIGALRM, held_back[by]), signal.getsignal(signal.SIGINT)
+    calls = interrupts = 0
+    end = time.monotonic() + 2
+    try:
+        while time.monotonic() < end or interrupts < 30:  # on a first run, much of the time goes by in the compiler
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(50e-6, 3e-3))
+                store.write(np.arange(n) + calls % 20 * n, np.full((n, 8), calls, np.float32))
+                if calls % 5 == 0:
+                    store.flush()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupts += 1
+            calls += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+        signal.signal(
+            signal.SIGINT, old_int
+        )  # an exception of another signal in the midst of a hold leaves it installed
+    held = contents_of_floats(store)
+    for again in (False, True):
+        if again:
+            store.close()
+            store = DiskStore(tmp_path, store.layout)
+        assert contents_of_floats(store) == held
+        store.check()
+        for i in range(20):
+            out = np.full((n, 8), -1, np.float32)
+            found = store.read(np.arange(n) + i * n, out)
+            assert found.all() == found.any() and (out == out[0, 0]).all()
+    store.close()
+
+
+def contents_of_floats(store: Store) -> dict[int, float]:
+    keys = np.concatenate([np.empty(0, np.int64), *store.keys()])
+    out = np.zeros((keys.size, 8), np.float32)
+    store.read(keys, out)
+    return dict(zip(keys.tolist(), out[:, 0].tolist(), strict=True))
+
+
+def _interrupt(*args) -> None:
+    raise KeyboardInterrupt
+
+
+# Training
+
+
+def train(store: str | Store, steps: range, resume: bool = False) -> tuple[list[float], dict[int, bytes], Store]:
+    tables = [skirl.Table("a", 300, 8), skirl.Table("b", 2000, 4, pooling="mean")]
+    rows = skirl.EmbeddingBagCollection(
+        tables, optimizer=skirl.Adagrad(lr=0.1), cache=120, store=store, seed=1, resume=resume
+    )
+    weight, losses = torch.linspace(-1, 1, 12), []
+
+    def batch(i: int) -> skirl.KeyedJagged:
+        random = torch.Generator().manual_seed(i)
+        ids = torch.cat(
+            [torch.randint(0, 300, (16, 1), generator=random), torch.randint(0, 2000, (16, 1), generator=random)], 1
+        )
+        return skirl.KeyedJagged.one_hot(["a", "b"], ids)
+
+    with skirl.lookahead([batch(i) for i in steps], rows, sparse=lambda ids: ids, depth=5) as batches:
+        for ids in batches:
+            out = rows(ids)
+            loss = ((torch.cat([out["a"], out["b"]], 1) * weight).sum(1) - 1).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+    assert rows.engine.counters.fetched > 100 or len(steps) < 60
+    rows.flush()
+    held = rows.engine.store
+    keys, found = np.sort(np.concatenate(list(held.keys()))), {}
+    for table, record in held.layout.records.items():
+        mine = keys[keys >> 48 == table]
+        out = np.zeros((mine.size, record.width), record.dtype)
+        assert held.read(mine, out).all()
+        found.update((int(k), row.tobytes()) for k, row in zip(mine, out, strict=True))
+    return losses, found, held
+
+
+def test_a_run_has_the_bits_of_one_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(room_module, "SLACK", 0)
+    monkeypatch.setattr(log_module, "SMALLEST", 128)
+    losses, rows, _ = train("memory", range(60))
+    on_disk, found, store = train(f"disk:{tmp_path / 'rows'}", range(60))
+    assert on_disk == losses and found == rows
+    assert isinstance(store, DiskStore) and store.generation > 1
+    store.close()
+    with pytest.raises(ValueError, match=r"DiskStore\('.*rows'\) already holds .*resume=True"):
+        train(f"disk:{tmp_path / 'rows'}", range(60))
+    on_disk, found, again = train(f"disk:{tmp_path / 'rows'}", range(60, 90), resume=True)
+    assert (again.identity, again.generation > store.generation) == (store.identity, True)
+    again.close()
+    losses, rows, _ = train("memory", range(90))
+    assert on_disk == losses[60:] and found == rows
+
+
+@pytest.mark.parametrize("key", [-1, 7 << 48, 1 << 48])
+def test_a_key_of_another_table_under_right_checksums_is_refused(tmp_path: Path, key: int) -> None:
+    """Fuzzing found that such a row was taken in where the sizes of tables are not known."""
+    from skirl.store.disk import records
+
+    layout = {0: Record(2), 1: Record(3)}
+    with DiskStore(tmp_path / "s", layout) as store:
+        store.write(np.arange(4), np.ones((4, 2), np.float32))
+    manifest = tmp_path / "s" / "store.json"
+    body = json.loads(manifest.read_text())
+    del body["~sha256"]
+    [line] = body["facts"]["segments"]
+    name, *middle, _, rows_bytes, keys_bytes = line.split(" ")
+    keys = np.array([0, 1, 2, key])
+    path = tmp_path / "s" / f"{name}.keys"
+    path.write_bytes(path.read_bytes()[:HEADER] + keys.tobytes())
+    state = int(records.hash_keys(keys, np.uint64(0)))
+    body["facts"]["segments"] = [" ".join([name, *middle, f"{state:016x}", rows_bytes, keys_bytes])]
+    manifest.write_bytes(seal(body))
+    with pytest.raises(DiskError, match="has no such records"):
+        DiskStore(tmp_path / "s", layout)
+
+
+def test_a_manifest_without_its_facts_is_refused(tmp_path: Path) -> None:
+    with DiskStore(tmp_path / "s", {0: Record(2)}):
+        pass
+    body = json.loads((tmp_path / "s" / "store.json").read_text())
+    for changed in ({n: v for n, v in body.items() if n not in ("~sha256", "facts")}, body | {"facts": 3}):
+        changed.pop("~sha256", None)
+        (tmp_path / "s" / "store.json").write_bytes(seal(changed))
+        with pytest.raises(DiskError, match="does not describe rows"):
+            DiskStore(tmp_path / "s", {0: Record(2)})
+
+
+def test_a_snapshot_with_rows_beyond_the_table_is_refused_by_its_name(tmp_path: Path) -> None:
+    from skirl.store import MemoryStore, SnapshotError
+
+    memory = MemoryStore({0: Record(2)})
+    memory.write(np.array([1, 99]), np.ones((2, 2), np.float32))
+    memory.snapshot(tmp_path / "m")
+    with (
+        DiskStore(tmp_path / "s", {0: Record(2)}, rows={0: 50}) as store,
+        pytest.raises(SnapshotError, match="m does not fit: row 99 of table 0 is there"),
+    ):
+        store.restore(tmp_path / "m")
+
+
+@pytest.mark.parametrize("claimed", [10**9, 10**15, -5])
+def test_a_wrong_number_of_rows_in_a_manifest_takes_no_memory(tmp_path, claimed):
+    """It is a hint, in a file that anybody may have sealed; 20 GB were asked for, or the store was refused."""
+    keys, rows = np.arange(50), np.ones((50, 2), np.float32)
+    with DiskStore(tmp_path / "rows", Layout({0: Record(2)})) as store:
+        store.write(keys, rows)
+        store.flush()
+    manifest = Manifest.read(tmp_path / "rows" / NAME)
+    assert manifest.rows == (50,)
+    (tmp_path / "rows" / NAME).write_bytes(replace(manifest, rows=(claimed,)).sealed())
+    out = np.zeros((50, 2), np.float32)
+    with DiskStore(tmp_path / "rows", Layout({0: Record(2)})) as store:
+        assert store.read(keys, out).all() and (out == 1).all()

@@ -1,0 +1,339 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skirl.store import Layout, MemoryStore, Record, SnapshotError, open_store
+from skirl.store.gate import Gate
+from skirl.store.memory import arena as arena_module
+from skirl.store.memory import store as memory_module
+from skirl.store.memory.arena import Arena
+from skirl.store.memory.directory import Directory
+from skirl.tools.sealed_json import seal
+from tests.store.conformance import StoreConformance, contents, filled, same_bits
+
+
+class TestMemoryStore(StoreConformance):
+    def make(self, layout: Layout) -> MemoryStore:
+        return MemoryStore(layout)
+
+
+class TestMemoryStoreWithoutMremap(StoreConformance):
+    """Where a map cannot be grown in place it is copied."""
+
+    @pytest.fixture(autouse=True)
+    def no_mremap(self, monkeypatch):
+        monkeypatch.setattr(arena_module, "_SMALLEST", 4096)
+        monkeypatch.setattr(arena_module, "_grown", arena_module._copied)
+
+    def make(self, layout: Layout) -> MemoryStore:
+        return MemoryStore(layout)
+
+
+MEASURE = """
+import json, sys
+import numpy as np
+from skirl.store import MemoryStore, Record
+
+def status(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+
+width, rows, batch = map(int, sys.argv[1:])
+values = np.ones((batch, width), np.float32)
+warm = MemoryStore({0: Record(width)})
+for start in range(0, 3 * batch, batch):
+    warm.write(np.arange(start, start + batch), values)
+warm.read(np.arange(batch), values)
+warm.close()
+store = MemoryStore({0: Record(width)})
+order = np.random.default_rng(0)
+open("/proc/self/clear_refs", "w").write("5")  # forget the peak
+before = status("VmRSS")
+bound = 0
+for start in range(0, rows, batch):
+    store.write(882_800_000 - np.arange(start, start + batch), values)
+    bound = max(bound, (status("VmRSS") - before) - (start + batch) * (4 * width + 20))
+print(json.dumps({"peak": status("VmHWM") - before, "above_bound": bound, "rows": len(store)}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
+@pytest.mark.parametrize(("width", "rows"), [(4, 3_000_000), (65, 400_000)])
+def test_memory_is_rows_and_20_bytes(width, rows):
+    """At the end, at every step on the way, and at the peak while growing; tables of any size cost nothing."""
+    batch, slack = 10_000, 8 << 20
+    script = [sys.executable, "-c", MEASURE, str(width), str(rows), str(batch)]
+    env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
+    measured = json.loads(subprocess.run(script, env=env, capture_output=True, text=True, check=True).stdout)
+    print(measured)
+    assert measured["rows"] == rows
+    assert measured["above_bound"] < slack
+    assert measured["peak"] < rows * (4 * width + 20) + slack
+    assert measured["peak"] > rows * (4 * width + 8), "the measure itself: what is written has to show"
+
+
+def test_directory_bytes_a_key():
+    directory = Directory()
+    for start in range(0, 300_000, 1000):
+        directory.reserve(1000)
+        directory.place(np.arange(start, start + 1000))
+        assert start < 1000 or 8 * directory.count + directory._table.nbytes <= 20 * directory.count
+    assert (directory.locate(np.arange(300_001)) == [*range(300_000), -1]).all()
+
+
+def test_writes_of_rows_held_take_no_memory():
+    store = MemoryStore({0: Record(1)})
+    keys, rows = np.arange(200_000), np.zeros((200_000, 1), np.float32)
+    store.write(keys, rows)
+    directory = store._kinds[0].directory
+    size = directory._table.size
+    for _ in range(3):
+        store.write(keys, rows)
+    assert directory._table.size <= size * 3 // 2 and len(store) == 200_000
+
+
+def test_arena_grows_under_a_view_kept_by_a_traceback():
+    arena = Arena("float32", (2,))
+    arena.array[:] = 3
+    n = len(arena)
+    try:
+        raise_holding(arena.array)
+    except RuntimeError as error:
+        arena.reserve(10 * n)
+        assert error.__traceback__ is not None
+    assert (arena.array[:n] == 3).all() and (arena.array[n : 10 * n] == 0).all()
+
+
+def raise_holding(view: np.ndarray) -> None:
+    raise RuntimeError(view.shape)
+
+
+def test_arena_without_room_stays_as_it_was():
+    arena = Arena("float64")
+    arena.array[:] = 1
+    with pytest.raises((MemoryError, OverflowError)):
+        arena.reserve(1 << 58)
+    assert (arena.array == 1).all()
+
+
+def test_more_positions_than_int32_are_refused():
+    with pytest.raises(ValueError, match="is the most"):
+        Directory().reserve(1 << 31)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_write_to_the_parent():
+    store = filled(MemoryStore)
+    held = contents(store)
+    pid = os.fork()
+    if pid == 0:
+        store.write(np.array([0]), np.ones((1, 4), np.float32))
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert contents(store) == held
+
+
+def test_a_read_passes_a_write_in_progress_and_growth_waits_for_it(monkeypatch):
+    store, copying, go_on = MemoryStore({0: Record(8)}), threading.Event(), threading.Event()
+    scatter = memory_module._scatter
+
+    def slow_scatter(held, positions, rows):
+        if rows[0, 0] == 2:
+            copying.set()
+            assert go_on.wait(30)
+        scatter(held, positions, rows)
+
+    monkeypatch.setattr(memory_module, "_scatter", slow_scatter)
+    small, large = np.arange(10), np.arange(10, 100_000)
+    store.write(small, np.full((10, 8), 1, np.float32))
+    slow = threading.Thread(target=store.write, args=(small[:5], np.full((5, 8), 2, np.float32)), daemon=True)
+    slow.start()
+    assert copying.wait(30)
+    out = np.zeros((5, 8), np.float32)
+    assert store.read(small[5:], out).all() and (out == 1).all()
+    grows = threading.Thread(target=store.write, args=(large, np.full((large.size, 8), 3, np.float32)), daemon=True)
+    grows.start()
+    grows.join(0.2)
+    assert grows.is_alive() and len(store) == 10
+    go_on.set()
+    for thread in (slow, grows):
+        thread.join(30)
+        assert not thread.is_alive()
+    out = np.zeros((100_000, 8), np.float32)
+    assert store.read(np.arange(100_000), out).all()
+    assert (out[:5] == 2).all() and (out[5:10] == 1).all() and (out[10:] == 3).all()
+
+
+def test_a_copy_left_behind_by_an_interrupt_blocks_nobody():
+    """Ctrl-C reaches the main thread between any two lines: what it was doing must not stop a later growth."""
+    gate = Gate()
+    with gate.lookup():
+        pass  # the interrupt: `copied` is never called
+    with gate.alone():
+        pass
+    with pytest.raises(KeyboardInterrupt), gate.alone():
+        raise KeyboardInterrupt
+    done = []
+
+    def other() -> None:
+        with gate.alone():
+            done.append(True)
+
+    gate.copied()
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(10)
+    assert done
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX signals")
+@pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="compiled kernels cannot be interrupted, plain Python can"
+)
+def test_interrupts_at_random_moments():
+    """Whatever line a Ctrl-C hits: a write is whole or was never begun, and the store goes on for other threads too."""
+    store, rng, n = MemoryStore({0: Record(8)}), np.random.default_rng(0), 300
+    old = signal.signal(signal.SIGALRM, _interrupt)
+    calls = interrupts = 0
+    end = time.monotonic() + 1.5
+    try:
+        while time.monotonic() < end:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(10e-6, 300e-6))
+                store.write(np.arange(n) + calls * n, np.full((n, 8), calls, np.float32))
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupts += 1
+            calls += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert interrupts > 10
+    whole = 0
+    for i in range(calls):
+        out = np.full((n, 8), -1, np.float32)
+        found = store.read(np.arange(n) + i * n, out)
+        assert found.all() == found.any() and (out == (i if found[0] else -1)).all()
+        whole += int(found[0])
+    assert len(store) == whole * n >= (calls - interrupts) * n
+    keys = np.arange(10**6)
+    thread = threading.Thread(target=store.write, args=(keys, np.zeros((10**6, 8), np.float32)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def _interrupt(*args) -> None:
+    raise KeyboardInterrupt
+
+
+def test_snapshot_of_another_kind_or_version_is_refused(tmp_path):
+    store = filled(MemoryStore)
+    store.snapshot(tmp_path)
+    header = tmp_path / "snapshot.json"
+    body = json.loads(header.read_text())
+    assert body.pop("~sha256") and body["skirl"]
+
+    def tampered(**changes) -> None:
+        header.write_bytes(seal(body | changes))
+
+    facts, arrays = body["facts"], body["arrays"]
+    name = next(name for name in arrays if name.startswith("keys"))
+    cases = [
+        ({"format_version": 2, "skirl": "9.9"}, "written by skirl 9.9 in format 2"),
+        ({"format": "other"}, "damaged"),
+        ({"facts": facts | {"kind": "model"}}, "snapshot of 'model'"),
+        ({"facts": facts | {"layout": 3}}, "does not describe rows"),
+        ({"facts": facts | {"layout": [[0, -4, "float32"]]}}, "does not describe rows"),
+        ({"arrays": {}}, "names no keys"),
+        ({"arrays": 3}, "arrays is 3"),
+        ({"facts": 3}, "facts is 3"),
+        ({"skirl": 3}, "damaged"),
+        ({"facts": facts | {"layout": [[0.0, 4, "float32"]]}}, "does not describe rows"),
+        ({"arrays": arrays | {name: arrays[name] | {"shape": [1 << 60]}}}, "were written"),
+        ({"arrays": arrays | {name: arrays[name] | {"shape": [-1]}}}, "damaged"),
+        ({"arrays": arrays | {name: arrays[name] | {"shape": "x"}}}, "damaged"),
+        ({"arrays": arrays | {name: arrays[name] | {"dtype": "|O"}}}, "keys"),
+        ({"arrays": arrays | {name: arrays[name] | {"file": "../secret"}}}, "outside its folder"),
+        ({"arrays": {k: v | {"file": arrays[name]["file"]} for k, v in arrays.items()}}, "were written|damaged|float"),
+    ]
+    for changes, words in cases:
+        tampered(**changes)
+        with pytest.raises(SnapshotError, match=words):
+            MemoryStore(store.layout).restore(tmp_path)
+    tampered()
+    MemoryStore(store.layout).restore(tmp_path)
+
+
+def test_snapshot_arrays_are_plain_npy_files(tmp_path):
+    store = MemoryStore({0: Record(2)})
+    store.write(np.array([4, 3]), np.array([[1, 2], [3, 4]], np.float32))
+    store.snapshot(tmp_path)
+    entries = json.loads((tmp_path / "snapshot.json").read_text())["arrays"]
+    keys = np.load(tmp_path / entries["keys-2-float32"]["file"], allow_pickle=False)
+    rows = np.load(tmp_path / entries["rows-2-float32"]["file"], allow_pickle=False)
+    assert keys.tolist() == [4, 3] and same_bits(rows, np.array([[1, 2], [3, 4]], np.float32))
+
+
+def test_snapshot_leaves_files_of_others_alone(tmp_path):
+    for name in ("notes.npy", "dense-0.npy"):
+        (tmp_path / name).write_bytes(b"mine")
+    stale = tmp_path / "rows-4-float32-0123456789abcdef.npy"
+    stale.write_bytes(b"cut short by a kill")
+    filled(MemoryStore).snapshot(tmp_path)
+    assert (tmp_path / "notes.npy").exists() and (tmp_path / "dense-0.npy").exists()
+    assert not stale.exists()
+
+
+def test_kill_during_snapshots_leaves_a_whole_one(tmp_path):
+    """kill -9 at any moment of the 2nd, 3rd ... snapshot into one folder: what restores is one of them, whole."""
+    code = (
+        "import sys, numpy as np; from skirl.store import MemoryStore, Record; s = MemoryStore({0: Record(64)})\n"
+        "for i in range(1, 1000):\n"
+        "    s.write(np.arange(4000), np.full((4000, 64), i, np.float32))\n"
+        "    s.snapshot(sys.argv[1]); print(i, flush=True)"
+    )
+    rng = np.random.default_rng(0)
+    for turn in range(3):
+        folder = tmp_path / str(turn)
+        child = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout and child.stdout.readline() == "1\n"
+        time.sleep(rng.uniform(0, 0.1))
+        child.kill()
+        last = int(([0] + [int(line) for line in child.stdout.read().split()])[-1] or 1)
+        child.stdout.close()
+        child.wait()
+        store, out = MemoryStore({0: Record(64)}), np.zeros((4000, 64), np.float32)
+        store.restore(folder)
+        assert store.read(np.arange(4000), out).all()
+        assert store.generation in (last, last + 1) and (out == store.generation).all()
+
+
+def test_open_store():
+    layout = Layout({0: Record(3)})
+    store = open_store("memory", layout)
+    assert isinstance(store, MemoryStore)
+    assert open_store(store, {0: Record(3)}) is store
+    with pytest.raises(ValueError, match="open it with the latter"):
+        open_store(store, {0: Record(4)})
+    with pytest.raises(ValueError, match="'disc:rows/' is not known, set it to 'memory'"):
+        open_store("disc:rows/", layout)
+
+
+def test_layouts_that_cannot_be():
+    with pytest.raises(ValueError, match="names no table"):
+        Layout({})
+    with pytest.raises(ValueError, match="width is 0"):
+        Record(0)
+    with pytest.raises(ValueError, match="dtype is 'int8'"):
+        Record(3, "int8")
+    with pytest.raises(ValueError, match="number tables from 0"):
+        Layout({-1: Record(3)})
+    assert Record(3, np.float64).dtype == "float64"  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,127 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.tools.hash_index import EMPTY, HashIndex, find, insert, mix, probe, remove
+
+# Few distinct keys over all bits: collisions, removals of what is there, and equal low or high halves are the rule.
+KEYS = st.one_of(
+    st.integers(0, 40),
+    st.builds(lambda table, row: table << 48 | row, st.integers(0, 3), st.integers(0, 9)),
+    st.sampled_from([(1 << 63) - 1, (1 << 48) - 1, 1 << 48, 1 << 32, 1 << 31]),
+)
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["put", "drop", "get", "clear"]), st.lists(KEYS, max_size=12)))
+
+
+def int64(keys) -> np.ndarray:
+    return np.array(keys, np.int64)
+
+
+def whole(index: HashIndex, expected: dict[int, int]) -> None:
+    """Every key is found with its value, nothing else is there, and every run of places is unbroken."""
+    assert len(index) == len(expected) == np.count_nonzero(index.keys != EMPTY)
+    assert 2 * len(index) <= index.keys.size
+    assert dict(zip(*(a[index.keys != EMPTY].tolist() for a in (index.keys, index.values)), strict=True)) == expected
+    for place, key in enumerate(index.keys.tolist()):
+        if key != EMPTY:
+            assert probe(index.keys, index.mask, key) == place
+
+
+@given(OPERATIONS)
+def test_agrees_with_a_dict(operations):
+    index, expected, fresh = HashIndex(), {}, 0
+    for name, keys in operations:
+        if name == "put":
+            values = np.arange(fresh, fresh + len(keys), dtype=np.int32)
+            fresh += len(keys)
+            new = len(set(keys) - set(expected))
+            expected.update(zip(keys, values.tolist(), strict=True))
+            assert index.put(int64(keys), values) == new
+        elif name == "drop":
+            assert index.drop(int64(keys)).tolist() == [expected.pop(key, -1) for key in keys]
+        elif name == "get":
+            assert index.get(int64(keys)).tolist() == [expected.get(key, -1) for key in keys]
+        elif len(keys) > 10:
+            index.clear()
+            expected.clear()
+        whole(index, expected)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), min_size=20, max_size=200))
+def test_kernels_in_a_small_full_index(operations):
+    """16 places and up to 15 keys: long runs around the end, where moving back goes wrong first."""
+    index, expected = HashIndex(), {}
+    for put, key in operations:
+        if put and (len(expected) < 15 or key in expected):
+            assert insert(index.keys, index.values, index.mask, key, key + 1) == (key not in expected)
+            expected[key] = key + 1
+        else:
+            assert remove(index.keys, index.values, index.mask, key) == expected.pop(key, -1)
+        for k in range(31):
+            assert find(index.keys, index.values, index.mask, k) == expected.get(k, -1)
+    assert np.count_nonzero(index.keys != EMPTY) == len(expected)
+
+
+def test_grows_only_when_asked():
+    index = HashIndex(100)
+    arrays = index.keys, index.values
+    index.put(np.arange(100), np.arange(100, dtype=np.int32))
+    assert index.keys is arrays[0] and index.values is arrays[1]
+    index.reserve(1000)
+    assert index.keys.size == 4096 and index.get(np.arange(100)).tolist() == list(range(100))
+
+
+def test_bytes_a_key():
+    index = HashIndex()
+    for start in range(0, 1 << 16, 100):
+        keys = np.arange(start, start + 100)
+        index.put(keys, keys.astype(np.int32))
+        assert start < 1000 or index.nbytes <= 49 * len(index)
+
+
+@pytest.mark.parametrize("shift", [0, 4, 12, 20, 31, 48])
+def test_keys_spread_whatever_their_pattern(shift):
+    """Random places would give 1.5 probes at half full; a pattern that the mixing does not break gives many."""
+    keys = np.arange(1 << 13, dtype=np.int64) << shift
+    index = HashIndex()
+    index.put(keys, np.arange(keys.size, dtype=np.int32))
+    homes = np.array([mix(key) & index.mask for key in index.keys[index.keys != EMPTY]])
+    away = (np.flatnonzero(index.keys != EMPTY) - homes) & index.mask
+    assert index.keys.size == 1 << 14
+    assert 1.4 < 1 + away.mean() < 1.6
+
+
+def test_refuses_what_it_cannot_mark():
+    index = HashIndex()
+    with pytest.raises(ValueError, match="must not be negative"):
+        index.put(int64([-1]), np.zeros(1, np.int32))
+    with pytest.raises(ValueError, match="must not be negative"):
+        index.put(int64([1]), np.full(1, -1, np.int32))
+    with pytest.raises(ValueError, match="one value a key"):
+        index.put(int64([1, 2]), np.zeros(1, np.int32))
+
+
+def test_same_places_in_plain_python():
+    """Kernels step through in a debugger: the same arrays, and no overflow warning on the way."""
+    code = (
+        "import numpy as np; from skirl.tools.hash_index import HashIndex; i = HashIndex();"
+        "k = np.arange(300) * 0x1234567890ABC % (1 << 62);"
+        "i.put(k, np.arange(300, dtype=np.int32)); i.drop(k[::3]);"
+        "print(i.keys.tolist(), i.values[i.keys >= 0].tolist())"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-W", "error", "-c", code],
+            env=os.environ | {"NUMBA_DISABLE_JIT": flag},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for flag in "01"
+    ]
+    assert outputs[0] == outputs[1] != ""

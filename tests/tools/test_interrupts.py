@@ -1,0 +1,138 @@
+"""Ctrl-C held back, let through, and handed on to whoever was there before."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from skirl.tools import interrupts
+from skirl.tools.interrupts import uninterrupted
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def handler_is_put_back():
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_waits_for_the_end_of_the_block():
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold:
+        press()
+        press()
+        done.append(hold.count)
+    assert done == [2]
+
+
+def test_check_lets_it_through_at_once():
+    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold:
+        hold.check()
+        press()
+        hold.check()
+        pytest.fail("not reached")
+
+
+def test_the_innermost_hands_it_to_the_outermost():
+    reached = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        with uninterrupted():
+            press()
+        reached.append("between")
+    assert reached
+
+
+def test_forgotten_ones_are_not_raised():
+    with uninterrupted() as hold:
+        press()
+        hold.forget()
+
+
+def test_an_error_in_the_block_is_the_context_of_the_interrupt():
+    with pytest.raises(KeyboardInterrupt) as caught, uninterrupted():
+        press()
+        raise ValueError
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_the_most_is_let_through_inside_the_block():
+    reached = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold:
+        hold.most = 2
+        press()
+        reached.append(1)
+        press()
+        reached.append(2)
+    assert reached == [1]
+
+
+def test_an_ignored_interrupt_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with uninterrupted() as hold:
+            press()
+            hold.check()
+            press()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_other_threads_hold_nothing():
+    active = []
+
+    def body():
+        with uninterrupted() as hold:
+            active.append(hold.active)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert active == [False]
+
+
+def test_released_code_is_interrupted_and_then_left_in_peace(monkeypatch):
+    monkeypatch.setattr(interrupts, "QUIET", 0.1)
+    seen = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold, hold.released():
+        try:
+            press()
+        except KeyboardInterrupt:
+            seen.append("first")
+        press()  # at once: the way out of the block is not to be interrupted
+        seen.append("held")
+        time.sleep(0.15)
+        try:
+            press()  # the code has swallowed the first
+        except KeyboardInterrupt:
+            seen.append("second")
+    assert seen == ["first", "held", "second"]
+
+
+def test_an_interrupt_before_the_release_is_raised_there():
+    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold:
+        press()
+        with hold.released():
+            pytest.fail("not reached")
+
+
+def test_a_handler_that_released_code_sets_is_kept():
+    calls = []
+
+    def mine(number, frame):
+        calls.append(number)
+
+    try:
+        with uninterrupted() as hold:
+            with hold.released():
+                signal.signal(signal.SIGINT, mine)
+            press()
+            assert not calls
+        assert calls == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,80 @@
+"""The kernels are plain Python: they run uncompiled, with the same bits and without a warning."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numba.core import event
+
+from skirl.tools.jit import kernel
+
+SCRIPT = """
+import numpy as np
+from skirl.core.initial import Normal, Uniform, first_rows
+from skirl.engine.kernels import cpu
+from skirl.core.optim import Adagrad, Adam, RowwiseAdagrad, SGD
+
+def everything():
+    yield first_rows([3, 1 << 48 | 5], Uniform(0.1), 5, seed=9)
+    yield first_rows([3, 1 << 48 | 5], Normal(0.1), 5, seed=9)
+    grads = first_rows(range(4), Uniform(1.0), 5, seed=1)
+    ids, none = np.array([0, 1, 1, 2], np.int32), np.empty(0, np.float32)
+    for optimizer in (SGD(), Adagrad(), RowwiseAdagrad(weight_decay=0.1, clip=0.1), Adam(), Adagrad(eps=0.0)):
+        cache = np.zeros((3, optimizer.width(5)), np.float32)
+        cache[:, :5] = first_rows(range(3), Uniform(1.0), 5, seed=2)
+        grads[3, 4] = 0.0  # eps 0: a division of 0 by 0
+        cpu.update(cache, 5, optimizer.kind, np.arange(3, dtype=np.int32), np.arange(3), np.array([0, 1, 3, 4], np.int32),
+                   np.arange(4, dtype=np.int32), np.arange(4, dtype=np.int32), none, grads, np.array([True]),
+                   optimizer.scalars(0.1, np.array([1])), optimizer.clip_norm, 0, 3)
+        out = np.empty((2, 5), np.float32)
+        cpu.pool(cache, 5, ids, np.array([0, 3, 4], np.int32), 1, none, out, 0, 2)
+        yield from (cache, out)
+
+print(b"".join(np.nan_to_num(x, nan=7.0).tobytes() for x in everything()).hex())
+"""
+
+
+def run_script(**environment):
+    command = [sys.executable, "-W", "error", "-c", SCRIPT]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_uncompiled_kernels_give_the_same_bits():
+    assert run_script(NUMBA_DISABLE_JIT="1") == run_script(NUMBA_DISABLE_JIT="0")
+
+
+def test_a_ctrl_c_waits_for_the_compiler():
+    """Raised inside it, it leaves Numba's registries half filled, and a later kernel does not compile."""
+    inside, counts = [], []
+
+    class Press(event.Listener):
+        def on_start(self, event):
+            inside.append(None)
+            signal.raise_signal(signal.SIGINT)
+            counts.append(len(inside))
+
+        def on_end(self, event):
+            pass
+
+    @kernel
+    def plus(x, lo, hi):
+        for i in range(lo, hi):
+            x[i] += 1
+
+    press = Press()
+    event.register("numba:compiler_lock", press)
+    try:
+        x = np.zeros(3)
+        with pytest.raises(KeyboardInterrupt):
+            plus(x, 0, 3)
+    finally:
+        event.unregister("numba:compiler_lock", press)
+    assert inside and len(counts) == len(inside)  # the handler did not raise where the signal came
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    plus(x, 0, 3)
+    assert x.tolist() == [1, 1, 1]

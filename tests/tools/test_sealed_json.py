@@ -1,0 +1,48 @@
+"""A sealed header is what was written, or it is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed
+from tests.cases import cases
+
+texts = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def read(path: Path) -> dict[str, Any]:
+    return read_sealed(path, format="f", version=1, what="thing")
+
+
+@cases(30)  # each waits for the disk
+@given(st.dictionaries(st.text(), texts), st.data())
+def test_written_and_changed(tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any], data: Any) -> None:
+    path = tmp_path_factory.mktemp("sealed") / "header.json"
+    body = {"z": content, "format": "f", "format_version": 1, "skirl": "0"}
+    write_sealed(path, body, "mark")
+    assert read(path) == body and list(read(path)["z"]) == list(content)
+    assert [other.name for other in path.parent.iterdir()] == ["header.json"]
+    raw = bytearray(path.read_bytes())
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"header\.json is damaged, or no thing of skirl: use another thing"):
+        read(path)
+
+
+def test_a_number_that_json_has_not_is_no_header(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_sealed(tmp_path / "header.json", {"x": float("nan")}, "mark")
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "header.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # sparse: takes no room
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read(path)

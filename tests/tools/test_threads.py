@@ -1,0 +1,141 @@
+"""Threads: every index once, errors and interrupts after all parts have ended, forks."""
+
+import os
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.tools import threads
+from skirl.tools.threads import partition, run
+from tests.cases import cases
+
+
+@cases(100)
+@given(st.integers(0, 50), st.integers(1, 6), st.booleans(), st.booleans(), st.data())
+def test_every_index_is_visited_once(n, count, weighted, busy, data):
+    work = None
+    if weighted:
+        sizes = data.draw(st.lists(st.integers(0, 20), min_size=n, max_size=n))
+        work = np.concatenate([[3], 3 + np.cumsum(sizes)]).astype(np.int32)
+    visits = np.zeros(n, np.int64)
+
+    def visit(visits, lo, hi):
+        visits[lo:hi] += 1
+
+    done = []
+    run(visit, n, visits, threads=count, work=work, meanwhile=(lambda: done.append(1)) if busy else None)
+    assert (visits == 1).all() and len(done) == busy
+
+
+def test_work_balances_the_parts():
+    sizes = np.array([100, 1, 1, 1, 97, 100, 100])
+    work = np.concatenate([[0], np.cumsum(sizes)])
+    assert partition(7, 4, work) == [0, 1, 5, 6, 7]
+
+
+def test_parts_run_at_once():
+    meet = threading.Barrier(3, timeout=10)
+    run(lambda lo, hi: meet.wait(), 3, threads=3)
+
+
+def test_the_caller_does_something_else_meanwhile():
+    meet, here = threading.Barrier(3, timeout=10), threading.current_thread()
+    seen = []
+
+    def part(lo, hi):
+        seen.append(threading.current_thread())
+        meet.wait()
+
+    run(part, 2, threads=3, meanwhile=meet.wait)
+    assert len(set(seen)) == 2 and here not in seen
+
+
+def test_what_fails_meanwhile_waits_for_the_parts():
+    ended = []
+
+    def fails():
+        raise ValueError("meanwhile")
+
+    with pytest.raises(ValueError, match="meanwhile"):
+        run(lambda lo, hi: (time.sleep(0.05), ended.append(lo)), 2, threads=3, meanwhile=fails)
+    assert sorted(ended) == [0, 1]
+
+
+def test_no_thread_is_needed_for_one_part():
+    seen = []
+    run(lambda lo, hi: seen.append(threading.current_thread()), 5)
+    assert seen == [threading.current_thread()]
+
+
+def test_an_error_surfaces_with_its_traceback_after_all_parts_ended():
+    ended = []
+
+    def fail_in_the_second_half(lo, hi):
+        if lo > 0:
+            raise RuntimeError("broken part")
+        time.sleep(0.05)
+        ended.append(lo)
+
+    with pytest.raises(RuntimeError, match="broken part") as caught:
+        run(fail_in_the_second_half, 2, threads=2)
+    assert ended == [0]
+    assert "fail_in_the_second_half" in "".join(traceback.format_tb(caught.tb))
+    visits = np.zeros(4)
+    run(lambda lo, hi: visits[lo:hi].fill(1), 4, threads=2)  # the thread has survived
+    assert (visits == 1).all()
+
+
+def test_ctrl_c_waits_for_the_parts():
+    ended = []
+
+    def interrupt(lo, hi):
+        if lo == 0:
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+        ended.append(lo)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupt, 2, threads=2)
+    assert ended == [1]
+
+
+def test_many_callers_at_once():
+    totals = [np.zeros(1000) for _ in range(8)]
+
+    def add(x, lo, hi):
+        x[lo:hi] += 1
+
+    def call(x):
+        for _ in range(50):
+            run(add, 1000, x, threads=3)
+
+    callers = [threading.Thread(target=call, args=(x,)) for x in totals]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert all((x == 50).all() for x in totals)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_makes_its_own_threads():
+    run(lambda lo, hi: None, 4, threads=4)
+    with threads._threads.lock:  # as held by another thread at the moment of the fork
+        pid = os.fork()
+        if pid == 0:
+            visits = np.zeros(8)
+            run(lambda lo, hi: visits[lo:hi].fill(1), 8, threads=4)
+            os._exit(0 if (visits == 1).all() else 1)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_zero_threads_are_refused():
+    with pytest.raises(ValueError, match="threads is 0, set it to 1 or more"):
+        run(lambda lo, hi: None, 5, threads=0)

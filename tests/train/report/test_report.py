@@ -1,0 +1,144 @@
+"""`skirl report`: of a run that ended, one that was killed, and folders that are none."""
+
+import json
+import re
+
+import pytest
+
+from skirl.cli import main
+from skirl.train.report.page import Page
+from skirl.train.report.plot import Chart, svg
+from skirl.train.report.report import Left, Report, _moving, facts
+
+FLAGS = [
+    "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "60", "--valid", "10%",
+    "--eval-every", "20", "--log-every", "10", "--cache", "touched:20%", "--quiet", "--schedule", "linear",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "one & only"
+    assert main(["train", *FLAGS, "--run", str(folder), "--json"]) == 0
+    return folder
+
+
+def test_text_and_page(run, capsys, browse):
+    assert main(["report", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "dlrm-tiny on synthetic:tiny, ended" in out and "60, 3,840 samples" in out and "its best" in out
+    page = run / "report.html"
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page.read_text()), "the page would fetch something"
+    dom = browse(page)
+    assert "one &amp; only" in dom and "--log-every" in dom
+    assert dom.count("<polyline") == 2 + 2 + 1 + 3 + 2 + 2
+    assert "nan" not in re.sub(r"<[^>]*>", " ", dom).lower().split()
+
+
+def test_numbers_are_those_of_the_result(run):
+    found = facts(Left.of(run))
+    result = json.loads((run / "result.json").read_text())
+    assert found["ended"] and found["steps"] == result["steps"] == 60
+    assert found["samples"] == result["samples"]
+    assert [found[n] for n in ("fetched", "new", "written")] == [
+        result["counters"][n] for n in ("fetched", "new", "written")
+    ]
+    assert found["auc"] == result["auc"]
+    assert found["busy"]["plan"] == pytest.approx(result["movement"]["busy"]["plan"], rel=0.2)
+    assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write"}
+    best = min(result["test_logloss"], *(line["test_logloss"] for line in Left.of(run).evaluations))
+    assert found["best"]["test_logloss"] == best
+
+
+def test_rows_a_step_are_those_since_the_line_before(run):
+    left = Left.of(run)
+    made = next(chart for chart in _moving(left) if "made" in chart.lines).lines["made"]
+    assert [step for step, _ in made] == [line["step"] for line in left.lines]
+    assert sum(rate * 10 for _, rate in made) == pytest.approx(left.lines[-1]["new"])  # a line every 10 steps
+
+
+def test_a_page_escapes_whatever_it_is_given():
+    page = Page("<t>")
+    page.heading("<h>"), page.lead("<l>"), page.text("<p>"), page.note("<n>")
+    page.facts({"<k>": "<v>"})
+    page.table(["<c>"], [["<d>"]])
+    for given in "tlhpnkvcd":
+        assert f"&lt;{given}&gt;" in page.html(), given
+    for given in "tlknvcd":
+        assert f"<{given}>" not in page.html(), given
+
+
+def test_a_column_is_set_as_numbers_or_as_text_not_both():
+    page = Page("t")
+    page.table(["flag", "step"], [["None", "3"], ["1024", "-"]])
+    assert page.html().count('class="number"') == 3, "the head of steps and its two cells"
+
+
+def test_names_of_lines_lie_above_the_lines():
+    text = svg([Chart("t", "x", {"first": [(1, 2.0), (9, 3.0)], "second": [(1, 3.0), (9, 3.0)]})])
+    assert text.rindex("<polyline") < text.index(">first<")
+
+
+def test_a_run_that_was_killed(run, tmp_path, capsys):
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (killed / "config.json").write_text((run / "config.json").read_text())
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (killed / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
+    assert main(["report", str(killed)]) == 0
+    assert "still going on, killed, or failed" in capsys.readouterr().out
+    (killed / "metrics.jsonl").write_text("")
+    assert main(["report", str(killed), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 0
+    assert main(["report", str(killed)]) == 0
+    assert "none yet" in capsys.readouterr().out
+
+
+def test_folders_that_are_no_run(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 1
+    assert "has no config.json: name the folder of a run" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{")
+    assert main(["report", str(tmp_path)]) == 1
+    assert "config.json is damaged" in capsys.readouterr().err
+
+
+def test_the_page_may_lie_elsewhere(run, tmp_path):
+    where = tmp_path / "pages" / "run.html"
+    assert Report(run, page=where).run()["page"] == str(where)
+    assert where.read_text().startswith(Page("x").html()[:15])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("metrics.jsonl", '{"kind": "train", "step": 1}\n', "line 1 is damaged, .*samples is missing"),
+        ("metrics.jsonl", '{"step": 1}\n', "line 1: is no line of metrics .kind is missing"),
+        ("metrics.jsonl", '{"kind": "other", "step": 1}\n{\n', "line 2: is no line of metrics"),
+        ("metrics.jsonl", "\ufffd\n[1]\n", "line 1: is no line of metrics"),
+        ("config.json", "{", "config.json is damaged"),
+        ("config.json", "[]", "config.json is damaged, .*not a table of names"),
+        ("config.json", "[" * 100_000, "config.json is damaged"),
+        ("config.json", '{"flags": {}}', "started is missing"),
+        ("result.json", '{"checkpoints": 3}', "result.json is damaged, .*checkpoints is 3"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_its_file(run, tmp_path, name, text, words):
+    """What fuzzing found: each of these was a traceback."""
+    for other in ("config.json", "metrics.jsonl", "result.json"):
+        (tmp_path / other).write_bytes((run / other).read_bytes())
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=words) as caught:
+        Report(tmp_path).run()
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_what_diverged_is_reported(run, tmp_path):
+    """A loss that is no number is a line's content, not its fault."""
+    for other in ("config.json", "result.json"):
+        (tmp_path / other).write_bytes((run / other).read_bytes())
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[2]["loss"], lines[4]["loss"] = float("nan"), float("inf")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = Report(tmp_path)
+    report.summary(report.run())
+    assert "nan" not in re.sub(r"<(?!polyline)[^>]*>", " ", (tmp_path / "report.html").read_text()).lower().split()

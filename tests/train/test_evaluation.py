@@ -1,0 +1,131 @@
+"""Evaluation while training: what it finds, that it changes nothing, and when it stops a run."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import skirl
+from skirl.data import Synthetic
+from skirl.models import DLRM
+from skirl.train.evaluation import Evaluation, evaluate
+from skirl.train.metrics import Scores
+from skirl.train.train import Train
+from tests.train.test_metrics import plain_auc
+
+SMALL: dict[str, Any] = {
+    "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64, "steps": 40, "cache": "600", "valid": "20%",
+    "quiet": True,
+}  # fmt: skip
+
+
+def train(**flags: Any) -> dict[str, Any]:
+    return Train(**{**SMALL, **flags}).run()
+
+
+@pytest.mark.parametrize("flags", [{}, {"depth": "epoch", "optimizer": "adam", "policy": "lru"}])
+def test_evaluation_changes_no_bit_and_moves_no_row(flags):
+    without, found = train(valid=None, **flags), train(eval_every=3, **flags)
+    for what in ("loss", "auc", "logloss", "counters", "rows"):
+        assert found[what] == without[what]
+    assert found["counters"]["fetched"] > 0
+    assert "test_auc" not in without and found["test_samples"] == 8 * 64
+
+
+def test_it_draws_no_random_number_of_the_run_and_puts_every_module_back():
+    embeddings = skirl.EmbeddingBagCollection(Synthetic("tiny").tables(4), optimizer=skirl.SGD(lr=0.1), cache=1000)
+    model = DLRM.tiny(embeddings, dense_features=4)
+    frozen = nn.Dropout()
+    model.add_module("frozen", frozen.eval())
+
+    def drawing():
+        for batch in itertools.islice(Synthetic("tiny", batch_size=16), 3):
+            _ = torch.rand(3), np.random.rand()  # noqa: NPY002
+            yield batch
+
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    evaluate(model, drawing())
+    assert torch.equal(torch.rand(2), expected)
+    assert model.training and embeddings.training and not frozen.training
+
+    def broken():
+        yield from drawing()
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        evaluate(model, broken())
+    assert model.training and not frozen.training
+
+
+def test_the_scores_are_those_of_all_logits_at_once():
+    found = train(eval_every=40)
+    recipe = Train(**SMALL)
+    stream = recipe.stream()
+    embeddings = recipe.embeddings(recipe.cache_size(0))
+    model, dense = recipe.model_over(embeddings)
+    with recipe.lookahead(model, stream) as batches:
+        for batch in batches:
+            loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels)
+            dense.zero_grad()
+            loss.backward()
+            dense.step()
+    assert stream.held_out is not None
+    with torch.no_grad():
+        model.eval()
+        pairs = [(model(batch), batch.labels) for batch in stream.held_out]
+    logits, labels = (torch.cat(parts).double() for parts in zip(*pairs))
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, labels).item()
+    rate = labels.mean().item()
+    assert found["test_samples"] == len(labels)
+    assert found["test_auc"] == pytest.approx(plain_auc(logits.numpy(), labels.numpy()), abs=2e-4)  # bins
+    assert found["test_logloss"] == pytest.approx(loss, rel=1e-12)
+    assert found["test_ne"] == pytest.approx(loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)))
+    assert found["test_calibration"] == pytest.approx(logits.sigmoid().mean().item() / rate, rel=1e-12)
+
+
+def test_what_is_held_out_is_evaluated_on_at_the_end_always():
+    at_end, often = train(), train(eval_every=7)
+    keys = [key for key in at_end if key.startswith("test_")]
+    assert len(keys) == 5
+    assert {key: often[key] for key in keys} == {key: at_end[key] for key in keys}
+
+
+def scores(loss: float | None) -> Scores:
+    return Scores(samples=10, auc=0.5, logloss=loss, ne=1.0, calibration=1.0)
+
+
+def test_patience_counts_evaluations_since_the_best():
+    evaluation = Evaluation(every=1, patience=2)
+    for step, (loss, stops) in enumerate([(0.5, False), (0.6, False), (0.4, False), (0.4, False), (None, True)], 1):
+        evaluation.add(step, scores(loss), 0.1)
+        assert evaluation.stops == stops
+    assert (evaluation.best, evaluation.best_step) == (0.4, 3)
+    other = Evaluation(every=1, patience=3)
+    other.load_state_dict(evaluation.state_dict())
+    assert not other.stops and other.result() == evaluation.result()
+    assert not Evaluation(every=1).stops
+
+
+def test_a_run_that_overfits_stops_and_stays_stopped(tmp_path):
+    flags: dict[str, Any] = {"steps": 200, "lr": 1.0, "eval_every": 2, "patience": 3, "save": tmp_path}
+    found = train(**flags)
+    assert found["stopped_early"] and found["steps"] < 200 and found["steps"] % 2 == 0
+    again = train(**flags, resume=True)
+    assert again["steps"] == found["steps"] == again["begun_at"]
+    assert again["test_logloss"] == found["test_logloss"]
+    assert train(**{**flags, "patience": 8}, resume=True)["steps"] > found["steps"]
+
+
+def test_a_resumed_run_has_the_metrics_of_one_that_never_stopped(tmp_path):
+    whole = train(eval_every=6)
+    train(eval_every=6, steps=20, save=tmp_path)
+    resumed = train(eval_every=6, save=tmp_path, resume=True)
+    assert resumed["begun_at"] == 20
+    for what in ("auc", "logloss", "ne", "calibration", *(key for key in whole if key.startswith("test_"))):
+        assert resumed[what] == whole[what], what

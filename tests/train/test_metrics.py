@@ -1,0 +1,137 @@
+"""Streaming metrics against the definitions, on samples few enough for them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.train.metrics import LogLoss, Metrics, StreamingAUC
+from tests.cases import cases
+
+
+def plain_auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The definition: over all pairs of a click and another sample, how often the click scores above."""
+    clicks, others = scores[labels == 1, None], scores[labels == 0]
+    return float(np.mean((clicks > others) + 0.5 * (clicks == others)))
+
+
+def sample(n: int, seed: int, scale: float = 1.5) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    logits = scale * rng.standard_normal(n) - 1
+    return logits, (rng.random(n) < 1 / (1 + np.exp(-logits))).astype(np.float64)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 0.1, 1.5, 20, 1e5])
+def test_auc_is_the_definition_within_its_own_bound(scale: float) -> None:
+    logits, labels = sample(4000, seed=1)
+    auc = StreamingAUC()
+    auc.update(logits * scale, labels)
+    assert abs(auc.value() - plain_auc(logits, labels)) <= min(auc.error_bound(), 2e-5)
+    assert auc.error_bound() < 5e-4
+
+
+# Of 9 bits after the leading one: these scores never share a bin, so the result has to be exact.
+coarse = st.builds(math.ldexp, st.integers(-1023, 1023), st.integers(-20, 20))
+
+
+@cases(200)
+@given(st.lists(st.tuples(coarse, st.booleans()), min_size=1, max_size=60))
+def test_auc_is_exact_for_scores_of_few_bits(pairs: list[tuple[float, bool]]) -> None:
+    scores = np.array([score for score, _ in pairs])
+    labels = np.array([float(label) for _, label in pairs])
+    auc = StreamingAUC()
+    auc.update(scores, labels)
+    if 0 < labels.sum() < len(labels):
+        assert auc.value() == pytest.approx(plain_auc(scores, labels), abs=1e-14)
+    else:
+        assert math.isnan(auc.value())
+
+
+def test_auc_ties_count_one_half_and_the_zeros_are_equal() -> None:
+    auc = StreamingAUC()
+    auc.update(np.array([0.0, -0.0]), np.array([1.0, 0.0]))
+    assert auc.value() == 0.5
+    assert auc.error_bound() == 0.5
+
+
+def test_auc_does_not_depend_on_how_the_stream_is_cut() -> None:
+    logits, labels = sample(3000, seed=2)
+    whole, parts, other = StreamingAUC(), StreamingAUC(), StreamingAUC()
+    whole.update(logits, labels)
+    for part in np.array_split(np.random.default_rng(0).permutation(3000), 7):
+        parts.update(torch.tensor(logits[part]), torch.tensor(labels[part]))
+    assert parts.value() == whole.value()
+    other.update(logits[:1000], labels[:1000])
+    state = other.state_dict()
+    resumed = StreamingAUC()
+    resumed.load_state_dict(state)
+    other.update(logits, labels)  # the state is a copy
+    rest = StreamingAUC()
+    rest.update(logits[1000:], labels[1000:])
+    resumed.merge(rest)
+    assert resumed.value() == whole.value()
+
+
+def test_log_loss_and_its_companions_are_the_definitions() -> None:
+    logits, labels = sample(5000, seed=3, scale=8)
+    loss = LogLoss()
+    for x, y in zip(np.array_split(logits, 6), np.array_split(labels, 6)):
+        loss.update(torch.tensor(x), torch.tensor(y))
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(labels))
+    rate = labels.mean()
+    constant = torch.full((5000,), math.log(rate / (1 - rate)), dtype=torch.float64)
+    base = torch.nn.functional.binary_cross_entropy_with_logits(constant, torch.tensor(labels))
+    assert loss.value() == pytest.approx(float(expected), rel=1e-12)
+    assert loss.click_rate() == rate
+    assert loss.normalised_entropy() == pytest.approx(float(expected / base), rel=1e-12)
+    assert loss.calibration() == pytest.approx(np.mean(1 / (1 + np.exp(-logits))) / rate, rel=1e-12)
+
+
+@cases(100)
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=8), st.integers(0, 7), st.integers(0, 1000))
+def test_metrics_go_on_from_a_checkpoint_with_every_bit(sizes: list[int], saved: int, seed: int) -> None:
+    logits, labels = sample(sum(sizes), seed)
+    parts = list(zip(np.split(logits, np.cumsum(sizes)[:-1]), np.split(labels, np.cumsum(sizes)[:-1])))
+    whole, resumed = Metrics(), Metrics()
+    for number, (x, y) in enumerate(parts):
+        whole.update(torch.tensor(x), torch.tensor(y))
+        resumed.update(torch.tensor(x), torch.tensor(y))
+        if number == saved:
+            state, resumed = resumed.state_dict(), Metrics()
+            resumed.update(np.zeros(3), np.ones(3))  # replaced by the state
+            resumed.load_state_dict(state)
+        if number % 2:
+            resumed.scores()  # asking changes nothing
+    found = whole.scores()
+    assert resumed.scores() == found
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(labels))
+    assert found.samples == sum(sizes) and found.logloss == pytest.approx(float(loss), rel=1e-12)
+    if 0 < labels.sum() < len(labels):
+        assert found.auc == pytest.approx(plain_auc(logits, labels), abs=0.01)
+    else:
+        assert found.auc is None and found.ne is None
+
+
+def test_log_loss_of_sure_predictions_is_finite() -> None:
+    loss = LogLoss()
+    loss.update(np.array([1e30, -1e30, -5000.0]), np.array([1.0, 0.0, 1.0]))
+    assert loss.value() == pytest.approx(5000 / 3)
+
+
+def test_nothing_counted_is_nan() -> None:
+    assert math.isnan(StreamingAUC().value())
+    assert math.isnan(StreamingAUC().error_bound())
+    assert all(math.isnan(f()) for f in (LogLoss().value, LogLoss().normalised_entropy, LogLoss().calibration))
+
+
+@pytest.mark.parametrize("metric", [StreamingAUC, LogLoss])
+def test_what_would_corrupt_a_metric_is_refused(metric: type) -> None:
+    with pytest.raises(ValueError, match="1 of 2 logits are not finite"):
+        metric().update(torch.tensor([1.0, float("nan")]), torch.tensor([0.0, 1.0]))
+    with pytest.raises(ValueError, match="labels have other values"):
+        metric().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.5]))
+    with pytest.raises(ValueError, match="2 logits for 3 labels"):
+        metric().update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0, 1.0]))

@@ -1,0 +1,132 @@
+"""Learning rates over a run, of rows and dense weights."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.train.recipe import Recipe
+from skirl.train.schedule import Rates, Schedule
+from skirl.train.train import Train, steps
+from skirl.train.verify import Verify
+from tests.cases import cases
+
+TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 32, "cache": "400"}
+
+
+@cases(200)
+@given(
+    st.sampled_from(["constant", "linear", "cosine", "step"]),
+    st.integers(0, 50),
+    st.integers(1, 200),
+    st.integers(0, 300),
+)
+def test_factors_rise_to_one_and_never_again(kind, warmup, total, step):
+    schedule = Schedule(kind, warmup, total)
+    now, then = schedule.factor(step), schedule.factor(step + 1)
+    assert 0 <= now <= 1
+    if step + 1 < warmup:
+        assert now < then
+    elif step >= warmup:
+        assert then <= now
+    assert schedule.factor(max(warmup, 1) - 1) == 1.0 or not warmup
+
+
+def test_factors_are_those_of_the_definitions():
+    def factors(kind: Any, warmup: int = 0) -> list[float]:
+        return [Schedule(kind, warmup, 8).factor(step) for step in range(9)]
+
+    assert factors("constant", 2) == [0.5] + 8 * [1.0]
+    assert factors("linear") == pytest.approx([1 - k / 8 for k in range(9)])
+    assert factors("cosine") == pytest.approx([(1 + math.cos(math.pi * k / 8)) / 2 for k in range(9)])
+    assert factors("step") == 4 * [1.0] + 2 * [0.1] + 3 * [0.01]
+    assert factors("linear", 4)[:6] == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75]
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine"])
+def test_both_optimizers_have_the_rate_of_each_step(kind):
+    recipe = Recipe(**TINY, steps=12, schedule=kind, warmup=3, lr=0.5, dense_lr=0.01)
+    embeddings = recipe.embeddings(recipe.cache_size(0))
+    model, dense = recipe.model_over(embeddings)
+    rates = recipe.rates(embeddings, dense)
+    seen: list[tuple[float, float]] = [(embeddings.optimizer.lr, dense.param_groups[0]["lr"])]
+    with recipe.lookahead(model) as batches:
+        for _ in steps(model, dense, batches, rates):
+            assert rates.now == {"rows": embeddings.optimizer.lr, "dense": dense.param_groups[0]["lr"]}
+            seen.append((embeddings.optimizer.lr, dense.param_groups[0]["lr"]))
+    factors = [Schedule(kind, 3, 12).factor(step) for step in range(13)]
+    assert seen == [(0.5 * f, 0.01 * f) for f in factors]
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise-adagrad", "adam"])
+def test_a_scheduled_run_is_verified_bit_by_bit(optimizer):
+    flags = {**TINY, "batch": 8, "cache": "touched:20%"}
+    found = Verify(**flags, steps=12, optimizer=optimizer, schedule="linear", warmup=4, quiet=True).run()
+    assert found["failed"] is None
+
+
+def test_rates_change_what_is_trained():
+    def mean(**flags: Any) -> float:
+        return Train(**TINY, steps=12, quiet=True, **flags).run()["loss"]["mean"]
+
+    assert len({mean(), mean(warmup=4), mean(schedule="linear"), mean(schedule="cosine"), mean(schedule="step")}) == 5
+
+
+def test_a_resumed_run_goes_on_with_the_schedule(tmp_path):
+    def train(steps: int, **flags: Any) -> dict[str, Any]:
+        return Train(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, **flags).run() | {"asked": steps}
+
+    whole = train(20)
+    # Cut in the middle by a save that is not the last: the run to its end goes on from it.
+    recipe = Train(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, save=tmp_path, save_every=9)
+    cut(recipe, 9)
+    resumed = train(20, save=tmp_path, resume=True)
+    assert resumed["begun_at"] == 9 and resumed["loss"] == whole["loss"]
+
+
+def cut(recipe: Train, after: int) -> None:
+    """Run until the step after a checkpoint, then fail as a kill would."""
+
+    class Killed(Exception):
+        pass
+
+    import skirl.train.train
+
+    real = skirl.train.train.steps
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        for number, done in enumerate(real(*args, **kwargs), start=1):
+            yield done
+            if number == after + 1:
+                raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(skirl.train.train, "steps", killed)
+        recipe.run()
+
+
+def test_another_schedule_than_the_saved_one_is_refused(tmp_path):
+    weight = torch.nn.Parameter(torch.zeros(1))
+
+    def rates(**schedule: Any) -> Rates:
+        rows, dense = torch.optim.SGD([weight], lr=0.1), torch.optim.SGD([weight], lr=0.2)
+        return Rates(Schedule(**schedule), rows=rows, dense=dense)
+
+    saved = rates(kind="linear", warmup=3, total=10).state_dict()
+    with pytest.raises(ValueError, match="saved with schedule=linear: set it to that, not cosine"):
+        rates(kind="cosine", warmup=3, total=10).load_state_dict(saved)
+    with pytest.raises(ValueError, match="saved with warmup=3: set it to that, not 0"):
+        rates(kind="linear", total=10).load_state_dict(saved)
+    longer = rates(kind="linear", warmup=3, total=20)
+    longer.load_state_dict(saved)
+    assert longer.now == pytest.approx({"rows": 0.1 / 3, "dense": 0.2 / 3})
+
+
+def test_a_schedule_needs_the_number_of_steps():
+    with pytest.raises(ValueError, match="schedule is linear, and how many steps there will be is not known before"):
+        Schedule("linear")
+    with pytest.raises(ValueError, match="warmup is -1"):
+        Schedule(warmup=-1)

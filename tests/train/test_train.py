@@ -1,0 +1,145 @@
+"""The training loop: what it computes, whatever watches it, and golden traces of its losses."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import skirl
+from skirl.data import Synthetic
+from skirl.models import DLRM
+from skirl.train.recipe import Recipe, Touched
+from skirl.train.train import Train, steps
+
+TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    yield
+    torch.set_num_threads(1)
+
+
+def train(**flags: Any) -> dict[str, Any]:
+    return Train(**{**TINY, "steps": 40, "quiet": True, **flags}).run()
+
+
+def losses(recipe: Recipe) -> list[float]:
+    embeddings = recipe.embeddings(recipe.cache_size(0))
+    model, dense = recipe.model_over(embeddings)
+    with recipe.lookahead(model) as batches:
+        return [done.loss for done in steps(model, dense, batches)]
+
+
+GOLDEN: dict[str, dict[str, Any]] = {
+    "tiny-rowwise-adagrad": {},
+    "tiny-sgd": {"optimizer": "sgd", "lr": 0.5},
+    "tiny-adagrad": {"optimizer": "adagrad"},
+    "tiny-adam-multi-hot": {"optimizer": "adam", "lr": 0.005, "pooling_factor": 3, "cache": "2500"},
+    "criteo-kaggle-rowwise-adagrad": {
+        "data": "synthetic:criteo-kaggle",
+        "rows_scale": 0.01,
+        "cache": "3000",
+        "seed": 7,
+    },
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_losses(golden, name):
+    golden(name, losses(Recipe(**{**TINY, "steps": 60, "cache": "1000", **GOLDEN[name]})))
+
+
+def test_the_loop_is_the_loop_of_the_readme():
+    recipe = Recipe(**TINY, steps=30, cache="1000")
+    data = Synthetic("tiny", batch_size=64, batches=30)
+    embeddings = skirl.EmbeddingBagCollection(data.tables(8), optimizer=skirl.RowwiseAdagrad(lr=0.02), cache=500)
+    torch.manual_seed(0)
+    model = DLRM.tiny(embeddings, dense_features=4)
+    dense = torch.optim.Adam(model.parameters(), lr=1e-3)
+    expected = []
+    with skirl.lookahead(data, model) as batches:
+        for batch in batches:
+            loss = model.loss(batch)
+            loss.backward()
+            dense.step()
+            dense.zero_grad()
+            expected.append(loss.item())
+    assert losses(recipe) == expected
+
+
+@pytest.mark.parametrize("depth", [1, "auto", "epoch"])
+@pytest.mark.parametrize("policy", ["min", "lru"])
+def test_flags_of_the_oracle_change_no_loss(depth, policy):
+    flags = {"cache": "600", "depth": depth, "policy": policy, "prefetch": 0 if depth == 1 else 3}
+    found, plain = train(**flags), train(cache="100%")
+    assert found["loss"] == plain["loss"]
+    assert found["counters"]["fetched"] > 0 and plain["counters"]["fetched"] == 0
+
+
+def test_flags_of_the_oracle_reach_it():
+    def moved(what: str, **flags: Any) -> int:
+        return train(cache="600", **flags)["counters"][what]
+
+    assert moved("fetched", policy="lru") > moved("fetched", policy="min")
+    assert moved("fetched", depth=1) > moved("fetched", depth="epoch")
+    assert moved("forwarded", prefetch=6, depth=1) > moved("forwarded", prefetch=0, depth=1)
+
+
+def test_a_report_counts_what_happened():
+    report = train(cache="touched:25%")
+    rows, moved = report["rows"], report["counters"]
+    touched = Touched(Synthetic("tiny").tables(8))
+    for batch in itertools.islice(Synthetic("tiny", batch_size=64), 40):
+        touched.add(batch.sparse)
+    assert rows["touched"] == touched.rows == moved["new"]
+    assert rows["cache"] == touched.rows // 4 == rows["in_cache"]
+    assert rows["tables"] == 72_327
+    assert report["cache_bytes"] == rows["cache"] * (8 + 1) * 4
+    # What came in and is not in the cache any more was written.
+    assert moved["new"] + moved["fetched"] - moved["written"] == rows["in_cache"]
+    assert report["samples"] == 40 * 64
+
+
+def test_the_report_sums_the_losses_up():
+    recipe = Recipe(**TINY, steps=40, cache="1000")
+    all_losses, report = losses(recipe), train(cache="1000")["loss"]
+    assert report["first"] == all_losses[0] and report["last"] == all_losses[-1]
+    assert report["mean"] == pytest.approx(np.mean(all_losses), rel=1e-12)
+    assert report["digest"] != train(cache="1000", seed=1)["loss"]["digest"]
+
+
+def test_training_learns():
+    report = train(steps=600, batch=128, cache="5000", lr=0.05)
+    assert report["auc"] > 0.65
+    assert report["loss"]["mean"] < 0.56  # always predicting the click rate of 1/4 has 0.562
+
+
+def test_touched_counts_distinct_rows_over_batches():
+    touched = Touched([skirl.Table("a", 100, 2), skirl.Table("b", 100, 2)])
+    ids = torch.tensor([[1, 1], [2, 1]])
+    touched.add(skirl.KeyedJagged.one_hot(["a", "b"], ids))
+    touched.add(skirl.KeyedJagged.one_hot(["a", "b"], ids + 1))
+    assert touched.rows == 3 + 2
+
+
+@pytest.mark.parametrize(
+    ("cache", "size"), [("1000", 1000), ("10%", "10%"), ("4GiB", "4GiB"), ("touched:1%", 12), ("touched:0.01%", 1)]
+)
+def test_cache_size(cache, size):
+    assert Recipe(cache=cache).cache_size(touched=1234) == size
+
+
+def test_threads_are_used():
+    train(steps=2, cache="1000", threads=2)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [("dlrm-tiny", "rows of 8, "), ("deepfm-tiny", "rows of 9 (8 and a first-order weight), ")]
+)
+def test_the_summary_says_how_wide_rows_are(model: Any, said: str) -> None:
+    command = Train(**{**TINY, "model": model, "steps": 3, "quiet": True, "cache": "1000", "into": "none"})
+    assert said in command.summary(command.run())["tables"]

@@ -1,0 +1,272 @@
+"""`skirl verify` says equal where runs are equal; with a planted fault it names table, row and step, and exits with 1."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from skirl import cli
+from skirl.core.reference import Reference
+from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.engine.engine import Engine
+from skirl.engine.kernels import cpu
+from skirl.store.memory.store import MemoryStore
+from skirl.train.fingerprints import Trace, compare
+from skirl.train.recipe import ROW_OPTIMIZERS, keys_of
+from skirl.train.verify import Verify
+
+SMALL: dict[str, Any] = {
+    "data": "synthetic:tiny",
+    "dim": 4,
+    "batch": 16,
+    "steps": 25,
+    "cache": "touched:20%",
+    "quiet": True,
+}
+FLAGS = "--data synthetic:tiny --dim 4 --batch 16 --steps 25 --cache touched:20% --quiet --threads 1".split()  # noqa: SIM905
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"depth": 1, "prefetch": 0},
+        {"depth": "epoch", "prefetch": 4},
+        {"policy": "lru"},
+        {"pooling_factor": 3},
+        {"model": "dlrm", "steps": 10},
+        {"batch": 1, "steps": 60},
+    ],
+    ids=str,
+)
+def test_equal_runs(flags):
+    report = Verify(**{**SMALL, **flags}).run()
+    (run,) = report["runs"]
+    assert run["difference"] is None and report["failed"] is None
+    assert run["moved"]["fetched"] > 0 == run["resident_moved"]["fetched"]
+    assert run["rows"] == report["touched"] == run["resident_moved"]["new"]
+    assert run["losses"] == Verify(**{**SMALL, **flags}).steps
+
+
+def test_all_optimizers_on_kaggle_like_tables_with_a_cache_of_1_percent_of_the_touched_rows():
+    flags = {"data": "synthetic:criteo-kaggle", "batch": 4, "steps": 260, "cache": "touched:1%"}
+    report = Verify(**{**SMALL, **flags, "optimizer": "all", "threads": 1}).run()
+    assert [run["optimizer"] for run in report["runs"]] == list(ROW_OPTIMIZERS)
+    for run in report["runs"]:
+        assert run["difference"] is None
+        assert run["cache"] == report["touched"] // 100
+        assert run["moved"]["fetched"] > 10 * run["cache"] and run["moved"]["forwarded"] > 0
+
+
+def test_rows_that_travel_to_a_disk_are_equal(tmp_path):
+    report = Verify(**{**SMALL, "store": f"disk:{tmp_path}", "optimizer": "all"}).run()
+    assert report["failed"] is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(ROW_OPTIMIZERS)
+
+
+def test_the_command_says_what_it_compared(capsys):
+    assert cli.main(["verify", *FLAGS]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "equal, bit for bit" in out and "25 losses" in out and "10 dense parameters" in out and "fetched again" in out
+    )
+    assert cli.main(["verify", *FLAGS, "--json", "--optimizer", "all"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [run["difference"] for run in report["runs"]] == [None] * 4
+
+
+# Planted faults. Each returns (step, table, row), found out by the fault itself, for the command to name.
+
+Place = tuple[int, str, int]
+SCHEMA = Schema.of(Verify(**SMALL).tables())
+
+
+def place(step: int, key: int) -> Place:
+    return step, SCHEMA.tables[key >> ROW_BITS].name, key & (MAX_ROWS - 1)
+
+
+def a_fetched_row_with_one_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
+    """The row is wrong before the step that it was fetched for."""
+    fetch, hit = Engine.fetch, []
+
+    def faulty(self, work):
+        (step,) = work.steps
+        for rows in fetch(self, work):
+            if step.number >= 9 and len(rows) and not hit:
+                rows.view(np.uint32)[0, 1] ^= 1
+                hit.append(place(step.number + 1, int(step.fetch_keys[0])))
+            yield rows
+
+    monkeypatch.setattr(Engine, "fetch", faulty)
+    return lambda: hit[0]
+
+
+def a_state_that_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
+    """The last row of step 12 loses what the optimizer added to its state."""
+    update, hit, calls = Engine.update, [], []
+
+    def faulty(self, work, lr):
+        calls.append(work.number)
+        wrong = len(calls) == 12
+        slot = work.steps[0].rows[-1]
+        before = self.banks[0].array[slot, -1]
+        update(self, work, lr)
+        if wrong:
+            self.banks[0].array[slot, -1] = before
+            hit.append(place(12, int(work.steps[0].keys[-1])))
+
+    monkeypatch.setattr(Engine, "update", faulty)
+    return lambda: hit[0]
+
+
+def a_new_row_with_another_seed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
+    """The rows made in step 5 are those of another seed: the lowest key among them differs first."""
+    load, hit = Engine.load, []
+
+    def faulty(self, work, write_back):
+        wrong = work.number == 4 and not hit and len(work.steps[0].new_keys)
+        (bank,), facts = self.banks, self.banks[0].facts
+        bank.facts = replace(facts, seed=facts.seed + bool(wrong))
+        load(self, work, write_back)
+        bank.facts = facts
+        if wrong:
+            hit.append(place(5, int(work.steps[0].new_keys.min())))
+
+    monkeypatch.setattr(Engine, "load", faulty)
+    return lambda: hit[0]
+
+
+def a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
+    """Pooling is wrong in the first sample of step 3, in both caches: only the reference can tell."""
+    pool, calls = cpu.pool, []
+
+    def faulty(cache, dim, slots, offsets, features, scale, out, lo, hi):
+        pool(cache, dim, slots, offsets, features, scale, out, lo, hi)
+        calls.append(0)
+        if len(calls) % 25 == 3:
+            out[0, 0] += 0.5
+
+    monkeypatch.setattr(cpu, "pool", faulty)
+    user = int(Verify(**SMALL).stream().batch(2).sparse.values()[0])
+    return lambda: (3, "user", user)  # of that sample's rows, this one has the lowest key
+
+
+def a_write_back_that_is_lost_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
+    """One row is not written when it is flushed, so that the store keeps an older one."""
+    write, flush, hit, flushing = MemoryStore.write, Engine.flush, [], []
+
+    def faulty_flush(self):
+        flushing.append(1)
+        flush(self)
+        flushing.pop()
+
+    def faulty_write(self, keys, rows):
+        if flushing and not hit:
+            held = np.empty_like(rows)
+            known = np.flatnonzero(self.read(keys, held) & (held != rows).any(axis=1))
+            keep = np.arange(len(keys)) != known[0]
+            hit.append(int(keys[known[0]]))
+            keys, rows = keys[keep], np.ascontiguousarray(rows[keep])
+        write(self, keys, rows)
+
+    monkeypatch.setattr(Engine, "flush", faulty_flush)
+    monkeypatch.setattr(MemoryStore, "write", faulty_write)
+
+    def last_trained() -> Place:
+        uses = [n for n, b in enumerate(Verify(**SMALL).stream(), start=1) if hit[0] in keys_of(b.sparse, SCHEMA)]
+        return place(uses[-1], hit[0])
+
+    return last_trained
+
+
+def a_wrong_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
+    """The reference itself skips a row: neither side is above suspicion."""
+    backward, hit, calls = Reference.backward, [], []
+
+    def faulty(self, *grads, lr=None):
+        calls.append(0)
+        before = {key: row.copy() for key, row in self.rows.items()} if len(calls) == 7 else {}
+        backward(self, *grads, lr=lr)
+        if before:
+            key = next(key for key, row in before.items() if (row != self.rows[key]).any())
+            self.rows[key] = before[key]
+            hit.append(place(7, key))
+
+    monkeypatch.setattr(Reference, "backward", faulty)
+    return lambda: hit[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "between"),
+    [
+        (a_fetched_row_with_one_wrong_bit, "cache and resident differ"),
+        (a_state_that_is_not_updated, "cache and resident differ"),
+        (a_new_row_with_another_seed, "cache and resident differ"),
+        (a_wrong_kernel, "cache and reference differ"),
+        (a_write_back_that_is_lost_at_the_end, "cache and resident differ"),
+        (a_wrong_reference, "cache and reference differ"),
+    ],
+)
+def test_a_planted_fault_is_named_by_table_row_and_step(monkeypatch, capsys, fault, between):
+    where = fault(monkeypatch)
+    assert cli.main(["verify", *FLAGS, "--json"]) == 1
+    caught = capsys.readouterr()
+    step, table, row = where()
+    assert f"{between} first in step {step}, row {row} of table {table!r}: " in caught.err
+    found = json.loads(caught.out)["runs"][0]["difference"]
+    assert (found["step"], found["table"], found["row"]) == (step, table, row)
+
+
+def test_a_fault_in_one_optimizer_fails_the_command_and_names_it(monkeypatch, capsys):
+    where = a_state_that_is_not_updated(monkeypatch)
+    assert cli.main(["verify", *FLAGS, "--optimizer", "all"]) == 1
+    caught = capsys.readouterr()
+    assert caught.out.count("equal, bit for bit") == 3 and caught.out.count("DIFFERENT") == 1
+    assert caught.err.startswith(
+        f"skirl verify: rowwise-adagrad: cache and resident differ first in step {where()[0]},"
+    )
+
+
+# What no fault of the engine reaches.
+
+
+def trace(recipe: Verify) -> Trace:
+    return recipe._in_plain_python(recipe.recipes()[0])
+
+
+def test_dense_parameters_rows_and_losses_are_all_compared():
+    recipe = Verify(**{**SMALL, "steps": 3})
+    one = trace(recipe)
+    assert compare(one, trace(recipe), SCHEMA, recipe.stream()) is None
+
+    def difference(change: Callable[[Trace], None]) -> str:
+        other = trace(recipe)
+        change(other)
+        return str(compare(one, other, SCHEMA, recipe.stream()))
+
+    def dense(other: Trace) -> None:
+        other.dense[1]["top.0.bias"] = b""
+
+    def loss(other: Trace) -> None:
+        other.losses[1] = float(np.nextafter(other.losses[1], 0))
+
+    def missing(other: Trace) -> None:
+        other.keys, other.rows = other.keys[1:], other.rows[1:]
+
+    def sign_of_zero(other: Trace) -> None:
+        one.rows[2, 0], other.rows[2, 0] = 0.0, -0.0
+
+    assert "in step 2: dense parameter top.0.bias differs" in difference(dense)
+    assert "in step 2: the losses are" in difference(loss)
+    assert "only reference has it at the end" in difference(missing)
+    assert "equal after it, but not at the end of the run" in difference(sign_of_zero)
