@@ -18,6 +18,7 @@ import skirl
 from tests.faults.catalogue import AREAS
 from tests.faults.plant import Fault
 from tests.faults.zygote import COMPILED_AREAS
+from tests.slice import part_of
 
 ROOT = Path(__file__).parents[1]
 UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "SyntaxError", "UnboundLocalError")
@@ -25,25 +26,29 @@ UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "Syn
 
 
 EVERY = 16
-"""`make test` plants each sixteenth fault, which takes a minute and a half of a core; a campaign plants all."""
+"""`make test` plants each sixteenth fault, which takes a minute and a half of a core; `make slice` plants another sixteenth,
+a campaign all."""
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("area", AREAS)
-def test_planted_faults_are_caught(area: str):
+def test_planted_faults_are_caught(area: str, pytestconfig: pytest.Config):
     every = 1 if settings.get_current_profile_name() == "campaign" else EVERY
+    first = 0
+    if pytestconfig.getoption("--slice"):
+        every, first = EVERY, part_of(pytestconfig.getoption("--slice-seed"), EVERY)
     source = Path(skirl.__file__).parents[1]
     env = os.environ | {
         "NUMBA_DISABLE_JIT": str(int(area not in COMPILED_AREAS)),
         "PYTHONPATH": os.pathsep.join([str(source), str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, "-m", "tests.faults.zygote", area, str(every)]
+    command = [sys.executable, "-m", "tests.faults.zygote", area, str(every), str(first)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
     sound = outcomes.pop("")
     assert sound is None, f"the battery fails without a fault: {sound}"
-    assert len(outcomes) == len(AREAS[area][::every])
+    assert len(outcomes) == len(AREAS[area][first::every])
     missed = [name for name, caught in outcomes.items() if caught is None]
     assert not missed, f"nothing caught: {missed}"
     unclear = {name: caught for name, caught in outcomes.items() if any(word in caught for word in UNCLEAR)}

@@ -1,8 +1,8 @@
 """Runs the battery under one fault after the other: each in a fork of this process, which has imported torch already.
 
-`python -m tests.faults.zygote AREA [N]` prints a JSON object: what caught each fault, or each N-th, null where nothing did.
-The sources are changed as they are imported, never on disk. Run it with NUMBA_DISABLE_JIT=1, so that kernels are their own
-source; faults of the disk store are none of kernels.
+`python -m tests.faults.zygote AREA [N [FIRST]]` prints a JSON object: what caught each fault, or each N-th, and null where
+nothing did. The sources are changed as they are imported, never on disk. Run it with NUMBA_DISABLE_JIT=1, so that kernels
+are their own source; faults of the disk store are none of kernels.
 """
 
 import importlib.abc
@@ -115,7 +115,8 @@ def main() -> None:
 
     results = {}
     every = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    for fault in AREAS[sys.argv[1]][::every]:
+    first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    for fault in AREAS[sys.argv[1]][first::every]:
         started = time.monotonic()
         results[fault.name] = in_fork(fault, range(ATTEMPTS), sys.argv[1])
         print(f"{time.monotonic() - started:5.1f} s  {fault.name}: {results[fault.name]}"[:300], file=sys.stderr)
