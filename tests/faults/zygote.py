@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
-DISK_AREAS = ("disk", "snapshots")
+DISK_AREAS = ("disk", "frozen")
 """Their faults are those of a store on disk: kernels have no part in them."""
 
 ATTEMPTS = 3

@@ -7,9 +7,9 @@ the store gives up what it held, so here their sizes are enough.
 
 from pathlib import Path
 
-from skirl.store.base import Facts
+from skirl.store.base import DISK_ROWS, Facts
 from skirl.store.disk import links
-from skirl.store.disk.manifest import KIND, Manifest
+from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.segment import Unusable
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import Reader
@@ -17,7 +17,7 @@ from skirl.tools.tensor_file import Reader
 
 def check(folder: Path, facts: Facts) -> None:
     """A CheckpointError that names the file which is not as it was written."""
-    if facts.get("kind") == KIND:
+    if facts.get("kind") == DISK_ROWS:
         try:
             manifest = Manifest.from_facts(facts)
         except Unusable as error:

@@ -21,7 +21,7 @@ from skirl.core.half import HALVES
 from skirl.core.tables import Schema, Table
 from skirl.engine.engine import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
-from skirl.store.snapshot import DISK_ROWS
+from skirl.store.base import DISK_ROWS
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.tools.shape_of import COUNT, misfit
 

@@ -6,7 +6,6 @@ from skirl.store.base import Layout, Record, Store
 from skirl.store.disk.store import DiskError, DiskFull, DiskStore
 from skirl.store.link import Link, LinkStore, split_spec
 from skirl.store.memory.store import MemoryStore
-from skirl.store.snapshot import SnapshotError
 
 __all__ = [
     "DiskError",
@@ -17,7 +16,6 @@ __all__ = [
     "LinkStore",
     "MemoryStore",
     "Record",
-    "SnapshotError",
     "Store",
     "open_store",
 ]

@@ -22,6 +22,9 @@ from skirl.core.tables import MAX_TABLES, ROW_BITS
 
 DTYPES = ("float32", "float64")
 
+MEMORY_ROWS, DISK_ROWS = "rows", "disk rows"
+"""What the facts of frozen rows say under `kind`: which kind of store they came from."""
+
 Rows = NDArray[np.float32] | NDArray[np.float64]
 
 
@@ -79,6 +82,15 @@ class Layout:
         self._kind_of_table = np.full(max(self.records) + 1, -1, np.int32)
         for table, record in self.records.items():
             self._kind_of_table[table] = self._kind[record.width, record.dtype]
+
+    @classmethod
+    def from_facts(cls, facts: Any) -> "Layout":
+        """What `facts` said; a TypeError or ValueError where it is none."""
+        return cls({table: Record(width, dtype) for table, width, dtype in facts})
+
+    def facts(self) -> list[list[Any]]:
+        """The records of each table, in anything that JSON can say."""
+        return [[table, r.width, r.dtype] for table, r in self.records.items()]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and self.records == other.records
@@ -150,9 +162,9 @@ class Store(ABC):
 
     layout: Layout
     identity: str
-    """Random, made when the store was; a restored store has the identity of the one that made the snapshot."""
+    """Random, made when the store is made. A store that thaws rows takes the identity of the store that froze them."""
     generation: int
-    """How many snapshots were made; stands in each of them."""
+    """Grows with each frozen state, and with each durable point of a store on disk; frozen rows say theirs."""
 
     def __init__(self, layout: Layout | Mapping[int, Record]) -> None:
         self.layout = layout if isinstance(layout, Layout) else Layout(layout)
@@ -197,19 +209,13 @@ class Store(ABC):
         Rows first written while it runs may be missing.
         """
 
-    @abstractmethod
-    def snapshot(self, folder: str | Path) -> None:
-        """Write all rows to a folder and add one to `generation`.
+    def held(self) -> "Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]":
+        """Which rows are held, for whoever needs one bit for each: by default what `keys` gives.
 
-        At every moment the folder holds the snapshot that was there before or the new one, whole.
+        A store that is far away overrides it, and yields (table, bits) instead of keys where bits are fewer bytes: row r of
+        the table is bit r % 64 of word r // 64, and rows behind the last word are not held. Keys and bits may be mixed.
         """
-
-    @abstractmethod
-    def restore(self, folder: str | Path) -> None:
-        """Take rows, identity and generation from a snapshot; what the store held before is gone.
-
-        Anything wrong with the snapshot is a `SnapshotError` that names the file, and the store is as it was.
-        """
+        return self.keys()
 
     @abstractmethod
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:

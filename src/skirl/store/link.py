@@ -123,13 +123,8 @@ class LinkStore(Store):
     def keys(self) -> Iterator[NDArray[np.int64]]:
         return self.inner.keys()
 
-    def snapshot(self, folder: str | Path) -> None:
-        self.inner.snapshot(folder)
-        self._same()
-
-    def restore(self, folder: str | Path) -> None:
-        self.inner.restore(folder)
-        self._same()
+    def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
+        return self.inner.held()
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         frozen = self.inner.freeze(folder, since)

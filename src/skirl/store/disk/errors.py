@@ -27,7 +27,7 @@ def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
     try:
         yield
     except Unusable as error:
-        advice = error.advice or "restore a snapshot into a new store, or name an empty folder"
+        advice = error.advice or "load a checkpoint into a new store, or name an empty folder"
         raise DiskError(f"{error}: {advice}") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull):
@@ -51,5 +51,5 @@ def _full(path: Path, more: int) -> str:
         free = "its free space is not known"
     return (
         f"the disk of {path} is full: {free}, and the store needs up to {more:,} more to go on. Nothing is lost; "
-        "free that much and try again, or resume on a larger disk from a snapshot"
+        "free that much and try again, or resume on a larger disk from a checkpoint"
     )

@@ -7,11 +7,8 @@ interpreter for every row; an array of all rows of a table would be plain, and t
 Criteo Terabyte. A reader and a writer do not wait for each other's copies (see `_gate.py`).
 """
 
-import math
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -22,12 +19,10 @@ from skirl.store.changes import Marks, Taken
 from skirl.store.gate import Gate
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
-from skirl.store.snapshot import DISK_ROWS, HEADER, MEMORY_ROWS, Snapshot, SnapshotError, save
-from skirl.tools.tensor_file import Reader, Writer
+from skirl.store.memory.frozen import PIECE, FrozenRows, frozen_rows, identity_of
 
 _WORTH = 2
 """Frozen files may take this many times the bytes of the rows held; then all are written anew."""
-_PIECE = 1 << 16  # keys looked up at a time: bounds both the wait for the lock and the room made too early
 
 
 @njit(nogil=True, cache=True)
@@ -140,59 +135,9 @@ class MemoryStore(Store):
     def _some_keys(self, kind: int, start: int) -> NDArray[np.int64]:
         try:
             with self._gate.lookup():
-                return self._kinds[kind].directory.keys[start : start + _PIECE].copy()
+                return self._kinds[kind].directory.keys[start : start + PIECE].copy()
         finally:
             self._gate.copied()
-
-    def snapshot(self, folder: str | Path) -> None:
-        self._check_open()
-        with self._gate.alone():
-            facts = {
-                "kind": MEMORY_ROWS,
-                "identity": self.identity,
-                "generation": self.generation + 1,
-                "layout": [[table, r.width, r.dtype] for table, r in self.layout.records.items()],
-            }
-            arrays: dict[str, NDArray[Any]] = {}
-            for record, kind in zip(self.layout.kinds, self._kinds, strict=True):
-                arrays[f"keys-{_name(record)}"] = kind.directory.keys
-                arrays[f"rows-{_name(record)}"] = kind.rows.array[: kind.directory.count]
-            save(folder, facts, arrays)
-            self.generation += 1
-
-    def restore(self, folder: str | Path) -> None:
-        """As promised by `Store`. Old rows are let go last: restore into an empty store to hold rows only once."""
-        self._check_open()
-        snapshot = Snapshot(folder)
-        header = Path(folder) / HEADER
-        identity, generation, layout = _facts(snapshot.facts, header)
-        if layout != self.layout:
-            raise SnapshotError(
-                f"{header} has records {layout}, this store {self.layout}: open it with the same tables"
-            )
-        kinds = self._empty()
-        for record, kind in zip(self.layout.kinds, kinds, strict=True):
-            self._load(snapshot, header, record, kind)
-        with self._gate.alone():
-            self._kinds = kinds
-            self.identity, self.generation = identity, generation
-
-    def _load(self, snapshot: Snapshot, header: Path, record: Record, kind: _Kind) -> None:
-        keys_name, rows_name = f"keys-{_name(record)}", f"rows-{_name(record)}"
-        if keys_name not in snapshot or rows_name not in snapshot:
-            raise SnapshotError(f"{header} names no {keys_name}: use another snapshot")
-        count = math.prod(snapshot.shape(keys_name))
-        keys = np.empty(count, np.int64)
-        snapshot.load(keys_name, keys)
-        kind.reserve(count)
-        snapshot.load(rows_name, kind.rows.array[:count])
-        try:
-            self.layout.kind(keys, kind.rows.array[:count])
-        except (TypeError, ValueError) as error:
-            raise SnapshotError(f"{header}: {keys_name} does not fit its rows ({error})") from None
-        kind.directory.place(keys)
-        if kind.directory.count != count:
-            raise SnapshotError(f"{header}: {keys_name} holds a key twice: use another snapshot")
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         self._check_open()
@@ -207,7 +152,8 @@ class MemoryStore(Store):
             counts = [k.marks.freeze(k.flags.array, k.directory.keys, everything=everything) for k in self._kinds]
             self.generation += 1
             self._frozen = None
-        return _FrozenRows(self, folder, [] if everything else files, counts, self.generation)
+        facts = {"identity": self.identity, "generation": self.generation, "files": [] if everything else files}
+        return FrozenRows(folder, self.layout, facts, counts, self._take, self._release)
 
     def _take(self, kind: int) -> Taken | None:
         """Some of what is owed to the frozen state."""
@@ -229,6 +175,7 @@ class MemoryStore(Store):
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
         """As promised by `Store`. Old rows are let go last: thaw into an empty store to hold rows only once."""
         self._check_open()
+        identity, generation = identity_of(folder, facts, self.layout)
         kinds = self._empty()
         for pairs, changed in ((frozen_rows(folder, facts, self.layout), False), (over, True)):
             for keys, rows in pairs:
@@ -240,9 +187,8 @@ class MemoryStore(Store):
                     kind.before(positions)
         with self._gate.alone():
             self._kinds = kinds
-            self.identity = facts["identity"]
-            self.generation = facts["generation"]
-            self._frozen = facts["generation"]
+            self.identity, self.generation = identity, generation
+            self._frozen = generation
 
     def close(self) -> None:
         """Let go of the rows."""
@@ -252,73 +198,6 @@ class MemoryStore(Store):
                 self._kinds = self._empty()
 
 
-class _FrozenRows(Frozen):
-    """Files of an earlier frozen state, and one more of what has changed since."""
-
-    def __init__(
-        self, store: MemoryStore, folder: Path, files: list[Facts], counts: list[int], generation: int
-    ) -> None:
-        self._store, self._folder, self._files, self._counts = store, folder, files, counts
-        self._generation, self._written = generation, False
-
-    def write(self) -> Facts:
-        kinds = self._store.layout.kinds
-        columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
-        for record, n in zip(kinds, self._counts, strict=True):
-            columns[f"keys-{_name(record)}"] = np.dtype(np.int64), (n,)
-            columns[f"rows-{_name(record)}"] = np.dtype(record.dtype), (n, record.width)
-        files = self._files
-        if any(self._counts):
-            with Writer(
-                self._folder / f"store-{secrets.token_hex(8)}.safetensors", columns, {"format": "skirl-rows"}
-            ) as writer:
-                for kind, record in enumerate(kinds):
-                    while (taken := self._store._take(kind)) is not None:
-                        writer.write(f"keys-{_name(record)}", taken[0])
-                        writer.write(f"rows-{_name(record)}", taken[1])
-            files = [*files, writer.entry]
-        self._written = True
-        layout = [[table, r.width, r.dtype] for table, r in self._store.layout.records.items()]
-        facts = {"kind": MEMORY_ROWS, "identity": self._store.identity, "generation": self._generation}
-        return facts | {"layout": layout, "files": files}
-
-    def release(self) -> None:
-        self._store._release(self._generation if self._written else None)
-
-
-def frozen_rows(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """What `_FrozenRows` wrote, in the order in which it is to be written: later rows replace earlier ones."""
-    header = folder / "store"
-    _, _, found = _facts(facts, header)
-    if found != layout:
-        raise SnapshotError(f"{folder} has records {found}, this store {layout}: open it with the same tables")
-    for entry in facts["files"]:
-        reader = Reader(folder, entry)
-        for record in layout.kinds:
-            yield from reader.pairs(f"keys-{_name(record)}", f"rows-{_name(record)}", layout, _PIECE)
-
-
 def _pieces(size: int) -> Iterator[slice]:
-    for start in range(0, size, _PIECE):
-        yield slice(start, start + _PIECE)
-
-
-def _name(record: Record) -> str:
-    return f"{record.width}-{record.dtype}"
-
-
-def _facts(facts: Mapping[str, Any], header: Path) -> tuple[str, int, Layout]:
-    if facts.get("kind") == DISK_ROWS:
-        raise SnapshotError(
-            f"{header} holds the rows of a disk store, which need not fit in memory: set store='disk:FOLDER', with a new or "
-            "an empty folder"
-        )
-    if facts.get("kind") != MEMORY_ROWS:
-        raise SnapshotError(
-            f"{header} is a snapshot of {facts.get('kind')!r}, not of rows: give the store's own folder"
-        )
-    try:
-        layout = Layout({table: Record(width, dtype) for table, width, dtype in facts["layout"]})
-        return facts["identity"], facts["generation"], layout
-    except (KeyError, TypeError, ValueError) as error:
-        raise SnapshotError(f"{header} does not describe rows ({error}): use another snapshot") from None
+    for start in range(0, size, PIECE):
+        yield slice(start, start + PIECE)
