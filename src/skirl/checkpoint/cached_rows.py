@@ -34,7 +34,7 @@ class FrozenCaches:
         self._kept: list[np.ndarray] = []
         self._counts: list[int] = []
         for cache in self._caches:
-            self._counts.append(cache.marks.freeze(cache.flags, cache.key_of, everything=everything))
+            self._counts.append(cache.changes.freeze(cache.flags, cache.key_of, everything=everything))
             self._kept.append(cache.key_of[(cache.key_of >= 0) & (cache.flags == 0)])
 
     def write(self) -> Facts:
@@ -48,7 +48,7 @@ class FrozenCaches:
         with Writer(path, columns, {"format": "skirl-rows"}) as writer:
             for i, cache in enumerate(self._caches):
                 writer.write(f"kept-{i}", self._kept[i])
-                while (taken := cache.marks.take(cache.flags, cache.key_of, cache.records)) is not None:
+                while (taken := cache.changes.take(cache.flags, cache.key_of, cache.records)) is not None:
                     writer.write(f"keys-{i}", taken[0])
                     writer.write(f"rows-{i}", taken[1])
         return {"files": [*self._files, writer.entry]}
@@ -56,7 +56,7 @@ class FrozenCaches:
     def release(self) -> None:
         """They are written, or given up."""
         for cache in self._caches:
-            cache.marks.forget(cache.flags)
+            cache.changes.forget(cache.flags)
 
 
 def overlay(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[np.ndarray, Rows]]:

@@ -142,7 +142,7 @@ class Engine:
                 if self.store is not store:
                     self.store.close()  # opened here; a second try must find it free
                 raise ValueError(refusal)
-            self.seen.rebuild(self.store.keys())
+            self.seen.rebuild(self.store.held())
         self.caches: list[Cache] = []
         self.staging_rows: list[int] = []
         self.split_by_one = False
@@ -446,7 +446,7 @@ class Engine:
         if split is not None and split["cache"] == self.cache_size:
             self.staging_rows = list(split["staging_rows"])
             self._allocate(split["slots"])
-        self.seen.rebuild(self.store.keys())
+        self.seen.rebuild(self.store.held())
         self.table_steps[:] = table_steps
         self.counters = counters
         self.damage = None

@@ -24,7 +24,7 @@ from skirl.core.tables import Schema
 from skirl.oracle import loops
 from skirl.oracle.distinct import Finder
 from skirl.oracle.policies.base import make_policy
-from skirl.oracle.row_states import EVICTED, Rows
+from skirl.oracle.row_states import EVICTED, RowStates
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 from skirl.oracle.uses import Uses
@@ -115,7 +115,7 @@ class BankPlanner:
         self._depth = depth
         self._finder = Finder(schema, bank)
         self._tables = self._finder.tables
-        self._rows: Rows | None = None
+        self._rows: RowStates | None = None
         self._uses = Uses(depth)
         self._policy = make_policy(policy, capacity, depth)
         self._window: deque[_Entered] = deque()
@@ -271,14 +271,14 @@ class BankPlanner:
             self._seen.discard(self._first_uses.pop()[1])
 
     @property
-    def _known(self) -> Rows:
+    def _known(self) -> RowStates:
         assert self._rows is not None
         return self._rows
 
     def _begin(self, positions: int) -> None:
         """The first batch is there, and says how large the window will be: the array of states may take as much."""
         room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
-        self._rows = Rows(self._schema, tuple(self._tables.tolist()), room)
+        self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room)
         resident, next_uses = self._resident
         if resident is not None and len(resident.keys):
             self._adopt(resident, next_uses)

@@ -6,7 +6,7 @@ stretches run side by side. What lies all over memory is asked for ahead of its 
 
 import numpy as np
 
-from skirl.core.tables import MAX_ROWS, ROW_BITS
+from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.oracle.row_states import EVICTED
 from skirl.tools.jit import AHEAD, kernel, prefetch
 

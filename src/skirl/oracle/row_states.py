@@ -16,7 +16,8 @@ import mmap
 
 import numpy as np
 
-from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.core.keys import MAX_ROWS, ROW_BITS
+from skirl.core.tables import Schema
 from skirl.tools.hash_index import HashIndex, ask, find, insert, remove
 from skirl.tools.jit import AHEAD, kernel
 
@@ -27,12 +28,12 @@ MOST_IN_ARRAY = 1 << 26
 """Rows whose states lie in the array, at most: 256 MB."""
 
 
-class Rows:
+class RowStates:
     """The states of all rows of a bank.
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 100, 4), Table("b", 10**9, 4)])
-    >>> rows = Rows(schema, (0, 1), room=1000)
+    >>> rows = RowStates(schema, (0, 1), room=1000)
     >>> rows.handles(np.array([5, 1 << 48 | 123456789, 7])).tolist()
     [5, 0, 7]
     """

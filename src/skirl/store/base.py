@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from skirl.core.tables import MAX_TABLES, ROW_BITS
+from skirl.core.keys import MAX_TABLES, ROW_BITS, table_of
 
 DTYPES = ("float32", "float64")
 
@@ -125,7 +125,7 @@ class Layout:
         return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
 
     def _refusal(self, key: int, given: Record) -> str:
-        table = key >> ROW_BITS
+        table = table_of(key)
         if key < 0:
             return f"key {key} is negative: a key is table << {ROW_BITS} | row"
         if table not in self.records:

@@ -141,19 +141,19 @@ def _copied(flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64]
     return keys, rows.copy(chosen)
 
 
-class Marks:
+class Changes:
     """The marks of one array of records, which may move as it grows: whoever calls passes it, and the marks' bytes.
 
     >>> flags, keys, rows = np.zeros(3, np.uint8), np.array([7, 8, 9]), np.ones((3, 1), np.float32)
-    >>> marks = Marks()
-    >>> marks.before(flags, np.array([0, 2]), keys, rows)
-    >>> marks.freeze(flags, keys)
+    >>> changes = Changes()
+    >>> changes.changing(flags, np.array([0, 2]), keys, rows)
+    >>> changes.freeze(flags, keys)
     2
-    >>> marks.before(flags, np.array([2]), keys, rows)
+    >>> changes.changing(flags, np.array([2]), keys, rows)
     >>> rows[2] = 5
-    >>> [(k.tolist(), r.tolist()) for k, r in iter(lambda: marks.take(flags, keys, rows), None)]
+    >>> [(k.tolist(), r.tolist()) for k, r in iter(lambda: changes.take(flags, keys, rows), None)]
     [([9], [[1.0]]), ([7], [[1.0]])]
-    >>> marks.freeze(flags, keys)
+    >>> changes.freeze(flags, keys)
     1
     """
 
@@ -169,7 +169,7 @@ class Marks:
         self.most_aside = 0
         """Bytes set aside at one time, at most."""
 
-    def room(self) -> None:
+    def wait_for_room(self) -> None:
         """Wait until more may be set aside; holding nothing that the writer needs."""
         if self._aside_bytes > MOST_ASIDE:
             began = time.perf_counter()
@@ -177,7 +177,7 @@ class Marks:
                 self._changed.wait_for(lambda: self._aside_bytes <= MOST_ASIDE)
             self.waited += time.perf_counter() - began
 
-    def before(self, flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records) -> None:
+    def changing(self, flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records) -> None:
         """Records at these places are about to change."""
         with self._lock:
             if self._owed and (n := _count_owed(flags, places)):

@@ -114,7 +114,7 @@ def test_removing_before_the_point_lasts_is_found(tmp_path, monkeypatch):
         with store._gate.alone():
             for log in store._logs:
                 dead = log.dead()
-                store._room.forget(dead)
+                store._cleaner.forget(dead)
                 log.drop(dead)
                 store._remove(dead)
         store._write_manifest(store.identity, generation, store._logs)

@@ -428,7 +428,7 @@ def test_cleaning_does_not_hide_damage(tmp_path, monkeypatch):
     make_small(monkeypatch)
     store = DiskStore(tmp_path, {0: Record(4)})
     store.write(np.arange(40), random_rows(0, 40, seed=1))
-    position = int(store._logs[0].places.locate(np.array([7]))[0])
+    position = int(store._logs[0].index.locate(np.array([7]))[0])
     segment = store._logs[0].segments[position >> 20]
     os.pwrite(segment.rows.number, b"\0", HEADER + 20 * (position & INDEX_MASK) + 3)
     with pytest.raises(DiskError, match="row 7 of table 0, is damaged"):
@@ -596,7 +596,7 @@ def test_rows_are_read_while_they_are_moved(tmp_path, monkeypatch):
     still, busy = np.arange(0, 3000, 3), np.setdiff1d(np.arange(3000), np.arange(0, 3000, 3))
     order = np.random.default_rng(0).permutation(3000)
     store.write(order, np.repeat(order[:, None], 8, 1).astype(np.float32))
-    moved = store._logs[0].places.locate(still)
+    moved = store._logs[0].index.locate(still)
     reads = 0
 
     def read() -> None:
@@ -620,7 +620,7 @@ def test_rows_are_read_while_they_are_moved(tmp_path, monkeypatch):
     done.set()
     thread.join(60)
     assert not thread.is_alive() and not errors, errors
-    assert reads > 3 and (store._logs[0].places.locate(still) != moved).mean() > 0.5
+    assert reads > 3 and (store._logs[0].index.locate(still) != moved).mean() > 0.5
     store.close()
 
 

@@ -27,6 +27,7 @@ import torch
 
 from skirl.core.batch import KeyedJagged
 from skirl.core.ids import capture, resolve
+from skirl.core.keys import row_of, table_of
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Schema, Table
 from skirl.data import Synthetic
@@ -249,7 +250,7 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
     planner.enter(ids[0].positions)
     step = planner.plan()
     base = np.cumsum([0, *(table.rows for table in tables)])
-    step.rows = (base[step.keys >> 48] + (step.keys & ((1 << 48) - 1))).astype(np.int32)
+    step.rows = (base[table_of(step.keys)] + row_of(step.keys)).astype(np.int32)
     step.slots[step.group_pos] = np.repeat(step.rows, np.diff(step.group_start))
     step.number = number
     return Given(sparse, step, Micro(None, captured, ids))

@@ -18,7 +18,7 @@ _PACE = 4  # records cleaned for each one written, once garbage has to go
 _WORTH = 0.92  # a segment fuller than this is not cleaned
 
 
-class Room:
+class Cleaner:
     """The room of some logs. Not safe for threads: it is the writer's.
 
     share: bytes on disk for each byte of rows, at most. point: makes a durable point, after which dead segments are gone.
@@ -38,11 +38,11 @@ class Room:
     @property
     def limit(self) -> float:
         """What the rows held may take on disk."""
-        payload = sum(log.places.count * (log.stride - 4) for log in self._logs)
-        stored = sum(log.places.count * log.footprint for log in self._logs)
+        payload = sum(log.index.count * (log.stride - 4) for log in self._logs)
+        stored = sum(log.index.count * log.footprint for log in self._logs)
         return max(self._share * payload, _LEAST_SHARE * stored) + SLACK
 
-    def make(self, log: Log, n: int) -> None:
+    def make_room(self, log: Log, n: int) -> None:
         """Clean, so that `n` rows more stay within the limit; a little at a time where that will do."""
         coming = n * log.footprint
         limit = self.limit

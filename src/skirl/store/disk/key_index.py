@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.core.tables import MAX_ROWS, ROW_BITS
+from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.store.disk.records import INDEX_BITS, Keys, Number, hash_key
 from skirl.store.memory.arena import Arena
 from skirl.tools.jit import kernel
@@ -281,12 +281,12 @@ class _Table:
         return self._words.array, self._positions.array, self.shape
 
 
-class Places:
+class KeyIndex:
     """The position of each key. Not safe for threads: the gate is.
 
     rows: how many there are of each table that has keys here; None: any key may come, and takes twice the memory.
 
-    >>> places, arrays = Places({0: 100}), [np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64)]
+    >>> places, arrays = KeyIndex({0: 100}), [np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64)]
     >>> places.reserve(2)
     >>> places.place(np.array([70, 50]), 0, *arrays)
     >>> places.locate(np.array([50, 60]))

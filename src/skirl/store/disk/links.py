@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from skirl.store.disk.os_files import Files
-from skirl.store.disk.segment import Entry
+from skirl.store.disk.segment import SegmentEntry
 from skirl.tools.sealed_json import CheckpointError
 
 OURS = re.compile(r"[0-9a-f]{16}\.(rows|keys)(\.tmp)?|store\.json-[0-9a-f]{16}\.tmp")
@@ -32,7 +32,7 @@ def replace(files: Files, folder: Path, name: str, content: bytes) -> None:
     files.sync_folder(folder)
 
 
-def take_over(files: Files, entries: list[Entry], source: Path, target: Path, added: list[Path]) -> None:
+def take_over(files: Files, entries: list[SegmentEntry], source: Path, target: Path, added: list[Path]) -> None:
     """Segments' files, from one folder to another that may have some of them already; `added` are named there."""
     for entry in entries:
         for name, size in entry.least().items():

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from skirl.core.tables import MAX_ROWS, ROW_BITS
+from skirl.core.keys import row_of, table_of
 from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
-from skirl.store.disk.key_index import MOST_PLACED, Places
+from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
 from skirl.store.disk.os_files import Files, Handle
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
-from skirl.store.disk.segment import Entry, Segment, Unusable, check_header, header, stride
+from skirl.store.disk.segment import Segment, SegmentEntry, Unusable, check_header, header, stride
 from skirl.store.gate import Gate
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
@@ -49,7 +49,7 @@ class Log:
     ) -> None:
         self.folder, self.record = folder, record
         self._files, self._gate = files, gate
-        self.places = Places(rows)
+        self.index = KeyIndex(rows)
         self._rows = rows or {}
         self._layout = layout or Layout(dict.fromkeys(rows or {0: 0}, record))
         self.stride = stride(record)
@@ -75,7 +75,7 @@ class Log:
     @property
     def capacity(self) -> int:
         """Records that a segment begun now would take."""
-        return min(1 << INDEX_BITS, max(SMALLEST, self.places.count // _SHARE))
+        return min(1 << INDEX_BITS, max(SMALLEST, self.index.count // _SHARE))
 
     def bytes(self) -> int:
         """Bytes on disk, garbage included."""
@@ -90,14 +90,14 @@ class Log:
         """The part of a segment's records that is not garbage."""
         return float(self.live[segment.slot] / max(1, self.ends[segment.slot]))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SegmentEntry]:
         """What a manifest says of this log: all that is in it now, but dead segments."""
-        out: list[Entry] = []
+        out: list[SegmentEntry] = []
         for segment in self.segments.values():
             if self.live[segment.slot]:
                 count, state = int(self.ends[segment.slot]), int(self._sums[segment.slot])
                 sizes = HEADER + count * self.stride, HEADER + count * 8
-                out.append(Entry(segment.name, self.record, count, state, *sizes))
+                out.append(SegmentEntry(segment.name, self.record, count, state, *sizes))
         return out
 
     # Reading
@@ -126,7 +126,7 @@ class Log:
         stop = min(start + MOST_PLACED, int(self.ends[segment.slot]))
         with self._opened(segment.keys_path) as file:  # the segment's own is the writer's, who may close it
             keys = self._keys(segment, file.number, start, stop)
-        keys = keys[self.places.standing(keys, segment.slot << INDEX_BITS | start)]
+        keys = keys[self.index.standing(keys, segment.slot << INDEX_BITS | start)]
         return keys, stop if stop < self.ends[segment.slot] else 0
 
     @contextmanager
@@ -203,9 +203,9 @@ class Log:
             self._files.write(segment.keys.number, np.ascontiguousarray(some).data, HEADER + end * 8)
             try:
                 with self._gate.lookup():
-                    self.places.reserve(some.size)
+                    self.index.reserve(some.size)
                     first = segment.slot << INDEX_BITS | end
-                    self.places.place(some, first, self.ends, self.live, self._sums)
+                    self.index.place(some, first, self.ends, self.live, self._sums)
             finally:
                 self._gate.copied()
             done += some.size
@@ -238,11 +238,11 @@ class Log:
 
     def beyond(self, keys: Keys) -> str | None:
         """Which key is no row of the tables, in words; None where all are."""
-        stranger = self.places.stranger(keys)
+        stranger = self.index.stranger(keys)
         return self._beyond(keys[stranger]) if stranger >= 0 else None
 
     def _beyond(self, key: int) -> str:
-        return f"{_named(key)} is there, which has {self._rows.get(int(key) >> ROW_BITS, 0):,} rows here"
+        return f"{_named(key)} is there, which has {self._rows.get(table_of(int(key)), 0):,} rows here"
 
     def _begin(self) -> Segment:
         """A new segment to append to; small ones before it are written into it."""
@@ -285,7 +285,7 @@ class Log:
         """Append a segment's live rows again, some at a time; yields how many records that dealt with."""
         with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own in the midst of this
             for start, keys in self._all_keys(segment, file.number):
-                picks = self.places.standing(keys, segment.slot << INDEX_BITS | start)
+                picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
                 if picks.size:
                     rows = np.empty(picks.size * self._words, np.uint32)
                     bad = self._checked(segment, keys, start, picks, rows)
@@ -336,7 +336,7 @@ class Log:
 
     # Opening
 
-    def load(self, entry: Entry) -> None:
+    def load(self, entry: SegmentEntry) -> None:
         """Take in a segment of an earlier life, after those before it in the log."""
         paths = [self.folder / name for name in entry.files()]
         for name, size in entry.least().items():
@@ -354,12 +354,12 @@ class Log:
                 keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
                 if not other and (at := self._layout.stranger(keys, self.record)) >= 0:
                     other = f"{segment.keys_path} is damaged: {_named(keys[at])} has no such records"
-                stranger = self.places.stranger(keys)
+                stranger = self.index.stranger(keys)
                 if stranger >= 0:
                     what = f"{segment.keys_path} is damaged, or {self._beyond(keys[stranger])}"
                     raise Unusable(what, "give the table as many rows as it had")
-                self.places.reserve(keys.size)
-                self.places.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
+                self.index.reserve(keys.size)
+                self.index.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
         if int(self._sums[slot]) != entry.keys_hash:
             self._sums[slot] = entry.keys_hash
             self.check(segment)  # names the record, if it can be told
@@ -381,7 +381,7 @@ class Log:
 
 
 def _named(key: int) -> str:
-    return f"row {key & (MAX_ROWS - 1)} of table {key >> ROW_BITS}"
+    return f"row {row_of(key)} of table {table_of(key)}"
 
 
 def _flat(rows: Rows) -> Words:

@@ -29,7 +29,7 @@ def load(logs: list[Log], manifest: Manifest) -> None:
     """Take in the segments of an earlier life."""
     for log, count in zip(logs, manifest.rows):
         names = [entry.name for entry in manifest.segments if entry.record == log.record]
-        log.places.expect(min(count, _most_keys(log.folder, names)))  # a file may claim any number
+        log.index.expect(min(count, _most_keys(log.folder, names)))  # a file may claim any number
     by_record = {log.record: log for log in logs}
     for entry in manifest.segments:
         by_record[entry.record].load(entry)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.store.base import DISK_ROWS, Layout
-from skirl.store.disk.segment import FORMAT_VERSION, Entry, Unusable
+from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry, Unusable
 from skirl.tools.sealed_json import CheckpointError, read_sealed, seal, skirl_version
 
 NAME = "store.json"
@@ -23,7 +23,7 @@ class Manifest:
     identity: str
     generation: int
     layout: Layout
-    segments: list[Entry]
+    segments: list[SegmentEntry]
     """In order of the log, kind by kind."""
     rows: tuple[int, ...] = ()
     """How many rows of each kind there are; empty where that is not known. Only a hint: it makes opening faster."""
@@ -47,7 +47,7 @@ class Manifest:
             if facts["kind"] != DISK_ROWS or facts["segment_format"] != FORMAT_VERSION:
                 raise Unusable(f"is of {facts['kind']!r} in format {facts['segment_format']}")
             layout = Layout.from_facts(facts["layout"])
-            segments = [Entry.from_text(entry) for entry in facts["segments"]]
+            segments = [SegmentEntry.from_text(entry) for entry in facts["segments"]]
             if not isinstance(facts["identity"], str) or not isinstance(facts["generation"], int):
                 raise TypeError("identity and generation")
             if {entry.record for entry in segments} - set(layout.kinds):

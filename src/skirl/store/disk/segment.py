@@ -32,7 +32,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SegmentEntry:
     """A segment as a manifest names it."""
 
     name: str
@@ -49,7 +49,7 @@ class Entry:
         return f"{self.name} {record.width} {record.dtype} {self.count} {self.keys_hash:016x} {sizes}"
 
     @classmethod
-    def from_text(cls, text: str) -> "Entry":
+    def from_text(cls, text: str) -> "SegmentEntry":
         """A TypeError or ValueError where `text` is none."""
         name, width, dtype, count, keys_hash, rows_bytes, keys_bytes = text.split(" ")
         if not re.fullmatch("[0-9a-f]{16}", name):
@@ -66,7 +66,7 @@ class Entry:
         """The names of its files, and the size of each."""
         return {f"{self.name}.rows": self.rows_bytes, f"{self.name}.keys": self.keys_bytes}
 
-    def sized(self, folder: Path) -> "Entry":
+    def sized(self, folder: Path) -> "SegmentEntry":
         """With the sizes of its files as they are in a folder."""
         rows_bytes, keys_bytes = ((folder / name).stat().st_size for name in self.files())
         return replace(self, rows_bytes=rows_bytes, keys_bytes=keys_bytes)

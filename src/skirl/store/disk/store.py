@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store
 from skirl.store.disk import frozen, links, lock
 from skirl.store.disk import logs as all_logs
-from skirl.store.disk.cleaning import Room
+from skirl.store.disk.cleaning import Cleaner
 from skirl.store.disk.errors import DiskError, DiskFull, explained, unwritable
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import NAME, Manifest
@@ -111,7 +111,7 @@ class DiskStore(Store):
         return all_logs.empty(self.path, self.layout, self._files, self._gate, self._rows)
 
     def _set_logs(self, logs: list[Log]) -> None:
-        self._logs, self._room = logs, Room(logs, self._share, self._point)
+        self._logs, self._cleaner = logs, Cleaner(logs, self._share, self._point)
 
     def _load(self, manifest: Manifest) -> None:
         if manifest.layout != self.layout:
@@ -141,7 +141,7 @@ class DiskStore(Store):
                 try:
                     with self._gate.lookup():
                         log = self._logs[kind]
-                        positions = log.places.locate(keys[piece])
+                        positions = log.index.locate(keys[piece])
                     log.rows_at(positions, keys[piece], out[piece])
                 finally:
                     self._gate.copied()
@@ -163,12 +163,12 @@ class DiskStore(Store):
             with self._explained(keys.size * log.footprint):
                 for start in range(0, keys.size, _PIECE):
                     piece = keys[start : start + _PIECE]
-                    self._room.make(log, piece.size)
+                    self._cleaner.make_room(log, piece.size)
                     self._changed = True
                     log.append(piece, words[start * each : (start + piece.size) * each])
 
     def __len__(self) -> int:
-        return sum(log.places.count for log in self._logs)
+        return sum(log.index.count for log in self._logs)
 
     def keys(self) -> Iterator[NDArray[np.int64]]:
         """As promised by `Store`, in the order of the rows on disk, so that reading them goes through the files once.
@@ -196,7 +196,7 @@ class DiskStore(Store):
     @property
     def bytes_on_disk(self) -> int:
         """Bytes of all files of rows, garbage included."""
-        return self._room.held
+        return self._cleaner.held
 
     # Durable points
 
@@ -224,7 +224,7 @@ class DiskStore(Store):
         self.generation, self._changed = generation, False
         gone = [(log, dead) for log in self._logs if (dead := log.dead())]
         if gone:
-            self._room.forget([segment for _, dead in gone for segment in dead])
+            self._cleaner.forget([segment for _, dead in gone for segment in dead])
             with self._gate.alone():
                 for log, dead in gone:
                     log.drop(dead)
@@ -238,7 +238,7 @@ class DiskStore(Store):
 
     def _manifest(self, identity: str, generation: int, logs: list[Log]) -> Manifest:
         entries = [entry for log in logs for entry in log.entries()]
-        return Manifest(identity, generation, self.layout, entries, tuple(log.places.count for log in logs))
+        return Manifest(identity, generation, self.layout, entries, tuple(log.index.count for log in logs))
 
     def _write_manifest(self, identity: str, generation: int, logs: list[Log]) -> None:
         links.replace(self._files, self.path, NAME, self._manifest(identity, generation, logs).sealed())
@@ -353,4 +353,4 @@ class DiskStore(Store):
 
     def _explained(self, need: int = 0) -> contextlib.AbstractContextManager[None]:
         """Say what to do about damaged files and a full disk; `need`: bytes that are to be written."""
-        return explained(self.path, lambda: max(need, int(self._room.limit + need) - self.bytes_on_disk))
+        return explained(self.path, lambda: max(need, int(self._cleaner.limit + need) - self.bytes_on_disk))

@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
-from skirl.store.changes import Marks, Taken
+from skirl.store.changes import Changes, Taken
 from skirl.store.gate import Gate
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
@@ -42,14 +42,14 @@ def _scatter(held: Rows, positions: NDArray[np.int32], rows: Rows) -> None:
             held[positions[i], j] = rows[i, j]
 
 
-class _Kind:
+class _RowsOfKind:
     """The rows of one kind: where each key stands, and the records."""
 
     def __init__(self, record: Record) -> None:
         self.directory = Directory()
         self.rows = Arena(record.dtype, (record.width,))
         self.flags = Arena(np.uint8)
-        self.marks = Marks()
+        self.changes = Changes()
 
     def has_room(self, n_more: int) -> bool:
         need = self.directory.count + n_more
@@ -60,8 +60,8 @@ class _Kind:
         self.rows.reserve(self.directory.count + n_more)
         self.flags.reserve(self.directory.count + n_more)
 
-    def before(self, positions: NDArray[np.int32]) -> None:
-        self.marks.before(self.flags.array, positions, self.directory.keys, self.rows.array)
+    def changing(self, positions: NDArray[np.int32]) -> None:
+        self.changes.changing(self.flags.array, positions, self.directory.keys, self.rows.array)
 
 
 class MemoryStore(Store):
@@ -86,8 +86,8 @@ class MemoryStore(Store):
         self._frozen: int | None = None
         """The generation that changes are counted from, if it was written."""
 
-    def _empty(self) -> list[_Kind]:
-        return [_Kind(record) for record in self.layout.kinds]
+    def _empty(self) -> list[_RowsOfKind]:
+        return [_RowsOfKind(record) for record in self.layout.kinds]
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         for piece in _pieces(keys.size):
@@ -108,7 +108,7 @@ class MemoryStore(Store):
 
     def _write_pieces(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         for piece in _pieces(keys.size):
-            self._kinds[kind].marks.room()
+            self._kinds[kind].changes.wait_for_room()
             try:
                 with self._gate.lookup():
                     held = self._kinds[kind]
@@ -116,7 +116,7 @@ class MemoryStore(Store):
                         with self._gate.alone():
                             held.reserve(keys[piece].size)
                     positions = held.directory.place(keys[piece])
-                held.before(positions)
+                held.changing(positions)
                 _scatter(held.rows.array, positions, rows[piece])
             finally:
                 self._gate.copied()
@@ -149,7 +149,7 @@ class MemoryStore(Store):
             ]
             held = sum(bytes * kind.directory.count for bytes, kind in each)
             everything = not files or sum(entry["bytes"] for entry in files) > _WORTH * held
-            counts = [k.marks.freeze(k.flags.array, k.directory.keys, everything=everything) for k in self._kinds]
+            counts = [k.changes.freeze(k.flags.array, k.directory.keys, everything=everything) for k in self._kinds]
             self.generation += 1
             self._frozen = None
         facts = {"identity": self.identity, "generation": self.generation, "files": [] if everything else files}
@@ -161,7 +161,7 @@ class MemoryStore(Store):
             with self._gate.lookup():
                 held = self._kinds[kind]
                 flags, keys, rows = held.flags.array, held.directory.keys, held.rows.array
-            return held.marks.take(flags, keys, rows)
+            return held.changes.take(flags, keys, rows)
         finally:
             self._gate.copied()
 
@@ -169,7 +169,7 @@ class MemoryStore(Store):
         """The frozen state of a generation is written, None: it is given up."""
         with self._gate.alone():
             for kind in self._kinds:
-                kind.marks.forget(kind.flags.array)
+                kind.changes.forget(kind.flags.array)
             self._frozen = generation
 
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
@@ -184,7 +184,7 @@ class MemoryStore(Store):
                 positions = kind.directory.place(keys)
                 _scatter(kind.rows.array, positions, rows)
                 if changed:  # against the files of the frozen state
-                    kind.before(positions)
+                    kind.changing(positions)
         with self._gate.alone():
             self._kinds = kinds
             self.identity, self.generation = identity, generation
