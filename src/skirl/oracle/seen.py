@@ -1,8 +1,6 @@
-"""Which rows exist: one bit a row, so that a row's first use needs no request.
+"""Which rows exist: one bit for each row, so that a row's first use needs no request.
 
-882.8M rows cost 110 MB, and only the pages of touched rows are ever backed by memory. A set of touched keys would cost 16
-bytes or more a touched row and a random access into a far larger array for every row that comes in. It is what tables of
-more than 2**33 rows have, ids hashed to 48 bits say: their bits would not fit in the address space.
+Tables of more than 2**33 rows have a set of keys instead: their bits would not fit in the address space.
 """
 
 from collections.abc import Iterable
@@ -20,6 +18,10 @@ MOST_IN_BITS = 1 << 33
 
 class Seen:
     """For every row of every table: whether the row was ever used.
+
+    **Arguments**
+
+    - `schema`: the tables.
 
     >>> from skirl import Table
     >>> seen = Seen(Schema.of([Table("a", 100, 4), Table("b", 1 << 48, 4)]))

@@ -1,9 +1,6 @@
-"""What every store is: it holds rows off the device and answers by key.
+"""The interface of every store, which holds rows off the device and answers by key; and what it checks for all of them.
 
-A row travels as one record, its weight and its optimizer state side by side, so a read is one request and one copy;
-state kept in a store of its own would double both. A call is an array of keys and a [n, width] array, never a row at a
-time: a Python call costs about a microsecond, a row of 65 floats 0.1. `Store` checks what it is given here, once for
-all kinds of store; a kind of store implements `_read`, `_write` and the rest, and passes tests/store/conformance.py.
+A kind of store implements the abstract methods and has to pass tests/store/conformance.py.
 """
 
 import secrets
@@ -31,6 +28,11 @@ Rows = NDArray[np.float32] | NDArray[np.float64]
 @dataclass(frozen=True)
 class Record:
     """The records of one table: how many numbers of which type.
+
+    **Arguments**
+
+    - `width`: numbers in a record: the row and its optimizer state.
+    - `dtype`: "float32" or "float64"; "float32" because that is what nearly all tables have.
 
     >>> Record(65)
     Record(width=65, dtype='float32')
@@ -62,6 +64,10 @@ def _first_stranger(keys: NDArray[np.int64], kind_of_table: NDArray[np.int32], k
 
 class Layout:
     """The records of every table of a store. Tables with equal records are one *kind*: one call serves them together.
+
+    **Arguments**
+
+    - `records`: the `Record` of each table, by the table's number.
 
     >>> layout = Layout({0: Record(65), 1: Record(17), 2: Record(65)})
     >>> layout.kinds
@@ -146,18 +152,22 @@ class Frozen(ABC):
 
     @abstractmethod
     def write(self) -> Facts:
-        """Write them, made to last; meant for a thread of its own. For `Store.thaw`."""
+        """Write them and wait until they last; meant for a thread of its own. Gives what `Store.thaw` needs."""
 
     @abstractmethod
     def release(self) -> None:
-        """They are written, or given up. Whether this fails or not, the store is of use as before."""
+        """Called when they are written or given up. The store can be used as before, even if this fails."""
 
 
 class Store(ABC):
     """Rows by key, off the device.
 
-    `read` and `write` may be called from several threads at once, never for one key at once. All other methods wait for
-    calls in progress where they need to, but are meant for one thread.
+    `read` and `write` may be called from several threads at once, but never for the same key at once. All other methods wait
+    for calls in progress where they need to, and are meant for one thread.
+
+    **Arguments**
+
+    - `layout`: the records of each table; a mapping will do.
     """
 
     layout: Layout
@@ -173,7 +183,13 @@ class Store(ABC):
         self.closed = False
 
     def read(self, keys: NDArray[np.int64], out: Rows) -> NDArray[np.bool_]:
-        """Copy the rows of `keys`, all of one kind, to `out`; True where one is held, `out` is left alone elsewhere."""
+        """Copy rows to `out`; True where a row is held, elsewhere `out` is left alone.
+
+        **Arguments**
+
+        - `keys`: int64 `[n]`, all of one kind.
+        - `out`: `[n, width]`, contiguous, in the dtype of that kind.
+        """
         self._check_open()
         kind = self.layout.kind(keys, out)
         if not out.flags.writeable:
@@ -184,7 +200,13 @@ class Store(ABC):
         return found
 
     def write(self, keys: NDArray[np.int64], rows: Rows) -> None:
-        """Hold a copy of `rows` under `keys`, distinct and all of one kind; what was held under them before is gone."""
+        """Hold a copy of rows; what was held under their keys before is gone.
+
+        **Arguments**
+
+        - `keys`: int64 `[n]`, distinct and all of one kind.
+        - `rows`: `[n, width]`, contiguous, in the dtype of that kind.
+        """
         self._check_open()
         kind = self.layout.kind(keys, rows)
         if len(keys):
@@ -212,24 +234,35 @@ class Store(ABC):
     def held(self) -> "Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]":
         """Which rows are held, for whoever needs one bit for each: by default what `keys` gives.
 
-        A store that is far away overrides it, and yields (table, bits) instead of keys where bits are fewer bytes: row r of
-        the table is bit r % 64 of word r // 64, and rows behind the last word are not held. Keys and bits may be mixed.
+        A store on another machine overrides it and yields (table, bits) instead of keys, where those are fewer bytes. Row r
+        of the table is bit r % 64 of word r // 64; rows behind the last word are not held. Keys and bits may be mixed.
         """
         return self.keys()
 
     @abstractmethod
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """The rows as they are now, for a folder that several frozen states may share; add one to `generation`.
+        """The rows as they are now; `generation` grows.
 
-        Takes no time to speak of, and must not run beside a `write`. since: what the last `Frozen.write` to this folder
-        gave, if nothing but this store has changed it: then only what has changed after it need be written. One at a time.
+        It returns at once, and must not run beside a `write`. At most one frozen state is not released.
+
+        **Arguments**
+
+        - `folder`: where the rows go; several frozen states may share its files.
+        - `since`: what the last `Frozen.write` of this store for this folder gave. Rows that have not changed since are
+          not written again. None: write all.
         """
 
     @abstractmethod
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """Take the frozen rows, and over them those of `over`; what the store held before is gone.
+        """Take frozen rows, with their identity and generation; what the store held before is gone.
 
         Anything wrong is a `CheckpointError` that names the file, and the store is as it was.
+
+        **Arguments**
+
+        - `folder`: where they are.
+        - `facts`: what `Frozen.write` gave.
+        - `over`: keys and rows that replace the frozen ones: those that were in the cache.
         """
 
     def flush(self) -> None:

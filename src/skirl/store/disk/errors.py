@@ -1,7 +1,6 @@
-"""What a disk store raises, and where its sentences come from.
+"""What a disk store raises, and the advice that comes with it.
 
-The layers below raise what they found: an `Unusable` for files, an OSError from the system. What to do about it is known up
-here, where the store's path, its limit and the free space are; one place for the advice keeps the sentences alike.
+Lower layers raise what they found: `Unusable`, or an OSError of the system. What to do about it is added here.
 """
 
 import contextlib

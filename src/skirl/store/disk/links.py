@@ -1,8 +1,4 @@
-"""Files of a store and of its snapshots: put in place at one moment, shared by name, removed when nobody names them.
-
-Segments never change, so a snapshot on the same file system is a second name for each of their files, and costs no byte
-until the store lets one go. Copying 20 GB of rows at each checkpoint would take longer than training between two of them.
-"""
+"""Files of a store and of what is frozen of it: shared by name, replaced at one moment, removed when nobody needs them."""
 
 import contextlib
 import os

@@ -1,8 +1,6 @@
-"""The rows of one kind on disk: a log of segments, and where in it each row's newest record stands.
+"""The rows of one kind on disk: a log of segments, and where in it the newest record of each row stands.
 
-Rows are only ever appended. What was there before is garbage, and goes with its segment once the rows of that segment which
-are not have been appended again (`rewrite`). The store says when; here is how. Order in the log decides which record of a
-key is the newest, so a log is read in order to find out what it holds.
+Rows are only appended. Order in the log decides which record of a key is the newest.
 """
 
 import secrets
@@ -33,9 +31,16 @@ _MANY = 8  # small segments that are worth writing into one
 
 
 class Log:
-    """Not safe for threads, but that `rows_at` reads beside `append`: the store has a lock for the rest.
+    """`rows_at` may run beside `append`; all else needs the store's lock.
 
-    rows: how many each table has whose records these are, None where that is not known.
+    **Arguments**
+
+    - `folder`: where its files are.
+    - `record`: the records of this log.
+    - `files`: the calls to the system.
+    - `gate`: keeps readers out while the index changes.
+    - `rows`: how many rows each table of this log has; None: not known.
+    - `layout`: the records of all tables of the store, to tell keys of others; None: those of `rows`, or of table 0.
     """
 
     def __init__(
@@ -191,7 +196,7 @@ class Log:
     # Writing
 
     def append(self, keys: Keys, rows: Words) -> None:
-        """Hold rows, flat; returns when all are readable. On an error some may be held."""
+        """Hold rows, flat; returns when all are readable. After an error some may be held."""
         if (beyond := self.beyond(keys)) is not None:
             raise ValueError(f"{beyond}: open the store with as many rows as there are")
         done = 0
@@ -233,7 +238,7 @@ class Log:
             segment.sent = end
 
     def seal(self) -> None:
-        """Write to no segment of those begun any more."""
+        """The segments there are get no more records."""
         self.active = None
 
     def beyond(self, keys: Keys) -> str | None:
@@ -295,7 +300,7 @@ class Log:
                 yield keys.size
 
     def sync(self) -> None:
-        """Make all records last, and what is in the files; their names are the folder's."""
+        """Wait until all records last; the names of their files are the folder's."""
         for segment in [s for s in self.segments.values() if s.suspect]:
             for _ in self.rewrite(segment):
                 pass
@@ -337,7 +342,7 @@ class Log:
     # Opening
 
     def load(self, entry: SegmentEntry) -> None:
-        """Take in a segment of an earlier life, after those before it in the log."""
+        """Take in a segment that an earlier process wrote, after those before it in the log."""
         paths = [self.folder / name for name in entry.files()]
         for name, size in entry.least().items():
             if (found := _size(self.folder / name)) < size:
@@ -368,9 +373,9 @@ class Log:
         segment.behind = sum(_size(path) for path in paths) - sum(entry.least().values())
 
     def trim(self) -> None:
-        """Cut off what an earlier life left behind the last record of a segment.
+        """Cut off what an earlier process left behind the last record of a segment.
 
-        Not where a snapshot has the file too: it was taken later than the manifest that is opened, and has a use for it.
+        Not if the file has a second name: then a frozen state, newer than the manifest that is opened, has a use for it.
         """
         for segment in self.segments.values():
             if segment.behind and not (_shared(segment.rows_path) or _shared(segment.keys_path)):

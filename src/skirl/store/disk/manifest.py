@@ -1,8 +1,4 @@
-"""What a disk store holds at a durable point: which segments, how much of each, under which name and generation.
-
-One small text file, replaced whole by a rename. Its last entry is the checksum of the rest. A log of changes to it would
-make a point cheaper (40 KB are written for 400 segments), and opening would have to replay it.
-"""
+"""What a disk store holds at a durable point: which segments and how much of each, in one small file, replaced whole."""
 
 from dataclasses import dataclass
 from pathlib import Path

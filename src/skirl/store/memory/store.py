@@ -1,11 +1,4 @@
-"""Rows in this machine's memory: a row costs its record and 16 to 19 bytes, from its first write on.
-
-Rows of one kind stand in one array in order of first write, and a directory knows where; tables of any size cost
-nothing until rows are touched, and growing copies none (see `_arena.py`). One core reads some 7 million records of 65
-floats a second and writes 4 million, with a million held. A dict of arrays takes some 200 bytes a row more, and the
-interpreter for every row; an array of all rows of a table would be plain, and take 230 GB for the 882.8 million rows of
-Criteo Terabyte. A reader and a writer do not wait for each other's copies (see `_gate.py`).
-"""
+"""Rows in this machine's memory. A row takes its record and 16 to 19 bytes, from its first write on."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +15,7 @@ from skirl.store.memory.directory import Directory
 from skirl.store.memory.frozen import PIECE, FrozenRows, frozen_rows, identity_of
 
 _WORTH = 2
-"""Frozen files may take this many times the bytes of the rows held; then all are written anew."""
+"""Frozen files may take this many times the bytes of the rows held; beyond that all rows are written again."""
 
 
 @njit(nogil=True, cache=True)
@@ -68,6 +61,10 @@ class MemoryStore(Store):
     """The rows of a run that fit in memory, or of a test.
 
     At most 2**31 - 1 rows of one kind: positions are int32.
+
+    **Arguments**
+
+    - `layout`: the records of each table; a mapping will do.
 
     >>> store = MemoryStore({0: Record(2), 1: Record(3)})
     >>> store.write(np.array([5]), np.array([[1, 2]], np.float32))
@@ -156,7 +153,7 @@ class MemoryStore(Store):
         return FrozenRows(folder, self.layout, facts, counts, self._take, self._release)
 
     def _take(self, kind: int) -> Taken | None:
-        """Some of what is owed to the frozen state."""
+        """Some of the rows that the frozen state still needs."""
         try:
             with self._gate.lookup():
                 held = self._kinds[kind]
@@ -166,14 +163,14 @@ class MemoryStore(Store):
             self._gate.copied()
 
     def _release(self, generation: int | None) -> None:
-        """The frozen state of a generation is written, None: it is given up."""
+        """The frozen state of a generation is written; None: it is given up."""
         with self._gate.alone():
             for kind in self._kinds:
                 kind.changes.forget(kind.flags.array)
             self._frozen = generation
 
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """As promised by `Store`. Old rows are let go last: thaw into an empty store to hold rows only once."""
+        """As `Store.thaw` says. Old rows are let go last: thaw into an empty store, or rows are held twice for a while."""
         self._check_open()
         identity, generation = identity_of(folder, facts, self.layout)
         kinds = self._empty()
