@@ -262,7 +262,7 @@ FROZEN = [
     Fault("a frozen file is taken for whole whatever its size", "store.disk.links",
           " and (target / name).stat().st_size >= size", ""),
     Fault("frozen rows are not synced, but for their keys", "store.disk.frozen",
-          "        for path in self._added:  # by", "        for path in [path for path in self._added if path.suffix == '.keys']:  # by"),
+          "dict.fromkeys(self._added + self._unsynced):", "[path for path in self._added if path.suffix == '.keys']:"),
     Fault("a frozen state shares a file that grows", "store.disk.store",
           "                log.seal()\n                if any(segment.suspect for segment in log.segments.values()):\n                    log.sync()\n",
           "                if any(segment.suspect for segment in log.segments.values()):\n                    log.seal()\n                    log.sync()\n"),

@@ -239,6 +239,28 @@ def test_a_failure_after_the_rename_loses_nothing_and_no_generation_is_used_twic
         assert contents(again) == first and again.identity == other.identity
 
 
+def test_what_a_killed_process_left_of_a_frozen_state_is_synced_by_the_next(tmp_path):
+    """A second name that was given, for bytes that are on no disk yet: the next frozen state finds the file in its place."""
+    root = tmp_path / "root"
+    root.mkdir()
+    files, folder = Hooked(root), root / "frozen"
+    store = DiskStore(root / "store", LAYOUT, files=files)
+    store.write(table_keys(0, range(20)), random_rows(0, 20, seed=1))
+    store.flush()
+    held = contents(store)
+    store.write(table_keys(0, range(20, 40)), random_rows(0, 20, seed=2))
+    store.freeze(folder, None)
+    store._let_go()
+    store = DiskStore(root / "store", LAYOUT, files=files)
+    finish(store.freeze(folder, None), folder, files)
+    generation = store.generation
+    store._let_go()
+    for seed in range(30):
+        found = tmp_path / str(seed)
+        files.disk(len(files.ops)).power_off(np.random.default_rng(seed)).write_to(found)
+        assert try_thaw(found, found / "frozen") == (held, generation)
+
+
 # Processes that are killed
 
 

@@ -28,10 +28,15 @@ class FrozenSegments(Frozen):
     - `source`: the store's folder.
     - `folder`: the folder that gets the names; it may have some of them. On another file system it gets copies, at once.
     - `manifest`: what the store holds.
+    - `unsynced`: segments that this process has not synced. One that was killed may have left a name in the folder, and
+      bytes behind the last record, that the disk does not have yet.
     """
 
-    def __init__(self, files: Files, source: Path, folder: Path, manifest: Manifest) -> None:
+    def __init__(
+        self, files: Files, source: Path, folder: Path, manifest: Manifest, unsynced: Iterable[str] = ()
+    ) -> None:
         self._files, self._folder, self._manifest = files, folder, manifest
+        self._unsynced = [folder / f"{name}.{suffix}" for name in unsynced for suffix in ("rows", "keys")]
         self._added: list[Path] = []
         self._written = False
         files.make_folder(folder)
@@ -42,7 +47,7 @@ class FrozenSegments(Frozen):
             raise
 
     def write(self) -> Facts:
-        for path in self._added:  # by these names: the store may let its own go meanwhile
+        for path in dict.fromkeys(self._added + self._unsynced):  # here: the store may let its own names go meanwhile
             with Handle(self._files, lambda path=path: self._files.open(path)) as file:
                 self._files.sync(file.number)
         self._files.sync_folder(self._folder)

@@ -261,7 +261,9 @@ class DiskStore(Store):
                     log.sync()
             generation = self._next_generation()
             manifest = self._manifest(self.identity, generation, self._logs)
-            state = frozen.FrozenSegments(self._files, self.path, folder, manifest)
+            segments = [s for log in self._logs for s in log.segments.values() if log.live[s.slot]]
+            unsynced = [segment.name for segment in segments if segment.synced < 0]
+            state = frozen.FrozenSegments(self._files, self.path, folder, manifest, unsynced)
             self.generation, self._changed = generation, True
         return state
 
