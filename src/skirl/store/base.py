@@ -199,8 +199,8 @@ class Store(ABC):
             self._read(kind, np.ascontiguousarray(keys), out, found)
         return found
 
-    def write(self, keys: NDArray[np.int64], rows: Rows) -> None:
-        """Hold a copy of rows; what was held under their keys before is gone.
+    def write(self, keys: NDArray[np.int64], rows: Rows) -> int:
+        """Hold a copy of rows; what was held under their keys before is gone. Gives how many were taken: all, or it raises.
 
         **Arguments**
 
@@ -211,6 +211,7 @@ class Store(ABC):
         kind = self.layout.kind(keys, rows)
         if len(keys):
             self._write(kind, np.ascontiguousarray(keys), rows)
+        return len(keys)
 
     @abstractmethod
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:

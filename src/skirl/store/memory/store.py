@@ -67,7 +67,7 @@ class MemoryStore(Store):
     - `layout`: the records of each table; a mapping will do.
 
     >>> store = MemoryStore({0: Record(2), 1: Record(3)})
-    >>> store.write(np.array([5]), np.array([[1, 2]], np.float32))
+    >>> _ = store.write(np.array([5]), np.array([[1, 2]], np.float32))
     >>> out = np.zeros((2, 2), np.float32)
     >>> store.read(np.array([4, 5]), out)
     array([False,  True])
