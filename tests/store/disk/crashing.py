@@ -286,7 +286,7 @@ def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type
 
 
 SCRIPTS = [
-    "overwrite flush overwrite freeze kill finish write write flush",
+    "overwrite flush overwrite flush write write freeze kill finish write flush",
     "overwrite flush overwrite freeze finish write flush thaw write kill write close",
     "write flush finish overwrite freeze overwrite finish overwrite finish thaw kill flush",
     "write adopt overwrite flush overwrite freeze write finish overwrite kill thaw close",
