@@ -37,6 +37,7 @@ except ImportError as error:  # pragma: no cover
 
 from skirl.core.initial import NORMAL, UNIFORM
 from skirl.engine.kernels.gpu_math import (
+    ROW_BITS,
     as_bytes,
     block,
     fold,
@@ -231,7 +232,7 @@ def _fill(
     inside = i < n
     key = tl.load(keys + i, mask=inside, other=0)
     slot = tl.load(slots + i, mask=inside, other=0).to(tl.int64)
-    table = key >> 48
+    table = key >> ROW_BITS
     how = tl.load(kind + table, mask=inside, other=0)[:, None]
     times = tl.load(scale + table, mask=inside, other=0)[:, None]
     column = tl.arange(0, D)[None, :]

@@ -16,9 +16,12 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from skirl.core import keys
+
 INTERPRETED = bool(knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1 before triton is imported), on CPU tensors."""
 
+ROW_BITS = tl.constexpr(keys.ROW_BITS)
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX2 = tl.constexpr(0x94D049BB133111EB)

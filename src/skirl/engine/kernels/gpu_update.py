@@ -22,6 +22,7 @@ import triton.language as tl
 from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 from skirl.engine.kernels.gpu_math import (
     GOLDEN,
+    ROW_BITS,
     as_bytes,
     block,
     divide,
@@ -203,7 +204,7 @@ def _update(
     key = tl.load(keys + u, mask=inside, other=0)
     base = scramble((key ^ random).to(tl.uint64, bitcast=True))
     record = (cache + tl.load(rows + u, mask=inside, other=0).to(tl.int64) * stride)[:, None]
-    number = (scalars + (key >> 48) * columns)[:, None]
+    number = (scalars + (key >> ROW_BITS) * columns)[:, None]
     one = some[:, None]
     column = tl.arange(0, D)[None, :]
     to = record + column

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba import config
 
+from skirl.core.keys import ROW_BITS
 from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 from skirl.engine.kernels import cpu
 from skirl.engine.kernels.hot_rows import STRETCH
@@ -163,7 +164,7 @@ def _update(n: int, which: int) -> Kernel:
                 if norm > number(clip):
                     g = (number(clip) / norm) * g
             slot = rows[u]
-            table = keys[u] >> 48
+            table = keys[u] >> ROW_BITS
             w = load(cache, slot, 0, n)
             if which == KIND_SGD:
                 w = w - scalars[table, 0] * g

@@ -1,11 +1,4 @@
-"""Where a row stands in an array that only grows: key to position, in 15 to 18 bytes a row.
-
-Positions are given out in order of arrival, so the key of each position is an array of its own (8 bytes a row), which
-also lists the keys and can make the hash table again. The table then needs positions only: int32, 40 to 60% full. It
-grows by half, from the keys, with the old table let go first. `HashIndex` keeps keys in the table, which
-saves a cache miss a lookup, and costs 24 to 48 bytes a row; a store pays for all rows ever touched, the planner only
-for those of a window.
-"""
+"""Where each row stands in an array that only grows: key to position, in 15 to 18 bytes a row."""
 
 import numpy as np
 from numba import njit
