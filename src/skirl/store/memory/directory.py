@@ -8,18 +8,18 @@ for those of a window.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from skirl.store.memory.arena import Arena
 from skirl.tools.hash_index import mix
+from skirl.tools.jit import kernel
 
 MAX_POSITIONS = (1 << 31) - 1
 _MAX_PLACES = (1 << 32) - 1  # `mix` has 32 bits
 _HALF = np.uint64(32)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _probe(table: NDArray[np.int32], held: NDArray[np.int64], key: int) -> int:
     """The place of a key in the table, or the free place (0) where it belongs. The table holds positions + 1."""
     # A product spreads 32 bits over any size, where a mask would need a power of two: growth by half, not by doubling.
@@ -31,7 +31,7 @@ def _probe(table: NDArray[np.int32], held: NDArray[np.int64], key: int) -> int:
     return place  # pyright: ignore[reportReturnType]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _locate(
     table: NDArray[np.int32], held: NDArray[np.int64], keys: NDArray[np.int64], positions: NDArray[np.int32]
 ) -> None:
@@ -39,7 +39,7 @@ def _locate(
         positions[i] = table[_probe(table, held, keys[i])] - 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _place(
     table: NDArray[np.int32],
     held: NDArray[np.int64],
@@ -56,7 +56,7 @@ def _place(
         positions[i] = table[place] - 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _refill(table: NDArray[np.int32], held: NDArray[np.int64], count: int) -> None:
     for position in range(count):
         table[_probe(table, held, held[position])] = position + 1

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
@@ -23,6 +22,7 @@ from skirl.store.gate import Gate
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
 from skirl.store.snapshot import DISK_ROWS, HEADER, MEMORY_ROWS, Snapshot, SnapshotError, save
+from skirl.tools.jit import kernel
 from skirl.tools.tensor_file import Reader, Writer
 
 _WORTH = 2
@@ -30,7 +30,7 @@ _WORTH = 2
 _PIECE = 1 << 16  # keys looked up at a time: bounds both the wait for the lock and the room made too early
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _gather(held: Rows, positions: NDArray[np.int32], out: Rows, found: NDArray[np.bool_]) -> None:
     for i in range(positions.size):
         position = positions[i]
@@ -40,7 +40,7 @@ def _gather(held: Rows, positions: NDArray[np.int32], out: Rows, found: NDArray[
                 out[i, j] = held[position, j]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _scatter(held: Rows, positions: NDArray[np.int32], rows: Rows) -> None:
     for i in range(positions.size):
         for j in range(rows.shape[1]):
