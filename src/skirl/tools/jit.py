@@ -14,7 +14,8 @@ from numba.extending import intrinsic
 from skirl.tools.interrupts import Hold, uninterrupted
 from skirl.tools.kernel_cache import cache_for
 
-F = TypeVar("F", bound=Callable[..., Any])
+Kernel = Callable[..., Any]
+F = TypeVar("F", bound=Kernel)
 
 
 def kernel(function: F) -> F:

@@ -12,7 +12,7 @@ import torch
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
 from skirl.engine.device.base import BankFacts, BankRows, Device, Update, joined_bags, joined_scales
-from skirl.engine.kernels import cpu, wide
+from skirl.engine.kernels import choice, cpu
 from skirl.engine.kernels.buffers import Reused, empty
 from skirl.engine.staging import Staging
 from skirl.engine.work import Work
@@ -122,7 +122,7 @@ class HostRows(BankRows):
         dim, features = self.facts.dim, self.facts.features
         out = self._buffers.take(ids.bags, dim)
         into, offsets = out.numpy(), ids.offsets[:0] if ids.one_each else ids.offsets
-        kernel = wide.pool_for(dim, rows.shape[1], into, ids.one_each)
+        kernel = choice.pool_for(dim, rows.shape[1], into, ids.one_each)
         self._run(kernel, len(out), rows, dim, place, offsets, features, ids.scale, into)
         return out
 
@@ -140,7 +140,7 @@ class HostRows(BankRows):
                     grads[end - i.bags : end] = part.numpy()
         step, optimizer = work.steps[facts.number], facts.optimizer
         self._run(
-            wide.update_for(facts.dim, facts.dtype, optimizer.kind), len(step.rows), self.array, facts.dim, optimizer.kind,
+            choice.update_for(facts.dim, facts.dtype, optimizer.kind), len(step.rows), self.array, facts.dim, optimizer.kind,
             step.rows, step.keys, step.group_start, step.group_pos, joined_bags(ids),
             joined_scales(ids, facts.dtype), grads, update.live, update.scalars,
             facts.dtype.type(optimizer.clip_norm), work=step.group_start,

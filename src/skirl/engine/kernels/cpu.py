@@ -22,6 +22,7 @@ from math import inf
 import numpy as np
 
 from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.core.tables import ROW_BITS
 from skirl.engine.kernels.hot_rows import STRETCH
 from skirl.tools.jit import kernel
 
@@ -123,7 +124,7 @@ def update(
         if clip < inf:
             _clip(g, work, dim, most)
         slot = rows[u]
-        table = keys[u] >> 48
+        table = keys[u] >> ROW_BITS
         if kind == KIND_SGD:
             _sgd(cache, slot, dim, g, scalars[table, 0])
         elif kind == KIND_ADAGRAD:

@@ -36,6 +36,7 @@ except ImportError as error:  # pragma: no cover
     raise ImportError("rows on a GPU need Triton: pip install 'skirl[gpu]'") from error
 
 from skirl.core.initial import NORMAL, UNIFORM
+from skirl.core.tables import ROW_BITS
 from skirl.engine.kernels.gpu_math import (
     as_bytes,
     block,
@@ -57,6 +58,7 @@ WIDEST = 1024
 """Columns that one program copies; records of Adam are three times their dim."""
 
 _NORMAL = tl.constexpr(NORMAL)
+_ROW_BITS = tl.constexpr(ROW_BITS)
 _UNIFORM = tl.constexpr(UNIFORM)
 
 
@@ -231,7 +233,7 @@ def _fill(
     inside = i < n
     key = tl.load(keys + i, mask=inside, other=0)
     slot = tl.load(slots + i, mask=inside, other=0).to(tl.int64)
-    table = key >> 48
+    table = key >> _ROW_BITS
     how = tl.load(kind + table, mask=inside, other=0)[:, None]
     times = tl.load(scale + table, mask=inside, other=0)[:, None]
     column = tl.arange(0, D)[None, :]

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.core.tables import ROW_BITS
 from skirl.engine.kernels.gpu_math import (
     GOLDEN,
     as_bytes,
@@ -37,6 +38,7 @@ from skirl.engine.kernels.hot_rows import STRETCH
 
 _SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM = map(tl.constexpr, (KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM))
 _STRETCH = tl.constexpr(STRETCH)
+_ROW_BITS = tl.constexpr(ROW_BITS)
 
 
 def update(
@@ -203,7 +205,7 @@ def _update(
     key = tl.load(keys + u, mask=inside, other=0)
     base = scramble((key ^ random).to(tl.uint64, bitcast=True))
     record = (cache + tl.load(rows + u, mask=inside, other=0).to(tl.int64) * stride)[:, None]
-    number = (scalars + (key >> 48) * columns)[:, None]
+    number = (scalars + (key >> _ROW_BITS) * columns)[:, None]
     one = some[:, None]
     column = tl.arange(0, D)[None, :]
     to = record + column
