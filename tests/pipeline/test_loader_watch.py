@@ -37,13 +37,11 @@ def hangs_here(go):
 def test_a_hanging_loader_is_told_of_while_it_hangs(capfd, caplog):
     """Once after the patience, and again after twice the time; nothing is raised in it."""
     watch, go = Watch(0.2), threading.Event()
-    with pytest.raises(
-        StageStuck, match=r"the loader took \d\.\d s for batch 7, and patience is 0.2 s: mend it, or raise"
-    ):
-        with uninterrupted() as hold, watch.reading(hold, 7):
-            threading.Thread(target=lambda: (wait_for(lambda: len(caplog.records) == 2), go.set())).start()
-            hangs_here(go)
-            came_back = True
+    sentence = r"the loader took \d\.\d s for batch 7, and patience is 0.2 s: mend it, or raise"
+    with pytest.raises(StageStuck, match=sentence), uninterrupted() as hold, watch.reading(hold, 7):
+        threading.Thread(target=lambda: (wait_for(lambda: len(caplog.records) == 2), go.set())).start()
+        hangs_here(go)
+        came_back = True
     watch.close()
     assert came_back
     stacks = capfd.readouterr().err
@@ -90,12 +88,12 @@ def test_a_notebooks_stderr_is_no_file(monkeypatch, caplog, capfd):
             pass
 
     monkeypatch.setattr(sys, "stderr", Cell())
-    monkeypatch.setattr(sys, "__stderr__", open(os.dup(2), "w"))
     watch = Watch(0.1)
-    with pytest.raises(StageStuck), uninterrupted() as hold, watch.reading(hold, 0):
-        wait_for(lambda: caplog.records)
-    watch.close()
-    sys.__stderr__.close()
+    with open(os.dup(2), "w") as terminal:
+        monkeypatch.setattr(sys, "__stderr__", terminal)
+        with pytest.raises(StageStuck), uninterrupted() as hold, watch.reading(hold, 0):
+            wait_for(lambda: caplog.records)
+        watch.close()
     assert "most recent call first" in capfd.readouterr().err
 
 

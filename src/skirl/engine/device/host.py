@@ -1,8 +1,4 @@
-"""The cache in host memory: everything happens at once, in the thread that asks for it.
-
-Moves between staging and cache cost one copy of 15,000 x 260 bytes a step at batch 16,384 (about 1 ms), and in the loop's
-thread they need no lock against forward and backward. A thread for them would need one for each row that it touches.
-"""
+"""The cache in host memory: everything happens at once, in the thread that asks for it."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,7 +18,7 @@ from skirl.tools.threads import run
 
 
 def array_of(bank: BankRows) -> np.ndarray:
-    """The cache itself, for benchmarks that fill it by hand."""
+    """The cache's array, for benchmarks that fill it by hand."""
     assert isinstance(bank, HostRows), "only a cache in host memory is an array"
     return bank.array
 
@@ -46,7 +42,7 @@ class Host(Device):
 
 
 class HostRows(BankRows):
-    """One bank in host memory. An arrival is the array that was read into, and so are rows that leave."""
+    """One bank in host memory. An arrival is the array that the store reads into; rows that leave are an array too."""
 
     def __init__(self, facts: BankFacts, buffers: Reused) -> None:
         super().__init__(facts)
@@ -73,7 +69,7 @@ class HostRows(BankRows):
                 f"rows of {self.facts.half} are trained on a GPU: set device='cuda', or dtype=torch.float32"
             )
         self.staging.most = staging_rows
-        # From a cache line on, in huge pages; they are backed when first written.
+        # It begins on a cache line; pages are backed when first written.
         self.array = empty(slots * self.facts.width, self.facts.dtype).reshape(slots, self.facts.width)
         return self.array
 
