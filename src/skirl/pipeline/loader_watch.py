@@ -105,7 +105,7 @@ class Watch:
 
 
 def _report(number: int, took: float) -> None:
-    for stream in (sys.stderr, sys.__stderr__):  # the first may be a notebook's, which is no file
+    for stream in filter(None, (sys.stderr, sys.__stderr__)):  # the first may be a notebook's, which is no file
         try:
             faulthandler.dump_traceback(stream)
         except (AttributeError, OSError, RuntimeError, ValueError):
