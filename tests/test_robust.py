@@ -158,7 +158,7 @@ def test_ctrl_c_ends_a_loader_that_hangs(data, caplog):
 def test_patience_is_for_each_micro_batch(data):
     def loader():
         for batch in data.batches[:8]:
-            time.sleep(0.15)
+            time.sleep(0.07)
             yield batch
 
     embeddings = collection(cache="100%")
