@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from skirl.core.keys import MAX_TABLES, ROW_BITS, table_of
+from skirl.tools.jit import kernel
 
 DTYPES = ("float32", "float64")
 
@@ -52,7 +52,7 @@ class Record:
         return f"[{self.width}] {self.dtype}"
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _first_stranger(keys: NDArray[np.int64], kind_of_table: NDArray[np.int32], kind: int) -> int:
     """The first key whose table has no records of this kind, -1 when there is none."""
     for i in range(keys.size):

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
@@ -13,12 +12,13 @@ from skirl.store.gate import Gate
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
 from skirl.store.memory.frozen import PIECE, FrozenRows, frozen_rows, identity_of
+from skirl.tools.jit import kernel
 
 _WORTH = 2
 """Frozen files may take this many times the bytes of the rows held; beyond that all rows are written again."""
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _gather(held: Rows, positions: NDArray[np.int32], out: Rows, found: NDArray[np.bool_]) -> None:
     for i in range(positions.size):
         position = positions[i]
@@ -28,7 +28,7 @@ def _gather(held: Rows, positions: NDArray[np.int32], out: Rows, found: NDArray[
                 out[i, j] = held[position, j]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _scatter(held: Rows, positions: NDArray[np.int32], rows: Rows) -> None:
     for i in range(positions.size):
         for j in range(rows.shape[1]):
