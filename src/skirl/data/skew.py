@@ -16,15 +16,13 @@ Criteo Terabyte, and two cache misses an id. The density's inverse is one `pow`:
 
 import numpy as np
 
-from skirl.core.initial import mix
+from skirl.core.initial import _MIX1, _MIX2, mix
 from skirl.tools.jit import kernel
 
 EXPONENT = 0.992
 OFFSET = 1.0
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX2 = np.uint64(0x94D049BB133111EB)
 _ONE = np.uint64(1)
 
 

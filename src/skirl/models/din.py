@@ -21,8 +21,8 @@ class DIN(Model):
         logit            dense beside all vectors beside the interests -> MLP with PReLU -> linear
 
     A list is the behaviour of the single feature that has the same table, such as `table = "item"` for both `item` and
-    `clicked` in a schema. Each list has an activation unit of its own; lists without a target are pooled here, as their table
-    says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
+    `clicked` in a schema. Each list has an activation unit of its own; lists without a target are pooled here, as their
+    table says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
 
     **Arguments**
 

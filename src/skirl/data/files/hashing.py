@@ -18,12 +18,12 @@ import zlib
 import numpy as np
 
 from skirl.core.initial import _MIX1, _MIX2, mix
+from skirl.data.skew import GOLDEN, fold
 from skirl.tools.jit import kernel
 
 BY_HASH, BY_OPEN = "by hash", "by an open vocabulary"
 """How ids become rows, as a stream's state says it and an export reads it."""
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SALT = 0x736B69726C6461
 _S8, _S32 = np.uint64(8), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -77,13 +77,13 @@ def hash_texts(offsets, data, seed, out):
     """Fingerprints of texts: bytes data[offsets[i]:offsets[i + 1]], words of 8 bytes little-endian, the last one padded."""
     for i in range(out.size):
         begin, end = offsets[i], offsets[i + 1]
-        state = mix(seed ^ (np.uint64(end - begin) * _GOLDEN))
+        state = mix(seed ^ (np.uint64(end - begin) * GOLDEN))
         at = begin
         while at < end:
             word = np.uint64(0)
             for j in range(min(8, end - at)):
                 word |= np.uint64(data[at + j]) << (_S8 * np.uint64(j))
-            state = mix((state ^ word) + _GOLDEN)
+            state = fold(state, word)
             at += 8
         out[i] = state if state != 0 else _ONE
 

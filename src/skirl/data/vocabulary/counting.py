@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from skirl.data.vocabulary.probing import SMALLEST, places_for, probe
 from skirl.tools.jit import kernel
 
 ENTRY = 12
 """Bytes of a place in a table: a fingerprint and a count."""
-SMALLEST = 1 << 10
 
 
 class Counter:
@@ -41,7 +41,7 @@ class Counter:
 
     def grown(self, more: int) -> int:
         """Bytes of its table with room for more keys."""
-        return max(self.keys.size, 1 << (2 * (self.used + more) - 1).bit_length()) * ENTRY
+        return max(self.keys.size, places_for(self.used + more)) * ENTRY
 
     def add(self, fingerprints: np.ndarray) -> None:
         """Count each of them once more."""
@@ -153,15 +153,12 @@ _NO_COUNTS = np.empty(0, np.uint32)
 @kernel
 def _count(keys, counts, more, times):
     """Add keys to a table, each once or times[i]; how many were new. A count stays at its largest value."""
-    mask = np.uint64(keys.size - 1)
     new = 0
     for i in range(more.size):
         key = more[i]
         if key == 0:
             continue
-        place = key & mask
-        while keys[place] != key and keys[place] != 0:
-            place = (place + np.uint64(1)) & mask
+        place = probe(keys, key)
         if keys[place] == 0:
             keys[place] = key
             new += 1

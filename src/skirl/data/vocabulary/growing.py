@@ -24,6 +24,7 @@ import torch
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.tables import Table
 from skirl.data.files.stream import Files
+from skirl.data.vocabulary.probing import SMALLEST, look_up, places_for, probe
 from skirl.data.vocabulary.vocabulary import FIRST
 from skirl.tools.jit import kernel
 from skirl.tools.shape_of import ANY, COUNT, misfit
@@ -48,7 +49,7 @@ class Growth:
         """The next free row."""
         self._admitted = np.zeros(0, np.uint64)
         """The fingerprints that rows were given to, that of row 2 first, and room for more; what stands there stays."""
-        self._allocate(1 << 10)
+        self._allocate(SMALLEST)
 
     def _allocate(self, size: int) -> None:
         self.keys = np.zeros(size, np.uint64)
@@ -62,7 +63,7 @@ class Growth:
     def grow(self, fingerprints: np.ndarray, now: int) -> np.ndarray:
         """The rows of a batch's values, in order; those that come often enough are admitted on the way."""
         if 2 * (self.used + len(fingerprints)) > len(self.keys):
-            self._refill(self.entries(), 2 * (self.used + len(fingerprints)))
+            self._refill(self.entries(), self.used + len(fingerprints))
         out = np.empty(len(fingerprints), np.int64)
         self._make_room(len(fingerprints))
         added, self.next = _grow(
@@ -75,7 +76,7 @@ class Growth:
     def look_up(self, fingerprints: np.ndarray) -> np.ndarray:
         """The rows of values, as they are; nothing is counted."""
         out = np.empty(len(fingerprints), np.int64)
-        _find(self.keys, self.rows, fingerprints, out)
+        look_up(self.keys, self.rows, fingerprints, out)
         return out
 
     def forget(self, before: int) -> None:
@@ -104,7 +105,7 @@ class Growth:
 
     def _refill(self, entries: Sequence[np.ndarray], room: int = 0) -> None:
         keys, rows, counts, last = entries
-        self._allocate(max(1 << 10, 1 << max(room, 2 * len(keys)).bit_length()))
+        self._allocate(places_for(max(room, len(keys))))
         _place(self.keys, self.rows, self.counts, self.last, keys, rows, counts, last)
         self.used = len(keys)
 
@@ -355,16 +356,13 @@ class HeldOut:
 @kernel
 def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, admitted, out):
     """Rows of values, which are counted; how many were new, and the next free row."""
-    mask = np.uint64(keys.size - 1)
     added = 0
     for i in range(fingerprints.size):
         key = fingerprints[i]
         if key == 0:
             out[i] = 0
             continue
-        place = key & mask
-        while keys[place] != key and keys[place] != 0:
-            place = (place + np.uint64(1)) & mask
+        place = probe(keys, key)
         if keys[place] == 0:
             keys[place] = key
             added += 1
@@ -379,21 +377,7 @@ def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, admit
 
 
 @kernel
-def _find(keys, rows, fingerprints, out):
-    mask = np.uint64(keys.size - 1)
-    for i in range(fingerprints.size):
-        key = fingerprints[i]
-        place = key & mask
-        while keys[place] != key and keys[place] != 0:
-            place = (place + np.uint64(1)) & mask
-        out[i] = 0 if key == 0 else rows[place] if keys[place] == key and rows[place] != 0 else 1
-
-
-@kernel
 def _place(keys, rows, counts, last, from_keys, from_rows, from_counts, from_last):
-    mask = np.uint64(keys.size - 1)
     for i in range(from_keys.size):
-        place = from_keys[i] & mask
-        while keys[place] != 0:
-            place = (place + np.uint64(1)) & mask
+        place = probe(keys, from_keys[i])
         keys[place], rows[place], counts[place], last[place] = from_keys[i], from_rows[i], from_counts[i], from_last[i]

@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 
 from skirl.data.files.hashing import NONE
 from skirl.data.files.schema import FileSchema
+from skirl.data.vocabulary.probing import look_up, places_for, probe
 from skirl.tools.jit import kernel
 from skirl.tools.shape_of import ANY, COUNT, NUMBER, TEXT, Kind, misfit
 
@@ -74,7 +75,7 @@ class Vocabulary:
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """The row of each value."""
         out = np.empty(len(fingerprints), np.int32)
-        _look_up(*self.tables[table], fingerprints, kinds, out)
+        look_up(*self.tables[table], np.where(kinds == NONE, np.uint64(0), fingerprints), out)
         return out
 
     def check(self, schema: FileSchema) -> None:
@@ -169,32 +170,16 @@ def _facts(path: str, text: str | None) -> Facts:
 
 
 def _placed(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    size = max(16, 1 << (2 * len(keys) - 1).bit_length()) if len(keys) else 16
-    places, rows = np.zeros(size, np.uint64), np.full(size, -1, np.int32)
+    size = places_for(len(keys))
+    places, rows = np.zeros(size, np.uint64), np.zeros(size, np.int32)
     _place(keys, places, rows)
     return places, rows
 
 
 @kernel
 def _place(keys, places, rows):
-    mask = np.uint64(places.size - 1)
     for i in range(keys.size):
-        place = keys[i] & mask  # fingerprints are spread well already
-        while rows[place] >= 0 and places[place] != keys[i]:
-            place = (place + np.uint64(1)) & mask
-        if rows[place] < 0:
+        place = probe(places, keys[i])
+        if places[place] != keys[i]:  # the first of two equal ones counts
             places[place] = keys[i]
             rows[place] = i + FIRST
-
-
-@kernel
-def _look_up(places, rows, fingerprints, kinds, out):
-    mask = np.uint64(places.size - 1)
-    for i in range(out.size):
-        if kinds[i] == NONE:
-            out[i] = 0
-            continue
-        place = fingerprints[i] & mask
-        while rows[place] >= 0 and places[place] != fingerprints[i]:
-            place = (place + np.uint64(1)) & mask
-        out[i] = rows[place] if rows[place] >= 0 else 1
