@@ -9,7 +9,7 @@ grows slowly, because ids repeat less in larger tables and each distinct row of 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -184,7 +184,7 @@ class Curves:
         over = [name for name, value in result["to_linear"].items() if value > BOUND]
         result["failed"] = f"above {BOUND} times linear: {', '.join(over)}" if over else None
         if self.plot is not None:
-            self.plot.write_text(svg([_chart(name, line) for name, line in curves.items()]))
+            self.plot.write_text(drawn(curves))
         return result
 
     def _walk(self, axis: str) -> list[tuple[int, float]]:
@@ -219,7 +219,12 @@ def worst(line: list[tuple[int, float]], grows: bool) -> float:
     return max((cost / before / (x / first if grows else 1) for (first, before), (x, cost) in pairs), default=1.0)
 
 
-def _chart(name: str, line: list[tuple[int, float]]) -> Chart:
+def drawn(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """The curves as one SVG, each beside the straight line that it should not exceed."""
+    return svg([_chart(name, line) for name, line in curves.items()], width=320, height=250)
+
+
+def _chart(name: str, line: Sequence[tuple[int, float]]) -> Chart:
     (first, cost), grows = line[0], name in GROWS
     yardstick = [(x, 1e3 * cost * (x / first if grows else 1)) for x, _ in line]
     lines = {"a step": [(x, 1e3 * c) for x, c in line], "~linear" if grows else "~flat": yardstick}

@@ -15,7 +15,7 @@ import tyro
 from skirl.tools.progress import clock
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
 from skirl.train.report.page import Page
-from skirl.train.report.plot import Chart, bars, svg
+from skirl.train.report.plot import Chart
 from skirl.train.report.run_folder import CONFIG, METRICS, RESULT, lines_of
 
 Line = Mapping[str, Any]
@@ -34,6 +34,10 @@ OF_CONFIG: dict[str, Any] = {
     "flags": {...: ANY}, "started": TEXT, "begun_at": COUNT, "versions": {...: TEXT},
     "machine": {"processor": ANY, "cores": ANY},
 }  # fmt: skip
+STAGES = {
+    "plan": "planning", "fetch": "fetching rows", "write": "writing rows", "load": "loading into the cache",
+}  # fmt: skip
+"""As the page calls them."""
 OF_RESULT: dict[str, Any] = {"checkpoints": {"stopped_by": ANY}}
 
 
@@ -166,27 +170,17 @@ def drawn(name: str, left: Left, text: Mapping[str, str]) -> Page:
     page.facts(text)
     if left.lines:
         page.heading("Learning")
-        page.picture(svg(_learning(left), columns=2, width=470, height=260))
+        page.charts(_learning(left))
         page.heading("Speed and movement")
-        page.picture(svg(_moving(left), columns=2, width=470, height=260))
+        page.charts(_moving(left))
         page.heading("Where time went")
-        busy, blame = left.sums("busy"), left.sums("blame")
-        names = {
-            "plan": "planning",
-            "fetch": "fetching rows",
-            "write": "writing rows",
-            "load": "loading into the cache",
-        }
-        page.picture(
-            bars(
-                {names.get(stage, stage): seconds for stage, seconds in busy.items()}
-                | {"waiting for rows": left.sum("stall"), "waiting for the loader": left.sum("read")},
-                {names.get(stage, stage): _seconds(seconds, blame.get(stage)) for stage, seconds in busy.items()}
-                | {
-                    "waiting for rows": _seconds(left.sum("stall")),
-                    "waiting for the loader": _seconds(left.sum("read")),
-                },
-            )
+        blame = left.sums("blame")
+        page.bars(
+            {STAGES.get(n, n): (seconds, _seconds(seconds, blame.get(n))) for n, seconds in left.sums("busy").items()}
+            | {
+                name: (left.sum(what), _seconds(left.sum(what)))
+                for name, what in (("waiting for rows", "stall"), ("waiting for the loader", "read"))
+            }
         )
         page.note(
             "Planning, fetching and writing run beside the training loop; loading and waiting are on its own time. A "
@@ -203,7 +197,7 @@ def drawn(name: str, left: Left, text: Mapping[str, str]) -> Page:
             ],
         )  # fmt: skip
     page.heading("Flags")
-    page.table(["flag", "value"], [[f"--{n.replace('_', '-')}", str(v)] for n, v in left.config["flags"].items()])
+    page.facts({f"--{name.replace('_', '-')}": str(value) for name, value in left.config["flags"].items()})
     page.note(
         f"Begun {left.config['started']}, at step {left.config['begun_at']}. "
         + ", ".join(f"{package} {version}" for package, version in left.config["versions"].items())
@@ -246,7 +240,7 @@ def _moving(left: Left) -> list[Chart]:
 
 def _chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
     there = {name: points for name, points in lines.items() if points}
-    return Chart(title, "step", there or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False, names_right=True)
+    return Chart(title, "step", there or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False)
 
 
 def _points(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
@@ -261,7 +255,7 @@ def _culprits(blame: Mapping[str, float]) -> str:
 
 
 def _seconds(seconds: float, blamed: float | None = None) -> str:
-    return f"{seconds:.2f} s" + (f", {blamed:.2f} s of them while the loop waited" if blamed else "")
+    return f"{seconds:,.2f} s" + (f", {blamed:,.2f} s of them while the loop waited" if blamed else "")
 
 
 def _number(value: float | None) -> str:
