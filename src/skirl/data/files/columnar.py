@@ -1,9 +1,4 @@
-"""Parquet and Arrow (Feather) files, in parts of at most 65,536 rows.
-
-A part is a row group, or a slice of one that is larger: a file written as a single row group would be held in memory whole.
-Slices of one row group are read by one worker, since whoever reads the last one has decoded all before it. Names of columns
-are all that has to agree with the schema; a column may be stored as text, as numbers or as a dictionary.
-"""
+"""Parquet and Arrow (Feather) files, in parts of at most 65,536 rows: a row group, or a slice of a larger one."""
 
 from collections.abc import Iterator
 from typing import Any

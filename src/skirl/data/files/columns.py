@@ -1,10 +1,4 @@
-"""An Arrow column as NumPy arrays: numbers, texts, which values are missing and which malformed.
-
-Values that stand for nothing become Arrow's nulls first, so there is one notion of missing whatever a file uses. Text
-is turned into numbers by Arrow's own cast, 10 ns a value: it takes a whole column or none of it, so only a column that
-it refuses is looked at value by value. A parser of ours would say at once which value is wrong, and be a second one to
-keep right.
-"""
+"""An Arrow column as NumPy arrays: numbers, texts, which values are missing and which malformed."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,9 +1,4 @@
-"""Files in order, cut into parts that any process can read by themselves.
-
-A place in the data is (file, part, row of the part), and the parts between two places are the same for whoever walks them: a
-run that resumes, a worker that reads every third one, the split into training and validation. Nothing is counted unless
-asked for: the number of rows of text is known after a pass that looks for line ends only (3 GB/s from memory).
-"""
+"""Files in order, cut into parts that any process can read by themselves."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,8 +1,4 @@
-"""Which files a path means, in which order, and what each one is.
-
-What a file is, is found by looking at its first bytes: names lie, and `day_3` has no ending at all. Files of a folder or a
-pattern come in natural order, day_2 before day_10, since the order of rows is the order of time.
-"""
+"""Which files a path means, in which order, and what each one is by its first bytes."""
 
 import glob
 import re

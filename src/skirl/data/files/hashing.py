@@ -1,17 +1,4 @@
-"""From the value of an id to 64 bits, and from those to a row.
-
-The fingerprint of a value is 64 bits: of a number by a bijection, so two numbers never share one (0 stands for what is
-missing, and the one number that would have it has 1); of a text by a hash over its bytes, so two texts do with
-probability 2**-64: among 100 million texts of a table any two collide with 0.03%. `hex` is read as a number, so
-Criteo's ids are exact. The seed is the table's: one column's collisions are not another's.
-
-A fingerprint becomes a row by multiplication (`fp * rows >> 64`, in halves), 1 ns, where a remainder takes 8. Row 0 is
-that of a missing value. With n distinct values hashed to m rows a value shares its row with probability 1 - exp(-n /
-m): 63% at n = m, 10% at m = 10 n. A vocabulary has no such collisions and costs a pass over the data.
-
-Buffers are Arrow's, read where they lie: offsets and bytes of texts, no Python object a value. A text takes 4 ns a word
-of 8 bytes; xxHash's vector code would be faster from 64 bytes on, ids are shorter.
-"""
+"""From the value of an id to a fingerprint of 64 bits, and from that to a row."""
 
 import zlib
 

@@ -1,27 +1,4 @@
-"""Which columns a file has and what they mean: a TOML file of at most a page, or one of those built in.
-
-    session = "visit"                      # optional, not read yet: kept for session deduplication, planned
-    time = "hour"                          # optional: for --valid "time>=..."
-
-    [file]                                 # text only
-    columns = ["label", "I1", "I2", "C1"]  # in order, for files without a header
-    delimiter = "tab"
-
-    [[label]]
-    name = "label"
-
-    [[dense]]
-    names = ["I1", "I2"]
-    transform = "log"
-
-    [[id]]
-    name = "C1"
-    type = "hex"
-    rows = 100_000
-
-A schema is declared, never inferred: whether 10 is a number or a name cannot be seen from a file, and a wrong guess would
-train without a word. Each kind of column is a dataclass that owns its fields and checks them.
-"""
+"""Which columns a file has and what they mean: a TOML file, or a schema that is built in. README.md here has the format."""
 
 import difflib
 import tomllib

@@ -1,11 +1,6 @@
-"""How often each value occurs, counted exactly in bounded memory.
+"""How often each value occurs: counted exactly, in bounded memory.
 
-Counts stand in a hash table a column; when the tables fill the memory they are allowed, they are sorted and written to
-disk as a run, and begin anew. At the end the runs are merged a range of fingerprints at a time, so that a range fits.
-All counts are exact, whatever the memory: 12 bytes of disk an entry of a run buy what a sketch (count-min,
-space-saving) would give only roughly, and a threshold on rough counts lets another set of ids in at each change of the
-sketch. Criteo Terabyte's 880 million values take 11 GB of RAM or, in less, runs on disk. What is kept at the end has
-to fit: 16 bytes an id that reaches the threshold, which training holds as well.
+Tables that fill their memory are sorted and written to disk as a run; the runs are merged at the end.
 """
 
 import shutil

@@ -1,17 +1,4 @@
-"""An open vocabulary: ids get rows of their own while training goes on, once they have come often enough.
-
-Every value is counted as the batches come. At its `admit`-th time it gets the next free row of its table; before that,
-and when the table is full, it shares row 1 with all others like it; row 0 is that of a missing value. A value that no
-batch of the last `stale` had is forgotten, its count too, which bounds the memory: 64 to 128 bytes a value that is
-remembered, and 32 for each snapshot alive. Comes it again, it begins anew and gets a new row. Rows are never given to
-another value: the row's record would have to be made anew at the same step on the device, in the cache and in the
-store, and the bits of a run would hang on it. The price is that the records of forgotten values stay in the store, so
-`rows` has to allow for all that are ever admitted; and 8 to 16 bytes of memory for each, which say what it was given to.
-
-What a batch's rows are depends on all batches before. The state of a stream therefore holds the whole vocabulary, as it
-was at most 64 batches ago, and how many batches followed: going on reads those again. Copying it at each batch would
-cost more than training on it.
-"""
+"""An open vocabulary: an id gets a row of its own while training goes on, once it has come often enough."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence

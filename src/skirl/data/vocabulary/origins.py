@@ -1,9 +1,4 @@
-"""Which id a row belongs to, as the state of a stream of files tells it.
-
-An open vocabulary is part of a checkpoint: it remembers the fingerprint of each id that it gave a row to, 8 bytes. That of a
-number, or of hexadecimal digits, is a bijection, so the id itself is had back; of a text the fingerprint is all there is. To
-keep the texts would take their length in memory for each id ever admitted, for the sake of an export.
-"""
+"""Which id a row belongs to, as the state of a stream of files says it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

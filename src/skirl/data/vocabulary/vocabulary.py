@@ -1,12 +1,4 @@
-"""A vocabulary: the ids that came often enough, each with a row of its own.
-
-Row 0 is that of a missing value, row 1 is shared by all values that are rare or new, and rows 2, 3, ... are those of
-the vocabulary, the most frequent first. The file holds fingerprints (see hashing.py), not values: 8 bytes an id,
-whatever its length. In memory an id takes 24 to 48 bytes, in each worker process too; looking one up takes 10 to 60 ns.
-
-The file is safetensors: `NAME.keys` (uint64, in order of rows) and `NAME.counts` (uint64) for each table, and a JSON
-text under `skirl` in its metadata. Nothing in it is executed, and its sizes are checked before anything is allocated.
-"""
+"""A vocabulary: the ids that came often enough, each with a row of its own. README.md here has the file's format."""
 
 import json
 import os

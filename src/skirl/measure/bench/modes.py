@@ -1,12 +1,4 @@
-"""One model, one stream of batches, and the ways to hold its rows that `skirl bench train` compares.
-
-Each mode is a loop of its own that stands still between slices, so that modes take turns in one process and a noisy
-neighbour slows all of them. Every mode has its own model, with the same initial weights and rows, and keeps all of it in
-memory at once: 2.2 GB a mode that holds every row of Criteo Kaggle at dim 16. Processes side by side would need no turns,
-and would share two cores.
-
-SGD everywhere, for rows and for dense weights: the one optimizer that all libraries define alike.
-"""
+"""One model, one stream of batches, and the ways to hold its rows that `skirl bench train` compares."""
 
 import os
 import time

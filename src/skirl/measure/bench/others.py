@@ -1,7 +1,4 @@
-"""FBGEMM's table-batched operator on the CPU, as the benchmarks drive it: the fastest library to compare with.
-
-It is loaded by name at the time of use: a user's install has none of it, and type checkers need not know it either.
-"""
+"""FBGEMM's table-batched operator on the CPU, as the benchmarks drive it, loaded by name where it is installed."""
 
 from collections.abc import Sequence
 from importlib import import_module

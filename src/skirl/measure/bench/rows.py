@@ -1,22 +1,7 @@
-"""The embedding step, all rows resident: skirl's kernels beside FBGEMM's CPU operator and nn.EmbeddingBag.
-
-One step is forward, backward and the row optimizer, on the ids of a synthetic Criteo-Kaggle stream. The sides take turns on
-the same batch in one process, so that a busy neighbour slows all of them, and what is reported is the median of their
-ratios; a benchmark of one side after the other moved by 1.3x between two runs on a shared machine. FBGEMM sorts the ids
-in its backward; skirl's oracle has found the distinct rows and grouped the positions in another thread by then. That is
-timed apart and added to our side for the figures that count, and left out for those named `kernels`.
-
-All sides take memory from one allocator, and it is measured twice. `system` is a process as anybody starts it: what malloc
-has no room for is mapped anew, page by page, in every step, save where a side keeps its buffers. `kept` is glibc told to
-give nothing back and to use huge pages, so that nobody ever waits for a page and only the loops are left. That can be set
-before a process starts and never after, so each is a child process; elsewhere than on glibc both are `system`.
-"""
+"""The embedding step, all rows resident: skirl's kernels beside FBGEMM's CPU operator and nn.EmbeddingBag."""
 
 import json
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import geometric_mean, median
@@ -31,13 +16,13 @@ from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Schema, Table
 from skirl.data import Synthetic
 from skirl.engine.work import Micro
+from skirl.measure.bench.helpers import Watch, at_least_one, child, result
 from skirl.measure.bench.others import INSTALL, has_fbgemm
 from skirl.measure.bench.sides import EmbeddingBag, Fbgemm, Given, Side, Skirl
 from skirl.oracle import loops
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.distinct import Finder
 from skirl.oracle.seen import Seen
-from skirl.tools.machine import machine
 
 OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
 KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
@@ -78,9 +63,7 @@ class Rows:
                 raise ValueError(f"{name} is empty: name at least one")
             if isinstance(values[0], int) and min(values) < 1:
                 raise ValueError(f"{name} is {min(values)}: set it to 1 or more")
-        for name in ("rounds", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "rounds", "threads")
         if any(dim % 4 for dim in self.dim):
             raise ValueError(f"dim is {self.dim}: FBGEMM takes multiples of 4 only, set it to such")
         Synthetic(self.data, rows_scale=self.rows_scale)  # it checks rows_scale
@@ -95,16 +78,9 @@ class Rows:
         return first | {"memory": list(self.memory), "cases": cases}
 
     def _child(self, memory: Memory) -> dict[str, Any]:
-        child = subprocess.run(
-            [sys.executable, "-m", "skirl.measure.bench.rows", json.dumps(asdict(self) | {"memory": [memory]})],
-            env={**os.environ, **({"GLIBC_TUNABLES": KEPT} if memory == "kept" else {})},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if child.returncode:
-            raise RuntimeError(f"the measuring process ended with exit code {child.returncode}; it said why above")
-        return json.loads(child.stdout.splitlines()[-1])
+        flags = json.dumps(asdict(self) | {"memory": [memory]})
+        env = {"GLIBC_TUNABLES": KEPT} if memory == "kept" else {}
+        return child(["-m", "skirl.measure.bench.rows", flags], env)
 
     def measure(self) -> dict[str, Any]:
         """Measure every case here, whatever the allocator is."""
@@ -116,18 +92,11 @@ class Rows:
                     for optimizer in self.optimizer:
                         case = _Case(self, batch, dim, optimizer, pooling)
                         cases.append(case.measure())
-        return {
-            "bench": "rows",
-            "memory": self.memory[0],
-            **_overall(cases),
-            "threads": self.threads,
-            "data": self.data,
-            "rows": sum(Synthetic(self.data, rows_scale=self.rows_scale).rows.values()),
-            "rounds": self.rounds,
-            "cases": cases,
-            "missing": None if has_fbgemm() else INSTALL,
-            "machine": machine(),
-        }
+        return result(
+            "rows", self, "threads data rounds", memory=self.memory[0], **_overall(cases), cases=cases,
+            rows=sum(Synthetic(self.data, rows_scale=self.rows_scale).rows.values()),
+            missing=None if has_fbgemm() else INSTALL,
+        )  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -276,9 +245,9 @@ def _step(side: Side, given: Given) -> None:
 
 
 def _time(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
-    started = time.perf_counter()
-    result = call(*args)
-    return time.perf_counter() - started, result
+    with Watch() as watch:
+        out = call(*args)
+    return watch.seconds, out
 
 
 if __name__ == "__main__":

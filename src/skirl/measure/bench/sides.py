@@ -1,9 +1,4 @@
-"""The embedding step of `skirl bench rows`, by skirl and by the others: one class a side, all driven alike.
-
-A side is given the same tables, the same batches and the same gradient, and keeps what is not part of the step (steps that
-the oracle made, offsets, index types) from before the clock starts. Every side goes through its own module and autograd:
-calling our kernels bare against whole operators would leave 0.1 to 0.3 ms of Python a step out of our time only.
-"""
+"""The embedding step of `skirl bench rows`, by skirl and by the others: one class a side, all driven alike."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,14 +1,4 @@
-"""Training speed of skirl beside the others, on one stream of batches in one process.
-
-All modes take turns in slices of some steps: a machine that others share gets slower and faster by half within seconds, and
-a ratio of two slices that follow each other survives that. The result is the median of the ratios of the quieter half of
-the rounds, by what other processes took of the machine. Running each mode through on its own would be simpler, and its
-ratios wandered by 30% here.
-
-A slice's clock starts when nothing moves and stops when nothing moves any more, so that no mode travels on another's time.
-All modes train on the same batches, and their losses have to agree: to the last bit among skirl's own, to 1e-3 with others
-that sum in another order.
-"""
+"""Training speed of skirl beside the others, on one stream of batches in one process, all taking turns."""
 
 import json
 import shutil
@@ -20,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from skirl.core.tables import Schema
+from skirl.measure.bench.helpers import at_least_one
 from skirl.measure.bench.modes import Ahead, Alone, Mode, OnDemand, Setting, Slice, TorchTables, fbgemm_or_none, rows_of
 from skirl.measure.bench.stalls import Waits
 from skirl.store import Link
@@ -83,9 +74,7 @@ class TrainSpeed:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        for name in ("warm", "slice", "rounds", "depth", "dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "warm", "slice", "rounds", "depth", "dim")
         for name in self.names:
             if name not in (*FAMILY, "torch", "fbgemm"):
                 raise ValueError(f"modes has {name!r}: set it to some of {', '.join((*FAMILY, 'torch', 'fbgemm'))}")

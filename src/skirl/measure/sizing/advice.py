@@ -1,10 +1,4 @@
-"""What to choose, from the curves: a cache, a depth, and what a smaller row would save.
-
-The rule. With a link and a time of a step: the smallest cache behind whose steps the movement hides. Without: the
-smallest that brings in again at most 5% of the rows that batches use, or else the largest that was tried. Then the
-smallest depth that moves at most 5% more than the least possible, or 1% of the rows used: what a deeper window saves
-below that costs more memory than it is worth. A cost model in money would need prices that we do not have.
-"""
+"""What to choose, from the curves: a cache, a depth, and what a smaller row would save."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Rows moved against cache size: the production planner, run over a survey for each cache, policy and depth.
-
-The counts are those of a run, not a model of one: `simulate` drives the same code. 36 points over 200 batches of 16,384 x 26
-take about a minute on one core. Stack distances give LRU's whole curve in one pass, and nothing of a window.
-"""
+"""Rows moved against cache size: the planner that trains, run over a survey for each cache, policy and depth."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

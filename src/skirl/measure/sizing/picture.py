@@ -1,7 +1,4 @@
-"""The page of `skirl size`: the same facts as its text, with the curves drawn.
-
-It is made from the result, which is plain data: a page can be drawn again from a saved JSON line.
-"""
+"""The page of `skirl size`, made from its result: the same facts as its text, with the curves drawn."""
 
 from collections.abc import Mapping
 from typing import Any

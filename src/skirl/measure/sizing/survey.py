@@ -1,12 +1,6 @@
 """One pass over the ids of a run: which rows each batch uses, how often, how many new ones.
 
-Rows are numbered as they come, and each batch's distinct rows are kept in a file, 4 bytes each. All that follows reads
-that file: a stream is decoded once, however many caches are tried on it. Criteo Terabyte in batches of 16,384 makes a
-file of some 100 GB; memory is some 60 bytes a touched row. A sample of the ids would do with less, and is wrong about just
-what is asked: rare rows, and when they come back.
-
-The number of a row says nothing of its table, so a bank becomes one table with as many rows as were touched. Its batches
-keep their order of rows, by table and last position, and with it every tie that a policy breaks.
+Rows are numbered as they come, and each batch's distinct rows are kept in a file, 4 bytes each.
 """
 
 import tempfile

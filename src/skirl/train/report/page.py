@@ -19,7 +19,8 @@ thead th.number { white-space: normal; }
 .wide { overflow-x: auto; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1em; }
 .charts svg { width: 100%; }
-.bars { width: 100%; } .bars th { white-space: nowrap; } .bars td:last-child { width: 45%; } .bars div { height: 1.1em; margin-top: .2em; min-width: 1px; }
+.bars { width: 100%; } .bars th { white-space: nowrap; }
+.bars td:last-child { width: 45%; } .bars div { height: 1.1em; margin-top: .2em; min-width: 1px; }
 @media (max-width: 600px) {
   body { margin: 1em auto; }
   .bars th { white-space: normal; }

@@ -1,8 +1,4 @@
-"""`skirl report RUN`: what a run folder tells, as text and as one page.
-
-It reads the files that a run leaves behind (`run_folder.py` says what is in them), so it also shows a run that was killed,
-or one that is still going on. TensorBoard shows runs side by side, and needs a server; this is one file to send.
-"""
+"""`skirl report RUN`: what a run folder says, as text and as one page; of a run that was killed or still goes on, too."""
 
 import json
 from collections.abc import Mapping, Sequence

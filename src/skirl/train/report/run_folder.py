@@ -1,40 +1,4 @@
-"""The run folder: what a run was, how it went and how it ended, in files that outlive it.
-
-    runs/dlrm-synthetic-20260102-030405/
-      config.json                 the run's flags as they were resolved, versions, machine; written at the start
-      metrics.jsonl               a line of JSON every --log-every steps, and one for each evaluation; grows while it runs
-      events.out.tfevents.*       the same numbers for TensorBoard
-      result.json                 what `skirl train --json` prints; written at the end, and when SIGTERM ends the run
-
-config.json has `command`, `flags` (by name, null where not set), `versions` (python, skirl, torch, numpy, numba), `machine`,
-`started` (UTC) and `begun_at` (the step that a resumed run went on from, else 0).
-
-A line of metrics.jsonl of kind "train", where "since" means since the line before, and "so far" over the whole run,
-resumed ones too:
-
-    kind                          "train"
-    step, samples                 done so far
-    seconds                       since, evaluations and checkpoints left out
-    samples_per_second            since
-    loss                          mean of the steps' losses, since
-    auc, logloss, ne, calibration so far, of predictions made before their sample was trained on; null: not defined yet
-    fetched, new, written, forwarded  rows so far, as in `counters` of the result
-    touched                       distinct rows so far
-    filled                        share of the cache's slots that hold a row
-    hidden                        share of the movement that the loop did not wait for, since
-    stall, read                   seconds since that the loop waited for rows; for the loader
-    busy                          seconds since of each stage: plan, fetch, write, load
-    blame                         of each stage, seconds since that it was at work while the loop waited
-    lr, dense_lr                  learning rates of the step to come
-    window                        batches that the oracle knows beyond this one
-
-and one of kind "eval": `step`, `seconds` it took, `test_samples`, `test_auc`, `test_logloss`, `test_ne`, `test_calibration`,
-`best_step` (that of the least log loss so far). A run that is resumed goes on in the folder of the run that was saved, and
-lines after the step that it goes on from are dropped; a half line that a kill left is too.
-
-A line takes 3 ms, most of it the AUC: 0.6% of 50 steps of 10 ms. One file of lines and no database: `tail -f`, pandas and
-`skirl report` read it, and a kill costs half a line at most.
-"""
+"""The run folder: what a run was, how it went and how it ended, in files that outlive it. README.md here has the format."""
 
 import json
 import os
