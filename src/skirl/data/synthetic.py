@@ -96,7 +96,7 @@ class Synthetic:
     held_out_batches: int = 0
 
     yields_fresh: ClassVar[bool] = True
-    """Each batch has memory of its own: nobody has to copy it to keep it."""
+    """Each batch has memory of its own, so it need not be copied to be kept."""
 
     _next: int = field(default=0, init=False, repr=False)
     _resume: int | None = field(default=None, init=False, repr=False)

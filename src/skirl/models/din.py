@@ -142,7 +142,7 @@ class DIN(Model):
             if not bool((lengths == 1).all()):
                 raise ValueError(
                     f"DIN: feature {name!r} has {len(rows)} ids for {len(lengths)} samples and is not among the lists: "
-                    "give it one a sample, or add it to lists"
+                    "give it one for each sample, or add it to lists"
                 )
             return rows
         sums = _sums(rows, _sample_of(lengths, rows.device), len(lengths))
@@ -182,7 +182,7 @@ def prelu_mlp(*sizes: int) -> nn.Sequential:
 
 
 def _sample_of(lengths: Tensor, at: torch.device) -> Tensor:
-    """The sample of each id, where its row is; the lengths of a batch are on the host as a rule."""
+    """The sample of each id, on the device of its row; the lengths of a batch are usually on the host."""
     return moved(torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), at)
 
 

@@ -8,7 +8,7 @@ import pytest
 from skirl.cli import main
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart, svg
-from skirl.train.report.report import Left, Report, _moving, drawn, facts, told
+from skirl.train.report.report import Left, Report, _moving, as_text, drawn, facts
 from tests.pages import NONE, mistakes
 
 FLAGS = [
@@ -101,7 +101,7 @@ def test_no_text_is_cut_off_or_lies_on_a_line(browse, tmp_path):
         "machine": {"processor": "Some Processor at 2.10 GHz", "cores": 64},
     }  # fmt: skip
     left = Left(config, lines, [scores], None)
-    page = drawn("deep-cross-tiny-parquet-2024-01-01T00-00-00", left, told(facts(left))).html()
+    page = drawn("deep-cross-tiny-parquet-2024-01-01T00-00-00", left, as_text(facts(left))).html()
     assert mistakes(browse, tmp_path, page) == NONE
 
 

@@ -75,8 +75,8 @@ class Dataset:
             while file.has(part):
                 if end is not None and (number, part, 0) >= end:
                     break
-                if (own := file.share(part)) != last:
-                    share, last = share + 1, own
+                if (its := file.share(part)) != last:
+                    share, last = share + 1, its
                 low = begin.row if (number, part) == (begin.file, begin.part) else 0
                 high = end.row if end is not None and (number, part) == (end.file, end.part) else None
                 yield Part(number, part, low, high, share)

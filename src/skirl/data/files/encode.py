@@ -120,7 +120,7 @@ class Fingerprints:
 
     @property
     def described(self) -> str:
-        """How ids become rows, those of training: nobody else goes on from a state with fingerprints."""
+        """How ids become rows in training: only an open vocabulary resumes from a state with fingerprints."""
         return BY_OPEN
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:

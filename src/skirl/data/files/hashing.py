@@ -37,8 +37,8 @@ def seed_of(table: str) -> np.uint64:
 def hash_numbers(values, seed, out):
     """Fingerprints of int64 numbers; 0 is not one of them."""
     for i in range(values.size):
-        found = mix(np.uint64(values[i]) ^ seed)
-        out[i] = found if found != 0 else _ONE
+        mixed = mix(np.uint64(values[i]) ^ seed)
+        out[i] = mixed if mixed != 0 else _ONE
 
 
 def numbers_of(fingerprints: np.ndarray, seed: np.uint64) -> np.ndarray:

@@ -39,7 +39,7 @@ class Counter:
         return max(self.keys.size, places_for(self.used + more)) * ENTRY
 
     def add(self, fingerprints: np.ndarray) -> None:
-        """Count each of them once more."""
+        """Count each of them once."""
         size = self.grown(len(fingerprints)) // ENTRY
         if size > self.keys.size:
             keys, counts = self.keys, self.counts
@@ -49,13 +49,13 @@ class Counter:
 
     def sorted(self) -> tuple[np.ndarray, np.ndarray]:
         """Fingerprints in rising order, and how often each came."""
-        there = np.flatnonzero(self.keys)
-        keys = self.keys[there]
+        held = np.flatnonzero(self.keys)
+        keys = self.keys[held]
         order = np.argsort(keys)
-        return keys[order], self.counts[there][order].astype(np.uint64)
+        return keys[order], self.counts[held][order].astype(np.uint64)
 
     def clear(self) -> None:
-        """Begin anew, with a small table."""
+        """Forget all counts; the table is small again."""
         self._allocate(SMALLEST)
 
 
@@ -87,7 +87,7 @@ class Counters:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, table: str, fingerprints: np.ndarray) -> None:
-        """Count a column's fingerprints once more; 0 is not counted."""
+        """Count a column's fingerprints; 0 is not counted."""
         counter = self._counters[table]
         # A table that grows holds its old places until it is done.
         others = sum(c.nbytes for c in self._counters.values())

@@ -21,7 +21,7 @@ SNAPSHOT = 64
 
 
 class Kept(np.ndarray):
-    """An array that nobody writes to: a copy of a state shares it."""
+    """An array that is never written to, so copies of a state share it."""
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> "Kept":
         return self
@@ -74,8 +74,8 @@ class Growth:
 
     def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Fingerprints, rows, counts and last batches of what is remembered."""
-        there = np.flatnonzero(self.keys)
-        return self.keys[there], self.rows[there], self.counts[there], self.last[there]
+        held = np.flatnonzero(self.keys)
+        return self.keys[held], self.rows[held], self.counts[held], self.last[held]
 
     @property
     def admitted(self) -> np.ndarray:
@@ -112,7 +112,7 @@ class Growth:
     def checked(self, state: Mapping[str, Any], admitted: Any) -> tuple[list[np.ndarray], np.ndarray]:
         """The entries of a state, and what its rows were given to; refused where it is the state of no such vocabulary."""
         keys, rows, counts, last = (_numbers(state, name) for name in ("keys", "rows", "counts", "last"))
-        given, free, there = _numbers({"admitted": admitted}, "admitted").view(np.uint64), state["next"], rows != 0
+        given, free, has_row = _numbers({"admitted": admitted}, "admitted").view(np.uint64), state["next"], rows != 0
         wrong = None
         if len({len(array) for array in (keys, rows, counts, last)}) != 1:
             wrong = "its arrays are of different lengths"
@@ -122,9 +122,9 @@ class Growth:
             wrong = f"its next row is {free!r}, of {self.limit:,}"
         elif not free - FIRST <= len(given) <= max(0, self.limit - FIRST):
             wrong = f"it has rows without a value, {len(given):,} values and {free:,} rows"
-        elif ((rows[there] < FIRST) | (rows[there] >= free)).any():
+        elif ((rows[has_row] < FIRST) | (rows[has_row] >= free)).any():
             wrong = f"a row in it is not from {FIRST} to {free - 1}"
-        elif (given[rows[there] - FIRST] != keys[there].view(np.uint64)).any():
+        elif (given[rows[has_row] - FIRST] != keys[has_row].view(np.uint64)).any():
             wrong = "a row in it was given to another id"
         elif len(keys) and not (0 <= min(counts.min(), last.min()) <= max(counts.max(), last.max()) < _MOST):
             wrong = "a count in it is below 0, or beyond all that could be counted"
@@ -278,10 +278,10 @@ class Growing:
         """Refuse a state of another stream, or of none, saying what is wrong; nothing else happens."""
         grown = isinstance(state, Mapping) and "tables" in state
         self.inner.check_state(state.get("files", {}) if grown else state)
-        own = dict.fromkeys(self.growths, _TABLE)
+        per_table = dict.fromkeys(self.growths, _TABLE)
         admitted = dict.fromkeys(self.growths, ANY)
-        form = {"files": ANY, "tables": own, "admitted": admitted, "since": COUNT, "admit": ANY, "stale": ANY}
-        if (wrong := misfit(state, form)) is not None:
+        expected = {"files": ANY, "tables": per_table, "admitted": admitted, "since": COUNT, "admit": ANY, "stale": ANY}
+        if (wrong := misfit(state, expected)) is not None:
             raise ValueError(f"the state is none of an open vocabulary ({wrong}): give what state_dict() returned")
         for name in ("admit", "stale"):
             if state[name] != getattr(self, name):
@@ -300,7 +300,7 @@ class Growing:
         self._resume = self._state = state
 
     def _again(self, batches: Iterator[Batch], since: int) -> None:
-        """Read batches that were handed out before once more."""
+        """Read again the batches that were handed out before."""
         for number in range(since):
             if next(batches, None) is None:
                 raise ValueError(

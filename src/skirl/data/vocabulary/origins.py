@@ -63,6 +63,6 @@ class Origins:
         if kinds[table] in ("hex", "numbers"):
             numbers = numbers_of(prints, seed_of(table))
             shown = numbers.view(np.uint64).tolist() if kinds[table] == "hex" else numbers.tolist()
-            form = "x" if kinds[table] == "hex" else "d"
-            texts = [format(number, form) if there else None for number, there in zip(shown, has.tolist())]
+            digits = "x" if kinds[table] == "hex" else "d"
+            texts = [format(number, digits) if known else None for number, known in zip(shown, has.tolist())]
         return names.tolist(), texts, prints

@@ -78,10 +78,10 @@ class Vocabulary:
         for table, kind in kinds.items():
             if table not in self.rows:
                 raise BadVocabulary(f"vocabulary {self.path}: it has no table {table!r}: make it anew with this schema")
-            found = self.facts.types[table]
-            if found and kind and found != kind:  # a converted file says how its values were read
+            stored = self.facts.types[table]
+            if stored and kind and stored != kind:  # a converted file says how its values were read
                 raise BadVocabulary(
-                    f"vocabulary {self.path}: its ids of {table!r} are {found}, not {kind}: make it anew with this data"
+                    f"vocabulary {self.path}: its ids of {table!r} are {stored}, not {kind}: make it anew with this data"
                 )
         for table in {column.table or column.name for column in schema.ids if column.encode == "row"} & set(self.rows):
             raise BadVocabulary(
@@ -122,9 +122,9 @@ def load(path: str) -> Vocabulary:
             keys = {table: file.get_tensor(f"{table}.keys") for table in facts.types}
     except (OSError, SafetensorError, UnicodeEncodeError) as error:
         missing = isinstance(error, FileNotFoundError)
-        then = "set vocab to one that `skirl vocab` made"
-        found = "there is no such file" if missing else f"is no vocabulary, or a damaged one ({error})"
-        raise BadVocabulary(f"vocabulary {path}: {found}: {then}") from None
+        mend = "set vocab to one that `skirl vocab` made"
+        problem = "there is no such file" if missing else f"is no vocabulary, or a damaged one ({error})"
+        raise BadVocabulary(f"vocabulary {path}: {problem}: {mend}") from None
     tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
     for table, array in sorted(keys.items()):
         tables[table] = _placed(array)

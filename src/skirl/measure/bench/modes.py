@@ -90,7 +90,7 @@ class Slice:
 
 
 class Stream:
-    """Batches that nobody changes, from the first at every pass."""
+    """The same batches at every pass; they never change."""
 
     yields_fresh = True
 
@@ -135,7 +135,7 @@ class Mode:
         return Slice(seconds, used, received_then - received, sent_then - sent, calls_then - calls, others, numbers)
 
     def rest(self) -> None:
-        """Return when nothing moves any more before the loop goes on."""
+        """Wait until nothing moves."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -241,7 +241,7 @@ def _everything(step: Step) -> Step:
 
 
 class TorchTables(nn.Module):
-    """Every row in nn.EmbeddingBag, one a table, with sparse gradients."""
+    """Every row in nn.EmbeddingBag, one for each table, with sparse gradients."""
 
     def __init__(self, tables: Sequence[Table], seed: int) -> None:
         super().__init__()
@@ -259,9 +259,9 @@ class TorchTables(nn.Module):
         ids, on_device = (moved(part, at) for part in (sparse.values(), offsets))
         vectors = []
         for i, bag in enumerate(self.bags):
-            here = on_device[i * batch : (i + 1) * batch]
+            begins = on_device[i * batch : (i + 1) * batch]
             first, last = int(offsets[i * batch]), int(offsets[(i + 1) * batch])
-            vectors.append(bag(ids[first:last], here - first))
+            vectors.append(bag(ids[first:last], begins - first))
         return SimpleNamespace(stacked=lambda: torch.stack(vectors, dim=1))
 
 
@@ -272,8 +272,8 @@ class FbgemmTables(nn.Module):
         super().__init__()
         self.tables = tables
         self.rows = fbgemm(tables, lr=lr)
-        for here, weights in zip(self.rows.split_embedding_weights(), first_weights(tables, seed)):
-            here.copy_(weights)
+        for table, weights in zip(self.rows.split_embedding_weights(), first_weights(tables, seed)):
+            table.copy_(weights)
 
     def forward(self, sparse: Any) -> Any:
         flat = self.rows(sparse.values(), sparse.offsets())
@@ -281,7 +281,7 @@ class FbgemmTables(nn.Module):
 
 
 def machine_busy() -> float:
-    """Seconds that all cores of this machine have worked since it was started; 0 where nobody says."""
+    """Seconds that all cores of this machine have worked since it was started; 0 where the system does not say."""
     try:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:

@@ -201,9 +201,9 @@ class _Case:
         facts["thread_scaling"] = round(median(r["one_thread"] / r["skirl"] for r in rounds), 3) if scales else None
         return facts
 
-    def _compare(self, what: str, found: dict[str, torch.Tensor]) -> None:
-        ours = found["skirl"]
-        for name, theirs in found.items():
+    def _compare(self, what: str, outs: dict[str, torch.Tensor]) -> None:
+        ours = outs["skirl"]
+        for name, theirs in outs.items():
             if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
                 worst = float((ours - theirs).abs().max())
                 raise AssertionError(
@@ -233,9 +233,9 @@ def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:
     rows, ids = given.step.rows, len(batch)
 
     def group() -> None:
-        layout, found, first = finder.find_all(batch)
+        layout, distinct, first = finder.find_all(batch)
         out = (np.empty(ids, np.int32), np.empty(len(rows) + 1, np.int32), np.empty(ids, np.int32))
-        loops.group(whole, layout.parts, layout.first, layout.at, first, found.row_of, rows, *out, 0, 1)
+        loops.group(whole, layout.parts, layout.first, layout.at, first, distinct.row_of, rows, *out, 0, 1)
 
     return group
 

@@ -105,7 +105,7 @@ class Fbgemm:
 
 
 class EmbeddingBag:
-    """nn.EmbeddingBag with sparse gradients, one a table, and torch.optim.SGD.
+    """nn.EmbeddingBag with sparse gradients, one for each table, and torch.optim.SGD.
 
     The outputs are stacked to [batch, features, dim], which the others return as they are: all sides make the same thing.
     """

@@ -42,12 +42,12 @@ class Waits:
 
     def __init__(self) -> None:
         self.us: list[float] = []
-        """Microseconds, one a sample."""
+        """Microseconds of each wait."""
         self._stop = threading.Event()
         self._pid = os.getpid()
-        here = np.zeros(2, np.int64)
-        _now(here)
-        _sleep(here)  # compiled before anything is measured
+        clock = np.zeros(2, np.int64)
+        _now(clock)
+        _sleep(clock)  # compiled before anything is measured
         self._thread = threading.Thread(target=self._watch, name="skirl-waits", daemon=True)
 
     def _watch(self) -> None:

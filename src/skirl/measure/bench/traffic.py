@@ -173,7 +173,7 @@ class Traffic:
 class _Loader:
     """One sample an access, one id a sample."""
 
-    yields_fresh = True  # batches are views of the trace, which nobody changes
+    yields_fresh = True  # batches are views of the trace, which never changes
 
     def __init__(self, batches: np.ndarray) -> None:
         self._batches = batches

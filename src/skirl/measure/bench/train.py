@@ -135,14 +135,14 @@ class TrainSpeed:
         recipe.use_threads()
         stream = recipe.stream()
         batches = list(stream)
-        touched, each = rows_of(batches, Schema.of(recipe.tables()))
+        touched, rows_a_batch = rows_of(batches, Schema.of(recipe.tables()))
         setting = Setting(
             model=self.model, tables=recipe.tables(), dense_features=stream.dense_features, batches=batches, lr=self.lr,
             seed=self.seed, depth=self.depth, prefetch=self.prefetch, cache=int(recipe.cache_size(touched)),
-            touched=touched, largest=max(each), link=Link.parse(self.link) if self.link else Link(), store=self.store,
-            device=self.device,
+            touched=touched, largest=max(rows_a_batch), link=Link.parse(self.link) if self.link else Link(),
+            store=self.store, device=self.device,
         )  # fmt: skip
-        return setting, each
+        return setting, rows_a_batch
 
     def _make(self, name: str, setting: Setting) -> Mode | None:
         match name:
@@ -251,7 +251,7 @@ class TrainSpeed:
 
 
 def quietest(slices: dict[str, list[Slice]]) -> dict[str, list[Slice]]:
-    """The half of the rounds in which other processes took least; what they took is told, and not what came of it."""
+    """The half of the rounds in which other processes took least: chosen by that, and not by their ratios."""
     rounds = range(len(next(iter(slices.values()))))
     others = [sum(turns[i].others * turns[i].seconds for turns in slices.values()) for i in rounds]
     chosen = sorted(sorted(rounds, key=lambda i: others[i])[: (len(rounds) + 1) // 2])

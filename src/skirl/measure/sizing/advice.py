@@ -127,13 +127,13 @@ def reductions(
     optimizer's state. `dim`: what it is now.
     """
     full = 4 * sum(records[dim])
-    found = []
+    kinds = []
     for name, asked, half in [(f"dim {d}", d, False) for d in records] + [(f"dim {dim}, 16 bits a number", dim, True)]:
         weights, state = records[asked]
         record = 4 * (words(weights + state) if half else weights + state)
         rows = int(cache * full / record)
         moved = moved_at(points, rows)
-        found.append(
+        kinds.append(
             {
                 "rows as": name,
                 "record_bytes": record,
@@ -143,4 +143,4 @@ def reductions(
                 "bytes_a_step": moved / max(1, steps) * record,
             }
         )
-    return found
+    return kinds

@@ -92,14 +92,14 @@ class Survey:
 
     def tables(self) -> list[TableUse]:
         """What was asked of each table."""
-        found: dict[int, TableUse] = {}
+        uses: dict[int, TableUse] = {}
         for bank in self._banks:
             table_of = bank.rows.key[: bank.touched] >> ROW_BITS
             for i in bank.tables:
                 counts = bank.counts[: bank.touched][table_of == i]
                 table = self.schema.tables[i]
-                found[i] = TableUse(table.name, table.rows, len(counts), int(counts.sum()), hottest(counts))
-        return [found[i] for i in sorted(found)]
+                uses[i] = TableUse(table.name, table.rows, len(counts), int(counts.sum()), hottest(counts))
+        return [uses[i] for i in sorted(uses)]
 
     def hottest(self) -> dict[str, float]:
         """Share of all accesses that the hottest of all touched rows take."""
@@ -107,12 +107,12 @@ class Survey:
 
     def working_set(self, windows: Sequence[int] = WINDOWS) -> dict[int, float]:
         """Distinct rows of so many batches in a row, on average; windows side by side, only whole ones."""
-        found = {}
+        sizes = {}
         for window in windows:
             whole = self.steps // window
             if whole:
-                found[window] = sum(_distinct(bank, window, whole) for bank in self._banks) / whole
-        return found
+                sizes[window] = sum(_distinct(bank, window, whole) for bank in self._banks) / whole
+        return sizes
 
     def close(self) -> None:
         """Drop the file."""

@@ -147,11 +147,11 @@ def _wrapped(items: Sequence[tuple[str, float]], gap: float, width: float) -> li
 
 def _apart(scale: "_Scale", rooms: Iterable[float]) -> list[tuple[float, float]]:
     """Ticks and their places; one that would touch the tick before it is left out."""
-    found = list[tuple[float, float]]()
+    kept = list[tuple[float, float]]()
     for value, room in zip(scale.ticks(), rooms):
-        if not found or abs(scale(value) - found[-1][1]) >= room:
-            found.append((value, scale(value)))
-    return found
+        if not kept or abs(scale(value) - kept[-1][1]) >= room:
+            kept.append((value, scale(value)))
+    return kept
 
 
 class _Scale:
@@ -184,11 +184,11 @@ class _Scale:
             return self._linear()
         steps = (1, 2, 5) if self.high - self.low < 2.2 else (1,)
         every = 10.0 ** math.floor(self.low)
-        found = []
+        ticks = []
         while every <= 10**self.high:
-            found += [every * step for step in steps if self.low <= math.log10(every * step) <= self.high]
+            ticks += [every * step for step in steps if self.low <= math.log10(every * step) <= self.high]
             every *= 10
-        return found
+        return ticks
 
     def _linear(self) -> list[float]:
         every = 10.0 ** math.floor(math.log10(self.high - self.low))

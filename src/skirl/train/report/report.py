@@ -43,7 +43,7 @@ class Left:
 
     config: Mapping[str, Any]
     lines: Sequence[Line]
-    """One a logged interval."""
+    """One for each logged interval."""
     evaluations: Sequence[Line]
     result: Mapping[str, Any] | None
     """None where the run did not end."""
@@ -54,25 +54,25 @@ class Left:
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
         path, result = folder / METRICS, folder / RESULT
-        found: dict[str, list[Line]] = {kind: [] for kind in FORMS}
+        by_kind: dict[str, list[Line]] = {kind: [] for kind in FORMS}
         for number, line in enumerate(lines_of(folder), start=1):
             if line["kind"] in FORMS:
                 _checked(f"{path}, line {number}", line, FORMS[line["kind"]])
-                found[line["kind"]].append(line)
+                by_kind[line["kind"]].append(line)
         return cls(
             config=_checked(str(folder / CONFIG), _read(folder / CONFIG), OF_CONFIG),
-            lines=found["train"],
-            evaluations=found["eval"],
+            lines=by_kind["train"],
+            evaluations=by_kind["eval"],
             result=_checked(str(result), _read(result), OF_RESULT) if result.is_file() else None,
         )
 
     def sums(self, name: str) -> dict[str, float]:
         """Seconds of the whole run by stage, of what lines have under this name."""
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for line in self.lines:
             for stage, seconds in line.get(name, {}).items():
-                found[stage] = found.get(stage, 0.0) + seconds
-        return found
+                sums[stage] = sums.get(stage, 0.0) + seconds
+        return sums
 
     def sum(self, name: str) -> float:
         """Of the whole run."""
@@ -95,13 +95,13 @@ class Report:
         left = Left.of(self.folder)
         page = self.page or self.folder / "report.html"
         page.parent.mkdir(parents=True, exist_ok=True)
-        found = facts(left)
-        page.write_text(drawn(self.folder.name, left, told(found)).html(), encoding="utf-8", errors="replace")
-        return {"command": "report", "run": str(self.folder), "page": str(page), **found}
+        numbers = facts(left)
+        page.write_text(drawn(self.folder.name, left, as_text(numbers)).html(), encoding="utf-8", errors="replace")
+        return {"command": "report", "run": str(self.folder), "page": str(page), **numbers}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The facts as people read them."""
-        return {**told(result), "page": result["page"]}
+        return {**as_text(result), "page": result["page"]}
 
 
 def facts(left: Left) -> dict[str, Any]:
@@ -129,34 +129,32 @@ def facts(left: Left) -> dict[str, Any]:
     }
 
 
-def told(found: Mapping[str, Any]) -> dict[str, str]:
+def as_text(run: Mapping[str, Any]) -> dict[str, str]:
     """The facts as people read them."""
-    flags, steps = found["flags"], max(1, found["steps"])
-    state = f"stopped by {found['stopped_by']}" if found["stopped_by"] else "ended"
-    state = state if found["ended"] else "still going on, killed, or failed"
+    flags, steps = run["flags"], max(1, run["steps"])
+    state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended"
+    state = state if run["ended"] else "still going on, killed, or failed"
     lines = {
         "run": f"{flags.get('model')} on {flags.get('data')}, {state}",
-        "steps": f"{found['steps']:,}, {found['samples']:,} samples in {clock(found['seconds'])}",
-        "speed": f"{found['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
+        "steps": f"{run['steps']:,}, {run['samples']:,} samples in {clock(run['seconds'])}",
+        "speed": f"{run['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
     }
-    if not found["samples"]:
+    if not run["samples"]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
-    lines["loss"] = f"{found['loss']:.4f} at last"
-    if found["auc"] is not None:
-        lines["AUC"] = f"{found['auc']:.4f} of all predictions, each made before its sample was trained on"
-    if found["best"] is not None:
-        best = found["best"]
+    lines["loss"] = f"{run['loss']:.4f} at last"
+    if run["auc"] is not None:
+        lines["AUC"] = f"{run['auc']:.4f} of all predictions, each made before its sample was trained on"
+    if run["best"] is not None:
+        best = run["best"]
         lines["test"] = (
             f"log loss {best['test_logloss']:.4f}, AUC {_number(best['test_auc'])} at step {best['step']:,}, its best"
         )
     lines["rows"] = (
-        f"{found['touched']:,} touched; {found['fetched'] / steps:,.0f} brought in again, {found['new'] / steps:,.0f} made "
-        f"and {found['written'] / steps:,.0f} written a step"
+        f"{run['touched']:,} touched; {run['fetched'] / steps:,.0f} brought in again, {run['new'] / steps:,.0f} made "
+        f"and {run['written'] / steps:,.0f} written a step"
     )
-    lines["hidden"] = f"{found['hidden']:.0%} of the movement"
-    lines["waited"] = f"{found['stall']:.2f} s for rows, {found['read']:.2f} s for the loader" + _culprits(
-        found["blame"]
-    )
+    lines["hidden"] = f"{run['hidden']:.0%} of the movement"
+    lines["waited"] = f"{run['stall']:.2f} s for rows, {run['read']:.2f} s for the loader" + _culprits(run["blame"])
     return lines
 
 
@@ -235,8 +233,8 @@ def _moving(left: Left) -> list[Chart]:
 
 
 def _chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
-    there = {name: points for name, points in lines.items() if points}
-    return Chart(title, "step", there or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False)
+    drawn_lines = {name: points for name, points in lines.items() if points}
+    return Chart(title, "step", drawn_lines or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False)
 
 
 def _points(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
@@ -265,8 +263,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged ({error}): there is no report without it") from error
 
 
-def _checked(where: str, read: Any, form: Any) -> Any:
-    wrong = misfit(read, form)
+def _checked(where: str, read: Any, expected: Any) -> Any:
+    wrong = misfit(read, expected)
     if wrong is not None:
         raise ValueError(f"{where} is damaged, or of another skirl ({wrong}): there is no report of it")
     return read

@@ -51,7 +51,7 @@ class RunFlags:
 
 
 class RunFolder:
-    """Writes one run down; enter it when it is known where the run goes on. Part of a checkpoint, so that it is found again.
+    """Writes a run folder. It is part of a checkpoint, so that a resumed run finds it again.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -86,7 +86,7 @@ class RunFolder:
             raise ValueError(f"{self.folder} already holds a run: set run to another folder, or resume that one")
 
     def begin(self, batches: Lookahead, meter: Meter) -> "RunFolder":
-        """The run begins here, or goes on; then enter this."""
+        """Note the step that the run starts at; then enter this."""
         self.begun_at = batches.step
         self._since.begin(batches, meter)
         return self
@@ -268,7 +268,7 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     data = path.read_bytes()
-    found = []
+    lines = []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
         read: Any = None
         try:
@@ -279,8 +279,8 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
             wrong = misfit(read, LINE)
         if wrong is not None:
             raise ValueError(f"{path}, line {number}: is no line of metrics ({wrong}): mend it, or take it out")
-        found.append(read)
-    return found
+        lines.append(read)
+    return lines
 
 
 LINE = {"kind": TEXT, "step": COUNT}
@@ -299,17 +299,17 @@ def _tagged(line: Mapping[str, Any]) -> list[tuple[str, Any]]:
     [('train/loss', 0.5), ('rate/lr', 0.1), ('busy/plan', 2.0)]
     """
     group_of = {name: group for group, names in GROUPS.items() for name in names}
-    found: list[tuple[str, Any]] = []
+    tagged: list[tuple[str, Any]] = []
     for name, value in line.items():
         if name in ("kind", "step"):
             continue
         if isinstance(value, Mapping):
-            found += [(f"{name}/{inner}", number) for inner, number in value.items()]
+            tagged += [(f"{name}/{inner}", number) for inner, number in value.items()]
         elif line["kind"] == "eval":
-            found.append((f"test/{name.removeprefix('test_')}", value))
+            tagged.append((f"test/{name.removeprefix('test_')}", value))
         else:
-            found.append((f"{group_of.get(name, 'train')}/{name}", value))
-    return found
+            tagged.append((f"{group_of.get(name, 'train')}/{name}", value))
+    return tagged
 
 
 def _stages(batches: Lookahead) -> dict[str, dict[str, float]]:
@@ -319,8 +319,8 @@ def _stages(batches: Lookahead) -> dict[str, dict[str, float]]:
 def _seconds_of(batches: Lookahead) -> dict[tuple[str, str], float]:
     """Every time there is, by kind and stage."""
     times = batches.times
-    found = {("loop", "stall"): times.stall, ("loop", "read"): times.read}
-    return found | {(kind, stage): s for kind, stages in _stages(batches).items() for stage, s in stages.items()}
+    loop = {("loop", "stall"): times.stall, ("loop", "read"): times.read}
+    return loop | {(kind, stage): s for kind, stages in _stages(batches).items() for stage, s in stages.items()}
 
 
 def _new_folder(runs: Path, name: str) -> Path:
