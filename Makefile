@@ -14,7 +14,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 DEV := $(VENV)/.dev
-PEERS := $(VENV)/.peers
+OTHERS := $(VENV)/.others
 # One test process for each core, eight at most; `make test JOBS=0` runs in this process, to debug.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 SEED ?= $(shell date +%s)
@@ -29,24 +29,24 @@ $(DEV): pyproject.toml constraints/dev.txt
 	$(PY) -m pip install --quiet -c constraints/dev.txt "$$(grep ^torch== constraints/dev.txt)" -e '.[dev]'
 	touch $@
 
-$(PEERS): $(DEV) constraints/peers.txt
-	$(PY) -m pip install --quiet --no-deps -r constraints/peers.txt
+$(OTHERS): $(DEV) constraints/others.txt
+	$(PY) -m pip install --quiet --no-deps -r constraints/others.txt
 	touch $@
 
 train: $(DEV)
 	$(VENV)/bin/skirl train $(TRAIN)
 
-test: lint $(PEERS)
+test: lint $(OTHERS)
 	$(PY) -m pytest -n $(JOBS) --dist worksteal --durations 20
 
 campaign: seed := $(SEED)
-campaign: $(PEERS)
+campaign: $(OTHERS)
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --timeout 0 \
 	  --hypothesis-profile campaign --hypothesis-seed $(seed) --report campaign-report.json
 
 # Ten minutes in which tests begin; the rest is for collecting them and for the last ones to end.
 slice: hash := $(shell git rev-parse HEAD)
-slice: $(PEERS)
+slice: $(OTHERS)
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --slice $(SLICE) --slice-seed $(hash) --fuzz-seconds 60 \
 	  --hypothesis-profile campaign --hypothesis-seed $$((16#$(shell git rev-parse --short=8 HEAD)))
 

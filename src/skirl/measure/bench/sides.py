@@ -1,9 +1,4 @@
-"""The embedding step of `skirl bench rows`, by skirl and by its peers: one class a side, all driven alike.
-
-A side is given the same tables, the same batches and the same gradient, and keeps what is not part of the step (steps that
-the oracle made, offsets, index types) from before the clock starts. Every side goes through its own module and autograd:
-calling our kernels bare against whole operators would leave 0.1 to 0.3 ms of Python a step out of our time only.
-"""
+"""The embedding step of `skirl bench rows`, by skirl and by the others: one class a side, all driven alike."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +26,7 @@ class Given:
 
     sparse: KeyedJagged
     step: Step
-    """Of skirl's oracle; its slots are those of tables that lie one after the other, as the peers have them."""
+    """Of skirl's oracle; its slots are those of tables that lie one after the other, as the others have them."""
     micro: Micro
 
     @cached_property
@@ -112,7 +107,7 @@ class Fbgemm:
 
 
 class EmbeddingBag:
-    """nn.EmbeddingBag with sparse gradients, one a table, and torch.optim.SGD.
+    """nn.EmbeddingBag with sparse gradients, one for each table, and torch.optim.SGD.
 
     The outputs are stacked to [batch, features, dim], which the others return as they are: all sides make the same thing.
     """
