@@ -19,8 +19,7 @@ import pytest
 from skirl import cli
 from skirl.checkpoint import numbers
 from skirl.engine.engine import Damaged
-from skirl.train.train import Train
-from skirl.train.verify import Verify
+from skirl.train.commands import Train, Verify
 
 SOURCE = str(Path(cli.__file__).parents[1])
 SMALL = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 40 --threads 1".split()  # noqa: SIM905
@@ -90,7 +89,7 @@ def test_every_flag_is_explained(capsys, name):
     shown = one_line(capsys.readouterr().out)
     owner = {"train": Train, "verify": Verify}[name]
     for field in dataclasses.fields(owner):
-        flag = {"into": "run"}.get(field.name, field.name)  # `run` is the method of every command
+        flag = {"run": "run"}.get(field.name, field.name)  # `run` is the method of every command
         assert f"--{flag.replace('_', '-')} " in shown
     assert ">>>" not in shown
 

@@ -14,7 +14,6 @@ from skirl.data import DataFlags
 from skirl.data.files.errors import BadFile, BadRow, BadSchema
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.stream import Files
-from skirl.data.open import open_files
 from tests.cases import cases
 from tests.data import logs
 from tests.data.corpus import CASES, CRITEO, ROWS, SCHEMA, SCHEMAS, Case, parquet, text
@@ -30,7 +29,7 @@ def opened(case: Case, folder: Path, **flags: Any) -> Files:
     if case.schema is not None:
         (folder / "schema.toml").write_text(case.schema)
         flags["schema"] = str(folder / "schema.toml")
-    return open_files(DataFlags(f"{case.kind}:{path}", batch=64, **case.flags, **flags))
+    return DataFlags(f"{case.kind}:{path}", batch=64, **case.flags, **flags).files()
 
 
 def samples_in(files: Files) -> int:
@@ -86,7 +85,7 @@ def test_what_looks_odd_and_is_right(tmp_path: Path) -> None:
     for name, data in forms.items():
         path = tmp_path / "file"
         path.write_bytes(data)
-        found = logs.samples_of(list(open_files(DataFlags(f"criteo:{path}", rows="1000"))))
+        found = logs.samples_of(list(DataFlags(f"criteo:{path}", rows="1000").files()))
         assert [ids for _, _, ids in found] == [ids for _, _, ids in expected], name
 
 
@@ -102,12 +101,10 @@ def test_skipped_rows_leave_the_others_as_they_are(tmp_path: Path) -> None:
     expected = [logs.criteo_sample(row, 1000)[2] for row in good]
     for workers in (0, 2):
         flags = DataFlags(f"criteo:{tmp_path / 'file'}", rows="1000", bad_rows="skip", epochs=2, workers=workers)
-        files = open_files(flags, part_bytes=10_000)
+        files = flags.files(10_000)
         found = [ids for _, _, ids in logs.samples_of(list(files))]
         assert found == expected * 2 and files.bad_rows == 5
-    held = open_files(
-        DataFlags(f"criteo:{tmp_path / 'file'}", rows="1000", bad_rows="skip", valid="50%"), 10_000
-    ).held_out
+    held = DataFlags(f"criteo:{tmp_path / 'file'}", rows="1000", bad_rows="skip", valid="50%").files(10_000).held_out
     assert held is not None and len(next(iter(held)).labels) == 250 - 2, "rows are counted as they stand in the file"
 
 
@@ -117,14 +114,14 @@ def test_the_first_malformed_row_is_the_one_that_is_named(tmp_path: Path) -> Non
     (tmp_path / "file").write_bytes(text(rows))
     for workers in (0, 3):
         with pytest.raises(BadRow, match=r"line 801: column C7 is 'zz'") as caught:
-            list(open_files(DataFlags(f"criteo:{tmp_path / 'file'}", workers=workers), part_bytes=10_000))
+            list(DataFlags(f"criteo:{tmp_path / 'file'}", workers=workers).files(10_000))
         assert caught.value.where == "line 801"
 
 
 def test_nan_may_stand_for_nothing(tmp_path: Path) -> None:
     parquet(x=[0.5, float("nan"), 1, 2], item=[1.0, float("nan"), 3.0, 4.0])(tmp_path / "file")
     (tmp_path / "schema.toml").write_text("nan_is_missing = true\n" + SCHEMA)
-    files = open_files(DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "schema.toml")))
+    files = DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "schema.toml")).files()
     (batch,) = files
     assert batch.dense[:, 0].tolist() == [0.5, 0.0, 1.0, 2.0]
     assert batch.sparse.values()[:4].tolist()[1] == 0 and batch.sparse.lengths()[4:].tolist() == [1, 0, 2, 0]
@@ -140,7 +137,7 @@ def outcome(path: Path, kind: str, schema: str | None = None) -> int | None:
     """Samples that are read, None where the file is refused; checks that every batch is sound."""
     count = 0
     try:
-        files = open_files(DataFlags(f"{kind}:{path}", rows="100", schema=schema, bad_rows="skip"), part_bytes=700)
+        files = DataFlags(f"{kind}:{path}", rows="100", schema=schema, bad_rows="skip").files(700)
         for batch in files:
             n = len(batch.labels)
             assert batch.dense.isfinite().all() and ((batch.labels == 0) | (batch.labels == 1)).all()
@@ -245,7 +242,7 @@ def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     start = pq.read_metadata(tmp_path / "file").row_group(2).column(5).data_page_offset
     (tmp_path / "file").write_bytes(data[:start] + b"\xff" * 64 + data[start + 64 :])
     with pytest.raises(BadFile, match="row group 2 cannot be read"):
-        list(open_files(DataFlags(f"criteo:{tmp_path / 'file'}")))
+        list(DataFlags(f"criteo:{tmp_path / 'file'}").files())
 
 
 # What fuzzing found.
@@ -256,7 +253,7 @@ INTS = '[[label]]\nname = "y"\nkind = "number"\n[[id]]\nname = "item"\ntype = "i
 def ids_of(folder: Path, text: bytes, schema: str, **flags: Any) -> list[int]:
     (folder / "file").write_bytes(text)
     (folder / "s.toml").write_text(schema)
-    files = open_files(DataFlags(f"csv:{folder / 'file'}", schema=str(folder / "s.toml"), rows="1000", **flags))
+    files = DataFlags(f"csv:{folder / 'file'}", schema=str(folder / "s.toml"), rows="1000", **flags).files()
     return [row for batch in files for row in batch.sparse.values().tolist()]
 
 
@@ -308,4 +305,4 @@ def test_names_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data.replace(b"item", b"it\xa8m"))
     (tmp_path / "s.toml").write_text(SCHEMA)
     with pytest.raises(BadFile, match="is damaged or cut off"):
-        list(open_files(DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "s.toml"))))
+        list(DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "s.toml")).files())

@@ -60,7 +60,7 @@ def import_rows(
         taken = _from_checkpoint(engine, Path(source))
         collection.forget()
         return taken
-    tensors = _Tensors(source)
+    tensors = Tensors(source)
     found: dict[str, int] = {}
     plan = []
     for number, table in enumerate(engine.schema.tables):
@@ -117,7 +117,7 @@ def _copy(engine: Engine, number: int, table: Table, other: Engine, mine: int, s
     return taken
 
 
-class _Tensors:
+class Tensors:
     """Tensors by name, some rows at a time."""
 
     def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
@@ -204,7 +204,7 @@ def _refuse_damaged(source: str | Path) -> None:
                         pass
 
 
-def _name(tensors: _Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
+def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
     if table.name in names:
         if names[table.name] not in tensors.names:
             raise ValueError(f"{tensors.where} has no {names[table.name]!r}: it has {sorted(tensors.names)[:9]}")
@@ -216,7 +216,7 @@ def _name(tensors: _Tensors, table: Table, names: Mapping[str, str], alone: bool
     return next((name for name in [*exact, *ends] if name in tensors.names), None)
 
 
-def _checked(tensors: _Tensors, table: Table, name: str) -> str | None:
+def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
     """Where the tensors beside a weight are that `skirl.export` wrote: ids, and the optimizer's state; None: all rows."""
     base = name.removesuffix("weight")
     has_ids = name.endswith("weight") and f"{base}ids" in tensors.names
@@ -246,7 +246,7 @@ class _State:
     """Updates that the table had; None: those of the model stay."""
 
 
-def _state(tensors: _Tensors, table: Table, base: str | None, optimizer: RowOptimizer) -> _State:
+def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptimizer) -> _State:
     """What a source has of the optimizer's state; refused where it would mean something else here."""
     if base is None:
         return _State(steps=0)  # every row is replaced, and its state begins anew
@@ -272,7 +272,7 @@ def _state(tensors: _Tensors, table: Table, base: str | None, optimizer: RowOpti
 
 
 def _take(
-    engine: Engine, number: int, table: Table, tensors: _Tensors, name: str, base: str | None, state: _State
+    engine: Engine, number: int, table: Table, tensors: Tensors, name: str, base: str | None, state: _State
 ) -> int:
     n = tensors.shape(name)[0]
     for start, stop in _pieces(n):

@@ -5,7 +5,7 @@ checkpoint worth nothing to whoever has only the file.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,8 +16,9 @@ import torch
 from skirl.checkpoint import dense, folder, whole
 from skirl.checkpoint.cached_rows import overlay
 from skirl.checkpoint.codec import decode
-from skirl.core import initial, optim
+from skirl.core import initial
 from skirl.core.half import HALVES
+from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema, Table
 from skirl.engine.engine import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
@@ -28,7 +29,6 @@ from skirl.tools.shape_of import COUNT, misfit
 log = logging.getLogger("skirl")
 
 _INITIAL = {kind.__name__: kind for kind in (initial.Uniform, initial.Normal, initial.Constant)}
-_OPTIMIZERS = {kind.__name__: kind for kind in (optim.SGD, optim.Adagrad, optim.RowwiseAdagrad, optim.Adam)}
 _DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, *HALVES)}
 _KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingCollection)}
 
@@ -106,17 +106,17 @@ def _open(header: Path, store: str) -> Opened:
 def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collection], dict[str, Any]]:
     """The kind of a checkpoint's embeddings, and what they are made with."""
 
-    def of(kinds: dict[str, Any], fields: dict[str, Any]) -> Any:
+    def of(kind: Callable[[str], Any], fields: dict[str, Any]) -> Any:
         fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-        return kinds[fields.pop("type")](**fields)
+        return kind(fields.pop("type"))(**fields)
 
     try:
         tables = [
-            Table(**{**table, "features": tuple(table["features"]), "init": of(_INITIAL, table["init"])})
+            Table(**{**table, "features": tuple(table["features"]), "init": of(_INITIAL.__getitem__, table["init"])})
             for table in definition["tables"]
         ]
         Schema.of(tables)
-        optimizer, seed = of(_OPTIMIZERS, definition["optimizer"]), definition["seed"]
+        optimizer, seed = of(row_optimizer, definition["optimizer"]), definition["seed"]
         if (wrong := misfit(seed, COUNT, "seed")) is not None:
             raise ValueError(wrong)
     except ValueError as error:

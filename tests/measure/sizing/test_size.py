@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skirl.cli import main
-from skirl.measure.sizing.size import Size
+from skirl.measure.sizing.commands import Size
 
 FLAGS = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "8", "--batch", "64", "--steps", "40", "--seed", "3"]
 
@@ -59,7 +59,7 @@ def test_wrong_flags(flags, sentence, capsys):
 
 def test_the_page_in_a_browser(tmp_path, browse):
     page = tmp_path / "pages" / "size.html"
-    result = Size("synthetic:tiny", dim=8, batch=64, steps=40, model="dlrm-tiny", page=page, quiet=True).run()
+    result = Size.of(data="synthetic:tiny", dim=8, batch=64, steps=40, model="dlrm-tiny", page=page, quiet=True).run()
     text = page.read_text()
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), "the page would fetch something"
     dom = browse(page)
@@ -71,7 +71,7 @@ def test_the_page_in_a_browser(tmp_path, browse):
 @pytest.mark.parametrize(("model", "beside"), [("dlrm-tiny", 0), ("wide-deep-tiny", 1), ("deepfm-tiny", 1)])
 @pytest.mark.parametrize(("optimizer", "state"), [("rowwise-adagrad", 0), ("adam", 2)])
 def test_smaller_rows_are_the_models_records(model: Any, beside: int, optimizer: Any, state: int) -> None:
-    found = Size(
+    found = Size.of(
         "synthetic:tiny", model, optimizer, dim=8, batch=64, steps=20, cache="500", reduce=True, quiet=True
     ).run()
     for kind, dim in zip(found["reductions"], (8, 4, 2, 8), strict=True):

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.core.optim import RowOptimizer
+from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
 from skirl.engine.device import torch_device
 from skirl.tools.machine import machine
-from skirl.train.recipe import ROW_OPTIMIZERS
 
 SLEEP = 2_000_000
 """Clock cycles: about a millisecond."""

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skirl.tools.machine import machine
-from skirl.train.recipe import OptimizerName
+from skirl.train.flags import OptimizerName
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ _CHILD = """
 import json, sys, time
 import torch
 torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports its compiler, which is none of ours
-from skirl.train.train import Train
+from skirl.train.commands import Train
 times = [0, time.process_time()]
 for _ in range(2):
     more = {"dim": int(sys.argv[1]), "optimizer": sys.argv[2], "threads": 1, "quiet": True}
-    Train("synthetic:tiny", "dlrm-tiny", batch=64, steps=4, cache="touched:50%", **more).run()
+    Train.of(data="synthetic:tiny", model="dlrm-tiny", batch=64, steps=4, cache="touched:50%", **more).run()
     times.append(time.process_time())
 print(json.dumps([after - before for before, after in zip(times, times[1:])]))
 """
