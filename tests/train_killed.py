@@ -54,7 +54,11 @@ def state_of(saves: Path, store: str) -> dict[str, str]:
     embeddings, meter = recipe.embeddings(400), Meter()
     model, dense = recipe.model_over(embeddings)
     rates, evaluation = recipe.rates_of(embeddings, dense), Evaluation()
-    load(saves, model=model, optimizers=[dense, rates, meter, evaluation, run_folder(recipe, command.log, {}, resume=True)])
+    load(
+        saves,
+        model=model,
+        optimizers=[dense, rates, meter, evaluation, run_folder(recipe, command.log, {}, resume=True)],
+    )
     held = embeddings.engine.store
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *held.keys()]))
     rows = np.empty((len(keys), embeddings.engine.widths[0]), np.float32)

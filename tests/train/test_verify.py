@@ -185,7 +185,9 @@ def a_write_back_that_is_lost_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Cal
     monkeypatch.setattr(MemoryStore, "write", faulty_write)
 
     def last_trained() -> Place:
-        uses = [n for n, b in enumerate(Verify.of(**SMALL).recipe.stream(), start=1) if hit[0] in keys_of(b.sparse, SCHEMA)]
+        uses = [
+            n for n, b in enumerate(Verify.of(**SMALL).recipe.stream(), start=1) if hit[0] in keys_of(b.sparse, SCHEMA)
+        ]
         return place(uses[-1], hit[0])
 
     return last_trained

@@ -6,6 +6,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
@@ -139,7 +140,9 @@ def read_as(kind: Any, value: Any) -> Any:
         if choice is Path and isinstance(value, str):
             return Path(value)
         if get_origin(choice) is tuple and isinstance(value, list):
-            return tuple(read_as(get_args(choice)[0], item) for item in value)
+            with suppress(TypeError):
+                return tuple(read_as(get_args(choice)[0], item) for item in value)
+            continue
         if get_origin(choice) is Literal:
             if any(value == option and type(value) is type(option) for option in get_args(choice)):
                 return value

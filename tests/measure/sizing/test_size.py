@@ -52,9 +52,8 @@ def test_text(capsys):
     ],
 )
 def test_wrong_flags(flags, sentence, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["size", *FLAGS, *flags])
-    assert left.value.code == 2 and sentence in re.sub(r"[\s│]+", " ", "".join(capsys.readouterr()))
+    assert main(["size", *FLAGS, *flags]) == 2
+    assert sentence in re.sub(r"[\s│]+", " ", "".join(capsys.readouterr()))
 
 
 def test_the_page_in_a_browser(tmp_path, browse):
@@ -72,7 +71,7 @@ def test_the_page_in_a_browser(tmp_path, browse):
 @pytest.mark.parametrize(("optimizer", "state"), [("rowwise-adagrad", 0), ("adam", 2)])
 def test_smaller_rows_are_the_models_records(model: Any, beside: int, optimizer: Any, state: int) -> None:
     found = Size.of(
-        "synthetic:tiny", model, optimizer, dim=8, batch=64, steps=20, cache="500", reduce=True, quiet=True
+        data="synthetic:tiny", model=model, optimizer=optimizer, dim=8, batch=64, steps=20, reduce=True, quiet=True
     ).run()
     for kind, dim in zip(found["reductions"], (8, 4, 2, 8), strict=True):
         weights = dim + beside
@@ -83,3 +82,13 @@ def test_smaller_rows_are_the_models_records(model: Any, beside: int, optimizer:
         )
     assert found["reductions"][0]["cache_rows"] == found["advice"]["cache"]
     assert found["reductions"][0]["touched_bytes"] == found["bytes"]["touched"], "what the other lines count"
+
+
+def test_data_is_named_as_for_training_or_without_its_flag(capsys):
+    data, *rest = FLAGS
+    for named in (["--data", data, *rest], [*rest, data]):
+        assert main(["size", *named, "--json", "--quiet"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert main(["size", data, "--data", data]) == 2
+    assert "skirl size: data is given twice, with its name and without it" in capsys.readouterr().err
