@@ -167,7 +167,7 @@ class DataFlags:
 
 
 def check_in_and_out(data: str, out: str) -> None:
-    """Refuse what a command that reads files and writes one cannot work on.
+    """Refuse input and output that a command which reads files and writes one cannot work on.
 
     >>> check_in_and_out("synthetic:tiny", "out.parquet")
     Traceback (most recent call last):
