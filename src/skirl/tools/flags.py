@@ -3,11 +3,13 @@
 import ast
 import dataclasses
 import inspect
-import textwrap
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -87,17 +89,28 @@ def _own_first(owner: type) -> Iterator[Flag]:
 
 def _texts(owner: type) -> dict[str, str]:
     """The line of docstring of each field."""
-    found: dict[str, str] = {}
-    for base in reversed(owner.__mro__[:-1]):
-        if not dataclasses.is_dataclass(base):
-            continue
-        (body,) = (node for node in ast.parse(textwrap.dedent(inspect.getsource(base))).body)
-        assert isinstance(body, ast.ClassDef)
-        for field, text in zip(body.body, body.body[1:]):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                assert isinstance(field.target, ast.Name)
-                found[field.target.id] = " ".join(str(text.value.value).split())
-    return found
+    return {
+        name: text
+        for base in reversed(owner.__mro__)
+        for name, text in _classes(base.__module__).get(base.__name__, {}).items()
+    }
+
+
+@cache
+def _classes(module: str) -> dict[str, dict[str, str]]:
+    """The lines of docstring of a module's fields, by class."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # it was typed in, or is built in
+        return {}
+    return {node.name: dict(_lines(node)) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def _lines(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, text in pairwise(node.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            yield field.target.id, " ".join(str(text.value.value).split())
 
 
 def _made(owner: type, values: Mapping[str, Any]) -> Any:
