@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from skirl.checkpoint import Saving, load, numbers, save
-from skirl.nn.collection import collection_of
+from skirl.nn.collection import collections_of
 
 log = logging.getLogger("skirl")
 
@@ -61,8 +61,10 @@ class Keeper:
         elif numbers(folder) or any(folder.glob("checkpoint*.json")):
             load(folder, **self._whole)
             self._saved_at = self._data.step
-        elif len(store := collection_of(self._whole["model"]).engine.store):
-            raise ValueError(f"{folder} holds no checkpoint, and {store!r} rows: remove these to begin anew")
+        else:
+            for collection in collections_of(self._whole["model"]).values():
+                if len(store := collection.engine.store):
+                    raise ValueError(f"{folder} holds no checkpoint, and {store!r} rows: remove these to begin anew")
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._stop)
             self._handles = True

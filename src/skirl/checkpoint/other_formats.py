@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from skirl.checkpoint import numbers, save
 from skirl.checkpoint.export import export, rows_of
@@ -16,7 +17,7 @@ from skirl.checkpoint.without_model import opened
 from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
 from skirl.core.tables import Table
 from skirl.data.vocabulary.origins import Origins
-from skirl.nn.collection import Collection, EmbeddingBagCollection
+from skirl.nn.collection import EmbeddingBagCollection, collections_of
 
 
 def write_rows(
@@ -80,7 +81,7 @@ def read_rows(
 
 
 def _to_state_dict(
-    rows: Collection, out: Path, table: str | None, prefix: str, dense: dict[str, torch.Tensor], limit: str
+    rows: nn.Module, out: Path, table: str | None, prefix: str, dense: dict[str, torch.Tensor], limit: str
 ) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         draft = Path(folder) / "rows.safetensors"
@@ -97,12 +98,12 @@ def _to_state_dict(
         whole.replace(out)
 
 
-def _to_parquet(rows: Collection, path: Path, table: str | None, origins: Origins | None) -> None:
+def _to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins | None) -> None:
     """Columns table, row and weight, in order of tables and rows; and what each row is of, where the run read files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = pa.float32() if rows.engine.dtype == np.float32 else pa.float64()
+    number = pa.float32() if next(iter(collections_of(rows).values())).engine.dtype == np.float32 else pa.float64()
     fields = [("table", pa.string()), ("row", pa.int64())]
     if origins is not None:
         fields += [("what", pa.string()), ("id", pa.string()), ("fingerprint", pa.uint64())]

@@ -65,7 +65,7 @@ class CacheFlags:
 
     def parsed(self) -> tuple[str, float]:
         """What `cache` means: as `parse_cache` has it, or ("touched", share)."""
-        from skirl.engine.cache import parse_cache
+        from skirl.engine.capacity import parse_cache
 
         of_touched = _TOUCHED.fullmatch(self.cache)
         if of_touched is None:

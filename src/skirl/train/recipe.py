@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do
     from skirl.core.optim import RowOptimizer
     from skirl.core.tables import Table
     from skirl.data.source import Source
-    from skirl.engine.cache import CacheSize
+    from skirl.engine.capacity import CacheSize
     from skirl.models.base import Embeddings, Model
     from skirl.nn.collection import Collection
     from skirl.pipeline.lookahead import Lookahead
@@ -44,7 +44,7 @@ class Recipe(Composed):
 
     def __post_init__(self) -> None:
         from skirl.models.din import DIN
-        from skirl.oracle.planner import Plan
+        from skirl.oracle.options import Plan
 
         Plan(self.cache.depth, self.movement.prefetch, self.cache.policy)
         self.layers.of_model(self.model.name)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from skirl.core.batch import Sparse
-from skirl.core.ids import capture, resolve
+from skirl.core.ids import capture, positions_of
 from skirl.core.tables import Schema, Table
 from skirl.oracle.seen import Seen
 
@@ -35,7 +35,6 @@ class Touched:
 
 
 def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
-    """The keys of all ids in a batch."""
-    captured = capture(sparse, schema, copy=False)
-    banks = range(len(schema.banks))
-    return np.concatenate([resolve(captured, schema, bank, np.dtype(np.float32)).keys for bank in banks])
+    """The key of every id of a batch."""
+    captured = capture(sparse, schema.features, copy=False)
+    return np.concatenate([positions_of(captured, schema, bank).keys() for bank in range(len(schema.banks))])

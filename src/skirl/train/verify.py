@@ -14,7 +14,8 @@ from skirl.core.batch import Sparse
 from skirl.core.optim import TorchHandle
 from skirl.core.reference import Bags, Reference
 from skirl.core.tables import Schema
-from skirl.engine.cache import CacheSize
+from skirl.engine.access import peek
+from skirl.engine.capacity import CacheSize
 from skirl.engine.device import torch_device
 from skirl.tools.progress import Progress
 from skirl.train.fingerprints import Trace, compare
@@ -61,7 +62,7 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize, show: ShowFlags) -> 
     model, dense = recipe.model_over(embeddings)
     rates, engine, trace = recipe.rates_of(embeddings, dense), embeddings.engine, Trace(name)
     with recipe.lookahead(model) as batches:
-        done = trace.record(engine.schema, model, dense, rates, batches, lambda keys: engine.peek(keys, 0)[0])
+        done = trace.record(engine.schema, model, dense, rates, batches, lambda keys: peek(engine, keys, 0)[0])
         _watch(trace, recipe, show, done)
     embeddings.flush()
     trace.keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
