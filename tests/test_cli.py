@@ -1,9 +1,9 @@
 """The command line as a user meets it: what it prints where, and its exit codes."""
 
-import dataclasses
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -19,8 +19,9 @@ import pytest
 from skirl import cli
 from skirl.checkpoint import numbers
 from skirl.engine.engine import Damaged
-from skirl.train.train import Train
-from skirl.train.verify import Verify
+from skirl.measure.sizing.commands import Size
+from skirl.tools.flags import flags_of
+from skirl.train.commands import Train, Verify
 
 SOURCE = str(Path(cli.__file__).parents[1])
 SMALL = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 40 --threads 1".split()  # noqa: SIM905
@@ -39,12 +40,8 @@ def environment() -> dict[str, str]:
 
 
 def exit_code(*args: str) -> int:
-    """Of the command in this process; tyro leaves by SystemExit."""
-    try:
-        return cli.main(args)
-    except SystemExit as left:
-        assert isinstance(left.code, int)
-        return left.code
+    """Of the command in this process."""
+    return cli.main(args)
 
 
 def one_line(text: str) -> str:
@@ -84,15 +81,46 @@ def test_a_wrong_command_is_exit_code_2(capsys, args, said):
     assert said in caught.err and not caught.out
 
 
-@pytest.mark.parametrize("name", ["train", "verify"])
+@pytest.mark.parametrize("name", ["train", "verify", "size"])
 def test_every_flag_is_explained(capsys, name):
     assert exit_code(name, "--help") == 0
     shown = one_line(capsys.readouterr().out)
-    owner = {"train": Train, "verify": Verify}[name]
-    for field in dataclasses.fields(owner):
-        flag = {"into": "run"}.get(field.name, field.name)  # `run` is the method of every command
-        assert f"--{flag.replace('_', '-')} " in shown
+    owner = {"train": Train, "verify": Verify, "size": Size}[name]
+    for flag in flags_of(owner).values():
+        assert f"--{flag.name.replace('_', '-')} " in shown and flag.help in shown
     assert ">>>" not in shown
+
+
+def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
+    assert exit_code("train", "--help") == 0
+    flags = re.findall(r"^[|│ ]*--([a-z][a-z-]*)|([a-z]+) options", capsys.readouterr().out, re.MULTILINE)
+    names = [flag or group.upper() for flag, group in flags]
+    assert names[:11] == [*Train.common, "config"]
+    assert [name for name in names if name.isupper()] == [
+        "DATA", "MODEL", "LEARNING", "CACHE", "DEVICE", "EVALUATION", "SAVE", "OUTPUT",
+    ]  # fmt: skip
+    assert names[names.index("SAVE") + 1 :][:3] == ["save-every", "save-minutes", "keep"]
+
+
+def test_size_shows_only_what_it_uses(capsys):
+    assert exit_code("size", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "--data " in shown and "--link " in shown
+    for flag in ("--dropout", "--lr", "--device", "--schedule", "--cache", "--store"):
+        assert f"{flag} " not in shown
+
+
+@pytest.mark.parametrize("name", ["train", "verify", "size", "report", "vocab", "convert"])
+@pytest.mark.parametrize(("args", "code"), [(["--help"], 0), (["--no-such-flag"], 2)])
+def test_help_and_a_wrong_flag_need_no_torch(name, args, code):
+    program = (
+        "import sys; from skirl import cli; "
+        f"assert cli.main([{name!r}, *{args!r}]) == {code}; print([m for m in ('torch', 'numba') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=True
+    )
+    assert done.stdout.endswith("[]\n")
 
 
 # Flags.
@@ -102,7 +130,9 @@ def test_every_flag_is_explained(capsys, name):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--cach 10%", "Unrecognized options: --cach"),
+        ("--cach 10%", "there is no flag --cach: did you mean --cache?"),
+        ("--no-such-flag", "there is no flag --no-such-flag: skirl"),
+        ("10%", "'10%' follows no flag: skirl"),
         ("--steps many", "invalid literal for int() with base 10: 'many'"),
         ("--steps 0", "steps is 0: set it to 1 or more"),
         ("--batch 0", "batch is 0: set it to 1 or more"),
@@ -254,6 +284,17 @@ def test_a_reader_that_goes_away_is_no_traceback():
     assert process.returncode == 1
 
 
+@pytest.mark.parametrize("args", [["--help"], ["train", "--help"], ["train", *SMALL, "--cache", "500"]])
+def test_nobody_reading_is_no_traceback(args):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run(
+        command(*args), stdout=theirs, stderr=subprocess.PIPE, env=environment(), text=True, check=False, timeout=120
+    )
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 # Checkpoints.
 
 
@@ -279,6 +320,25 @@ def test_a_run_that_was_killed_goes_on_with_the_bits_of_one_that_was_not(capsys,
     assert longer["loss"] == result("--steps", "650")["loss"]
 
 
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_one_command_repeated_until_it_is_done_survives_kills_from_the_first_moment_on(capsys, tmp_path, store):
+    flags = [*SMALL, "--cache", "500", "--steps", "300", "--save-every", "20", "--json", "--run", str(tmp_path / "run")]
+    flags += ["--store", "memory" if store == "memory" else f"disk:{tmp_path / 'rows'}"]
+    repeated = command("train", *flags, "--save", str(tmp_path / "saved"), "--resume")
+    kills = 0
+    for wanted in (0, 1, 2, 4):  # checkpoints that are there when it is killed
+        with subprocess.Popen(repeated, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()) as run:
+            while run.poll() is None and len(set(numbers(tmp_path / "saved")) - {0}) + bool(kills) < wanted:
+                time.sleep(0.005)
+            kills += run.poll() is None
+            run.kill()
+    last = subprocess.run(repeated, capture_output=True, text=True, env=environment(), timeout=120, check=False)
+    assert last.returncode == 0, last.stderr
+    assert kills >= 2
+    assert exit_code("train", *SMALL, "--cache", "500", "--steps", "300", "--json", "--quiet") == 0
+    assert json.loads(last.stdout)["loss"] == json.loads(capsys.readouterr().out)["loss"]
+
+
 def test_rows_on_disk_go_on_from_a_checkpoint_with_the_same_bits(capsys, tmp_path):
     def losses(*flags: str) -> dict[str, Any]:
         assert exit_code("train", *SMALL, "--cache", "500", "--quiet", "--json", *flags) == 0
@@ -291,11 +351,9 @@ def test_rows_on_disk_go_on_from_a_checkpoint_with_the_same_bits(capsys, tmp_pat
     assert "already holds" in capsys.readouterr().err
 
 
-def test_resuming_what_is_not_there_or_is_another_run_is_exit_code_1(capsys, tmp_path):
+def test_resuming_begins_a_run_that_is_not_there_and_refuses_another_one(capsys, tmp_path):
     flags = [*SMALL, "--cache", "500", "--quiet", "--save", str(tmp_path / "run")]
-    assert exit_code("train", *flags, "--resume") == 1
-    assert "holds no checkpoint: give a folder that skirl.save has saved to" in capsys.readouterr().err
-    assert exit_code("train", *flags, "--steps", "3") == 0
+    assert exit_code("train", *flags, "--resume", "--steps", "3") == 0
     assert "step 3 in " in capsys.readouterr().out
     assert exit_code("train", *flags, "--resume", "--seed", "1") == 1
     assert capsys.readouterr().err.startswith("skirl train: ")

@@ -9,14 +9,14 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 
-from skirl.cli import COMMANDS, main
+from skirl.cli import COMMANDS, CONFIGURED, main
+from skirl.tools.flags import flags_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -64,13 +64,6 @@ def test_snippets_run(page, tmp_path, monkeypatch, capsys):
                 subprocess.run(["bash", "-e", "-c", line], check=True, timeout=200)
 
 
-def flags_of(owner: type) -> set[str]:
-    """Fields by the name that the command line has for them."""
-    hints = get_type_hints(owner, include_extras=True)
-    renamed = {f: getattr(m, "name", None) for f, hint in hints.items() for m in getattr(hint, "__metadata__", ())}
-    return {(renamed.get(field.name) or field.name).replace("_", "-") for field in fields(owner)}
-
-
 def commands() -> list[tuple[str, str]]:
     """Every line of a page that calls skirl, whether it runs or not."""
     lines = []
@@ -89,7 +82,8 @@ def test_flags_exist(page, line):
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
     assert name, f"{page}: skirl {words[0]} is no command"
     module, _, owner = COMMANDS[name][0].partition(":")
-    known = flags_of(getattr(import_module(module), owner))
+    known = [name.replace("_", "-") for name in flags_of(getattr(import_module(module), owner))]
+    known += ["config"] if name in CONFIGURED else []
     for flag in re.findall(r"(?<!\S)--([a-z-]+)", line):
         assert flag in known, f"{page}: skirl {name} has no flag --{flag}"
 

@@ -26,9 +26,10 @@ import torch
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import load, numbers
 from skirl.tools.sealed_json import CheckpointError
+from skirl.train.commands import Train
 from skirl.train.evaluation import Evaluation
 from skirl.train.meter import Meter
-from skirl.train.train import Train
+from skirl.train.train import run_folder
 from tests.killed import ended, forked
 from tests.resume import plain
 
@@ -43,16 +44,21 @@ FLAGS: dict[str, Any] = {
 
 
 def train(**flags: Any) -> Train:
-    return Train(**{**FLAGS, "steps": 1_000_000, "optimizer": "adam", "threads": 1, "quiet": True, **flags})
+    return Train.of(**{**FLAGS, "steps": 1_000_000, "optimizer": "adam", "threads": 1, "quiet": True, **flags})
 
 
 def state_of(saves: Path, store: str) -> dict[str, str]:
     """Everything that the newest checkpoint holds, in digests."""
-    recipe = train(store=store)
+    command = train(store=store)
+    recipe = command.recipe
     embeddings, meter = recipe.embeddings(400), Meter()
     model, dense = recipe.model_over(embeddings)
-    rates, evaluation = recipe.rates(embeddings, dense), Evaluation()
-    load(saves, model=model, optimizers=[dense, rates, meter, evaluation, recipe._run_folder()])
+    rates, evaluation = recipe.rates_of(embeddings, dense), Evaluation()
+    load(
+        saves,
+        model=model,
+        optimizers=[dense, rates, meter, evaluation, run_folder(recipe, command.log, {}, resume=True)],
+    )
     held = embeddings.engine.store
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *held.keys()]))
     rows = np.empty((len(keys), embeddings.engine.widths[0]), np.float32)

@@ -1,9 +1,7 @@
-"""The command `skirl`: finds the subcommand, lets tyro read its flags, runs it, and says how it ended.
+"""The command `skirl`: finds the subcommand, reads its flags, runs it, and says how it ended.
 
-A subcommand is a dataclass of its flags, in the module that owns the work: `run()` does it and returns the result, which
-says under `failed` why if it failed, and `summary(result)` writes it for people. Only the one that is asked for is imported:
-one that lacks what it needs cannot break the others, as it would in a tyro union of all. `skirl --help` takes 1.6 s, of
-which torch takes 1.4: the public names of skirl import it.
+A subcommand is a dataclass of its flags: `run()` does the work and returns the result, which says under `failed` why if it
+failed, and `summary(result)` writes it for people. Only the one that is asked for is imported.
 """
 
 import difflib
@@ -11,27 +9,35 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from skirl.tools.command_line import read_flags
+from skirl.tools.config import read_config
+from skirl.tools.flags import Composed, Flag, flags_of
 from skirl.tools.progress import listed
 
 COMMANDS = {
-    "train": ("skirl.train.train:Train", "train a model whose tables are larger than the cache"),
+    "train": ("skirl.train.commands:Train", "train a model whose tables are larger than the cache"),
     "verify": (
-        "skirl.train.verify:Verify",
+        "skirl.train.commands:Verify",
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
     "size": (
-        "skirl.measure.sizing.size:Size",
+        "skirl.measure.sizing.commands:Size",
         "how much cache a run needs: traffic against cache size, and what to choose",
     ),
     "report": (
-        "skirl.train.report.report:Report",
+        "skirl.train.commands:Report",
         "what a run did: losses, AUC, throughput, movement, stalls; a page with plots",
     ),
-    "vocab": ("skirl.data.vocab:Vocab", "give the ids of data files rows of their own, in one pass and bounded memory"),
-    "convert": ("skirl.data.convert:Convert", "write data files as Parquet that is read several times faster"),
+    "vocab": (
+        "skirl.data.commands:Vocab",
+        "give the ids of data files rows of their own, in one pass and bounded memory",
+    ),
+    "convert": ("skirl.data.commands:Convert", "write data files as Parquet that is read several times faster"),
     "export": (
         "skirl.checkpoint.commands:Export",
         "rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
@@ -75,6 +81,15 @@ COMMANDS = {
         "time compiling and loading the kernels of a first training step",
     ),
 }
+CONFIGURED = ("train", "verify", "size")
+"""Commands that take --config."""
+CONFIG = Flag(
+    name="config",
+    type=Path | None,
+    default=None,
+    help="Flags out of a TOML file, or out of the config.json of a run to repeat it; flags beside it win.",
+    group="",
+)
 OVERVIEW = """usage: skirl COMMAND [flags]
 
 {commands}
@@ -90,7 +105,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["trian"])
     2
     """
-    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            code = _main(list(sys.argv[1:] if argv is None else argv))
+        except SystemExit as left:  # tyro's, after its help or an error
+            code = left.code if isinstance(left.code, int) else 1
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read our output has gone; the interpreter would complain once more at exit
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
+        return 1
+
+
+def _main(args: list[str]) -> int:
     if args == ["--version"]:
         return _print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}")
     if args in (["-h"], ["--help"]):
@@ -100,43 +129,72 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _unknown(args)
     name = " ".join(args[:words])
     try:
-        return _run(name, _parse(name, args[words:]))
+        try:
+            command, as_json = _parse(name, args[words:])
+        except Exception as error:
+            return _failed(name, error, 2)
+        try:
+            return _run(name, command, as_json)
+        except Exception as error:
+            return _failed(name, error, 1)
     except KeyboardInterrupt:
         print(f"skirl {name}: stopped by Ctrl-C", file=sys.stderr)
         return 130
 
 
-def _parse(name: str, args: list[str]) -> Any:
-    """The subcommand, its flags read and checked; leaves with exit code 2 where they are wrong."""
-    import tyro  # 0.1 s that an overview does not need
-
-    (module, _, owner), text = COMMANDS[name][0].partition(":"), COMMANDS[name][1]
-    command = getattr(import_module(module), owner)
-    no_pairs = (tyro.conf.FlagCreatePairsOff,)  # --json, and no --no-json
-    return tyro.cli(command, prog=f"skirl {name}", args=args, description=f"{text.capitalize()}.", config=no_pairs)
-
-
-def _run(name: str, command: Any) -> int:
-    try:
-        result: Mapping[str, Any] = command.run()
-        print(json.dumps(result) if command.json else listed(command.summary(result)))
-    except BrokenPipeError:  # whoever read our output has gone; the interpreter would complain once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        if os.environ.get("SKIRL_TRACEBACK") or not _is_a_sentence(error):
-            raise
-        print(f"skirl {name}: {error}", file=sys.stderr)
-        return 1
+def _run(name: str, command: Any, as_json: bool) -> int:
+    result: Mapping[str, Any] = command.run()
+    print(json.dumps(result) if as_json else listed(command.summary(result)))
     if result.get("failed"):
         print(f"skirl {name}: {result['failed']}", file=sys.stderr)
         return 1
     return 0
 
 
-def _is_a_sentence(error: Exception) -> bool:
-    """Whether an error says by itself what to do; of any other one the traceback is worth more."""
-    return isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
+def _failed(name: str, error: Exception, code: int) -> int:
+    """Print an error that is a sentence; of any other one the traceback is worth more."""
+    is_sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
+    if isinstance(error, BrokenPipeError) or os.environ.get("SKIRL_TRACEBACK") or not is_sentence:
+        raise error
+    print(f"skirl {name}: {error}", file=sys.stderr)
+    return code
+
+
+def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
+    """The command, its flags read and checked, and whether its result is printed as JSON."""
+    kind = _command(name)
+    flags = flags_of(kind)
+    if name in CONFIGURED:
+        path = _config_of(args)
+        if path is not None:
+            train = _command("train")
+            given = read_config(path, flags, others=flags_of(train), of_one_run=train.of_one_run)
+            flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
+        flags |= {CONFIG.name: CONFIG}
+    values = read_flags(
+        f"skirl {name}",
+        f"{COMMANDS[name][1].capitalize()}.",
+        flags,
+        args,
+        common=getattr(kind, "common", ()),
+        positional=getattr(kind, "positional", None),
+    )
+    values.pop(CONFIG.name, None)
+    return kind.of(**values) if issubclass(kind, Composed) else kind(**values), bool(values.get("json"))
+
+
+def _config_of(args: list[str]) -> Path | None:
+    """The file whose flags are the defaults of all others, and so has to be known before they are read."""
+    for arg, after in zip(args, [*args[1:], ""]):
+        name, _, value = arg.partition("=")
+        if name == f"--{CONFIG.name}" and (value or after):
+            return Path(value or after)
+    return None
+
+
+def _command(name: str) -> Any:
+    module, _, owner = COMMANDS[name][0].partition(":")
+    return getattr(import_module(module), owner)
 
 
 def _unknown(args: list[str]) -> int:

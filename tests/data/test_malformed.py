@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from skirl.data import DataFlags
 from skirl.data.files.errors import BadFile, BadRow
 from skirl.data.files.stream import Files
-from skirl.data.open import open_files
 from tests.cases import cases
 from tests.data import logs
 from tests.data.corpus import CASES, ROWS, SCHEMA, Case, parquet, text
@@ -26,7 +25,7 @@ def opened(case: Case, folder: Path, **flags: Any) -> Files:
     if case.schema is not None:
         (folder / "schema.toml").write_text(case.schema)
         flags["schema"] = str(folder / "schema.toml")
-    return open_files(DataFlags(f"{case.kind}:{path}", batch=64, **case.flags, **flags))
+    return DataFlags(f"{case.kind}:{path}", batch=64, **case.flags, **flags).files()
 
 
 def samples_in(files: Files) -> int:
@@ -70,12 +69,10 @@ def test_skipped_rows_leave_the_others_as_they_are(tmp_path: Path) -> None:
     expected = [logs.criteo_sample(row, 1000)[2] for row in good]
     for workers in (0, 2):
         flags = DataFlags(f"criteo:{tmp_path / 'file'}", rows="1000", bad_rows="skip", epochs=2, workers=workers)
-        files = open_files(flags, part_bytes=10_000)
+        files = flags.files(10_000)
         found = [ids for _, _, ids in logs.samples_of(list(files))]
         assert found == expected * 2 and files.bad_rows == 5
-    held = open_files(
-        DataFlags(f"criteo:{tmp_path / 'file'}", rows="1000", bad_rows="skip", valid="50%"), 10_000
-    ).held_out
+    held = DataFlags(f"criteo:{tmp_path / 'file'}", rows="1000", bad_rows="skip", valid="50%").files(10_000).held_out
     assert held is not None and len(next(iter(held)).labels) == 250 - 2, "rows are counted as they stand in the file"
 
 
@@ -85,7 +82,7 @@ def test_the_first_malformed_row_is_the_one_that_is_named(tmp_path: Path) -> Non
     (tmp_path / "file").write_bytes(text(rows))
     for workers in (0, 3):
         with pytest.raises(BadRow, match=r"line 801: column C7 is 'zz'") as caught:
-            list(open_files(DataFlags(f"criteo:{tmp_path / 'file'}", workers=workers), part_bytes=10_000))
+            list(DataFlags(f"criteo:{tmp_path / 'file'}", workers=workers).files(10_000))
         assert caught.value.where == "line 801"
 
 
@@ -121,7 +118,7 @@ def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     start = pq.read_metadata(tmp_path / "file").row_group(2).column(5).data_page_offset
     (tmp_path / "file").write_bytes(data[:start] + b"\xff" * 64 + data[start + 64 :])
     with pytest.raises(BadFile, match="row group 2 cannot be read"):
-        list(open_files(DataFlags(f"criteo:{tmp_path / 'file'}")))
+        list(DataFlags(f"criteo:{tmp_path / 'file'}").files())
 
 
 def test_names_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
@@ -132,4 +129,4 @@ def test_names_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data.replace(b"item", b"it\xa8m"))
     (tmp_path / "s.toml").write_text(SCHEMA)
     with pytest.raises(BadFile, match="is damaged or cut off"):
-        list(open_files(DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "s.toml"))))
+        list(DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "s.toml")).files())

@@ -60,13 +60,9 @@ def test_two_labels_are_refused_before_anything_is_read(tmp_path: Path, capsys: 
     (tmp_path / "log.csv").write_text("click,buy,item\n" + "1,0,a\n0,0,b\n" * 64)
     flags = f"--data csv:{tmp_path}/log.csv --schema {schema} {' '.join(SMALL)}".split()
     for command in ("train", "verify"):
-        with pytest.raises(SystemExit) as left:
-            cli.main([command, *flags])
-        said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-        assert (
-            left.value.code == 2
-            and "has 2 labels (click, buy), and dlrm-tiny predicts one: leave one [[label]]" in said
-        )
+        assert cli.main([command, *flags]) == 2
+        said = capsys.readouterr().err
+        assert "has 2 labels (click, buy), and dlrm-tiny predicts one: leave one [[label]]" in said
     assert cli.main(["size", f"csv:{tmp_path}/log.csv", *flags[2:4], *SMALL]) == 0, "which looks at no label"
     stream = DataFlags(f"csv:{tmp_path}/log.csv", schema=str(schema), batch=64).stream()
     (batch, _) = stream

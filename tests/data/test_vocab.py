@@ -16,12 +16,10 @@ from safetensors.numpy import save_file
 
 from skirl import cli
 from skirl.data import DataFlags
-from skirl.data.convert import Convert
+from skirl.data.commands import Convert, Vocab
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.errors import BadRow, BadSchema
 from skirl.data.files.schema import BUILT_IN
-from skirl.data.open import open_files
-from skirl.data.vocab import Vocab
 from skirl.data.vocabulary.counting import Counters
 from skirl.data.vocabulary.vocabulary import BadVocabulary, Facts, load, save
 from tests.cases import cases
@@ -86,7 +84,7 @@ def test_rows_are_those_of_a_plain_count(tsv: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "v")
     result = Vocab(f"criteo:{tsv}", out, min_count=3, valid="50%", memory="1KiB", quiet=True).run()
     rows = logs.read_tsv(tsv)
-    files = open_files(DataFlags(f"criteo:{tsv}", vocab=out, valid="50%", workers=0))
+    files = DataFlags(f"criteo:{tsv}", vocab=out, valid="50%", workers=0).files()
     found = logs.samples_of([*files, *(files.held_out or [])])
     tables = {table.name: table.rows for table in files.tables(4)}
     for k, name in enumerate(logs.CRITEO[14:]):
@@ -107,8 +105,8 @@ def test_what_standardises_to_more_than_a_float32_is_refused(tmp_path: Path) -> 
     (tmp_path / "late.csv").write_text("0,1e33,a\n1,-2e36,a\n0,,a\n")
     late: dict[str, Any] = {"schema": f"{tmp_path}/schema.toml", "vocab": f"{tmp_path}/v"}
     with pytest.raises(BadRow, match=r"line 2: column x is '-2e36', expected a number that fits a float32, standard"):
-        list(open_files(DataFlags(f"csv:{tmp_path}/late.csv", **late)))
-    (batch,) = open_files(DataFlags(f"csv:{tmp_path}/late.csv", **late, bad_rows="skip"))
+        list(DataFlags(f"csv:{tmp_path}/late.csv", **late).files())
+    (batch,) = DataFlags(f"csv:{tmp_path}/late.csv", **late, bad_rows="skip").files()
     assert len(batch.labels) == 2 and batch.dense.isfinite().all()
     (tmp_path / "large.csv").write_text("0,1,a\n1,1e39,a\n")
     with pytest.raises(BadRow, match="line 2: column x is '1e39'"):

@@ -18,7 +18,7 @@ import torch
 
 import skirl
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint.keeper import Keeper, SaveFlags
+from skirl.checkpoint.keeper import Keeper
 from skirl.engine.access import peek
 from skirl.store.base import Record
 from skirl.store.disk import records
@@ -289,7 +289,7 @@ class Checkpoint(Target):
         try:
             try:
                 if self._keeper:
-                    with Keeper(SaveFlags(save=copy, resume=True), **run.whole()):
+                    with Keeper(copy, resume=True, **run.whole()):
                         pass
                 else:
                     skirl.load(copy, **run.whole())

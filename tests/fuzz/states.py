@@ -13,7 +13,6 @@ from skirl.data.files.errors import BadSchema
 from skirl.data.files.hashing import GOOD, NONE
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.stream import Files
-from skirl.data.open import open_files
 from skirl.data.vocabulary import vocabulary as vocabularies
 from skirl.data.vocabulary.growing import Growing
 from skirl.data.vocabulary.vocabulary import BadVocabulary
@@ -187,7 +186,7 @@ class State(Target):
 
     def _open(self) -> Files:
         flags = DataFlags(f"criteo:{self._folder}", batch=self.batch, epochs=self.epochs, rows=str(texts.ROWS))
-        return open_files(flags, 700)
+        return flags.files(700)
 
     def draw(self, draw: Draw, folder: Path) -> None:
         state = draw.choice(self._seeds)
@@ -351,7 +350,7 @@ class RunFolder(Target):
                 (folder / "run" / name).write_bytes(data)
 
     def judge(self, folder: Path) -> str:
-        from skirl.train.report.report import Report
+        from skirl.train.commands import Report
 
         run = folder / "run"
         report = Report(run, page=folder / "page.html")

@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from skirl.data import DataFlags
-from skirl.data.convert import Convert
+from skirl.data.commands import Convert
 from skirl.data.files.columnar import KEY
 from skirl.data.files.schema import BUILT_IN, FileSchema
-from skirl.data.open import open_files
 from tests.data.logs import write_parquet
 from tests.fuzz import plain
 from tests.fuzz.loop import READ, Target, clean
@@ -244,7 +243,7 @@ def judged_table(data: str, folder: Path, schema: FileSchema, arrow: bool, rows:
     for bad_rows in ("refuse", "skip"):
         flags: dict[str, Any] = {"schema": str(folder / "schema.toml")} if (folder / "schema.toml").exists() else {}
         try:
-            files = open_files(DataFlags(data, rows=rows, bad_rows=bad_rows, batch=7, **flags))
+            files = DataFlags(data, rows=rows, bad_rows=bad_rows, batch=7, **flags).files()
             found = plain.samples_of(list(files))
         except ValueError as error:
             outcome = "refused" if "no row is left to read" in str(error) else clean(error, folder, *ERRORS)

@@ -9,7 +9,6 @@ from typing import Any
 from skirl.data import DataFlags
 from skirl.data.files.errors import BadFile, BadRow, BadSchema
 from skirl.data.files.schema import BUILT_IN, FileSchema
-from skirl.data.open import open_files
 from tests.data.logs import criteo_rows
 from tests.fuzz import plain
 from tests.fuzz.loop import READ, Target, clean
@@ -148,7 +147,7 @@ def judged_text(
     outcome = ""
     for bad_rows in ("refuse", "skip"):
         try:
-            files = open_files(DataFlags(data, bad_rows=bad_rows, **flags), part)
+            files = DataFlags(data, bad_rows=bad_rows, **flags).files(part)
             found = plain.samples_of(list(files))
         except ValueError as error:
             if "no row is left to read" not in str(error):
@@ -252,7 +251,7 @@ def _sound(data: str, folder: Path) -> str:
     part = int((folder / "part").read_text())
     flags = DataFlags(data, rows=str(ROWS), schema=str(folder / "schema.toml"), bad_rows="skip", batch=7)
     try:
-        for _, _, ids in plain.samples_of(list(open_files(flags, part))):
+        for _, _, ids in plain.samples_of(list(flags.files(part))):
             assert all(0 <= row < ROWS for feature in ids for row in feature)
     except ValueError as error:
         return "refused" if "no row is left to read" in str(error) else clean(error, folder, *ERRORS)

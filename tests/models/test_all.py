@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from skirl.models import DIN
-from skirl.models.flags import ModelFlags
+from skirl.models.by_name import MODELS
+from skirl.models.flags import LayerFlags, ModelName
 from skirl.nn.collection import EmbeddingCollection
-from skirl.train.recipe import MODELS, ModelName, Recipe
+from skirl.train.commands import Verify
+from skirl.train.recipe import Recipe
 from skirl.train.train import steps
-from skirl.train.verify import Verify
 
 TINY = [f"{name}-tiny" for name in MODELS]
 
 
 def losses(**flags: Any) -> list[float]:
-    recipe = Recipe(**{"dim": 8, "cache": "3000", "lr": 0.05, "threads": 1, **flags})
+    recipe = Recipe.of(**{"dim": 8, "cache": "3000", "lr": 0.05, "threads": 1, **flags})
     embeddings = recipe.embeddings(recipe.cache_size(0))
     model, dense = recipe.model_over(embeddings)
     with recipe.lookahead(model) as batches:
@@ -39,7 +40,7 @@ def test_the_command_names_every_model() -> None:
 
 @pytest.mark.parametrize("model", TINY)
 def test_bits_are_those_of_the_plain_reference(model: Any) -> None:
-    report = Verify("synthetic:tiny", model, dim=4, batch=8, steps=20, quiet=True).run()
+    report = Verify.of(data="synthetic:tiny", model=model, dim=4, batch=8, steps=20, quiet=True).run()
     assert report["failed"] is None and report["runs"][0]["moved"]["fetched"] > 0
 
 
@@ -57,7 +58,7 @@ def test_golden_losses(golden, model: Any) -> None:
 
 @pytest.mark.parametrize(("model", "dim"), [("dlrm", 16), ("wide-deep", 17), ("deepfm-tiny", 17), ("din", 16)])
 def test_a_model_says_how_wide_rows_are(model: Any, dim: int) -> None:
-    recipe = Recipe("synthetic:tiny", model, dim=16)
+    recipe = Recipe.of(data="synthetic:tiny", model=model, dim=16)
     assert {table.dim for table in recipe.tables()} == {dim}
     assert {table.dim for table in recipe.embeddings("10%").tables} == {dim}
 
@@ -76,11 +77,11 @@ def test_a_model_says_how_wide_rows_are(model: Any, dim: int) -> None:
 )
 def test_flags_of_a_model_are_arguments_of_its_class(model: Any, flags: dict[str, Any]) -> None:
     given = {name: "full" if value is None else value for name, value in flags.items()}
-    recipe = Recipe("synthetic:tiny", model, dim=8, batch=16, cache="100%", **given)
+    recipe = Recipe.of(data="synthetic:tiny", model=model, dim=8, batch=16, cache="100%", **given)
     torch.manual_seed(0)
     made, _ = recipe.model_over(recipe.embeddings("100%"))
     torch.manual_seed(0)
-    kind = recipe.model_class
+    kind = recipe.model.kind
     signature = inspect.signature(kind.__init__).parameters
     tiny: dict[str, Any] = {"wide-deep-tiny": {}, "deepfm-tiny": {}, "dcnv2-tiny": {"deep": (32, 16)}}.get(model, {})
     whole = {name: value for name, value in (tiny | flags).items() if name in signature}
@@ -97,7 +98,7 @@ def test_flags_of_a_model_are_arguments_of_its_class(model: Any, flags: dict[str
 
 
 def test_every_argument_of_a_model_is_a_flag() -> None:
-    known = {field.name for field in fields(ModelFlags)}
+    known = {field.name for field in fields(LayerFlags)}
     of_models = {name for kind in MODELS.values() for name in inspect.signature(kind.__init__).parameters}
     assert of_models - {"self", "embeddings", "dense_features", "lists"} == known
 
@@ -143,7 +144,7 @@ def log(tmp_path: Path) -> dict[str, str]:
 
 
 def test_din_attends_to_the_list_of_the_targets_table(log: dict[str, str]) -> None:
-    recipe = Recipe(**log, model="din-tiny", dim=8)
+    recipe = Recipe.of(**log, model="din-tiny", dim=8)
     embeddings = recipe.embeddings("100%")
     assert isinstance(embeddings, EmbeddingCollection)
     model, _ = recipe.model_over(embeddings)
@@ -154,11 +155,11 @@ def test_a_target_beside_lists_is_refused(log: dict[str, str]) -> None:
     with pytest.raises(
         ValueError, match=r"target is 'user', and lists have theirs by their table \(history has item\)"
     ):
-        Recipe(**log, model="din-tiny", dim=8, target="user")
+        Recipe.of(**log, model="din-tiny", dim=8, target="user")
 
 
 def test_din_over_lists_has_the_bits_of_the_plain_reference(log: dict[str, str]) -> None:
-    report = Verify(**log, model="din-tiny", dim=4, batch=8, steps=30, cache="45", quiet=True).run()
+    report = Verify.of(**log, model="din-tiny", dim=4, batch=8, steps=30, cache="45", quiet=True).run()
     assert report["failed"] is None and report["runs"][0]["moved"]["fetched"] > 0
 
 

@@ -16,7 +16,7 @@ import torch
 
 import skirl
 from skirl.pipeline.timeline import FLUSH_BYTES, LANES, LOOP, Timeline, read
-from skirl.train.train import Train
+from skirl.train.commands import Train
 from tests.hooked import hooked
 from tests.loops import wait_for
 
@@ -33,7 +33,7 @@ def end(event: dict[str, Any]) -> float:
 
 def test_a_run_has_every_step_in_every_lane(tmp_path):
     path = tmp_path / "run.json"
-    result = Train(**TINY, steps=40, quiet=True, trace=path).run()
+    result = Train.of(**TINY, steps=40, quiet=True, trace=path).run()
     whole = json.loads(path.read_text())  # strictly valid once closed
     assert [e["args"]["name"] for e in whole if e["name"] == "thread_name"] == list(LANES)
     events = read(path)
@@ -55,7 +55,7 @@ def test_a_run_has_every_step_in_every_lane(tmp_path):
 
 
 def test_a_timeline_changes_no_bit(tmp_path):
-    plain, traced = (Train(**TINY, steps=20, quiet=True, trace=path).run() for path in (None, tmp_path / "run.json"))
+    plain, traced = (Train.of(**TINY, steps=20, quiet=True, trace=path).run() for path in (None, tmp_path / "run.json"))
     assert traced["loss"] == plain["loss"] and traced["counters"] == plain["counters"]
 
 
@@ -94,8 +94,8 @@ def test_steps_of_a_second_pass_and_micro_batches_count_on(tmp_path):
 
 def test_steps_of_a_resumed_run_count_on(tmp_path):
     flags = {**TINY, "save": tmp_path / "save", "quiet": True}
-    Train(**flags, steps=10).run()
-    Train(**flags, steps=15, resume=True, trace=tmp_path / "run.json").run()
+    Train.of(**flags, steps=10).run()
+    Train.of(**flags, steps=15, resume=True, trace=tmp_path / "run.json").run()
     assert done(read(tmp_path / "run.json"), "compute") == [11, 12, 13, 14, 15]
 
 

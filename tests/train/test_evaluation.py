@@ -12,9 +12,9 @@ from torch import nn
 import skirl
 from skirl.data import Synthetic
 from skirl.models import DLRM
+from skirl.train.commands import Train
 from skirl.train.evaluation import Evaluation, evaluate
 from skirl.train.metrics import Scores
-from skirl.train.train import Train
 from tests.train.test_metrics import plain_auc
 
 SMALL: dict[str, Any] = {
@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
 
 
 def train(**flags: Any) -> dict[str, Any]:
-    return Train(**{**SMALL, **flags}).run()
+    return Train.of(**{**SMALL, **flags}).run()
 
 
 @pytest.mark.parametrize("flags", [{}, {"depth": "epoch", "optimizer": "adam", "policy": "lru"}])
@@ -65,7 +65,7 @@ def test_it_draws_no_random_number_of_the_run_and_puts_every_module_back():
 
 def test_the_scores_are_those_of_all_logits_at_once():
     found = train(eval_every=40)
-    recipe = Train(**SMALL)
+    recipe = Train.of(**SMALL).recipe
     stream = recipe.stream()
     embeddings = recipe.embeddings(recipe.cache_size(0))
     model, dense = recipe.model_over(embeddings)

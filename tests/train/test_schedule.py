@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skirl.train.commands import Train, Verify
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates, Schedule
-from skirl.train.train import Train, steps
-from skirl.train.verify import Verify
+from skirl.train.train import steps
 from tests.cases import cases
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 32, "cache": "400"}
@@ -48,10 +48,10 @@ def test_factors_are_those_of_the_definitions():
 
 @pytest.mark.parametrize("kind", ["constant", "cosine"])
 def test_both_optimizers_have_the_rate_of_each_step(kind):
-    recipe = Recipe(**TINY, steps=12, schedule=kind, warmup=3, lr=0.5, dense_lr=0.01)
+    recipe = Recipe.of(**TINY, steps=12, schedule=kind, warmup=3, lr=0.5, dense_lr=0.01)
     embeddings = recipe.embeddings(recipe.cache_size(0))
     model, dense = recipe.model_over(embeddings)
-    rates = recipe.rates(embeddings, dense)
+    rates = recipe.rates_of(embeddings, dense)
     seen: list[tuple[float, float]] = [(embeddings.optimizer.lr, dense.param_groups[0]["lr"])]
     with recipe.lookahead(model) as batches:
         for _ in steps(model, dense, batches, rates):
@@ -64,24 +64,24 @@ def test_both_optimizers_have_the_rate_of_each_step(kind):
 @pytest.mark.parametrize("optimizer", ["rowwise-adagrad", "adam"])
 def test_a_scheduled_run_is_verified_bit_by_bit(optimizer):
     flags = {**TINY, "batch": 8, "cache": "touched:20%"}
-    found = Verify(**flags, steps=12, optimizer=optimizer, schedule="linear", warmup=4, quiet=True).run()
+    found = Verify.of(**flags, steps=12, optimizer=optimizer, schedule="linear", warmup=4, quiet=True).run()
     assert found["failed"] is None
 
 
 def test_rates_change_what_is_trained():
     def mean(**flags: Any) -> float:
-        return Train(**TINY, steps=12, quiet=True, **flags).run()["loss"]["mean"]
+        return Train.of(**TINY, steps=12, quiet=True, **flags).run()["loss"]["mean"]
 
     assert len({mean(), mean(warmup=4), mean(schedule="linear"), mean(schedule="cosine"), mean(schedule="step")}) == 5
 
 
 def test_a_resumed_run_goes_on_with_the_schedule(tmp_path):
     def train(steps: int, **flags: Any) -> dict[str, Any]:
-        return Train(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, **flags).run() | {"asked": steps}
+        return Train.of(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, **flags).run() | {"asked": steps}
 
     whole = train(20)
     # Cut in the middle by a save that is not the last: the run to its end goes on from it.
-    recipe = Train(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, save=tmp_path, save_every=9)
+    recipe = Train.of(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, save=tmp_path, save_every=9)
     cut(recipe, 9)
     resumed = train(20, save=tmp_path, resume=True)
     assert resumed["begun_at"] == 9 and resumed["loss"] == whole["loss"]

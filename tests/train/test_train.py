@@ -10,8 +10,10 @@ import torch
 import skirl
 from skirl.data import Synthetic
 from skirl.models import DLRM
-from skirl.train.recipe import Recipe, Touched
-from skirl.train.train import Train, steps
+from skirl.train.commands import Train
+from skirl.train.recipe import Recipe
+from skirl.train.touched import Touched
+from skirl.train.train import steps
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64}
 
@@ -23,7 +25,7 @@ def one_thread():
 
 
 def train(**flags: Any) -> dict[str, Any]:
-    return Train(**{**TINY, "steps": 40, "quiet": True, **flags}).run()
+    return Train.of(**{**TINY, "steps": 40, "quiet": True, **flags}).run()
 
 
 def losses(recipe: Recipe) -> list[float]:
@@ -49,11 +51,11 @@ GOLDEN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_losses(golden, name):
-    golden(name, losses(Recipe(**{**TINY, "steps": 60, "cache": "1000", **GOLDEN[name]})))
+    golden(name, losses(Recipe.of(**{**TINY, "steps": 60, "cache": "1000", **GOLDEN[name]})))
 
 
 def test_the_loop_is_the_loop_of_the_readme():
-    recipe = Recipe(**TINY, steps=30, cache="1000")
+    recipe = Recipe.of(**TINY, steps=30, cache="1000")
     data = Synthetic("tiny", batch_size=64, batches=30)
     embeddings = skirl.EmbeddingBagCollection(data.tables(8), optimizer=skirl.RowwiseAdagrad(lr=0.02), cache=500)
     torch.manual_seed(0)
@@ -104,7 +106,7 @@ def test_a_report_counts_what_happened():
 
 
 def test_the_report_sums_the_losses_up():
-    recipe = Recipe(**TINY, steps=40, cache="1000")
+    recipe = Recipe.of(**TINY, steps=40, cache="1000")
     all_losses, report = losses(recipe), train(cache="1000")["loss"]
     assert report["first"] == all_losses[0] and report["last"] == all_losses[-1]
     assert report["mean"] == pytest.approx(np.mean(all_losses), rel=1e-12)
@@ -129,7 +131,7 @@ def test_touched_counts_distinct_rows_over_batches():
     ("cache", "size"), [("1000", 1000), ("10%", "10%"), ("4GiB", "4GiB"), ("touched:1%", 12), ("touched:0.01%", 1)]
 )
 def test_cache_size(cache, size):
-    assert Recipe(cache=cache).cache_size(touched=1234) == size
+    assert Recipe.of(cache=cache).cache_size(touched=1234) == size
 
 
 def test_threads_are_used():
@@ -141,5 +143,5 @@ def test_threads_are_used():
     ("model", "said"), [("dlrm-tiny", "rows of 8, "), ("deepfm-tiny", "rows of 9 (8 and a first-order weight), ")]
 )
 def test_the_summary_says_how_wide_rows_are(model: Any, said: str) -> None:
-    command = Train(**{**TINY, "model": model, "steps": 3, "quiet": True, "cache": "1000", "into": "none"})
+    command = Train.of(**{**TINY, "model": model, "steps": 3, "quiet": True, "cache": "1000", "run": "none"})
     assert said in command.summary(command.run())["tables"]

@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from skirl import cli
+from skirl.core.optim import ROW_OPTIMIZERS
 from skirl.core.reference import Reference
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
 from skirl.engine.engine import Engine
 from skirl.engine.kernels import cpu
 from skirl.store.memory.store import MemoryStore
+from skirl.train.commands import Verify
 from skirl.train.fingerprints import Trace, compare
-from skirl.train.recipe import ROW_OPTIMIZERS, keys_of
-from skirl.train.verify import Verify
+from skirl.train.touched import keys_of
+from skirl.train.verify import in_plain_python
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny",
@@ -50,17 +52,17 @@ def one_thread():
     ids=str,
 )
 def test_equal_runs(flags):
-    report = Verify(**{**SMALL, **flags}).run()
+    report = Verify.of(**{**SMALL, **flags}).run()
     (run,) = report["runs"]
     assert run["difference"] is None and report["failed"] is None
     assert run["moved"]["fetched"] > 0 == run["resident_moved"]["fetched"]
     assert run["rows"] == report["touched"] == run["resident_moved"]["new"]
-    assert run["losses"] == Verify(**{**SMALL, **flags}).steps
+    assert run["losses"] == Verify.of(**{**SMALL, **flags}).recipe.data.steps
 
 
 def test_all_optimizers_on_kaggle_like_tables_with_a_cache_of_1_percent_of_the_touched_rows():
     flags = {"data": "synthetic:criteo-kaggle", "batch": 4, "steps": 260, "cache": "touched:1%"}
-    report = Verify(**{**SMALL, **flags, "optimizer": "all", "threads": 1}).run()
+    report = Verify.of(**{**SMALL, **flags, "optimizer": "all", "threads": 1}).run()
     assert [run["optimizer"] for run in report["runs"]] == list(ROW_OPTIMIZERS)
     for run in report["runs"]:
         assert run["difference"] is None
@@ -69,7 +71,7 @@ def test_all_optimizers_on_kaggle_like_tables_with_a_cache_of_1_percent_of_the_t
 
 
 def test_rows_that_travel_to_a_disk_are_equal(tmp_path):
-    report = Verify(**{**SMALL, "store": f"disk:{tmp_path}", "optimizer": "all"}).run()
+    report = Verify.of(**{**SMALL, "store": f"disk:{tmp_path}", "optimizer": "all"}).run()
     assert report["failed"] is None
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(ROW_OPTIMIZERS)
 
@@ -88,7 +90,7 @@ def test_the_command_says_what_it_compared(capsys):
 # Planted faults. Each returns (step, table, row), found out by the fault itself, for the command to name.
 
 Place = tuple[int, str, int]
-SCHEMA = Schema.of(Verify(**SMALL).tables())
+SCHEMA = Schema.of(Verify.of(**SMALL).recipe.tables())
 
 
 def place(step: int, key: int) -> Place:
@@ -158,7 +160,7 @@ def a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
             out[0, 0] += 0.5
 
     monkeypatch.setattr(cpu, "pool", faulty)
-    user = int(Verify(**SMALL).stream().batch(2).sparse.values()[0])
+    user = int(Verify.of(**SMALL).recipe.stream().batch(2).sparse.values()[0])
     return lambda: (3, "user", user)  # of that sample's rows, this one has the lowest key
 
 
@@ -184,7 +186,9 @@ def a_write_back_that_is_lost_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Cal
     monkeypatch.setattr(MemoryStore, "write", faulty_write)
 
     def last_trained() -> Place:
-        uses = [n for n, b in enumerate(Verify(**SMALL).stream(), start=1) if hit[0] in keys_of(b.sparse, SCHEMA)]
+        uses = [
+            n for n, b in enumerate(Verify.of(**SMALL).recipe.stream(), start=1) if hit[0] in keys_of(b.sparse, SCHEMA)
+        ]
         return place(uses[-1], hit[0])
 
     return last_trained
@@ -241,19 +245,19 @@ def test_a_fault_in_one_optimizer_fails_the_command_and_names_it(monkeypatch, ca
 # What no fault of the engine reaches.
 
 
-def trace(recipe: Verify) -> Trace:
-    return recipe._in_plain_python(recipe.recipes()[0])
+def trace(command: Verify) -> Trace:
+    return in_plain_python(command.recipes()[0], command.show)
 
 
 def test_dense_parameters_rows_and_losses_are_all_compared():
-    recipe = Verify(**{**SMALL, "steps": 3})
-    one = trace(recipe)
-    assert compare(one, trace(recipe), SCHEMA, recipe.stream()) is None
+    command = Verify.of(**{**SMALL, "steps": 3})
+    one = trace(command)
+    assert compare(one, trace(command), SCHEMA, command.recipe.stream()) is None
 
     def difference(change: Callable[[Trace], None]) -> str:
-        other = trace(recipe)
+        other = trace(command)
         change(other)
-        return str(compare(one, other, SCHEMA, recipe.stream()))
+        return str(compare(one, other, SCHEMA, command.recipe.stream()))
 
     def dense(other: Trace) -> None:
         other.dense[1]["top.0.bias"] = b""

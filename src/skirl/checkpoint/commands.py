@@ -1,34 +1,12 @@
-"""`skirl export` and `skirl import`: rows out of checkpoints and into them, in formats that others read.
+"""`skirl export` and `skirl import`: rows out of checkpoints and into them, in formats that others read."""
 
-A state dict of nn.EmbeddingBag holds every row of a table, touched or not, so it is written from its first row on to a file
-that is then mapped: it takes a piece of 65,536 rows, whatever the table's size. The rows of a store in memory are loaded
-whole, as they were when it trained; those of a disk store are read from its files. Our own file and Parquet hold the
-touched rows with their numbers, Parquet also with the ids that an open vocabulary gave them to.
-Converting in the notebook of whoever wants the rows would need skirl there.
-"""
-
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
 from tyro.conf import Positional
 
-from skirl.checkpoint import numbers, save
-from skirl.checkpoint.export import export, rows_of
-from skirl.checkpoint.import_rows import import_rows
-from skirl.checkpoint.without_model import opened
-from skirl.core.optim import SGD, Adagrad, Adam, RowwiseAdagrad
-from skirl.core.tables import Table
-from skirl.data.vocabulary.origins import Origins
-from skirl.nn.collection import EmbeddingBagCollection, collections_of
 from skirl.tools.progress import size
-
-_OPTIMIZERS = {"rowwise-adagrad": RowwiseAdagrad, "sgd": SGD, "adagrad": Adagrad, "adam": Adam}
 
 
 @dataclass(frozen=True)
@@ -62,34 +40,22 @@ class Export:
 
     def run(self) -> dict[str, Any]:
         """Write it."""
-        with opened(self.checkpoint) as (rows, dense, data):
-            if self.out.suffix == ".parquet":
-                _to_parquet(rows, self.out, self.table, Origins.of(data))
-            elif self.state_dict or self.out.suffix == ".pt":
-                self._to_state_dict(rows, dense)
-            else:
-                export(rows, self.out, self.table, limit=self.limit)
-            return {"command": "export", "out": str(self.out), "bytes": self.out.stat().st_size, "failed": None}
+        from skirl.checkpoint.other_formats import write_rows
+
+        write_rows(
+            self.checkpoint,
+            self.out,
+            self.table,
+            state_dict=self.state_dict,
+            prefix=self.prefix,
+            dense=self.dense,
+            limit=self.limit,
+        )
+        return {"command": "export", "out": str(self.out), "bytes": self.out.stat().st_size, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
         return {"written": f"{result['out']}, {size(result['bytes'])}"}
-
-    def _to_state_dict(self, rows: nn.Module, dense: dict[str, torch.Tensor]) -> None:
-        with tempfile.TemporaryDirectory(dir=self.out.parent) as folder:
-            draft = Path(folder) / "rows.safetensors"
-            export(rows, draft, self.table, untouched=True, limit=self.limit)
-            state = {self.prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped, not read
-            if self.dense:
-                state |= dense
-            whole = Path(folder) / "whole"
-            if self.out.suffix == ".pt":
-                torch.save(state, whole)
-            elif self.prefix or self.dense:
-                save_file(state, whole, metadata={"format": "pt"})
-            else:
-                whole = draft
-            whole.replace(self.out)
 
 
 @dataclass(frozen=True)
@@ -116,48 +82,18 @@ class Import:
 
     def run(self) -> dict[str, Any]:
         """Read the source and save."""
-        from skirl.checkpoint.import_rows import _Tensors
+        from skirl.checkpoint.other_formats import read_rows
 
-        if self.out.is_dir() and numbers(self.out):
-            raise ValueError(f"{self.out} holds checkpoints: name another folder")
-        tensors = _Tensors(self.source)
-        found = sorted(n for n in tensors.names if n.startswith(self.prefix) and n.endswith("weight"))
-        by_name = {
-            n.removeprefix(self.prefix).removesuffix("weight").removesuffix(".") or tensors.alone or "table": n
-            for n in found
-        }
-        wanted = {t: by_name.get(t) for t in self.tables} or {
-            t: n for t, n in by_name.items() if len(tensors.shape(n)) == 2
-        }
-        missing = [t for t, n in wanted.items() if n is None]
-        if missing or not wanted:
-            what = f"no table {missing[0]!r}" if wanted else f"no weight under {self.prefix!r}"
-            raise ValueError(f"{self.source} has {what}: it has {', '.join(sorted(tensors.names)[:9])}")
-        names = {t: n for t, n in wanted.items() if n is not None}
-        bases = {
-            t: n.removesuffix("weight") for t, n in names.items() if f"{n.removesuffix('weight')}ids" in tensors.names
-        }
-        counts = {t: tensors.shape(n)[0] for t, n in names.items()}
-        for table, base in bases.items():  # the touched rows alone
-            if "rows" not in (facts := tensors.table(base)):
-                raise ValueError(f"{self.source} has ids of {table!r}, and not how many rows it has: export it anew")
-            counts[table] = facts["rows"]
-        theirs = next((o for o, kind in _OPTIMIZERS.items() if kind.__name__ == tensors.about.get("optimizer")), None)
-        chosen = self.optimizer or theirs or "rowwise-adagrad"
-        tables = [Table(t, counts[t], tensors.shape(n)[1], pooling=self.pooling) for t, n in names.items()]
-        rows = EmbeddingBagCollection(tables, optimizer=_OPTIMIZERS[chosen](), cache=1, store=self.store)
-        taken = import_rows(rows, self.source, names=names)
-        steps = dict(zip(names, rows.engine.table_steps.tolist(), strict=True))
-        save(self.out, model=rows)
-        rows.close()
-        return {
-            "command": "import",
-            "out": str(self.out),
-            "tables": taken,
-            "optimizer": chosen,
-            "steps": steps if chosen == theirs and bases else None,
-            "failed": None,
-        }
+        found = read_rows(
+            self.source,
+            self.out,
+            names=self.tables,
+            prefix=self.prefix,
+            pooling=self.pooling,
+            optimizer=self.optimizer,
+            store=self.store,
+        )
+        return {"command": "import", "out": str(self.out), **found, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -167,30 +103,3 @@ class Import:
         )
         lines = {name: f"{n:,} rows" for name, n in result["tables"].items()}
         return lines | {"optimizer": f"{result['optimizer']}; {told}", "saved": f"in {result['out']}"}
-
-
-def _to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins | None) -> None:
-    """Columns table, row and weight, in order of tables and rows; and what each row is of, where the run read files."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = pa.float32() if next(iter(collections_of(rows).values())).engine.dtype == np.float32 else pa.float64()
-    fields = [("table", pa.string()), ("row", pa.int64())]
-    if origins is not None:
-        fields += [("what", pa.string()), ("id", pa.string()), ("fingerprint", pa.uint64())]
-    schema = pa.schema([*fields, ("weight", pa.list_(number))])
-    draft = path.with_name(f"{path.name}.tmp")
-    try:
-        with pq.ParquetWriter(draft, schema) as writer:
-            for name, ids, weights in rows_of(rows, table):
-                flat = pa.array(np.ascontiguousarray(weights).reshape(-1), number)
-                offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * weights.shape[1])
-                columns = [pa.array([name] * len(ids)), pa.array(ids)]
-                if origins is not None:
-                    what, texts, prints = origins.of_rows(name, ids)
-                    columns += [pa.array(what), pa.array(texts, pa.string()), pa.array(prints, mask=prints == 0)]
-                columns.append(pa.ListArray.from_arrays(offsets, flat))
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

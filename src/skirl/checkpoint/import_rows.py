@@ -60,13 +60,13 @@ def import_rows(
     if isinstance(source, str | Path) and Path(source).is_dir():
         found = _from_checkpoint(tables, Path(source))
     else:
-        found = _from_tensors(tables, _Tensors(source), names or {})
+        found = _from_tensors(tables, Tensors(source), names or {})
     for collection in collections:
         collection.forget()
     return found
 
 
-def _from_tensors(tables: Mapping[str, Place], tensors: "_Tensors", names: Mapping[str, str]) -> dict[str, int]:
+def _from_tensors(tables: Mapping[str, Place], tensors: "Tensors", names: Mapping[str, str]) -> dict[str, int]:
     plan = []
     for place in tables.values():
         name = _name(tensors, place.table, names, len(tables) == 1)
@@ -124,7 +124,7 @@ def _copy(place: Place, source: Place, same: bool) -> int:
     return taken
 
 
-class _Tensors:
+class Tensors:
     """Tensors by name, some rows at a time."""
 
     def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
@@ -211,7 +211,7 @@ def _refuse_damaged(source: str | Path) -> None:
                         pass
 
 
-def _name(tensors: _Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
+def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
     if table.name in names:
         if names[table.name] not in tensors.names:
             raise ValueError(f"{tensors.where} has no {names[table.name]!r}: it has {sorted(tensors.names)[:9]}")
@@ -223,7 +223,7 @@ def _name(tensors: _Tensors, table: Table, names: Mapping[str, str], alone: bool
     return next((name for name in [*exact, *ends] if name in tensors.names), None)
 
 
-def _checked(tensors: _Tensors, table: Table, name: str) -> str | None:
+def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
     """Where the tensors beside a weight are that `skirl.export` wrote: ids, and the optimizer's state; None: all rows."""
     base = name.removesuffix("weight")
     has_ids = name.endswith("weight") and f"{base}ids" in tensors.names
@@ -253,7 +253,7 @@ class _State:
     """Updates that the table had; None: those of the model stay."""
 
 
-def _state(tensors: _Tensors, table: Table, base: str | None, optimizer: RowOptimizer) -> _State:
+def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptimizer) -> _State:
     """What a source has of the optimizer's state; refused where it would mean something else here."""
     if base is None:
         return _State(steps=0)  # every row is replaced, and its state begins anew
@@ -278,7 +278,7 @@ def _state(tensors: _Tensors, table: Table, base: str | None, optimizer: RowOpti
     return _State(tuple(places), None if steps is None else int(steps))
 
 
-def _take(place: Place, tensors: _Tensors, name: str, base: str | None, state: _State) -> int:
+def _take(place: Place, tensors: Tensors, name: str, base: str | None, state: _State) -> int:
     n = tensors.shape(name)[0]
     for start, stop in _pieces(n):
         values = {"weight": tensors.rows(name, start, stop)}

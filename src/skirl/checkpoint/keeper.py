@@ -1,16 +1,9 @@
-"""When a run saves: every so many steps or minutes, at its end, and when it is told to stop.
-
-SIGTERM is how schedulers and `docker stop` ask a process to end. The handler notes it; the run saves after the step that
-it is in and ends as if it were done, since a signal handler that saved by itself would find rows half moved. A second
-SIGTERM does what it would have done without us, for whoever cannot wait for the step. A checkpoint stands at step 0, too:
-a run that is killed before its first interval is over can be resumed all the same.
-"""
+"""When a run saves: every so many steps or minutes, at its end, and when it is told to stop."""
 
 import logging
 import signal
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -21,47 +14,36 @@ from skirl.nn.collection import collections_of
 log = logging.getLogger("skirl")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SaveFlags:
-    """Where a run is saved, and when.
-
-    >>> SaveFlags(save_every=5)
-    Traceback (most recent call last):
-    ValueError: save_every, save_minutes, keep and resume need a folder: set save
-    """
-
-    save: Path | None = None
-    """A folder for checkpoints; the run is saved there at its beginning and its end, and at SIGTERM, which ends it."""
-    save_every: int | None = None
-    """Steps between two checkpoints."""
-    save_minutes: float | None = None
-    """Minutes between two checkpoints."""
-    keep: int | None = None
-    """Checkpoints that stay in the folder, the newest ones: 2 if not given."""
-    resume: bool = False
-    """Go on from the newest checkpoint in --save that is whole; an empty folder begins a run."""
-
-    def __post_init__(self) -> None:
-        if self.save is None and (self.save_every or self.save_minutes or self.keep or self.resume):
-            raise ValueError("save_every, save_minutes, keep and resume need a folder: set save")
-        if self.save_every is not None and self.save_every < 1:
-            raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
-        if self.save_minutes is not None and not self.save_minutes > 0:
-            raise ValueError(f"save_minutes is {self.save_minutes}: set it to minutes above 0")
-        if self.keep is not None and self.keep < 1:
-            raise ValueError(f"keep is {self.keep}: set it to 1 or more checkpoints")
-
-
 class Keeper:
-    """Saves a run as its flags say; use it in a with-block, inside the lookahead's. Entering it resumes.
+    """Saves a run; use it in a with-block, inside the lookahead's. Entering it resumes.
 
-    whole: what `skirl.save` and `skirl.load` take, `data` being the lookahead.
+    At SIGTERM the run saves after the step that it is in and ends; a second one ends it at once.
+
+    **Arguments**
+
+    - `folder`: for the checkpoints; None saves nothing.
+    - `every`: steps between two checkpoints.
+    - `minutes`: between two checkpoints.
+    - `keep`: checkpoints that stay, the newest ones; 2, so that one is whole while the next is written.
+    - `resume`: go on from the newest checkpoint that is whole; where there is none yet, the run begins. Without it a
+      folder that holds checkpoints is refused.
+    - `whole`: what `skirl.save` and `skirl.load` take, `data` being the lookahead.
     """
 
-    def __init__(self, flags: SaveFlags, **whole: Any) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        every: int | None = None,
+        minutes: float | None = None,
+        keep: int | None = None,
+        resume: bool = False,
+        **whole: Any,
+    ) -> None:
         self.told_to_stop = False
         """SIGTERM came."""
-        self._flags, self._whole = flags, whole
+        self._folder, self._every, self._minutes, self._keep = folder, every, minutes, keep or 2
+        self._resume, self._whole = resume, whole
         self._data = whole["data"]
         self._before: Any = None
         self._handles = False
@@ -71,32 +53,30 @@ class Keeper:
         self._began = self._saved = time.monotonic()
 
     def __enter__(self) -> Self:
-        flags = self._flags
-        if flags.save is None:
+        folder = self._folder
+        if folder is None:
             return self
-        if not flags.resume:
-            refuse_checkpoints(flags.save)
-        if flags.resume and (
-            not flags.save.is_dir() or numbers(flags.save) or any(flags.save.glob("checkpoint*.json"))
-        ):
-            load(flags.save, **self._whole)
+        if not self._resume:
+            refuse_checkpoints(folder)
+        elif numbers(folder) or any(folder.glob("checkpoint*.json")):
+            load(folder, **self._whole)
             self._saved_at = self._data.step
-        elif flags.resume:
+        else:
             for collection in collections_of(self._whole["model"]).values():
                 if len(store := collection.engine.store):
-                    raise ValueError(
-                        f"{flags.save} holds no checkpoint, and {store!r} rows: remove these to begin anew"
-                    )
+                    raise ValueError(f"{folder} holds no checkpoint, and {store!r} rows: remove these to begin anew")
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._stop)
             self._handles = True
         return self
 
     def begin(self) -> None:
-        """The run begins, or goes on: from here on it can be resumed."""
+        """The run begins, or goes on: from here on it can be resumed, and so the first checkpoint is waited for."""
         self._began = self._saved = time.monotonic()
-        if self._flags.save is not None:
+        if self._folder is not None:
             self._save()
+            for saving in self._savings:
+                saving.wait()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,11 +91,11 @@ class Keeper:
 
     def after_step(self, *, last: bool = False) -> bool:
         """Save if it is time to; True when the run is to end here. last: there are no more steps."""
-        flags, step = self._flags, self._data.step
-        if flags.save is None:
+        if self._folder is None:
             return False
-        minutes = flags.save_minutes is not None and time.monotonic() - self._saved >= 60 * flags.save_minutes
-        if last or self.told_to_stop or minutes or (flags.save_every is not None and step % flags.save_every == 0):
+        minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
+        steps = self._every is not None and self._data.step % self._every == 0
+        if last or self.told_to_stop or minutes or steps:
             self._save()
         if self.told_to_stop:
             self._savings[-1].wait()
@@ -137,8 +117,8 @@ class Keeper:
 
     def _save(self) -> None:
         if self._saved_at != self._data.step:
-            assert self._flags.save is not None
-            self._savings.append(save(self._flags.save, **self._whole, keep=self._flags.keep or 2, wait=False))
+            assert self._folder is not None
+            self._savings.append(save(self._folder, **self._whole, keep=self._keep, wait=False))
             self._saved_at, self._saved = self._data.step, time.monotonic()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -149,7 +129,7 @@ class Keeper:
 
 def refuse_checkpoints(folder: Path) -> None:
     """Another run's checkpoints would be pushed out of their folder, and stand in for ours until then."""
-    if folder.is_dir() and numbers(folder):
+    if numbers(folder):
         raise ValueError(
             f"{folder} holds the checkpoints of a run: add --resume to go on from them, or name another folder"
         )

@@ -1,7 +1,7 @@
 """The rows of a checkpoint without the code of the model that trained them: for `skirl export` and `skirl.import_rows`."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +13,9 @@ from torch import nn
 from skirl.checkpoint import dense, folder, whole
 from skirl.checkpoint.cached_rows import overlay
 from skirl.checkpoint.codec import decode
-from skirl.core import initial, optim
+from skirl.core import initial
 from skirl.core.half import HALVES
+from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema, Table
 from skirl.engine.engine import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
@@ -25,7 +26,6 @@ from skirl.tools.shape_of import COUNT, misfit
 log = logging.getLogger("skirl")
 
 _INITIAL = {kind.__name__: kind for kind in (initial.Uniform, initial.Normal, initial.Constant)}
-_OPTIMIZERS = {kind.__name__: kind for kind in (optim.SGD, optim.Adagrad, optim.RowwiseAdagrad, optim.Adam)}
 _DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, *HALVES)}
 _KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingCollection)}
 
@@ -127,17 +127,17 @@ def _rows_of(header: Path, definition: dict[str, Any], rows: dict[str, Any], ste
 def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collection], dict[str, Any]]:
     """The kind of a checkpoint's embeddings, and what they are made with."""
 
-    def of(kinds: dict[str, Any], fields: dict[str, Any]) -> Any:
+    def of(kind: Callable[[str], Any], fields: dict[str, Any]) -> Any:
         fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-        return kinds[fields.pop("type")](**fields)
+        return kind(fields.pop("type"))(**fields)
 
     try:
         tables = [
-            Table(**{**table, "features": tuple(table["features"]), "init": of(_INITIAL, table["init"])})
+            Table(**{**table, "features": tuple(table["features"]), "init": of(_INITIAL.__getitem__, table["init"])})
             for table in definition["tables"]
         ]
         Schema.of(tables)
-        optimizer, seed = of(_OPTIMIZERS, definition["optimizer"]), definition["seed"]
+        optimizer, seed = of(row_optimizer, definition["optimizer"]), definition["seed"]
         if (wrong := misfit(seed, COUNT, "seed")) is not None:
             raise ValueError(wrong)
     except ValueError as error:

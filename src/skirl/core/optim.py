@@ -210,6 +210,24 @@ class Adam(_Rule):
 
 
 RowOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam
+ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
+    "rowwise-adagrad": RowwiseAdagrad,
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "adam": Adam,
+}
+
+
+def row_optimizer(name: str) -> type[RowOptimizer]:
+    """The row optimizer of a name, as flags or as files write it.
+
+    >>> row_optimizer("rowwise-adagrad") is row_optimizer("RowwiseAdagrad")
+    True
+    """
+    for short, kind in ROW_OPTIMIZERS.items():
+        if name in (short, kind.__name__):
+            return kind
+    raise ValueError(f"optimizer is {name!r}: set it to one of {', '.join(ROW_OPTIMIZERS)}")
 
 
 class TorchHandle(torch.optim.Optimizer):

@@ -1,7 +1,14 @@
 """Where batches come from: readers of click logs, and synthetic ones."""
 
+from typing import TYPE_CHECKING
+
 from skirl.data.flags import DataFlags
-from skirl.data.source import Source
-from skirl.data.synthetic import Synthetic
+from skirl.tools.lazily import lazily
+
+if TYPE_CHECKING:
+    from skirl.data.source import Source
+    from skirl.data.synthetic import Synthetic
 
 __all__ = ["DataFlags", "Source", "Synthetic"]
+
+__getattr__ = lazily(__name__, {"source": ("Source",), "synthetic": ("Synthetic",)})

@@ -1,103 +1,33 @@
-"""`skirl convert`: data files as Parquet that is read several times faster than text.
-
-Dense columns are written as they enter a model, float32 after their transform. Ids are written as rows of their tables
-with --rows or --vocab (4 bytes each), else as fingerprints (8 bytes), which any --rows or --vocab turns into the same rows
-as those of the original files. Malformed rows never get there. The schema is in the file's metadata, so that
-`--data parquet:OUT` needs no other. Row groups have 65,536 rows: a part that is read at once.
-"""
+"""Writes data files as Parquet that is read several times faster than text."""
 
 import os
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from skirl.data.files.encode import Fingerprints
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
-from skirl.data.flags import DataFlags, check_in_and_out
-from skirl.tools.machine import machine, peak_bytes
-from skirl.tools.progress import Progress, clock, size
+from skirl.data.files.stream import Files
+from skirl.tools.progress import Progress
 
 
-@dataclass(frozen=True)
-class Convert:
-    """Flags of `skirl convert`."""
-
-    data: str
-    """The files: criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
-    out: str
-    """The Parquet file to write."""
-    _: KW_ONLY
-    rows: str | None = None
-    """Write ids as rows of tables of this size, as for `skirl train`; as fingerprints if neither this nor vocab is set."""
-    vocab: str | None = None
-    """Write ids as rows of this vocabulary."""
-    schema: str | None = None
-    """A TOML file that names the columns; criteo: and avazu: have one built in."""
-    compression: Literal["none", "snappy", "lz4", "zstd"] = "none"
-    """What pages are packed with: none is read fastest, zstd is smallest."""
-    workers: int = 0
-    """Processes that read files; 0: this one does."""
-    bad_rows: Literal["refuse", "skip"] = "refuse"
-    """What to do with a malformed row: refuse, or leave the row out and count it."""
-    json: bool = False
-    """Print the results as one line of JSON."""
-    quiet: bool = False
-    """Show no progress."""
-
-    def __post_init__(self) -> None:
-        check_in_and_out(self.data, self.out)
-
-    def run(self) -> dict[str, Any]:
-        """Read everything, write it anew."""
-        from skirl.data.files.encode import Fingerprints
-        from skirl.data.open import open_files
-
-        started = time.monotonic()
-        files = open_files(
-            DataFlags(
-                self.data,
-                rows=self.rows,
-                vocab=self.vocab,
-                schema=self.schema,
-                workers=self.workers,
-                bad_rows=self.bad_rows,
-            )
-        )
-        as_rows = self.rows is not None or self.vocab is not None
-        if not as_rows:
-            files = replace(files, encoder=replace(files.encoder, rows_of=Fingerprints()))
-        schema = converted(files.encoder.schema, files.encoder.rows if as_rows else None)
-        samples = 0
-        with Progress("convert", steps=None, to=sys.stderr if self.json else sys.stdout, quiet=self.quiet) as progress:
-            for number, rows in enumerate(write(self.out, schema, files.pieces(), self.compression), start=1):
-                samples += rows
-                facts = {"samples": f"{samples:,}"}
-                progress(number, lambda facts=facts: facts)
-        return {
-            "command": "convert",
-            **asdict(self),
-            "samples": samples,
-            "bad_rows_skipped": files.bad_rows,
-            "bytes": Path(self.out).stat().st_size,
-            "seconds": time.monotonic() - started,
-            "peak_bytes": peak_bytes(),
-            "machine": machine(),
-            "failed": None,
-        }
-
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
-        skipped = result["bad_rows_skipped"]
-        return {
-            "written": f"{result['samples']:,} samples in {clock(result['seconds'])}, {size(result['bytes'])}"
-            + (f"; {skipped:,} malformed rows were left out" if skipped else ""),
-            "saved": f"{self.out}; train with --data parquet:{self.out}",
-        }
+def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bool, quiet: bool) -> dict[str, Any]:
+    """Write what files have to a Parquet file. as_rows: ids as rows of their tables, otherwise as fingerprints."""
+    if not as_rows:
+        files = replace(files, encoder=replace(files.encoder, rows_of=Fingerprints()))
+    schema = converted(files.encoder.schema, files.encoder.rows if as_rows else None)
+    samples = 0
+    with Progress("convert", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
+        for number, rows in enumerate(write(out, schema, files.pieces(), compression), start=1):
+            samples += rows
+            facts = {"samples": f"{samples:,}"}
+            progress(number, lambda facts=facts: facts)
+    return {"samples": samples, "bad_rows_skipped": files.bad_rows, "bytes": Path(out).stat().st_size}
 
 
 def converted(schema: FileSchema, rows: Any) -> FileSchema:

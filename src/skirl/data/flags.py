@@ -1,33 +1,35 @@
-"""The flags that say where batches come from; `skirl train`, `skirl verify` and what follows inherit them.
+"""The flags that say where batches come from."""
 
-They are data: nothing is read until `stream()` is called, but files and schema are looked at when the flags are checked,
-so that a wrong path ends a command before its work begins, with exit code 2.
-"""
-
-import re
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from skirl.data.source import Source
-from skirl.data.synthetic import Synthetic
+from skirl.data.held_out import share_of
+
+if TYPE_CHECKING:
+    from skirl.data.files.stream import Files
+    from skirl.data.source import Source
 
 SYNTHETIC_STEPS = 1000
 """Steps of a run over a synthetic stream, which has no end, where none are given."""
 FILE_KINDS = ("criteo", "avazu", "csv", "parquet")
 _OF_FILES = ("epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows")
 _OF_SYNTHETIC = ("rows_scale", "pooling_factor")
+OPEN = "open"
+"""The vocabulary that grows."""
 KINDS = "synthetic:NAME, criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH"
 
 
 @dataclass(frozen=True)
 class DataFlags:
-    """Where batches come from.
+    """Where batches come from. Files and schema are looked at when the flags are made, so that a wrong path is told at once.
 
     >>> stream = DataFlags("synthetic:tiny", batch=64, steps=10, valid="20%").stream()
     >>> stream.samples, stream.held_out.samples
     (640, 128)
     """
+
+    group: ClassVar[str] = "data"
 
     data: str = "synthetic:criteo-kaggle"
     """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte), or files: criteo:PATH,
@@ -54,9 +56,9 @@ class DataFlags:
     vocab: str | None = None
     """Ids get rows of their own instead of a hash: a file that `skirl vocab` made, or open: one that grows."""
     admit: int = 10
-    """Of an open vocabulary: an id gets a row of its own when it comes for this time."""
+    """Of an open vocabulary: which appearance of an id gives it a row of its own."""
     stale: int | None = None
-    """Of an open vocabulary: an id that no batch of the last so many had is forgotten; none is if not set."""
+    """Of an open vocabulary: an id is forgotten when this many batches came without it; none is if not set."""
     shuffle: int = 0
     """Rows in the window that is shuffled; 0: in order."""
     workers: int = 0
@@ -84,12 +86,14 @@ class DataFlags:
         self._refuse_unread()
         self.stream()
 
-    def stream(self) -> Source:
+    def stream(self) -> "Source":
         """The batches of the run."""
         if self.kind in FILE_KINDS:
-            return self._files()
+            return self._grown()
         if self.kind != "synthetic":
             raise ValueError(f"data is {self.data!r}: set it to {KINDS}")
+        from skirl.data.synthetic import Synthetic  # torch takes 1.4 s, which help and a wrong flag do without
+
         return Synthetic(
             self.path,
             batch_size=self.batch,
@@ -100,15 +104,36 @@ class DataFlags:
             held_out_batches=self._synthetic_held_out(),
         )
 
+    def files(self, part_bytes: int | None = None) -> "Files":
+        """The batches of files, before an open vocabulary gives ids rows. part_bytes: of text, read at a time."""
+        from skirl.data.open import open_files
+
+        return open_files(
+            self.kind,
+            self.path,
+            batch=self.batch,
+            schema=self.schema,
+            rows=self.rows,
+            vocab=self.vocab,
+            valid=self.valid,
+            epochs=self.epochs,
+            steps=self.steps,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            workers=self.workers,
+            skip=self.bad_rows == "skip",
+            part_bytes=part_bytes,
+        )
+
     def _refuse_unread(self) -> None:
-        """A flag that nothing reads is a mistake of whoever set it: a run over other data than was meant."""
+        """A flag that nothing reads is a mistake: the run would be over other data than was meant."""
         if self.kind == "synthetic":
             unread, why = _OF_FILES, "is a flag of files, and data is synthetic"
         elif self.kind in FILE_KINDS:
             unread, why = _OF_SYNTHETIC, "is a flag of synthetic data, and data is files"
         else:
             return
-        if self.kind in FILE_KINDS and self.vocab != "open":
+        if self.kind in FILE_KINDS and self.vocab != OPEN:
             for name in ("admit", "stale"):
                 if getattr(self, name) != getattr(DataFlags, name):
                     raise ValueError(f"{name} is a flag of an open vocabulary: set vocab to open, or leave it out")
@@ -118,19 +143,18 @@ class DataFlags:
 
     @property
     def path(self) -> str:
-        """What stands behind the colon: of files, where they are."""
+        """What is behind the colon: of files, where they are."""
         return self.data.partition(":")[2]
 
     @property
     def kind(self) -> str:
-        """What stands before the colon."""
+        """What is before the colon."""
         return self.data.partition(":")[0]
 
-    def _files(self) -> Source:
-        from skirl.data.open import OPEN, open_files
+    def _grown(self) -> "Source":
         from skirl.data.vocabulary.growing import Growing  # Arrow is imported where files are read, and only there
 
-        files = open_files(self)
+        files = self.files()
         return Growing(files, self.admit, self.stale) if self.vocab == OPEN else files
 
     def _synthetic_held_out(self) -> int:
@@ -142,23 +166,8 @@ class DataFlags:
         return max(1, round(share * (self.steps or SYNTHETIC_STEPS)))
 
 
-def share_of(text: str) -> float | None:
-    """The share that 20% is; None where the text is no share.
-
-    >>> share_of("20%"), share_of("time>=3")
-    (0.2, None)
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
-    if match is None:
-        return None
-    share = float(match[1]) / 100
-    if not 0 < share < 1:
-        raise ValueError(f"valid is {text!r}: set a share above 0% and below 100%")
-    return share
-
-
 def check_in_and_out(data: str, out: str) -> None:
-    """Refuse what a command that reads files and writes one cannot work on.
+    """Refuse input and output that a command which reads files and writes one cannot work on.
 
     >>> check_in_and_out("synthetic:tiny", "out.parquet")
     Traceback (most recent call last):

@@ -1,16 +1,10 @@
-"""From flags to a source over files: which files, which columns, which rows are held out.
-
-Rows are held out by place, so that training and validation are the same rows in every run: the last share of them in
-order, for which the rows of text are counted first (a look for line ends, 3 GB/s from memory), or those from a point in
-time on. Drawing them at random would mix the future into training, and flatter every model of a click log.
-"""
+"""Opens files as a source: which files, which columns, which rows are held out."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.dataset import Dataset, Place
@@ -20,36 +14,41 @@ from skirl.data.files.find import find, kind_of
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.stream import Files
 from skirl.data.files.text import PART
+from skirl.data.held_out import share_of
 from skirl.data.vocabulary.vocabulary import Vocabulary, load
 
-if TYPE_CHECKING:
-    from skirl.data.flags import DataFlags
-
 INF = float("inf")
-OPEN = "open"
-"""The vocabulary that grows."""
 
 
-def open_files(flags: "DataFlags", part_bytes: int = PART) -> Files:
-    """The source that the flags describe. part_bytes: of text, read at a time."""
-    paths = find(flags.path)
-    schema = schema_of(flags.kind, flags.schema, paths[0])
-    dataset = Dataset(paths, schema, part_bytes)
-    rows, rows_of, means = _encoding(flags, schema)
-    encoder = Encoder(schema, rows_of, rows, means, skip=flags.bad_rows == "skip")
-    files = Files(
-        dataset,
-        encoder,
-        flags.batch,
-        epochs=flags.epochs,
-        batches=flags.steps,
-        shuffle=flags.shuffle,
-        seed=flags.seed,
-        workers=flags.workers,
-    )
-    if flags.valid is None:
-        return files
-    return _split(files, flags.valid)
+def open_files(
+    kind: str,
+    path: str,
+    *,
+    batch: int,
+    schema: str | None,
+    rows: str | None,
+    vocab: str | None,
+    valid: str | None,
+    epochs: int,
+    steps: int | None,
+    shuffle: int,
+    seed: int,
+    workers: int,
+    skip: bool,
+    part_bytes: int | None = None,
+) -> Files:
+    """The files as a source.
+
+    The arguments are those of `DataFlags`, but for two. skip: malformed rows are left out; part_bytes: of text, read at a
+    time.
+    """
+    paths = find(path)
+    columns = schema_of(kind, schema, paths[0])
+    dataset = Dataset(paths, columns, PART if part_bytes is None else part_bytes)
+    table_rows, rows_of, means = _encoding(columns, rows, vocab)
+    encoder = Encoder(columns, rows_of, table_rows, means, skip=skip)
+    files = Files(dataset, encoder, batch, epochs=epochs, batches=steps, shuffle=shuffle, seed=seed, workers=workers)
+    return files if valid is None else _split(files, valid)
 
 
 def open_to_count(data: str, schema: str | None, *, valid: str | None, workers: int, skip: bool) -> Files:
@@ -81,37 +80,35 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
 
 
 def _encoding(
-    flags: "DataFlags", schema: FileSchema
+    schema: FileSchema, rows: str | None, vocab: str | None
 ) -> tuple[Mapping[str, int], RowsOf, Mapping[str, tuple[float, float]]]:
     """Rows of each table, how ids become them, and what dense columns are standardised with."""
-    if flags.vocab == OPEN:
+    if vocab == "open":
         if schema.standardised:
             raise ValueError("an open vocabulary knows no mean to standardise with: set transform to log or none")
         if not schema.kinds:
             raise ValueError(
                 "every id column is a row already: there is nothing to grow a vocabulary of, leave vocab out"
             )
-        return schema.rows_of(flags.rows), Fingerprints(), {}
-    if flags.vocab is not None:
-        if flags.rows is not None:
+        return schema.rows_of(rows), Fingerprints(), {}
+    if vocab is not None:
+        if rows is not None:
             raise ValueError("rows and vocab are both set: a vocabulary says how many rows there are, leave rows out")
-        vocabulary = load_vocabulary(flags.vocab)
+        vocabulary = load_vocabulary(vocab)
         vocabulary.check(schema)
-        rows = schema.rows_of(None) | {table: vocabulary.rows[table] for table in schema.kinds}
-        return rows, vocabulary, vocabulary.facts.means
-    rows = schema.rows_of(flags.rows)
+        of_tables = schema.rows_of(None) | {table: vocabulary.rows[table] for table in schema.kinds}
+        return of_tables, vocabulary, vocabulary.facts.means
+    of_tables = schema.rows_of(rows)
     if schema.standardised:
         raise ValueError(
             f"dense column {schema.standardised[0].name!r} is to be standardised: set vocab to a file that `skirl vocab` "
             "made, which has its mean"
         )
-    return rows, Hashed(rows), {}
+    return of_tables, Hashed(of_tables), {}
 
 
 def _split(files: Files, valid: str) -> Files:
     """The same source without the rows held out, which are its `held_out`."""
-    from skirl.data.flags import share_of
-
     share = share_of(valid)
     if share is not None:
         total, place = _last(

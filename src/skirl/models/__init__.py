@@ -1,11 +1,31 @@
 """Recommendation models over any embeddings module."""
 
-from skirl.models.base import Embeddings, Model
-from skirl.models.dcnv2 import DCNv2
-from skirl.models.deep_cross import DeepCross
-from skirl.models.deepfm import DeepFM
-from skirl.models.din import DIN
-from skirl.models.dlrm import DLRM
-from skirl.models.wide_deep import WideDeep
+from typing import TYPE_CHECKING
 
-__all__ = ["DIN", "DLRM", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"]
+from skirl.tools.lazily import lazily
+
+if TYPE_CHECKING:
+    from skirl.models.base import Embeddings, Model
+    from skirl.models.by_name import MODELS
+    from skirl.models.dcnv2 import DCNv2
+    from skirl.models.deep_cross import DeepCross
+    from skirl.models.deepfm import DeepFM
+    from skirl.models.din import DIN
+    from skirl.models.dlrm import DLRM
+    from skirl.models.wide_deep import WideDeep
+
+__all__ = ["DIN", "DLRM", "MODELS", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "base": ("Embeddings", "Model"),
+        "by_name": ("MODELS",),
+        "dcnv2": ("DCNv2",),
+        "deep_cross": ("DeepCross",),
+        "deepfm": ("DeepFM",),
+        "din": ("DIN",),
+        "dlrm": ("DLRM",),
+        "wide_deep": ("WideDeep",),
+    },
+)

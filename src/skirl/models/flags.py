@@ -1,30 +1,64 @@
-"""The flags of models: what a model is made of, where it shall not be what its paper says.
-
-One list for all models, each flag by the name that the models' constructors give it, and none means what the paper, or
-`tiny`, has. A subcommand for each model would show only its own flags, and `skirl train` could not be called without it. So
-a flag of another model is refused by name.
-"""
+"""The flags of models: which one, and what it is made of where that shall not be what its paper says."""
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from skirl.models.base import Model
-from skirl.models.dcnv2 import Structure
+if TYPE_CHECKING:
+    from skirl.models.base import Model
+
+ModelName = Literal[
+    "dlrm", "dlrm-tiny", "wide-deep", "wide-deep-tiny", "deep-cross", "deep-cross-tiny",
+    "deepfm", "deepfm-tiny", "dcnv2", "dcnv2-tiny", "din", "din-tiny",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """Sizes and parts of the model.
+    """Which model, over vectors of which size."""
 
-    >>> from skirl.models import DCNv2, DLRM
-    >>> ModelFlags(rank="full", deep=(32,)).sizes("dcnv2", {"dlrm": DLRM, "dcnv2": DCNv2})
+    group: ClassVar[str] = "model"
+
+    model: ModelName = "dlrm"
+    """The model, with the sizes of its paper; with -tiny some thousand weights."""
+    dim: int = 48
+    """Numbers in the vector of one row; wide-deep and deepfm keep one more beside it, its first-order weight."""
+
+    @property
+    def name(self) -> str:
+        """Without -tiny."""
+        return self.model.removesuffix("-tiny")
+
+    @property
+    def tiny(self) -> bool:
+        """Whether it is the small one."""
+        return self.model.endswith("-tiny")
+
+    @property
+    def kind(self) -> "type[Model]":
+        """The model's class."""
+        from skirl.models.by_name import MODELS
+
+        return MODELS[self.name]
+
+    @property
+    def row_dim(self) -> int:
+        """Numbers in a row of the tables."""
+        return self.kind.row_dim(self.dim)
+
+
+@dataclass(frozen=True)
+class LayerFlags:
+    """Sizes and parts of the model, by the names that its class gives them; None: what the paper, or -tiny, has.
+
+    >>> LayerFlags(rank="full", deep=(32,)).of_model("dcnv2")
     {'deep': (32,), 'rank': None}
-    >>> ModelFlags(rank=4).sizes("dlrm", {"dlrm": DLRM, "dcnv2": DCNv2})
+    >>> LayerFlags(rank=4).of_model("dlrm")
     Traceback (most recent call last):
-    ValueError: rank is a flag of dcnv2, and model is dlrm: leave it out, or set the model
+    ValueError: rank is a flag of deep-cross and dcnv2, and model is dlrm: leave it out, or set the model
     """
+
+    group: ClassVar[str] = "model"
 
     _: KW_ONLY
     bottom: tuple[int, ...] | None = None
@@ -41,24 +75,31 @@ class ModelFlags:
     """Of deep-cross and dcnv2: how many cross layers."""
     rank: int | Literal["full"] | None = None
     """Of deep-cross and dcnv2: of the cross layers' matrices."""
-    structure: Structure | None = None
+    structure: Literal["stacked", "parallel"] | None = None
     """Of dcnv2: hidden layers behind the cross layers, or beside them."""
     activation: int | None = None
     """Of din: width of the activation unit."""
     target: str | None = None
-    """Of din, over data without a list of ids from another feature's table: the feature that attends to the others; that of
-    most rows if not set."""
+    """Of din, over data without a list of ids from another feature's table: the feature that attends to the others; the one
+    with the largest table if not set."""
 
-    def sizes(self, model: str, models: Mapping[str, type[Model]]) -> dict[str, Any]:
-        """What was set, as the model's class takes it; refused where another model's was set, or a value is none."""
-        chosen = {f.name: getattr(self, f.name) for f in fields(ModelFlags) if getattr(self, f.name) is not None}
-        takes = {name: inspect.signature(kind.__init__).parameters for name, kind in models.items()}
-        for name, value in chosen.items():
-            if name not in takes[model]:
-                owners = " and ".join(other for other, parameters in takes.items() if name in parameters)
-                raise ValueError(f"{name} is a flag of {owners}, and model is {model}: leave it out, or set the model")
+    def __post_init__(self) -> None:
+        for name, value in self._set().items():
             if name == "dropout" and not 0 <= value < 1:
                 raise ValueError(f"dropout is {value}: set it to 0 or more and below 1")
             if any(size < 1 for size in (value if isinstance(value, tuple) else [value]) if type(size) is int):
                 raise ValueError(f"{name} is {value}: set it to 1 or more")
-        return {name: None if value == "full" else value for name, value in chosen.items()}
+
+    def of_model(self, model: str) -> dict[str, Any]:
+        """What was set, as the model's class takes it; refused where it is another model's."""
+        from skirl.models.by_name import MODELS
+
+        takes = {name: inspect.signature(kind.__init__).parameters for name, kind in MODELS.items()}
+        for name in self._set():
+            if name not in takes[model]:
+                owners = " and ".join(other for other, parameters in takes.items() if name in parameters)
+                raise ValueError(f"{name} is a flag of {owners}, and model is {model}: leave it out, or set the model")
+        return {name: None if value == "full" else value for name, value in self._set().items()}
+
+    def _set(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}

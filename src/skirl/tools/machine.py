@@ -6,8 +6,6 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from skirl.tools.sealed_json import skirl_version
 
 
@@ -17,6 +15,8 @@ def machine() -> dict[str, Any]:
     >>> machine()["cores"] >= 1
     True
     """
+    import torch  # 1.4 s, which help and a wrong flag do without
+
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -1,19 +1,9 @@
-"""Evaluation on held-out samples while training: when, what it found, and when to stop for it.
-
-An evaluation is a look at the model as it is: no row moves, no random number of the run is drawn, every module is put
-back into its mode. So the bits of training are the same with and without, which a test checks. It looks the rows of each
-batch up while the model computes the one before (`ahead.py`), without an oracle: on the Criteo sample, rows in memory, 0.6
-times the time of training on as many samples. A lookahead over the held-out samples would move fewer rows, and would have
-to own the cache.
-
-Early stopping stops the run; rows and weights stay as the last step left them, not as the best evaluation found them:
-going back would need a copy of all rows at each evaluation. Who wants the best ones keeps checkpoints.
-"""
+"""Evaluation on held-out samples while training: when, what it found, and when to stop for it."""
 
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -23,28 +13,6 @@ from skirl.core.batch import Batch
 from skirl.pipeline.read_ahead import read_ahead
 from skirl.tools import rng_state
 from skirl.train.metrics import Metrics, Scores
-
-
-@dataclass(frozen=True)
-class EvaluationFlags:
-    """When to evaluate."""
-
-    _: KW_ONLY
-    eval_every: int | None = None
-    """Steps between two evaluations on the samples that --valid holds out; they are evaluated on at the end always."""
-    patience: int | None = None
-    """Stop after so many evaluations in a row without a better test log loss; the last state stays, not the best."""
-
-    def check_evaluation(self, valid: str | None) -> None:
-        """Refuse what does not go together."""
-        for name in ("eval_every", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}: set it to 1 or more")
-        if self.eval_every is not None and valid is None:
-            raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
-        if self.patience is not None and self.eval_every is None:
-            raise ValueError("patience counts evaluations: set eval_every to the steps between two")
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Scores:

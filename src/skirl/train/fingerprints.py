@@ -1,10 +1,4 @@
-"""What a run leaves behind for a comparison bit by bit, and the comparison.
-
-Every loss; a digest of each dense parameter after every step; 64 bits of every row of a batch before and after its step, 16
-bytes a row; and at the end all rows. So the first difference is known by table, row and step without running anything
-again, and a row that went stale on its way is told from one that was updated wrongly. Whole rows of every step would take 12
-times the memory at dim 48.
-"""
+"""What a run leaves behind for a comparison bit by bit, and the comparison."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +10,8 @@ from torch import Tensor, nn
 
 from skirl.core.batch import Batch
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
-from skirl.train.recipe import keys_of
 from skirl.train.schedule import Rates
+from skirl.train.touched import keys_of
 from skirl.train.train import steps
 
 ReadRows = Callable[[np.ndarray], np.ndarray]

@@ -1,12 +1,4 @@
-"""Loss, metrics and speed of a run so far: what its progress shows and its result sums up.
-
-Sums and a running digest instead of a list: a run of a million steps keeps 4 MiB, the AUC's bins. Equal digests mean equal
-losses to the last bit, step by step, which is how a change that is not numeric is told from one that is.
-
-A number on a GPU is there when the GPU is done, and a loop that waited for it at each step would never give the GPU its next
-step in time. So numbers are sent to the host when they are added, and counted with the step after theirs, or when somebody
-asks. Asking for them only then would not do: `item` waits for all that the stream was given meanwhile.
-"""
+"""Loss, metrics and speed of a run so far: what its progress shows and its result sums up."""
 
 import hashlib
 import time

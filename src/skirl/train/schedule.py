@@ -1,13 +1,7 @@
-"""Learning rates that change over a run: of the rows and of the dense weights, by one schedule.
-
-A schedule is a factor for each step, and the two rates are that factor times their own start. torch's LambdaLR sets both:
-`embeddings.optimizer` is a torch optimizer whose rate the next backward reads. Its two `step()` calls take 5 us a step.
-One schedule for each of the two would be two more flags that have to agree; who needs that writes the loop of the README
-with two schedulers of torch.
-"""
+"""Learning rates that change over a run: of the rows and of the dense weights, by one schedule."""
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -101,15 +95,3 @@ class Rates:
             last = each.last_epoch  # the rate of the step to come follows the steps that there are now
             for group, base in zip(each.optimizer.param_groups, each.base_lrs, strict=True):
                 group["lr"] = base * self.schedule.factor(last)
-
-
-@dataclass(frozen=True)
-class ScheduleFlags:
-    """How learning rates change over a run."""
-
-    _: KW_ONLY
-    schedule: Kind = "constant"
-    """Of both learning rates: linear and cosine fall to 0 at the last step, step to a tenth after half of the steps and to
-    a hundredth after three quarters."""
-    warmup: int = 0
-    """Steps over which both learning rates rise to their full value."""

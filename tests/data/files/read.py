@@ -5,7 +5,6 @@ from typing import Any
 
 from skirl.data import DataFlags
 from skirl.data.files.errors import BadFile, BadRow, BadSchema
-from skirl.data.open import open_files
 
 CLEAN = (BadFile, BadRow, BadSchema)
 INTS = '[[label]]\nname = "y"\nkind = "number"\n[[id]]\nname = "item"\ntype = "int"\n[file]\ncolumns = ["y", "item"]\n'
@@ -15,7 +14,7 @@ INTS = '[[label]]\nname = "y"\nkind = "number"\n[[id]]\nname = "item"\ntype = "i
 def ids_of(folder: Path, text: bytes, schema: str, **flags: Any) -> list[int]:
     (folder / "file").write_bytes(text)
     (folder / "s.toml").write_text(schema)
-    files = open_files(DataFlags(f"csv:{folder / 'file'}", schema=str(folder / "s.toml"), rows="1000", **flags))
+    files = DataFlags(f"csv:{folder / 'file'}", schema=str(folder / "s.toml"), rows="1000", **flags).files()
     return [row for batch in files for row in batch.sparse.values().tolist()]
 
 
@@ -23,7 +22,7 @@ def outcome(path: Path, kind: str, schema: str | None = None) -> int | None:
     """Samples that are read, None where the file is refused; checks that every batch is sound."""
     count = 0
     try:
-        files = open_files(DataFlags(f"{kind}:{path}", rows="100", schema=schema, bad_rows="skip"), part_bytes=700)
+        files = DataFlags(f"{kind}:{path}", rows="100", schema=schema, bad_rows="skip").files(700)
         for batch in files:
             n = len(batch.labels)
             assert batch.dense.isfinite().all() and ((batch.labels == 0) | (batch.labels == 1)).all()

@@ -14,7 +14,6 @@ from skirl.data import DataFlags
 from skirl.data.files.encode import Encoded, Encoder, Hashed, Raw, taken
 from skirl.data.files.errors import BadRow
 from skirl.data.files.schema import FileSchema
-from skirl.data.open import open_files
 from tests.cases import cases
 from tests.data import logs
 from tests.data.corpus import SCHEMA, parquet
@@ -137,7 +136,7 @@ def test_rows_are_taken_with_their_lists(sizes: list[int], data: st.DataObject) 
 def test_nan_may_stand_for_nothing(tmp_path: Path) -> None:
     parquet(x=[0.5, float("nan"), 1, 2], item=[1.0, float("nan"), 3.0, 4.0])(tmp_path / "file")
     (tmp_path / "schema.toml").write_text("nan_is_missing = true\n" + SCHEMA)
-    files = open_files(DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "schema.toml")))
+    files = DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "schema.toml")).files()
     (batch,) = files
     assert batch.dense[:, 0].tolist() == [0.5, 0.0, 1.0, 2.0]
     assert batch.sparse.values()[:4].tolist()[1] == 0 and batch.sparse.lengths()[4:].tolist() == [1, 0, 2, 0]

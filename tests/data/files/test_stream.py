@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from skirl.core.batch import Batch
 from skirl.data import DataFlags, Source, Synthetic
+from skirl.data.commands import Vocab
 from skirl.data.files.schema import BUILT_IN
 from skirl.data.files.stream import Files, permutation
 from skirl.data.files.workers import WorkerDied
-from skirl.data.open import open_files
-from skirl.data.vocab import Vocab
 from tests.cases import cases
 from tests.data import logs
 
@@ -40,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(path: Path | str, part_bytes: int = 20_000, **flags: Any) -> Files:
-    return open_files(DataFlags(f"criteo:{path}", **{"batch": 64, "rows": "5000", **flags}), part_bytes)
+    return DataFlags(f"criteo:{path}", **{"batch": 64, "rows": "5000", **flags}).files(part_bytes)
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -175,7 +174,7 @@ def test_real_avazu(data_folder: Path) -> None:
     for name in ("dev", "test", "train"):  # the files in natural order; only the last has a header
         with (data_folder / "avazu" / f"{name}.csv").open() as file:
             rows += [row for row in csv.reader(file) if row[0] != "id"]
-    files = open_files(DataFlags(f"avazu:{data_folder / 'avazu'}", rows="1000"))
+    files = DataFlags(f"avazu:{data_folder / 'avazu'}", rows="1000").files()
     names = [table.name for table in files.tables(4)]
     assert names[:3] == ["C1", "banner_pos", "site_id"] and len(names) == 21
     found = logs.samples_of(list(files))
@@ -244,7 +243,7 @@ def test_a_state_of_other_files_or_rows_is_refused(folder: Path, tmp_path: Path)
 )  # fmt: skip
 def test_a_state_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     logs.write_tsv(tmp_path / "day", logs.criteo_rows(20))
-    files = open_files(DataFlags(f"criteo:{tmp_path / 'day'}", batch=4))
+    files = DataFlags(f"criteo:{tmp_path / 'day'}", batch=4).files()
     state = files.state_dict()
     with pytest.raises(ValueError, match="the state is"):
         files.load_state_dict(state | change)

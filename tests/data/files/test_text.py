@@ -12,7 +12,6 @@ from skirl.data import DataFlags
 from skirl.data.files.errors import BadRow
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.text import TextFile
-from skirl.data.open import open_files
 from tests.cases import cases
 from tests.data import logs
 from tests.data.corpus import CRITEO, ROWS, text
@@ -68,7 +67,7 @@ def test_what_looks_odd_and_is_right(tmp_path: Path) -> None:
     for name, data in forms.items():
         path = tmp_path / "file"
         path.write_bytes(data)
-        found = logs.samples_of(list(open_files(DataFlags(f"criteo:{path}", rows="1000"))))
+        found = logs.samples_of(list(DataFlags(f"criteo:{path}", rows="1000").files()))
         assert [ids for _, _, ids in found] == [ids for _, _, ids in expected], name
 
 

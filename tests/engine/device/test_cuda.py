@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import skirl
 from skirl.models import DIN, DLRM
-from skirl.train.verify import Verify
+from skirl.train.commands import Verify
 from tests.cases import cases
 from tests.engine.device.test_gpu import BUSY
 from tests.runs import Run
@@ -43,7 +43,7 @@ def test_rows_are_not_read_while_a_stream_still_writes_them(delayed, prefetch):
 
 @pytest.mark.parametrize("optimizer", ["rowwise-adagrad", "sgd", "adagrad", "adam"])
 def test_verify(optimizer):
-    result = Verify(
+    result = Verify.of(
         "synthetic:tiny", "dlrm-tiny", optimizer=optimizer, dim=16, batch=512, steps=60, cache="touched:30%",
         device="cuda", quiet=True,
     ).run()  # fmt: skip

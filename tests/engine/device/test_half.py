@@ -12,7 +12,7 @@ from skirl import SGD, Adam, KeyedJagged, RowwiseAdagrad, Table
 from skirl.core.half import expanded, packed, words
 from skirl.core.initial import first_rows
 from skirl.engine.access import peek
-from skirl.train.train import Train
+from skirl.train.commands import Train
 from tests.cases import cases
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -143,7 +143,7 @@ def test_the_cpu_says_where_halves_are_trained():
 def test_the_command_trains_them():
     flags = {"dim": 4, "batch": 16, "steps": 3, "cache": "touched:50%", "threads": 1, "quiet": True}
     half, full = (
-        Train("synthetic:tiny", "dlrm-tiny", device="interpret", dtype=dtype, **flags).run()
+        Train.of(data="synthetic:tiny", model="dlrm-tiny", device="interpret", dtype=dtype, **flags).run()
         for dtype in ("bfloat16", "float32")
     )
     assert half["rows"]["touched"] == full["rows"]["touched"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skirl.cli import main
-from skirl.measure.sizing.size import Size
+from skirl.measure.sizing.commands import Size
 from tests.pages import NONE, mistakes
 
 FLAGS = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "8", "--batch", "64", "--steps", "40", "--seed", "3"]
@@ -53,15 +53,14 @@ def test_text(capsys):
     ],
 )
 def test_wrong_flags(flags, sentence, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["size", *FLAGS, *flags])
-    assert left.value.code == 2 and sentence in re.sub(r"[\s│]+", " ", "".join(capsys.readouterr()))
+    assert main(["size", *FLAGS, *flags]) == 2
+    assert sentence in re.sub(r"[\s│]+", " ", "".join(capsys.readouterr()))
 
 
 def test_the_page_in_a_browser(tmp_path, browse):
     page = tmp_path / "pages" / "size.html"
-    result = Size(
-        "synthetic:tiny", dim=8, batch=64, steps=40, model="dlrm-tiny", page=page, reduce=True, quiet=True
+    result = Size.of(
+        data="synthetic:tiny", dim=8, batch=64, steps=40, model="dlrm-tiny", page=page, reduce=True, quiet=True
     ).run()
     text = page.read_text()
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), "the page would fetch something"
@@ -75,8 +74,8 @@ def test_the_page_in_a_browser(tmp_path, browse):
 @pytest.mark.parametrize(("model", "beside"), [("dlrm-tiny", 0), ("wide-deep-tiny", 1), ("deepfm-tiny", 1)])
 @pytest.mark.parametrize(("optimizer", "state"), [("rowwise-adagrad", 0), ("adam", 2)])
 def test_smaller_rows_are_the_models_records(model: Any, beside: int, optimizer: Any, state: int) -> None:
-    found = Size(
-        "synthetic:tiny", model, optimizer, dim=8, batch=64, steps=20, cache="500", reduce=True, quiet=True
+    found = Size.of(
+        data="synthetic:tiny", model=model, optimizer=optimizer, dim=8, batch=64, steps=20, reduce=True, quiet=True
     ).run()
     for kind, dim in zip(found["reductions"], (8, 4, 2, 8), strict=True):
         weights = dim + beside
@@ -87,3 +86,13 @@ def test_smaller_rows_are_the_models_records(model: Any, beside: int, optimizer:
         )
     assert found["reductions"][0]["cache_rows"] == found["advice"]["cache"]
     assert found["reductions"][0]["touched_bytes"] == found["bytes"]["touched"], "what the other lines count"
+
+
+def test_data_is_named_as_for_training_or_without_its_flag(capsys):
+    data, *rest = FLAGS
+    for named in (["--data", data, *rest], [*rest, data]):
+        assert main(["size", *named, "--json", "--quiet"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert main(["size", data, "--data", data]) == 2
+    assert "skirl size: data is given twice, with its name and without it" in capsys.readouterr().err

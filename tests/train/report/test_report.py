@@ -6,9 +6,10 @@ import re
 import pytest
 
 from skirl.cli import main
+from skirl.train.commands import Report
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart, svg
-from skirl.train.report.report import Left, Report, _moving, as_text, drawn, facts
+from skirl.train.report.report import Left, _moving, as_text, drawn, facts
 from tests.pages import NONE, mistakes
 
 FLAGS = [

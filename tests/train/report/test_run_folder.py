@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from skirl.train.commands import Train
 from skirl.train.report.run_folder import METRICS, RunFolder, lines_of
-from skirl.train.train import Train
 from tests.train.test_schedule import cut
 
 SMALL: dict[str, Any] = {
@@ -25,7 +25,7 @@ FIELDS = {
 
 
 def train(folder: Path | str, **flags: Any) -> dict[str, Any]:
-    return Train(**{**SMALL, "into": str(folder), **flags}).run()
+    return Train.of(**{**SMALL, "run": str(folder), **flags}).run()
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_config_and_result_say_what_the_run_was_and_how_it_ended(run):
     assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(result))
     assert result["run"] == str(folder)
     assert (
-        Train(**{**config["flags"], "into": "none"}).run()["loss"] == result["loss"]
+        Train.of(**{**config["flags"], "run": "none"}).run()["loss"] == result["loss"]
     )  # all that it takes to repeat it
 
 
@@ -100,7 +100,7 @@ def test_a_folder_that_holds_a_run_is_refused(run):
 def test_a_killed_run_goes_on_in_its_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SKIRL_RUNS", str(tmp_path / "runs"))
     flags = {"save": tmp_path / "saved", "save_every": 15}
-    cut(Train(**{**SMALL, **flags}), 18)
+    cut(Train.of(**{**SMALL, **flags}), 18)
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("dlrm-tiny-synthetic-") and not (folder / "result.json").exists()
     with (folder / METRICS).open("a") as file:
@@ -144,9 +144,9 @@ def test_weights_and_biases_gets_the_numbers(tmp_path, monkeypatch):
 
 def test_a_step_interval_of_nothing_is_refused():
     with pytest.raises(ValueError, match="log_every is 0: set it to 1 or more steps"):
-        Train(**{**SMALL, "log_every": 0})
+        Train.of(**{**SMALL, "log_every": 0})
     with pytest.raises(ValueError, match="run is empty"):
-        Train(**SMALL, into="")
+        Train.of(**SMALL, run="")
 
 
 def test_a_run_that_fails_closes_its_files(tmp_path):

@@ -1,31 +1,32 @@
-"""What makes two streams of files the same stream, so that one can go on where the other was.
-
-A state says which files it is of, which rows of them, and all that decides what a batch looks like: the schema, rows of the
-tables, the vocabulary, batch size, shuffling. The schema is kept as its text, 8 KB for Criteo in a checkpoint: a checksum of
-32 bytes would tell that something differs and not what. A vocabulary is kept as its checksum: what differs in it nobody
-could set anyway.
-"""
+"""What makes two streams of files the same stream, so that one can go on where the other was."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from skirl.data.files.dataset import Place
+from skirl.data.files.encode import Encoder
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
-
-if TYPE_CHECKING:
-    from skirl.data.files.dataset import Place
-    from skirl.data.files.stream import Files
 
 KINDS = {"labels": "a label", "dense": "a dense column", "ids": "an id column"}
 """The columns of a schema, as an error calls one."""
 
 
-def identity_of(files: "Files") -> dict[str, Any]:
-    """Of what stream a state is, as JSON can hold it."""
-    encoder, paths = files.encoder, [Path(path) for path in files.dataset.paths]
-    reads = f"from {_at(files.begin)} to {'the end' if files.end is None else _at(files.end)}"
+def identity_of(
+    encoder: Encoder,
+    files: Sequence[str],
+    rows: tuple[Place, Place | None],
+    *,
+    batch_size: int,
+    shuffle: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Of what stream a state is, as JSON can hold it. rows: where the stream begins and ends, None for the end of files."""
+    paths = [Path(path) for path in files]
+    begin, end = rows
+    reads = f"from {_at(begin)} to {'the end' if end is None else _at(end)}"
     if encoder.keep is not None:
         name, low, high = encoder.keep
         reads += f" where {low} <= {name} < {high}"
@@ -36,9 +37,9 @@ def identity_of(files: "Files") -> dict[str, Any]:
         "reads": reads,
         "rows_of": encoder.rows_of.described,
         "schema": replace(encoder.schema, ids=ids, session=None).toml(),
-        "batch_size": files.batch_size,
-        "shuffle": files.shuffle,
-        "seed": files.seed if files.shuffle else 0,
+        "batch_size": batch_size,
+        "shuffle": shuffle,
+        "seed": seed if shuffle else 0,
         "bad_rows": "skip" if encoder.skip else "refuse",
     }
 
@@ -70,7 +71,7 @@ def check_identity(theirs: dict[str, Any], mine: dict[str, Any]) -> None:
             )
 
 
-def _at(place: "Place") -> str:
+def _at(place: Place) -> str:
     return f"file {place.file} part {place.part} row {place.row}"
 
 

@@ -234,7 +234,14 @@ class Files:
 
     def _identity(self) -> dict[str, Any]:
         if not self._of:  # once: a state is asked for at each batch
-            self._of = identity_of(self)
+            self._of = identity_of(
+                self.encoder,
+                self.dataset.paths,
+                (self.begin, self.end),
+                batch_size=self.batch_size,
+                shuffle=self.shuffle,
+                seed=self.seed,
+            )
         return self._of
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.core.optim import RowOptimizer
+from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
 from skirl.engine.device import torch_device
 from skirl.measure.bench.helpers import at_least_one, result, seconds
-from skirl.train.recipe import ROW_OPTIMIZERS
 
 SLEEP = 2_000_000
 """Clock cycles: about a millisecond."""

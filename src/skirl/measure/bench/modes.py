@@ -325,7 +325,7 @@ def first_weights(tables: Sequence[Table], seed: int) -> Iterator[torch.Tensor]:
 
 def rows_of(batches: Sequence[Batch], schema: Schema) -> tuple[int, list[int]]:
     """Rows that all batches use together, and each."""
-    from skirl.train.recipe import keys_of
+    from skirl.train.touched import keys_of
 
     distinct = [np.unique(keys_of(batch.sparse, schema)) for batch in batches]
     return len(np.unique(np.concatenate(distinct))), [len(keys) for keys in distinct]

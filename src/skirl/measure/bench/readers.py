@@ -49,7 +49,7 @@ class Readers:
 
     def run(self) -> dict[str, Any]:
         """Write the file in each form, read each; TorchRec last."""
-        from skirl.data.convert import Convert
+        from skirl.data.commands import Convert
 
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory(prefix="skirl-readers-") as folder:

@@ -7,7 +7,7 @@ from typing import Any
 
 from skirl.measure.bench.helpers import Watch, at_least_one, child, result
 from skirl.tools.kernel_cache import kernel_folder
-from skirl.train.recipe import OptimizerName
+from skirl.train.flags import OptimizerName
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ _CHILD = """
 import json, sys, time
 import torch
 torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports its compiler, which is none of ours
-from skirl.train.train import Train
+from skirl.train.commands import Train
 times = [0, time.process_time()]
 for _ in range(2):
     more = {"dim": int(sys.argv[1]), "optimizer": sys.argv[2], "threads": 1, "quiet": True}
-    Train("synthetic:tiny", "dlrm-tiny", batch=64, steps=4, cache="touched:50%", **more).run()
+    Train.of(data="synthetic:tiny", model="dlrm-tiny", batch=64, steps=4, cache="touched:50%", **more).run()
     times.append(time.process_time())
 print(json.dumps([after - before for before, after in zip(times, times[1:])]))
 """

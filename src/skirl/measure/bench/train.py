@@ -79,7 +79,7 @@ class TrainSpeed:
             if name not in (*FAMILY, "torch", "fbgemm"):
                 raise ValueError(f"modes has {name!r}: set it to some of {', '.join((*FAMILY, 'torch', 'fbgemm'))}")
         recipe = self._recipe(1)
-        if not recipe.counts_first and not recipe.cache.strip().isdigit():
+        if not recipe.counts_first and not self.cache.strip().isdigit():
             raise ValueError(f"cache is {self.cache!r}: set it to a number of rows or to a share like touched:10%")
 
     @property
@@ -123,7 +123,7 @@ class TrainSpeed:
     def _recipe(self, batches: int) -> Recipe:
         """The same flags as `skirl train` has, checked there."""
         model: Any = {"tiny": "dlrm-tiny"}.get(self.model, self.model)
-        return Recipe(
+        return Recipe.of(
             data=self.data, model=model, optimizer="sgd", lr=self.lr, dim=self.dim, batch=self.batch, steps=batches,
             cache=self.cache, depth=self.depth, prefetch=self.prefetch, store=self.store, link=self.link, seed=self.seed,
             threads=self.threads, rows_scale=self.rows_scale, device=self.device,

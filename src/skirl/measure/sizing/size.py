@@ -1,27 +1,24 @@
-"""`skirl size`: one pass over the ids of a run, and what it says about caches.
-
-The flags are those of `skirl train`, so one word turns a run into a question. The answer is a sentence with flags to copy;
-the curves behind it are in a page that is one file. What is counted is counted by the planner that would train; what is
-estimated, the hidden share, says so.
-"""
+"""One pass over the ids of a run, and what it says about caches: counted by the planner that would train."""
 
 import sys
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 
+from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
+from skirl.data.flags import DataFlags
 from skirl.measure.sizing.advice import Advice, Conditions, advise, reductions
-from skirl.measure.sizing.curve import KINDS, LEAST, Point, cache_sizes, capacities, curves, runs
+from skirl.measure.sizing.curve import Point, cache_sizes, capacities, curves, runs
 from skirl.measure.sizing.overlap import step_that_hides
 from skirl.measure.sizing.picture import drawn
 from skirl.measure.sizing.survey import Survey
+from skirl.models.flags import ModelFlags
 from skirl.store.link import Link
-from skirl.tools.progress import Progress, size
-from skirl.train.recipe import Recipe
+from skirl.tools.progress import Progress
+from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
 
 ON_DISK = 1.5
 """Bytes that a disk store holds at most, for each byte of touched rows."""
@@ -32,89 +29,32 @@ WINDOW_BYTES = 28
 
 
 @dataclass(frozen=True)
-class Size(Recipe):
-    """How much cache a run needs.
+class Sizing:
+    """One question about caches; the fields are the flags of `skirl size`."""
 
-    >>> result = Size("synthetic:tiny", dim=4, batch=64, steps=20, model="dlrm-tiny", quiet=True).run()
-    >>> result["curves"]["LRU"][0]["moved"] >= result["curves"]["least (whole run known)"][0]["moved"]
-    True
-    >>> result["sentence"].startswith("Use --cache ")
-    True
-    """
+    data: DataFlags
+    model: ModelFlags
+    optimizer: OptimizerFlags
+    movement: MovementFlags
+    show: ShowFlags
+    step_ms: float | None
+    reduce: bool
+    page: Path | None
 
-    data: Annotated[str, tyro.conf.Positional] = "synthetic:criteo-kaggle"
-    """Where batches come from, as --data of skirl train."""
-    _: KW_ONLY
-    step_ms: float | None = None
-    """What a step computes, in milliseconds; with --link it tells how much of the movement would hide."""
-    reduce: bool = False
-    """Say also what a smaller dim or rows of 16 bits a number would save."""
-    page: Path | None = None
-    """Write a page with plots to this .html file."""
-    json: bool = False
-    """Print the result as one line of JSON; progress then goes to the standard error."""
-    quiet: bool = False
-    """Show no progress."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.step_ms is not None and not 0 < self.step_ms < float("inf"):
-            raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
-        if self.page is not None and self.page.suffix != ".html":
-            raise ValueError(f"page is {str(self.page)!r}: name a file that ends in .html")
-
-    def run(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """Read the ids once, then plan over them with every cache."""
-        with Survey(Schema.of(self.tables())) as survey:
-            with self._progress("read ids", self.steps) as progress:
-                for number, batch in enumerate(self.stream(), start=1):
+        with Survey(Schema.of(self.data.stream().tables(self.model.row_dim))) as survey:
+            with self._progress("read ids", self.data.steps) as progress:
+                for number, batch in enumerate(self.data.stream(), start=1):
                     survey.add(batch.sparse)
                     progress(number, lambda: {"ids": f"{survey.ids:,}", "touched": f"{sum(survey.touched):,}"})
             if not survey.steps:
-                raise ValueError(f"{self.data} has no batch of {self.batch:,} samples: set --batch smaller")
+                raise ValueError(f"{self.data.data} has no batch of {self.data.batch:,} samples: set --batch smaller")
             result = self._measured(survey)
         if self.page is not None:
             self.page.parent.mkdir(parents=True, exist_ok=True)
             self.page.write_text(drawn(result).html(), encoding="utf-8")
         return result
-
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
-        used = max(1, result["used"])
-        lines = {
-            "data": f"{result['ids']:,} ids in {result['steps']:,} batches of {self.batch:,} samples",
-            "touched": f"{result['touched']:,} of {result['rows']:,} rows, {size(result['bytes']['touched'])} of "
-            f"{size(result['bytes']['all'])}",
-            "a batch": f"{result['used'] / result['steps']:,.0f} distinct rows on average, {result['largest']:,} at most",
-            "working set": ", ".join(
-                f"{n:,.0f} rows in {w} batch{'es'[: 2 * (w != 1)]}" for w, n in result["working_set"].items()
-            ),
-            "skew": ", ".join(f"hottest {share}: {part:.0%}" for share, part in result["hottest"].items())
-            + " of all accesses",
-            "moved": "rows brought in again, of those that batches use",
-        }
-        lines["cache"] = "\n".join(_grid(result["curves"], used))
-        tiers = result["bytes"]
-        lines["device"] = f"{size(tiers['cache'])} of cache, {size(tiers['staging'])} of staging"
-        lines["memory"] = f"{size(tiers['planner'])} for the window; {size(tiers['touched'])} more with --store memory"
-        lines["disk"] = (
-            f"{size(tiers['disk'])} with --store disk:FOLDER, and {size(tiers['index'])} of memory for its index"
-        )
-        if result["hidden"] is not None:
-            lines["hidden"] = (
-                f"{result['hidden']:.0%} of the movement, estimated, over {self.link} at {self.step_ms:g} ms"
-            )
-        if result["step_ms_that_hides"] is not None:
-            lines["link"] = f"keeps up where a step computes for {result['step_ms_that_hides']:.2f} ms or more"
-        for kind in result["reductions"]:
-            lines[kind["rows as"]] = (
-                f"{kind['record_bytes']} B a row, {size(kind['touched_bytes'])} of touched rows; the same bytes of cache "
-                f"hold {kind['cache_rows']:,}: {size(kind['bytes_a_step'])} a step come in again"
-            )
-        if self.page is not None:
-            lines["page"] = str(self.page)
-        lines["advice"] = result["sentence"]
-        return lines
 
     def _measured(self, survey: Survey) -> dict[str, Any]:
         sizes = cache_sizes(survey)
@@ -124,28 +64,29 @@ class Size(Recipe):
             found = curves(
                 survey,
                 sizes,
-                self.prefetch,
+                self.movement.prefetch,
                 lambda name, cache: progress(next(done), lambda: {"cache": f"{cache:,}", "policy": name}),
             )
-        records = [4 * self.row_optimizer().width(bank.dim) for bank in survey.schema.banks]
+        optimizer = row_optimizer(self.optimizer.optimizer)()
+        records = [4 * optimizer.width(bank.dim) for bank in survey.schema.banks]
         touched, used = sum(survey.touched), int(survey.used.sum())
         average = float(np.dot(records, survey.touched)) / max(1, touched)
-        link = None if self.link is None else Link.parse(self.link)
+        link = None if self.movement.link is None else Link.parse(self.movement.link)
         step = None if self.step_ms is None else self.step_ms / 1e3
-        conditions = Conditions(average, self.prefetch, link, step)
+        conditions = Conditions(average, self.movement.prefetch, link, step)
         advice = advise(found, used, touched, conditions)
         chosen = next(p for p in found[f"depth {advice.depth}"] if p.cache == advice.cache)
         tiers = self._tiers(survey, advice, records)
         would = conditions.overlap(chosen)
         return {
             "command": "size",
-            "data": self.data,
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "dim": self.dim,
-            "batch": self.batch,
-            "prefetch": self.prefetch,
-            "link": self.link,
+            "data": self.data.data,
+            "model": self.model.model,
+            "optimizer": self.optimizer.optimizer,
+            "dim": self.model.dim,
+            "batch": self.data.batch,
+            "prefetch": self.movement.prefetch,
+            "link": self.movement.link,
             "step_ms": self.step_ms,
             "ids": survey.ids,
             "steps": survey.steps,
@@ -186,7 +127,7 @@ class Size(Recipe):
 
     def _tiers(self, survey: Survey, advice: Advice, records: list[int]) -> dict[str, float]:
         """Bytes on the device, in memory and on disk, with the cache that is advised."""
-        slots, staging = capacities(survey, advice.cache, self.prefetch)
+        slots, staging = capacities(survey, advice.cache, self.movement.prefetch)
         rows = [sum(survey.schema.tables[t].rows for t in bank.tables) for bank in survey.schema.banks]
         touched = float(np.dot(records, survey.touched))
         in_window = min(advice.depth, survey.steps) * (survey.ids + int(survey.used.sum())) / survey.steps
@@ -203,13 +144,14 @@ class Size(Recipe):
     def _reductions(
         self, found: dict[str, list[Point]], advice: Advice, touched: int, steps: int
     ) -> list[dict[str, Any]]:
-        dims = [dim for dim in (self.dim, self.dim // 2, self.dim // 4) if dim >= 1]
-        weights = {dim: self.model_class.row_dim(dim) for dim in dims}
-        records = {dim: (weights[dim], self.row_optimizer().state_width(weights[dim])) for dim in dims}
-        return reductions(found[f"depth {advice.depth}"], advice.cache, self.dim, records, touched, steps)
+        full, optimizer = self.model.dim, row_optimizer(self.optimizer.optimizer)()
+        dims = [dim for dim in (full, full // 2, full // 4) if dim >= 1]
+        weights = {dim: self.model.kind.row_dim(dim) for dim in dims}
+        records = {dim: (weights[dim], optimizer.state_width(weights[dim])) for dim in dims}
+        return reductions(found[f"depth {advice.depth}"], advice.cache, full, records, touched, steps)
 
     def _progress(self, title: str, steps: int | None) -> Progress:
-        return Progress(title, steps=steps, to=sys.stderr if self.json else sys.stdout, quiet=self.quiet)
+        return Progress(title, steps=steps, to=sys.stderr if self.show.json else sys.stdout, quiet=self.show.quiet)
 
 
 def _point(point: Point, record_bytes: float) -> dict[str, float]:
@@ -221,13 +163,3 @@ def _point(point: Point, record_bytes: float) -> dict[str, float]:
         "written": int(point.written.sum()),
         "bytes_a_step": float((point.read.sum() + point.written.sum()) * record_bytes / steps),
     }
-
-
-def _grid(found: dict[str, list[dict[str, float]]], used: int) -> list[str]:
-    """The curves as text: a line a cache."""
-    names = {LEAST: "least"} | {name: name for name in KINDS if name != LEAST}
-    lines = [f"{'rows':>12}  " + "  ".join(f"{short:>9}" for short in names.values())]
-    for i, point in enumerate(found[LEAST]):
-        shares = "  ".join(f"{found[name][i]['moved'] / used:>9.2%}" for name in names)
-        lines.append(f"{point['cache']:>12,}  {shares}")
-    return lines

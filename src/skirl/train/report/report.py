@@ -4,9 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from skirl.tools.progress import clock
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
@@ -79,29 +77,14 @@ class Left:
         return sum(line[name] for line in self.lines)
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a run did: losses, AUC, throughput, movement, and who made it wait."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """The folder of the run."""
-    page: Path | None = None
-    """Where to write the page; report.html in the run's folder if not given."""
-    json: bool = False
-    """Print the facts as one line of JSON."""
-
-    def run(self) -> dict[str, Any]:
-        """Read the folder and write the page."""
-        left = Left.of(self.folder)
-        page = self.page or self.folder / "report.html"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        numbers = facts(left)
-        page.write_text(drawn(self.folder.name, left, as_text(numbers)).html(), encoding="utf-8", errors="replace")
-        return {"command": "report", "run": str(self.folder), "page": str(page), **numbers}
-
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The facts as people read them."""
-        return {**as_text(result), "page": result["page"]}
+def report(folder: Path, page: Path | None) -> dict[str, Any]:
+    """Read the folder of a run and write a page; the facts. page: its file, report.html in the folder if None."""
+    left = Left.of(folder)
+    page = page or folder / "report.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    numbers = facts(left)
+    page.write_text(drawn(folder.name, left, as_text(numbers)).html(), encoding="utf-8", errors="replace")
+    return {"command": "report", "run": str(folder), "page": str(page), **numbers}
 
 
 def facts(left: Left) -> dict[str, Any]:

@@ -5,49 +5,23 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from types import TracebackType
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine
 from skirl.tools.shape_of import COUNT, TEXT, misfit
 from skirl.train.evaluation import Evaluation
+from skirl.train.flags import RUNS
 from skirl.train.meter import Meter
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
-RUNS = "SKIRL_RUNS"
-"""The environment variable that says where run folders are made if no flag does; "none": nowhere."""
-
-
-@dataclass(frozen=True)
-class RunFlags:
-    """What is written down of a run."""
-
-    _: KW_ONLY
-    into: Annotated[str, tyro.conf.arg(name="run")] = "auto"
-    """The folder for metrics, TensorBoard and result; auto: a new one under runs/ (or $SKIRL_RUNS); none: none."""
-    log_every: int = 50
-    """Steps between two lines of metrics."""
-    wandb: str | None = None
-    """A project of Weights & Biases that gets the metrics too; needs `pip install wandb`."""
-
-    def __post_init__(self) -> None:
-        if self.log_every < 1:
-            raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")
-        if not self.into:
-            raise ValueError("run is empty: set it to a folder, auto or none")
-
-    def chosen(self) -> str:
-        """The folder, "auto" or "none", as the environment has it where no flag says."""
-        return "none" if self.into == "auto" and os.environ.get(RUNS) == "none" else self.into
 
 
 class RunFolder:

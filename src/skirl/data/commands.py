@@ -1,0 +1,153 @@
+"""The commands that make data files: their flags, and what they print. What they do is imported when they run."""
+
+import time
+from collections.abc import Callable
+from dataclasses import KW_ONLY, asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from skirl.data.flags import DataFlags, check_in_and_out
+from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.progress import clock, size
+from skirl.tools.sizes import parse_bytes
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """Flags of `skirl vocab`."""
+
+    data: str
+    """The files: criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    out: str
+    """The vocabulary file to write."""
+    _: KW_ONLY
+    min_count: int = 10
+    """An id has a row of its own if it came at least so many times; all others share one."""
+    memory: str = "1GiB"
+    """Memory for counting; counts that do not fit go to disk."""
+    schema: str | None = None
+    """A TOML file that names the columns; criteo: and avazu: have one built in."""
+    valid: str | None = None
+    """What will be held out of training, as for `skirl train`: it is not counted."""
+    workers: int = 0
+    """Processes that read files; 0: this one does."""
+    bad_rows: Literal["refuse", "skip"] = "refuse"
+    """What to do with a malformed row: refuse, or skip the row and count it."""
+    folder: str | None = None
+    """Where counts that do not fit in memory are written; beside the vocabulary if not set."""
+    json: bool = False
+    """Print the results as one line of JSON."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def __post_init__(self) -> None:
+        if self.min_count < 1:
+            raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
+        try:
+            parse_bytes(self.memory)
+        except ValueError:
+            raise ValueError(f"memory is {self.memory!r}: set it to a size such as 4GiB") from None
+        check_in_and_out(self.data, self.out)
+
+    def run(self) -> dict[str, Any]:
+        """Count, and write what is kept."""
+        from skirl.data.vocab import count
+
+        return _timed(
+            "vocab",
+            self,
+            lambda: count(
+                self.data,
+                self.out,
+                schema=self.schema,
+                valid=self.valid,
+                workers=self.workers,
+                skip=self.bad_rows == "skip",
+                min_count=self.min_count,
+                memory=parse_bytes(self.memory),
+                folder=None if self.folder is None else Path(self.folder),
+                json=self.json,
+                quiet=self.quiet,
+            ),
+        )
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        rows, distinct = sum(result["rows"].values()), sum(result["distinct"].values())
+        skipped = result["bad_rows_skipped"]
+        return {
+            "read": f"{result['samples']:,} samples in {clock(result['seconds'])}"
+            + (f"; {skipped:,} malformed rows were left out" if skipped else ""),
+            "rows": f"{rows:,} in {len(result['rows'])} tables, of {distinct:,} distinct values",
+            "disk": f"{size(result['spilled_bytes'])} for counts that did not fit in {self.memory}",
+            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
+            "saved": f"{self.out}; train with --vocab {self.out}",
+        }
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Flags of `skirl convert`."""
+
+    data: str
+    """The files: criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    out: str
+    """The Parquet file to write."""
+    _: KW_ONLY
+    rows: str | None = None
+    """Write ids as rows of tables of this size, as for `skirl train`; as fingerprints if neither this nor vocab is set."""
+    vocab: str | None = None
+    """Write ids as rows of this vocabulary."""
+    schema: str | None = None
+    """A TOML file that names the columns; criteo: and avazu: have one built in."""
+    compression: Literal["none", "snappy", "lz4", "zstd"] = "none"
+    """What pages are packed with: none is read fastest, zstd is smallest."""
+    workers: int = 0
+    """Processes that read files; 0: this one does."""
+    bad_rows: Literal["refuse", "skip"] = "refuse"
+    """What to do with a malformed row: refuse, or leave the row out and count it."""
+    json: bool = False
+    """Print the results as one line of JSON."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def __post_init__(self) -> None:
+        check_in_and_out(self.data, self.out)
+
+    def run(self) -> dict[str, Any]:
+        """Read everything, write it in the other format."""
+        from skirl.data.convert import convert
+
+        as_rows = self.rows is not None or self.vocab is not None
+        flags = DataFlags(
+            self.data,
+            rows=self.rows,
+            vocab=self.vocab,
+            schema=self.schema,
+            workers=self.workers,
+            bad_rows=self.bad_rows,
+        )
+        return _timed(
+            "convert",
+            self,
+            lambda: convert(
+                flags.files(), self.out, self.compression, as_rows=as_rows, json=self.json, quiet=self.quiet
+            ),
+        )
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        skipped = result["bad_rows_skipped"]
+        return {
+            "written": f"{result['samples']:,} samples in {clock(result['seconds'])}, {size(result['bytes'])}"
+            + (f"; {skipped:,} malformed rows were left out" if skipped else ""),
+            "saved": f"{self.out}; train with --data parquet:{self.out}",
+        }
+
+
+def _timed(name: str, flags: Vocab | Convert, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of a command: its flags, what the work found, and what it took."""
+    started = time.monotonic()
+    found = work()
+    took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
+    return {"command": name, **asdict(flags), **found, **took, "failed": None}

@@ -1,0 +1,115 @@
+"""`skirl size`: its flags, and what it prints. What it does is imported when it runs."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from skirl.data.flags import DataFlags
+from skirl.models.flags import ModelFlags
+from skirl.tools.flags import Composed
+from skirl.tools.progress import size
+from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
+
+
+@dataclass(frozen=True)
+class Size(Composed):
+    """How much cache a run needs.
+
+    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
+    >>> result = Size.of(**flags).run()
+    >>> result["curves"]["LRU"][0]["moved"] >= result["curves"]["least (whole run known)"][0]["moved"]
+    True
+    >>> result["sentence"].startswith("Use --cache ")
+    True
+    """
+
+    group: ClassVar[str] = "output"
+    common: ClassVar[tuple[str, ...]] = (
+        "data",
+        "model",
+        "dim",
+        "batch",
+        "steps",
+        "optimizer",
+        "link",
+        "step_ms",
+        "page",
+    )
+    positional: ClassVar[str] = "data"
+    """The flag that may be given without its name."""
+
+    data: DataFlags = field(default_factory=DataFlags)
+    model: ModelFlags = field(default_factory=ModelFlags)
+    optimizer: OptimizerFlags = field(default_factory=OptimizerFlags)
+    movement: MovementFlags = field(default_factory=MovementFlags)
+    show: ShowFlags = field(default_factory=ShowFlags)
+    step_ms: float | None = None
+    """What a step computes, in milliseconds; with --link it tells how much of the movement would hide."""
+    reduce: bool = False
+    """Say also what a smaller dim or rows of 16 bits a number would save."""
+    page: Path | None = None
+    """Write a page with plots to this .html file."""
+
+    def __post_init__(self) -> None:
+        self.data.stream().tables(self.model.row_dim)  # it checks dim
+        if self.step_ms is not None and not 0 < self.step_ms < float("inf"):
+            raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
+        if self.page is not None and self.page.suffix != ".html":
+            raise ValueError(f"page is {str(self.page)!r}: name a file that ends in .html")
+
+    def run(self) -> dict[str, Any]:
+        """Read the ids once, then plan over them with every cache."""
+        from skirl.measure.sizing.size import Sizing
+
+        parts = (self.data, self.model, self.optimizer, self.movement, self.show)
+        return Sizing(*parts, step_ms=self.step_ms, reduce=self.reduce, page=self.page).answer()
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        used = max(1, result["used"])
+        lines = {
+            "data": f"{result['ids']:,} ids in {result['steps']:,} batches of {self.data.batch:,} samples",
+            "touched": f"{result['touched']:,} of {result['rows']:,} rows, {size(result['bytes']['touched'])} of "
+            f"{size(result['bytes']['all'])}",
+            "a batch": f"{result['used'] / result['steps']:,.0f} distinct rows on average, {result['largest']:,} at most",
+            "working set": ", ".join(
+                f"{n:,.0f} rows in {w} batch{'es'[: 2 * (w != 1)]}" for w, n in result["working_set"].items()
+            ),
+            "skew": ", ".join(f"hottest {share}: {part:.0%}" for share, part in result["hottest"].items())
+            + " of all accesses",
+            "moved": "rows brought in again, of those that batches use",
+        }
+        lines["cache"] = "\n".join(_grid(result["curves"], used))
+        tiers = result["bytes"]
+        lines["device"] = f"{size(tiers['cache'])} of cache, {size(tiers['staging'])} of staging"
+        lines["memory"] = f"{size(tiers['planner'])} for the window; {size(tiers['touched'])} more with --store memory"
+        lines["disk"] = (
+            f"{size(tiers['disk'])} with --store disk:FOLDER, and {size(tiers['index'])} of memory for its index"
+        )
+        if result["hidden"] is not None:
+            lines["hidden"] = (
+                f"{result['hidden']:.0%} of the movement, estimated, over {self.movement.link} at {self.step_ms:g} ms"
+            )
+        if result["step_ms_that_hides"] is not None:
+            lines["link"] = f"keeps up where a step computes for {result['step_ms_that_hides']:.2f} ms or more"
+        for kind in result["reductions"]:
+            lines[kind["rows as"]] = (
+                f"{kind['record_bytes']} B a row, {size(kind['touched_bytes'])} of touched rows; the same bytes of cache "
+                f"hold {kind['cache_rows']:,}: {size(kind['bytes_a_step'])} a step come in again"
+            )
+        if self.page is not None:
+            lines["page"] = str(self.page)
+        lines["advice"] = result["sentence"]
+        return lines
+
+
+def _grid(found: dict[str, list[dict[str, float]]], used: int) -> list[str]:
+    """The curves as text: a line for each cache."""
+    from skirl.measure.sizing.curve import KINDS, LEAST
+
+    names = {LEAST: "least"} | {name: name for name in KINDS if name != LEAST}
+    lines = [f"{'rows':>12}  " + "  ".join(f"{short:>9}" for short in names.values())]
+    for i, point in enumerate(found[LEAST]):
+        shares = "  ".join(f"{found[name][i]['moved'] / used:>9.2%}" for name in names)
+        lines.append(f"{point['cache']:>12,}  {shares}")
+    return lines

@@ -1,0 +1,57 @@
+"""Flags out of a file: TOML, or the config.json that a run leaves in its folder."""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from skirl.tools.flags import Flag, read_as
+
+
+def read_config(
+    path: Path, flags: Mapping[str, Flag], *, others: Collection[str] = (), of_one_run: Collection[str] = ()
+) -> dict[str, Any]:
+    """The flags that a file sets, by name.
+
+    **Arguments**
+
+    - `path`: of the file; a folder stands for the config.json in it.
+    - `flags`: those that the command has. Any other name in the file is refused, and so is a value of another type.
+    - `others`: names that are passed over, for they are flags of other commands that the file serves too.
+    - `of_one_run`: names that a config.json is not asked for, since they say where its run wrote.
+    """
+    path = path / "config.json" if path.is_dir() else path
+    found = _parsed(path)
+    if set(found) >= {"command", "flags"}:  # of a run folder
+        found = {name: value for name, value in found["flags"].items() if name not in of_one_run}
+    values = {}
+    for key, value in found.items():
+        name = key.replace("-", "_")
+        if name in flags:
+            try:
+                values[name] = read_as(flags[name].type, value)
+            except TypeError as expected:
+                raise ValueError(f"{path}: {key} is {json.dumps(value, default=str)}: set it to {expected}") from None
+        elif name not in others:
+            near = difflib.get_close_matches(name, flags, n=1)
+            hint = f"did you mean {near[0]}?" if near else "leave it out"
+            raise ValueError(f"{path}: {key} is no flag of this command: {hint}")
+    return values
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    kind = "JSON" if path.suffix == ".json" else "TOML"
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except OSError:
+        raise ValueError(
+            f"config is {str(path)!r}, which cannot be read: set it to a TOML file or a config.json"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: this is no {kind} ({error}): set config to a TOML file or a config.json") from None
+    if not isinstance(found, dict) or not isinstance(found.get("flags", {}), dict):
+        raise ValueError(f"{path}: there are no flags in it: set config to a TOML file or a config.json")
+    return found

@@ -1,0 +1,186 @@
+"""Flags of a command: dataclasses held by dataclasses, which the command line, files and `of` see as one flat list."""
+
+import ast
+import dataclasses
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import MISSING, dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of a command."""
+
+    name: str
+    type: Any
+    default: Any
+    """`dataclasses.MISSING` where it has to be given."""
+    help: str
+    group: str
+    """The title that help shows it under."""
+
+
+class Composed:
+    """A dataclass whose fields are flags, or dataclasses of flags.
+
+    >>> @dataclass(frozen=True)
+    ... class Size:
+    ...     width: int = 1
+    >>> @dataclass(frozen=True)
+    ... class Box(Composed):
+    ...     size: Size
+    ...     name: str = "box"
+    >>> Box.of(width=3)
+    Box(size=Size(width=3), name='box')
+    >>> Box.of(width=3).flat()
+    {'width': 3, 'name': 'box'}
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Where this command has another default than the part that a flag is of."""
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """The command with these flags, by name; all others have their defaults."""
+        known = flags_of(cls)
+        for name in given:
+            if name not in known:
+                raise TypeError(f"{cls.__name__} has no flag {name!r}: set some of {', '.join(known)}")
+        return _made(cls, {**cls.defaults, **given})
+
+    def flat(self) -> dict[str, Any]:
+        """All flags by name, as JSON can hold them."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in _values(self).items()}
+
+
+def flags_of(command: type) -> dict[str, Flag]:
+    """The flags of a command by name; where a part has one of the same name as the whole, it is the whole's."""
+    changed = getattr(command, "defaults", {})
+    found: dict[str, Flag] = {}
+    for flag in _own_first(command):
+        found.setdefault(flag.name, flag)
+    for name, value in changed.items():
+        found[name] = dataclasses.replace(found[name], default=value)
+    return found
+
+
+def _own_first(owner: type) -> Iterator[Flag]:
+    """Flags of a dataclass and of its parts, in order of the fields; its own come first where names are the same."""
+    hints, texts, mine = get_type_hints(owner, include_extras=True), _texts(owner), {}
+    for field in dataclasses.fields(owner):
+        if not dataclasses.is_dataclass(hints[field.name]):
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            text = texts.get(field.name, "")
+            mine[field.name] = Flag(field.name, hints[field.name], default, text, getattr(owner, "group", ""))
+    for field in dataclasses.fields(owner):
+        if field.name in mine:
+            yield mine[field.name]
+        else:
+            for flag in _own_first(hints[field.name]):
+                yield mine.get(flag.name, flag)
+
+
+def _texts(owner: type) -> dict[str, str]:
+    """The line of docstring of each field."""
+    return {
+        name: text
+        for base in reversed(owner.__mro__)
+        for name, text in _classes(base.__module__).get(base.__name__, {}).items()
+    }
+
+
+@cache
+def _classes(module: str) -> dict[str, dict[str, str]]:
+    """The lines of docstring of a module's fields, by class."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # it was typed in, or is built in
+        return {}
+    return {node.name: dict(_lines(node)) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def _lines(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, text in pairwise(node.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            yield field.target.id, " ".join(str(text.value.value).split())
+
+
+def _made(owner: type, values: Mapping[str, Any]) -> Any:
+    hints, own = get_type_hints(owner), {field.name for field in dataclasses.fields(owner)}
+    parts = {name for name in own if dataclasses.is_dataclass(hints[name])}
+    inner = {name: value for name, value in values.items() if name not in own - parts}
+    given = {name: value for name, value in values.items() if name in own - parts}
+    return owner(**given, **{name: _made(hints[name], inner) for name in parts})
+
+
+def _values(whole: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for field in dataclasses.fields(whole):
+        value = getattr(whole, field.name)
+        if dataclasses.is_dataclass(value):
+            found.update(_values(value))
+        else:
+            found[field.name] = own[field.name] = value
+    return found | own
+
+
+# Values that were read from a file.
+
+
+def read_as(kind: Any, value: Any) -> Any:
+    """A value of JSON or TOML as a flag of this type takes it; TypeError says what is expected.
+
+    >>> read_as(tuple[int, ...] | None, [8, 4]), read_as(float, 1), read_as(Path | None, "runs")
+    ((8, 4), 1.0, PosixPath('runs'))
+    >>> read_as(int | Literal["auto"], "all")
+    Traceback (most recent call last):
+    TypeError: a whole number or "auto"
+    """
+    for choice in _choices(kind):
+        if choice in (int, float) and isinstance(value, bool):
+            continue
+        if choice is float and isinstance(value, int):
+            return float(value)
+        if choice is Path and isinstance(value, str):
+            return Path(value)
+        if get_origin(choice) is tuple and isinstance(value, list):
+            with suppress(TypeError):
+                return tuple(read_as(get_args(choice)[0], item) for item in value)
+            continue
+        if get_origin(choice) is Literal:
+            if any(value == option and type(value) is type(option) for option in get_args(choice)):
+                return value
+        elif get_origin(choice) is None and isinstance(value, choice):
+            return value
+    raise TypeError(_expected(kind))
+
+
+def _choices(kind: Any) -> list[Any]:
+    if get_origin(kind) is Annotated:
+        return _choices(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        return [choice for one in get_args(kind) for choice in _choices(one)]
+    return [kind]
+
+
+def _expected(kind: Any) -> str:
+    """What a flag of this type takes, in words."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path, as text"}
+    said = []
+    for choice in _choices(kind):
+        if get_origin(choice) is Literal:
+            said += [f'"{option}"' for option in get_args(choice)]
+        elif get_origin(choice) is tuple:
+            said.append(f"a list, each {_expected(get_args(choice)[0])}")
+        elif choice is not types.NoneType:
+            said.append(words[choice])
+    return " or ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else said[0]

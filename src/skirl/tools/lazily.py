@@ -1,0 +1,29 @@
+"""Public names of a package that are imported when they are first asked for, so that importing the package is quick."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def lazily(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package.
+
+    **Arguments**
+
+    - `package`: its `__name__`.
+    - `homes`: its modules, each with the names that are imported from it. The modules themselves can be asked for too.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name in home_of:
+            value = getattr(import_module(f"{package}.{home_of[name]}"), name)
+        elif name in homes:
+            value = import_module(f"{package}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get

@@ -1,0 +1,218 @@
+"""The commands of training: their flags, and what they print. What they do is imported when they run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+from tyro.conf import Positional
+
+from skirl.tools.flags import Composed
+from skirl.tools.progress import clock, size
+from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, OptimizerName, SaveFlags, ShowFlags
+from skirl.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Train(Composed):
+    """Train a model whose tables are larger than the cache.
+
+    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
+    >>> result = Train.of(**flags, cache="touched:25%").run()
+    >>> result["rows"]["touched"] >= 4 * result["rows"]["cache"], result["failed"]
+    (True, None)
+    """
+
+    group: ClassVar[str] = "output"
+    common: ClassVar[tuple[str, ...]] = (
+        "data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache", "save", "resume",
+    )  # fmt: skip
+    of_one_run: ClassVar[tuple[str, ...]] = (
+        "run", "trace", "save", "save_every", "save_minutes", "keep", "resume", "json", "quiet",
+    )  # fmt: skip
+    """Flags that a repetition of a run does not take from its config.json: it shall not write where that run wrote."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    save: SaveFlags = field(default_factory=SaveFlags)
+    log: LogFlags = field(default_factory=LogFlags)
+    show: ShowFlags = field(default_factory=ShowFlags)
+    assert_ratio: float | None = None
+    """Fail unless the run touches at least this many times the rows of the cache and fetches rows again."""
+
+    def __post_init__(self) -> None:
+        self.recipe.check_labels()
+        if self.assert_ratio is not None and not self.assert_ratio > 0:
+            raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
+        if self.evaluation.eval_every is not None and self.recipe.data.valid is None:
+            raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
+
+    def run(self) -> dict[str, Any]:
+        """Train, showing progress; what came of it."""
+        from skirl.train.train import train
+
+        return train(self.recipe, self.evaluation, self.save, self.log, self.show, self.flat())
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        rows, loss, moved = result["rows"], result["loss"], result["counters"]
+        done = result["steps"] - result["begun_at"]
+        share = f", {rows['touched'] / rows['cache']:.1f} times the cache" if rows["cache"] else ""
+        data, dim = self.recipe.data, self.recipe.model.dim
+        wide = self.recipe.model.row_dim
+        numbers = f"{wide}" if wide == dim else f"{wide} ({dim} and a first-order weight)"
+        lines = {
+            "time": f"{clock(result['seconds'])} for {done:,} steps of {data.batch:,} samples",
+            "speed": f"{result['samples_per_second']:,.0f} samples/s after the first step",
+            "loss": f"{loss['first']:.4f} at first, {loss['last']:.4f} at last, {loss['mean']:.4f} on average",
+            "metrics": f"{described(result)} of all predictions, each made before its sample was trained on",
+            "tables": f"{rows['tables']:,} rows of {numbers}, {size(rows['bytes_of_all'])} with their state",
+            "touched": f"{rows['touched']:,} rows{share}",
+            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
+            "staging": f"room for {rows['staging']:,} rows on their way, {size(result['staging_bytes'])} beside the cache",
+            "fetched": f"{moved['fetched']:,} rows again, {moved['forwarded']:,} of them out of a pending write",
+            "new": f"{moved['new']:,} rows made where they were needed",
+            "written": f"{moved['written']:,} rows, {size(moved['bytes_written'])}",
+            "hidden": f"{result['movement']['hidden']:.0%} of the movement",
+            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
+        }
+        if "test_samples" in result:
+            lines["test"] = f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"
+        if result["stopped_early"]:
+            lines["stopped"] = f"early, after {self.evaluation.patience} evaluations without a better test log loss"
+        if result["run"]:
+            lines["run"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
+        if self.log.trace:
+            lines["timeline"] = f"{self.log.trace}; open it in https://ui.perfetto.dev"
+        if self.save.save:
+            kept = result["checkpoints"]
+            lines["saved"] = (
+                f"step {result['steps']:,} in {self.save.save}; more --steps and --resume go on from there\n"
+                f"{kept['count']} checkpoints, {size(kept['bytes'])}; "
+                f"training stood still {kept['pause_share']:.1%} of the time"
+            )
+            if kept["stopped_by"]:
+                lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in"
+        if result["bad_rows_skipped"]:
+            lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
+        if self.assert_ratio is not None and not result["failed"]:
+            lines["asserted"] = (
+                f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"
+                f"and {moved['fetched']:,} rows were fetched again"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
+class Verify(Composed):
+    """Train with a cache, with every row resident, and in plain Python; compare every bit.
+
+    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 8, "steps": 20, "quiet": True}
+    >>> [(run["optimizer"], run["difference"]) for run in Verify.of(**flags).run()["runs"]]
+    [('rowwise-adagrad', None)]
+    """
+
+    group: ClassVar[str] = "learning"
+    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache")
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "model": "dlrm-tiny", "dim": 16, "batch": 256, "steps": 30, "cache": "touched:10%",
+    }  # fmt: skip
+
+    recipe: Recipe = field(default_factory=Recipe)
+    show: ShowFlags = field(default_factory=ShowFlags)
+    optimizer: OptimizerName | Literal["all"] = "rowwise-adagrad"
+    """The optimizer of the rows; dense weights have Adam. all: one after the other."""
+
+    def __post_init__(self) -> None:
+        if self.recipe.device.dtype != "float32":
+            raise ValueError(
+                f"dtype is {self.recipe.device.dtype!r}: the reference rounds nothing to 16 bits, leave dtype out"
+            )
+        self.recipe.check_labels()
+
+    def run(self) -> dict[str, Any]:
+        """Train three times with each optimizer; what was compared, and the first difference if there is one."""
+        from skirl.tools.machine import machine
+        from skirl.train.verify import touched_rows, verify
+
+        self.recipe.use_threads()
+        touched = touched_rows(self.recipe)
+        runs = [verify(recipe, touched, self.show) for recipe in self.recipes()]
+        differences = [f"{run['optimizer']}: {run['difference']['text']}" for run in runs if run["difference"]]
+        return {
+            "command": "verify",
+            **self.flat(),
+            "touched": touched,
+            "runs": runs,
+            "machine": machine(),
+            "failed": "\n".join(differences) or None,
+        }
+
+    def recipes(self) -> list[Recipe]:
+        """One for each optimizer; each on disk has a folder of its own."""
+        if self.optimizer != "all":
+            return [replace(self.recipe, optimizer=OptimizerFlags(self.optimizer))]
+        cache = self.recipe.cache
+        on_disk = cache.store != "memory"
+        return [
+            replace(
+                self.recipe,
+                optimizer=OptimizerFlags(name),
+                cache=replace(cache, store=f"{cache.store}/{name}") if on_disk else cache,
+            )
+            for name in get_args(OptimizerName)
+        ]
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        lines = {}
+        for run in result["runs"]:
+            moved, dense = run["moved"], run["dense"]
+            lines[run["optimizer"]] = "\n".join(
+                [
+                    f"{'DIFFERENT' if run['difference'] else 'equal, bit for bit'} ({clock(run['seconds'])})",
+                    f"{run['losses']:,} losses",
+                    f"{dense['parameters']} dense parameters of {dense['numbers']:,} numbers, after every step",
+                    f"{run['rows']:,} rows of {run['width']} numbers with their state, at the end",
+                    f"{run['uses']:,} rows before and after a step that used them",
+                    f"through a cache of {run['cache']:,} rows: {moved['new']:,} new, {moved['written']:,} written, "
+                    f"{moved['fetched']:,} fetched again, {moved['forwarded']:,} of them out of a pending write",
+                ]
+                + ([] if moved["fetched"] else ["no row was fetched again: use a smaller --cache or more --steps"])
+            )
+        return lines
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run did: losses, AUC, throughput, movement, and who made it wait."""
+
+    folder: Positional[Path]
+    """The folder of the run."""
+    page: Path | None = None
+    """Where to write the page; report.html in the run's folder if not given."""
+    json: bool = False
+    """Print the facts as one line of JSON."""
+
+    def run(self) -> dict[str, Any]:
+        """Read the folder and write the page."""
+        from skirl.train.report.report import report
+
+        return report(self.folder, self.page)
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The facts as people read them."""
+        from skirl.train.report.report import as_text
+
+        return {**as_text(result), "page": result["page"]}
+
+
+def described(result: Mapping[str, Any], prefix: str = "") -> str:
+    """The metrics of a result as people read them.
+
+    >>> described({"auc": 0.75, "logloss": 0.5, "ne": None, "calibration": 1.0})
+    'AUC 0.7500, log loss 0.5000, NE none yet, calibration 1.0000'
+    """
+    names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
+    values = {text: result[prefix + name] for name, text in names.items()}
+    return ", ".join(f"{text} " + ("none yet" if v is None else f"{v:.4f}") for text, v in values.items())

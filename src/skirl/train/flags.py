@@ -1,0 +1,217 @@
+"""The flags of training, but for those of data and model; each part is checked when it is made."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+OptimizerName = Literal["rowwise-adagrad", "sgd", "adagrad", "adam"]
+RUNS = "SKIRL_RUNS"
+"""The environment variable that says where run folders are made if no flag does; "none": nowhere."""
+_TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class OptimizerFlags:
+    """What a row is updated by."""
+
+    group: ClassVar[str] = "learning"
+
+    optimizer: OptimizerName = "rowwise-adagrad"
+    """The optimizer of the rows; dense weights have Adam."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateFlags:
+    """Learning rates, and how they change over a run."""
+
+    group: ClassVar[str] = "learning"
+
+    lr: float = 0.02
+    """Learning rate of the rows, at its highest."""
+    dense_lr: float = 1e-3
+    """Learning rate of the dense weights, at its highest."""
+    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
+    """Of both learning rates: linear and cosine fall to 0 at the last step, step to a tenth after half of the steps and to
+    a hundredth after three quarters."""
+    warmup: int = 0
+    """Steps over which both learning rates rise to their full value."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dense_lr < float("inf"):
+            raise ValueError(f"dense_lr is {self.dense_lr}: set it to a finite number, 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheFlags:
+    """How much of the tables is on the device, and where the rest is."""
+
+    group: ClassVar[str] = "cache"
+
+    cache: str = "10%"
+    """Rows on the device: a number, 10% (of all), 4GiB, auto (half of what is free), touched:10% (of those the run uses)."""
+    depth: int | Literal["auto", "epoch"] = "auto"
+    """Batches the oracle reads ahead: a number, auto (four times the cache in rows) or epoch (the whole run, read twice)."""
+    policy: Literal["min", "lru", "lfu", "ttl"] = "min"
+    """Which rows leave the cache: min is the optimum, the others are there to compare."""
+    store: str = "memory"
+    """Where the other rows are: memory, or disk:FOLDER."""
+
+    def __post_init__(self) -> None:
+        if self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
+            raise ValueError(f"store is {self.store!r}: set it to memory or disk:FOLDER")
+        self.parsed()
+
+    def parsed(self) -> tuple[str, float]:
+        """What `cache` means: as `parse_cache` has it, or ("touched", share)."""
+        from skirl.engine.capacity import parse_cache
+
+        of_touched = _TOUCHED.fullmatch(self.cache)
+        if of_touched is None:
+            text = self.cache.strip()
+            return parse_cache(int(text) if re.fullmatch(r"[-+]?\d+", text) else text)
+        try:
+            kind, share = parse_cache(of_touched[1])
+        except ValueError:
+            kind, share = "none", 0.0
+        if kind != "share":
+            raise ValueError(f"cache is {self.cache!r}: after touched: comes a share above 0% and up to 100%, like 10%")
+        return "touched", share
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovementFlags:
+    """How rows move between cache and store."""
+
+    group: ClassVar[str] = "cache"
+
+    prefetch: int = 2
+    """Steps ahead that rows travel; changes when, never what."""
+    link: str | None = None
+    """Between cache and store: RATE,DELAY such as 1Gbit,100us, emulated; none if not given."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefetch <= 1024:
+            raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
+        if self.link is not None:
+            from skirl.store.link import Link
+
+            Link.parse(self.link)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFlags:
+    """What computes, and in what numbers."""
+
+    group: ClassVar[str] = "device"
+
+    device: str = "cpu"
+    """Where rows are cached and the model computes: cpu, cuda, cuda:N, or interpret, the GPU's code on the CPU, to test."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What rows are held in. 16 bits need a GPU: rows are updated in float32 and stored with seeded stochastic rounding."""
+    threads: int | None = None
+    """Threads that compute; torch's choice if not given. The bits of a run belong to its number of threads."""
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads is {self.threads}: set it to 1 or more")
+        if self.dtype != "float32" and self.device == "cpu":
+            raise ValueError(
+                f"dtype is {self.dtype!r} and device 'cpu': rows of 16 bits are trained on a GPU, set device to cuda"
+            )
+        if self.device != "cpu":
+            from skirl.engine.device import torch_device
+
+            torch_device(self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationFlags:
+    """When to evaluate."""
+
+    group: ClassVar[str] = "evaluation"
+
+    eval_every: int | None = None
+    """Steps between two evaluations on the samples that --valid holds out; at the end there always is one."""
+    patience: int | None = None
+    """Stop after so many evaluations in a row without a better test log loss; the last state stays, not the best."""
+
+    def __post_init__(self) -> None:
+        for name in ("eval_every", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: set it to 1 or more")
+        if self.patience is not None and self.eval_every is None:
+            raise ValueError("patience counts evaluations: set eval_every to the steps between two")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveFlags:
+    """Where a run is saved, and when.
+
+    >>> SaveFlags(save_every=5)
+    Traceback (most recent call last):
+    ValueError: save_every, save_minutes, keep and resume need a folder: set save
+    """
+
+    group: ClassVar[str] = "save"
+
+    save: Path | None = None
+    """A folder for checkpoints; the run is saved there at its beginning and its end, and at SIGTERM, which ends it."""
+    save_every: int | None = None
+    """Steps between two checkpoints."""
+    save_minutes: float | None = None
+    """Minutes between two checkpoints."""
+    keep: int | None = None
+    """Checkpoints that stay in the folder, the newest ones: 2 if not given."""
+    resume: bool = False
+    """Go on from the newest checkpoint in --save that is whole; where there is none yet, begin the run."""
+
+    def __post_init__(self) -> None:
+        if self.save is None and (self.save_every or self.save_minutes or self.keep or self.resume):
+            raise ValueError("save_every, save_minutes, keep and resume need a folder: set save")
+        if self.save_every is not None and self.save_every < 1:
+            raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
+        if self.save_minutes is not None and not self.save_minutes > 0:
+            raise ValueError(f"save_minutes is {self.save_minutes}: set it to minutes above 0")
+        if self.keep is not None and self.keep < 1:
+            raise ValueError(f"keep is {self.keep}: set it to 1 or more checkpoints")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFlags:
+    """What is written down of a run."""
+
+    group: ClassVar[str] = "output"
+
+    run: str = "auto"
+    """The folder for metrics, TensorBoard and result; auto: a new one under runs/ (or $SKIRL_RUNS); none: none."""
+    log_every: int = 50
+    """Steps between two lines of metrics."""
+    wandb: str | None = None
+    """A project of Weights & Biases that gets the metrics too; needs `pip install wandb`."""
+    trace: Path | None = None
+    """A file for the timeline of all stages, to open in https://ui.perfetto.dev: 1.3 KB a step."""
+
+    def __post_init__(self) -> None:
+        if self.log_every < 1:
+            raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")
+        if not self.run:
+            raise ValueError("run is empty: set it to a folder, auto or none")
+
+    def folder(self) -> str:
+        """The folder, "auto" or "none", as the environment has it where no flag says."""
+        return "none" if self.run == "auto" and os.environ.get(RUNS) == "none" else self.run
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowFlags:
+    """What is shown of a run."""
+
+    group: ClassVar[str] = "output"
+
+    json: bool = False
+    """Print the results as one line of JSON; progress then goes to the standard error."""
+    quiet: bool = False
+    """Show no progress."""

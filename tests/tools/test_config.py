@@ -1,0 +1,78 @@
+"""Flags out of a file: what is taken, and what is refused in one sentence."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from skirl.tools.config import read_config
+from skirl.tools.flags import flags_of
+
+
+@dataclass
+class Flags:
+    batch: int = 1
+    rate: float | None = None
+    depth: int | Literal["auto", "epoch"] = "auto"
+    layers: tuple[int, ...] = ()
+    out: Path | None = None
+    quiet: bool = False
+    name_of_run: str = ""
+
+
+FLAGS = flags_of(Flags)
+
+
+def read(path: Path, text: str) -> dict[str, object]:
+    path.write_text(text)
+    return read_config(path, FLAGS, others=("lr",), of_one_run=("out",))
+
+
+def test_toml_and_json_give_the_same_flags(tmp_path):
+    toml = 'batch = 8\nrate = 1\ndepth = "epoch"\nlayers = [4, 2]\nout = "x"\nname-of-run = "a"\nlr = 3.0\n'
+    flags = {"batch": 8, "rate": 1, "depth": "epoch", "layers": [4, 2], "out": "x", "name_of_run": "a", "lr": 3.0}
+    expected = {"batch": 8, "rate": 1.0, "depth": "epoch", "layers": (4, 2), "out": Path("x"), "name_of_run": "a"}
+    assert read(tmp_path / "a.toml", toml) == read(tmp_path / "a.json", json.dumps(flags)) == expected
+
+
+def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_path):
+    of_run = json.dumps({"command": "train", "flags": {"batch": 8, "rate": None, "out": "x"}, "begun_at": 0})
+    assert read(tmp_path / "config.json", of_run) == {"batch": 8, "rate": None}
+    assert read_config(tmp_path, FLAGS, of_one_run=("out",)) == {"batch": 8, "rate": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('batch = "8"', 'batch is "8": set it to a whole number'),
+        ("batch = 8.0", "batch is 8.0: set it to a whole number"),
+        ("batch = true", "batch is true: set it to a whole number"),
+        ('rate = "fast"', 'rate is "fast": set it to a number'),
+        ('depth = "all"', 'depth is "all": set it to a whole number, "auto" or "epoch"'),
+        ("layers = [4, 2.5]", "layers is [4, 2.5]: set it to a list, each a whole number"),
+        ("out = 3", "out is 3: set it to a path, as text"),
+        ("quiet = 1", "quiet is 1: set it to true or false"),
+        ("name-of-run = 2024-01-01", 'name-of-run is "2024-01-01": set it to text'),
+        ("batchs = 8", "batchs is no flag of this command: did you mean batch?"),
+        ("[model]\ndim = 8", "model is no flag of this command: leave it out"),
+        ("batch 8", "this is no TOML (Expected '=' after a key"),
+    ],
+)
+def test_anything_else_is_refused_by_file_and_key(tmp_path, line, said):
+    with pytest.raises(ValueError) as error:
+        read(tmp_path / "run.toml", line)
+    assert str(error.value).startswith(f"{tmp_path / 'run.toml'}: {said}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"command": "train", "flags": 3}', "{", '"x"'])
+def test_json_that_is_no_config_is_refused(tmp_path, text):
+    with pytest.raises(ValueError, match="set config to a TOML file"):
+        read(tmp_path / "config.json", text)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="which cannot be read: set it to a TOML file"):
+        read_config(tmp_path / "none.toml", FLAGS)
