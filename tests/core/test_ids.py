@@ -132,7 +132,7 @@ def test_keys_and_bags(given, double):
         (Given(offsets=torch.tensor([0, 3, 2])), "from 0 to 2 and fall on the way: a length is negative"),
         (Given(offsets=torch.tensor([0, -1, 2])), "and fall on the way"),
         (Given(offsets=torch.tensor([0, 2**63 - 1, -(2**63), 2])), "and fall on the way"),
-        (Given(weights=torch.ones(3)), "3 weights for 2 ids: pass one a id"),
+        (Given(weights=torch.ones(3)), "3 weights for 2 ids: pass one per id"),
         (
             Given(values=torch.tensor([], dtype=torch.int64)),
             "rise from 0 to the number of ids (0); they run from 0 to 2",
