@@ -20,13 +20,14 @@ class Sparse(Protocol):
 class KeyedJagged:
     """Ids of several features, any number for each sample: values in order of (feature, sample, place in the bag).
 
-    It has the methods of TorchRec's KeyedJaggedTensor that skirl calls; wherever one is taken, so is the other, and any class
-    with these methods.
+    It has the methods of TorchRec's KeyedJaggedTensor that skirl calls; wherever one is taken, so is the other, and any
+    class with these methods.
 
     **Arguments**
 
     - `keys`: the names of the features.
-    - `values`: all ids in one int64 or int32 tensor: those of the first feature, sample after sample, then the next feature's.
+    - `values`: all ids in one int64 or int32 tensor: those of the first feature, sample after sample, then the next
+      feature's.
     - `lengths`: the number of ids in each bag, `[features * batch]`. Pass this or `offsets`, not both.
     - `offsets`: where each bag starts in `values`, and where the last one ends, `[features * batch + 1]`.
     - `weights`: one weight per id; None, the default, weighs all ids alike.
@@ -109,8 +110,9 @@ class KeyedJagged:
 def moved(tensor: torch.Tensor, at: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Copy a tensor to a device without waiting for a GPU that is still at work.
 
-    A plain `to` from ordinary memory returns only when the GPU has done everything it was asked before, so the next step could
-    not be launched while this one runs. A copy from pinned memory is put on the stream, and torch keeps that memory until then.
+    A plain `to` from ordinary memory returns only when the GPU has done everything it was asked before, so the next
+    step could not be launched while this one runs. A copy from pinned memory is put on the stream, and torch keeps that
+    memory until then.
 
     **Arguments**
 

@@ -1,5 +1,5 @@
-"""From a batch's ids to the keys and bags of the planner and the kernels: `capture` copies what the loader gave, `positions_of`
-checks every id when the batch enters the window, `resolve` adds the bags when it is planned.
+"""From a batch's ids to the keys and bags of the planner and the kernels: `capture` copies what the loader gave,
+`positions_of` checks every id when the batch enters the window, `resolve` adds the bags when it is planned.
 """
 
 from dataclasses import dataclass
@@ -165,7 +165,8 @@ def keys_of(captured: Captured, schema: Schema, bank: int) -> np.ndarray:
 
 
 def positions_of(captured: Captured, schema: Schema, bank: int) -> Positions:
-    """Check every id of a bank's features and list them as the planner takes them: by (feature, sample, place in the bag).
+    """Check every id of a bank's features and list them as the planner takes them: by (feature, sample, place in the
+    bag).
 
     >>> from skirl import KeyedJagged, Table
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
@@ -220,7 +221,8 @@ def _one_hot(features: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def distinct(keys: np.ndarray) -> np.ndarray:
-    """The distinct keys, ascending. By sorting: np.unique hashes integers, and takes 18 times as long where they come sorted.
+    """The distinct keys, ascending. By sorting: np.unique hashes integers, and takes 18 times as long where they come
+    sorted.
 
     >>> distinct(np.array([3, 1, 3]))
     array([1, 3])

@@ -1,4 +1,6 @@
-"""Initial values: what a row holds before its first update, as a pure function of (seed, key). docs/design.md has the formula."""
+"""Initial values: what a row holds before its first update, as a pure function of (seed, key). docs/design.md has the
+formula.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,10 +145,11 @@ def mix(z: np.uint64) -> np.uint64:
 
 @kernel
 def fill(keys, slots, cache, dim, seed, kind, scale, quantiles, state_value, lo, hi):
-    """Write the first records of keys[lo:hi] to cache[slots[lo:hi]]: initial weights, then the optimizer's initial state.
+    """Write the first records of keys[lo:hi] to cache[slots[lo:hi]]: initial weights, then the optimizer's initial
+    state.
 
-    keys int64 [n]; slots int32 [n]; cache [slots, width >= dim]; seed a non-negative int; kind, scale and quantiles from
-    InitialTable; state_value goes to every column from dim on.
+    keys int64 [n]; slots int32 [n]; cache [slots, width >= dim]; seed a non-negative int; kind, scale and quantiles
+    from InitialTable; state_value goes to every column from dim on.
     """
     number = cache.dtype.type  # a float32 times an int or a float64 would be a float64 until it is stored
     state = number(state_value)

@@ -1,5 +1,5 @@
-"""Row optimizers: their parameters, and the layout of a row's record, weight and state side by side. The arithmetic is in
-`engine/kernels/`, and once more in `core/reference.py`.
+"""Row optimizers: their parameters, and the layout of a row's record, weight and state side by side. The arithmetic is
+in `engine/kernels/`, and once more in `core/reference.py`.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class _Rule:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether an update depends on how many its table had before: a row's state then means nothing without that number."""
+        """Whether an update depends on how many its table had before: a row's state needs that number then."""
         return False
 
     def state_width(self, dim: int) -> int:
@@ -98,8 +98,8 @@ class SGD(_Rule):
     **Arguments**
 
     - `lr`: the learning rate, until a scheduler changes it; 0.01 is only a first try.
-    - `clip`: a row's summed gradient is scaled down to this norm; None, the default of all row optimizers, leaves gradients as
-      they are. It is the norm of one row, never that of the model, whose rows are not all at hand.
+    - `clip`: a row's summed gradient is scaled down to this norm; None, the default of all row optimizers, leaves
+      gradients as they are. It is the norm of one row, never that of the model, whose rows are not all at hand.
 
     >>> SGD(lr=-1)
     Traceback (most recent call last):
@@ -127,9 +127,11 @@ class Adagrad(_Rule):
     **Arguments**
 
     - `lr`: the learning rate; 0.01 as in torch.
-    - `lr_decay`: how fast it falls with the table's updates; 0 as in torch, since schedulers do this for all tables at once.
+    - `lr_decay`: how fast it falls with the table's updates; 0 as in torch, since schedulers do this for all tables at
+      once.
     - `eps`: keeps the division finite; 1e-10 as in torch.
-    - `initial_accumulator_value`: where each sum of squares starts; 0 as in torch. Above 0 it makes the first steps smaller.
+    - `initial_accumulator_value`: where each sum of squares starts; 0 as in torch. Above 0 it makes the first steps
+      smaller.
     - `clip`: as for SGD.
     """
 
@@ -160,14 +162,15 @@ class Adagrad(_Rule):
 class RowwiseAdagrad(_Rule):
     """s = s + mean(g*g); w = w - lr / (sqrt(s) + eps) * g, as FBGEMM's EXACT_ROWWISE_ADAGRAD.
 
-    One number of state per row, so a record of 64 weights is 65 numbers: Adagrad's adaptation at 1.6% more traffic than SGD.
+    One number of state per row, so a record of 64 weights is 65 numbers: Adagrad's adaptation at 1.6% more traffic than
+    SGD.
 
     **Arguments**
 
     - `lr`: the learning rate; 0.01 as in FBGEMM.
     - `eps`: keeps the division finite; 1e-8 as in FBGEMM.
-    - `weight_decay`: L2: `weight_decay * w` is added to the gradient first; 0 for none. FBGEMM's CUDA kernel does the same; its
-      CPU operator (1.8.0) ignores the parameter. Only rows of the batch decay.
+    - `weight_decay`: L2: `weight_decay * w` is added to the gradient first; 0 for none. FBGEMM's CUDA kernel does the
+      same; its CPU operator (1.8.0) ignores the parameter. Only rows of the batch decay.
     - `clip`: as for SGD.
     """
 
@@ -190,10 +193,11 @@ class RowwiseAdagrad(_Rule):
 
 @dataclass(frozen=True)
 class Adam(_Rule):
-    """m += (g - m) * (1 - b1); v += (g*g - v) * (1 - b2); w = w - size * (m / (sqrt(v) + eps)), as torch.optim.SparseAdam.
+    """m += (g - m) * (1 - b1); v += (g*g - v) * (1 - b2); w = w - size * (m / (sqrt(v) + eps)), as
+    torch.optim.SparseAdam.
 
-    size = lr * sqrt(1 - b2**t) / (1 - b1**t), t the table's count of updates. The moments of rows that are not in the batch do
-    not decay. A record is three times the weight.
+    size = lr * sqrt(1 - b2**t) / (1 - b1**t), t the table's count of updates. The moments of rows that are not in the
+    batch do not decay. A record is three times the weight.
 
     **Arguments**
 

@@ -1,6 +1,6 @@
-"""The plain reference: what training with every row in memory does, in the simplest Python. `skirl verify` and the tests hold
-the library to its bits. Every operation on an array rounds once per element, in the dtype of the rows; what is computed in
-float64 (Adam's step size, Adagrad's decayed rate) is rounded to that dtype before it meets a row.
+"""The plain reference: what training with every row in memory does, in the simplest Python. `skirl verify` and the
+tests hold the library to its bits. Every operation on an array rounds once per element, in the dtype of the rows; what
+is computed in float64 (Adam's step size, Adagrad's decayed rate) is rounded to that dtype before it meets a row.
 """
 
 from collections import ChainMap
@@ -77,8 +77,8 @@ class Reference:
     def backward(self, *grads: Mapping[str, NDArray[Any] | None], lr: float | None = None) -> None:
         """Update the rows of the last step by the gradients of its outputs, one mapping for each of its micro-batches.
 
-        Where a feature's gradient is missing or None, its positions do not count; a row with no position that counts stays as it
-        is. lr: the learning rate of this step; None takes the optimizer's.
+        Where a feature's gradient is missing or None, its positions do not count; a row with no position that counts
+        stays as it is. lr: the learning rate of this step; None takes the optimizer's.
         """
         if len(grads) != len(self._pending):
             raise ValueError(f"{len(grads)} micro-batches of gradients for {len(self._pending)} forwards")

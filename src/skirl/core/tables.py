@@ -1,5 +1,5 @@
-"""Tables, banks and keys. A key names a row in one int64: the table in the upper 16 bits, the row in the lower 48; ids wider
-than 48 bits go through a vocabulary first. The tables of one dim share a bank.
+"""Tables, banks and keys. A key names a row in one int64: the table in the upper 16 bits, the row in the lower 48; ids
+wider than 48 bits go through a vocabulary first. The tables of one dim share a bank.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class Table:
     - `rows`: how many rows it has, at most 2**48: ids run from 0 to `rows - 1`. Only rows that are used take memory.
     - `dim`: numbers in a row's vector. Tables of one dim share a cache.
     - `features`: the id features that look rows up in this table; when empty, one feature with the table's own name.
-    - `pooling`: how the rows of a bag become one vector, "sum" or "mean". "sum" needs no division, and with one id per bag it is
-      the same.
+    - `pooling`: how the rows of a bag become one vector, "sum" or "mean". "sum" needs no division, and with one id per
+      bag it is the same.
     - `init`: the initial value of a row; None is `Uniform(1 / sqrt(rows))`, as DLRM has it.
 
     >>> Table("item", rows=1000, dim=64, features=("clicked", "bought"), pooling="mean").features

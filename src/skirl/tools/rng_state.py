@@ -1,5 +1,5 @@
-"""The states of the random generators that a training script uses without naming one: saved with a checkpoint, and put back
-when a run is resumed, so that a DataLoader's seed and dropout are what they would have been.
+"""The states of the random generators that a training script uses without naming one: saved with a checkpoint, and put
+back when a run is resumed, so that a DataLoader's seed and dropout are what they would have been.
 """
 
 import random

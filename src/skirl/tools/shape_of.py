@@ -1,5 +1,5 @@
-"""Check the form of what was read from a file before it is used. A form is a `Kind`, a dict of forms by name (all are needed,
-others are allowed), `[form]` for a list, or `{...: form}` for a dict with any names.
+"""Check the form of what was read from a file before it is used. A form is a `Kind`, a dict of forms by name (all are
+needed, others are allowed), `[form]` for a list, or `{...: form}` for a dict with any names.
 """
 
 import math

@@ -1,5 +1,5 @@
-"""Safetensors files that are written and read a piece at a time, with a checksum for each tensor: memory is one piece, not the
-file. An `Entry` describes a file to whoever reads it back: its header is then compared, not parsed.
+"""Safetensors files that are written and read a piece at a time, with a checksum for each tensor: memory is one piece,
+not the file. An `Entry` describes a file to whoever reads it back: its header is then compared, not parsed.
 """
 
 import hashlib
@@ -22,7 +22,8 @@ _SIZES = {"float32": 4, "float64": 8, "int64": 8}
 
 Columns = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
 Entry = dict[str, Any]
-"""What `Writer.entry` says of a file: {"file": name, "columns": {name: [dtype, shape]}, "about": ..., "sha256": ...}."""
+"""What `Writer.entry` says of a file: {"file": name, "columns": {name: [dtype, shape]}, "about": ..., "sha256": ...}.
+"""
 
 
 def bytes_of(columns: Columns) -> int:
