@@ -30,7 +30,7 @@ class EmbeddingBag(nn.Module):
     - `max_norm`, `norm_type`: refused unless left at torch's defaults: they change rows where they are looked up. The
       optimizer's `clip` bounds gradients.
     - `scale_grad_by_freq`: refused; Adagrad serves frequent ids.
-    - `mode`: "mean" as in torch, or "sum"; "max" is refused, since its gradient is of other rows than were looked up.
+    - `mode`: "mean" as in torch, or "sum"; "max", which is not a sum of rows, is refused.
     - `sparse`: has no effect: gradients of rows are never dense.
     - `_weight`: rows to start from, `[num_embeddings, embedding_dim]`; None takes `init`. All of them are then stored.
     - `include_last_offset`: as in torch: whether `offsets` has one entry more, the number of ids.
