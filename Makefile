@@ -13,7 +13,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 DEV := $(VENV)/.dev
-PEERS := $(VENV)/.peers
+OTHERS := $(VENV)/.others
 # One test process for each core, eight at most; `make test JOBS=0` runs in this process, to debug.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 SEED ?= $(shell date +%s)
@@ -27,18 +27,18 @@ $(DEV): pyproject.toml constraints/dev.txt
 	$(PY) -m pip install --quiet -c constraints/dev.txt "$$(grep ^torch== constraints/dev.txt)" -e '.[dev]'
 	touch $@
 
-$(PEERS): $(DEV) constraints/peers.txt
-	$(PY) -m pip install --quiet --no-deps -r constraints/peers.txt
+$(OTHERS): $(DEV) constraints/others.txt
+	$(PY) -m pip install --quiet --no-deps -r constraints/others.txt
 	touch $@
 
 train: $(DEV)
 	$(VENV)/bin/skirl train $(TRAIN)
 
-test: lint $(PEERS)
+test: lint $(OTHERS)
 	$(PY) -m pytest -n $(JOBS) --dist worksteal
 
 campaign: seed := $(SEED)
-campaign: $(PEERS)
+campaign: $(OTHERS)
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --timeout 0 \
 	  --hypothesis-profile campaign --hypothesis-seed $(seed) --report campaign-report.json
 

@@ -2,7 +2,7 @@
 
 Every loop over ids or rows is plain Python that Numba compiles, so a reader can step through it: with NUMBA_DISABLE_JIT=1
 the same functions run as they are written, about 100x slower. A C++ extension would compile ahead of time and pin the
-library to one ABI of torch, which is what users of its peers complain of first.
+library to one ABI of torch, which is what users of other libraries complain of first.
 
 The flags are a promise, not a tuning. `nogil`: kernels run beside each other in our own threads. No `fastmath`: LLVM may
 then neither fuse a multiply with an add nor reorder a sum, so the bits depend on no vector width. `error_model="numpy"`:

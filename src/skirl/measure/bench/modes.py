@@ -5,7 +5,7 @@ neighbour slows all of them. Every mode has its own model, with the same initial
 memory at once: 2.2 GB a mode that holds every row of Criteo Kaggle at dim 16. Processes side by side would need no turns,
 and would share two cores.
 
-SGD everywhere, for rows and for dense weights: the one optimizer that all peers define alike.
+SGD everywhere, for rows and for dense weights: the one optimizer that all libraries define alike.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched operator on the CPU, as the benchmarks drive it: the fastest peer there is, where it is installed.
+"""FBGEMM's table-batched operator on the CPU, as the benchmarks drive it: the fastest library to compare with.
 
 It is loaded by name at the time of use: a user's install has none of it, and type checkers need not know it either.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from skirl.core.tables import Table
 
-INSTALL = "fbgemm: not installed; pip install --no-deps -r constraints/peers.txt"
+INSTALL = "fbgemm: not installed; pip install --no-deps -r constraints/others.txt"
 
 
 def has_fbgemm() -> bool:

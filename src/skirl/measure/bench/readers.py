@@ -23,8 +23,8 @@ from skirl.data.flags import DataFlags
 from skirl.data.synthetic import Synthetic
 from skirl.tools.machine import machine, peak_bytes
 
-PEERS = ("torchrec", "iopath")
-INSTALL = "not installed, or without iopath; pip install --no-deps -r constraints/peers.txt"
+OTHERS = ("torchrec", "iopath")
+INSTALL = "not installed, or without iopath; pip install --no-deps -r constraints/others.txt"
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Readers:
             raise ValueError(f"stream_gb is {self.stream_gb}: set it between 0 and 10000")
 
     def run(self) -> dict[str, Any]:
-        """Write the file in each form, read each; the peer last."""
+        """Write the file in each form, read each; TorchRec last."""
         from skirl.data.convert import Convert
 
         torch.set_num_threads(1)
@@ -73,7 +73,7 @@ class Readers:
             read = {
                 name: self._read(data, None if name == "converted" else "1000000") for name, data in sources.items()
             }
-            peer = self._torchrec(few)
+            other = self._torchrec(few)
             result = {
                 "bench": "readers",
                 "samples": self.samples,
@@ -83,8 +83,8 @@ class Readers:
                 "seed": self.seed,
                 "bytes": {"text": text.stat().st_size, "converted": Path(rows).stat().st_size},
                 "rows_per_s": read,
-                "torchrec": peer,
-                "times_torchrec": None if peer is None else read["text"]["per_cpu_s"] / peer["per_cpu_s"],
+                "torchrec": other,
+                "times_torchrec": None if other is None else read["text"]["per_cpu_s"] / other["per_cpu_s"],
                 "memory": self._memory(str(text)) if self.stream_gb else None,
                 "peak_rss_mb": peak_bytes() / (1 << 20),
                 "machine": machine(),
@@ -98,11 +98,11 @@ class Readers:
             f"{one['per_cpu_s']:,.0f} a CPU second"
             for name, one in result["rows_per_s"].items()
         }
-        peer, memory = result["torchrec"], result["memory"]
+        other, memory = result["torchrec"], result["memory"]
         lines["torchrec"] = INSTALL
-        if peer is not None:
+        if other is not None:
             lines["torchrec"] = (
-                f"{peer['median']:,.0f} rows/s, {peer['per_cpu_s']:,.0f} a CPU second; "
+                f"{other['median']:,.0f} rows/s, {other['per_cpu_s']:,.0f} a CPU second; "
                 f"text takes {result['times_torchrec']:.1f} times less CPU"
             )
         if memory is not None:
@@ -144,7 +144,7 @@ class Readers:
         return {"gb": times * size / 1e9, "slope_mb_per_gb": slope, "first_mb": resident[half], "last_mb": resident[-1]}
 
     def _torchrec(self, text: Path) -> dict[str, float] | None:
-        if not all(map(find_spec, PEERS)):
+        if not all(map(find_spec, OTHERS)):
             return None
         utils = import_module("torchrec.datasets.criteo").BinaryCriteoUtils
         samples = min(self.peer_samples, self.samples)

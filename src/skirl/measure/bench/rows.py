@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": R
 KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
 """GLIBC_TUNABLES under which no page is given back."""
 Memory = Literal["system", "kept"]
-PEERS = ("fbgemm", "embeddingbag")
+OTHERS = ("fbgemm", "embeddingbag")
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class Rows:
         """Measure every case in a child process for each kind of memory."""
         first, *others = [self._child(memory) for memory in self.memory]
         cases = first.pop("cases")
-        for other in others:
-            cases += other["cases"]
-            first |= {f"{other['memory']}_{key}": value for key, value in other.items() if "_vs_" in f"_{key}"}
+        for more in others:
+            cases += more["cases"]
+            first |= {f"{more['memory']}_{key}": value for key, value in more.items() if "_vs_" in f"_{key}"}
         return first | {"memory": list(self.memory), "cases": cases}
 
     def _child(self, memory: Memory) -> dict[str, Any]:
@@ -139,18 +139,18 @@ class Rows:
             several = f", {case['pooling']} ids a bag" if case["pooling"] > 1 else ""
             name = f"{case['memory']} {case['batch']} x {case['dim']} {case['optimizer']}{several}"
             facts[name] = f"{case['ms']['skirl']:8.2f} ms" + "".join(
-                f"   {peer} {case[f'vs_{peer}']:.2f} (kernels {case[f'kernels_vs_{peer}']:.2f})"
-                for peer in PEERS
-                if case[f"vs_{peer}"] is not None
+                f"   {other} {case[f'vs_{other}']:.2f} (kernels {case[f'kernels_vs_{other}']:.2f})"
+                for other in OTHERS
+                if case[f"vs_{other}"] is not None
             )
         for memory in result["memory"]:
             before = "" if memory == result["memory"][0] else f"{memory}_"
-            for peer in PEERS:
-                if result[f"{before}vs_{peer}_geomean"] is not None:
-                    facts[f"{memory}, {peer}"] = (
-                        f"{result[f'{before}vs_{peer}_geomean']:.2f} in geometric mean, "
-                        f"{result[f'{before}vs_{peer}_min']:.2f} at least; "
-                        f"kernels {result[f'{before}kernels_vs_{peer}_geomean']:.2f}"
+            for other in OTHERS:
+                if result[f"{before}vs_{other}_geomean"] is not None:
+                    facts[f"{memory}, {other}"] = (
+                        f"{result[f'{before}vs_{other}_geomean']:.2f} in geometric mean, "
+                        f"{result[f'{before}vs_{other}_min']:.2f} at least; "
+                        f"kernels {result[f'{before}kernels_vs_{other}_geomean']:.2f}"
                     )
         if result["thread_scaling_geomean"]:
             facts["threads"] = f"{result['threads']} are {result['thread_scaling_geomean']:.2f} times as fast as one"
@@ -160,10 +160,10 @@ class Rows:
 
 
 def _overall(cases: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Geometric mean and minimum over the cases that have a peer."""
+    """Geometric mean and minimum over the cases that have the other library."""
     facts: dict[str, float | None] = {}
-    for peer in PEERS:
-        for key in (f"vs_{peer}", f"kernels_vs_{peer}"):
+    for other in OTHERS:
+        for key in (f"vs_{other}", f"kernels_vs_{other}"):
             ratios = [case[key] for case in cases if case[key] is not None]
             facts[f"{key}_geomean"] = round(geometric_mean(ratios), 3) if ratios else None
             facts[f"{key}_min"] = min(ratios) if ratios else None
@@ -222,10 +222,12 @@ class _Case:
         ms = {name: round(median(r[name] for r in rounds) * 1e3, 3) for name in rounds[0]}
         ms["kernels"], ms["skirl"] = ms["skirl"], round(median(r["skirl"] + r["group"] for r in rounds) * 1e3, 3)
         facts: dict[str, Any] = {**self.named, "ids": len(self.given[0].step.slots), "ms": ms}
-        for peer in PEERS:
-            has = peer in self.sides
-            facts[f"vs_{peer}"] = round(median(r[peer] / (r["skirl"] + r["group"]) for r in rounds), 3) if has else None
-            facts[f"kernels_vs_{peer}"] = round(median(r[peer] / r["skirl"] for r in rounds), 3) if has else None
+        for other in OTHERS:
+            has = other in self.sides
+            facts[f"vs_{other}"] = (
+                round(median(r[other] / (r["skirl"] + r["group"]) for r in rounds), 3) if has else None
+            )
+            facts[f"kernels_vs_{other}"] = round(median(r[other] / r["skirl"] for r in rounds), 3) if has else None
         scales = self.bench.threads > 1
         facts["thread_scaling"] = round(median(r["one_thread"] / r["skirl"] for r in rounds), 3) if scales else None
         return facts
@@ -241,7 +243,7 @@ class _Case:
 
 
 def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
-    """A batch and its Step, slots laid out as in the peers' tables."""
+    """A batch and its Step, slots laid out as in the others' tables."""
     schema = Schema.of(tables)
     captured = capture(sparse, schema)
     ids = [resolve(captured, schema, 0, np.dtype(np.float32))]

@@ -1,4 +1,4 @@
-"""The embedding step of `skirl bench rows`, by skirl and by its peers: one class a side, all driven alike.
+"""The embedding step of `skirl bench rows`, by skirl and by the others: one class a side, all driven alike.
 
 A side is given the same tables, the same batches and the same gradient, and keeps what is not part of the step (steps that
 the oracle made, offsets, index types) from before the clock starts. Every side goes through its own module and autograd:
@@ -29,7 +29,7 @@ class Given:
 
     sparse: KeyedJagged
     step: Step
-    """Of skirl's oracle; its slots are those of tables that lie one after the other, as the peers have them."""
+    """Of skirl's oracle; its slots are those of tables that lie one after the other, as the others have them."""
     micro: Micro
 
     @cached_property

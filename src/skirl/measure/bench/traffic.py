@@ -4,7 +4,7 @@ The run is the real one: a collection of one table, lookahead with prefetch, for
 counters must equal what the planner alone says, else there is no report. Counting in a simulator only would be 5 to 10
 times faster, and would not notice a row that is moved and was not planned.
 
-`min` and `lru` come from `benchmarks/traffic_peers.py`, which shares no code with skirl and is no part of the package:
+`min` and `lru` come from `benchmarks/traffic_others.py`, which shares no code with skirl and is no part of the package:
 without a checkout they are reported as missing. `lfu` and `ttl` are skirl's planner under those policies, without rows.
 Ids of a trace may be sparse and huge: they are renumbered 0, 1, 2, ... in rising order, and the table has as many rows.
 """
@@ -29,7 +29,7 @@ from skirl.pipeline.lookahead import lookahead
 from skirl.pipeline.simulate import Totals, simulate
 from skirl.tools.machine import machine
 
-PEERS = Path(__file__).parents[3] / "benchmarks" / "traffic_peers.py"
+INDEPENDENT = Path(__file__).parents[4] / "benchmarks" / "traffic_others.py"
 """Where a checkout has the independent counts."""
 
 COUNTS = ("skirl", "min", "lru", "lfu", "ttl")
@@ -91,11 +91,11 @@ class Traffic:
         counted = self._count(batches, len(distinct), self.plan, hold_rows)
         if executed != counted:
             raise AssertionError(f"the executed run moved {executed}, its plan says {counted}: this is a bug in skirl")
-        peers = load_peers()
+        counted = independent_counts()
         counts = {
             "skirl": executed.fetched,
-            "min": peers and peers.minimum(ids, self.batch, self.capacity),
-            "lru": peers and peers.least_recent(ids, self.batch, self.capacity),
+            "min": counted and counted.minimum(ids, self.batch, self.capacity),
+            "lru": counted and counted.least_recent(ids, self.batch, self.capacity),
             "lfu": self._count(batches, len(distinct), Plan(1, self.prefetch, "lfu")).fetched,
             "ttl": self._count(batches, len(distinct), self._ttl_plan(len(batches))).fetched,
         }
@@ -116,7 +116,7 @@ class Traffic:
             "to_min": {name: round(n / least, 4) if least and n is not None else None for name, n in counts.items()},
             "forwarded": executed.forwarded,
             "written": executed.written,
-            "missing": None if peers else f"min and lru: {PEERS.name} is not there; run skirl from a checkout",
+            "missing": None if counted else f"min and lru: {INDEPENDENT.name} is not there; run skirl from a checkout",
             "seconds": round(seconds, 3),
             "stages": stages,
             "machine": machine(),
@@ -199,11 +199,11 @@ class _Loader:
             yield KeyedJagged.one_hot(["id"], torch.from_numpy(batch)[:, None])
 
 
-def load_peers() -> ModuleType | None:
+def independent_counts() -> ModuleType | None:
     """The independent counts, by path; None outside a checkout."""
-    if not PEERS.is_file():
+    if not INDEPENDENT.is_file():
         return None
-    spec = importlib.util.spec_from_file_location("skirl_traffic_peers", PEERS)
+    spec = importlib.util.spec_from_file_location("traffic_others", INDEPENDENT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Training speed of skirl beside every peer, on one stream of batches in one process.
+"""Training speed of skirl beside the others, on one stream of batches in one process.
 
 All modes take turns in slices of some steps: a machine that others share gets slower and faster by half within seconds, and
 a ratio of two slices that follow each other survives that. The result is the median of the ratios of the quieter half of
@@ -6,7 +6,7 @@ the rounds, by what other processes took of the machine. Running each mode throu
 ratios wandered by 30% here.
 
 A slice's clock starts when nothing moves and stops when nothing moves any more, so that no mode travels on another's time.
-All modes train on the same batches, and their losses have to agree: to the last bit among skirl's own, to 1e-3 with peers
+All modes train on the same batches, and their losses have to agree: to the last bit among skirl's own, to 1e-3 with others
 that sum in another order.
 """
 
