@@ -50,7 +50,11 @@ def fields_with_a_line(kind: type) -> set[str]:
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, after in zip(body.body, body.body[1:]):
-            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
                 assert isinstance(field.target, ast.Name)
                 found.add(field.target.id)
     return found
@@ -71,7 +75,9 @@ def undocumented(public: Any) -> set[str]:
 @pytest.mark.parametrize(("module", "name"), [at for at in PUBLIC if at[1] not in ELSEWHERE])
 def test_every_argument_is_documented(module: str, name: str):
     missing = undocumented(getattr(import_module(module), name))
-    assert not missing, f"{name} does not say what {', '.join(sorted(missing))} is: write - `name`: ... under **Arguments**"
+    assert not missing, (
+        f"{name} does not say what {', '.join(sorted(missing))} is: write - `name`: ... under **Arguments**"
+    )
 
 
 def test_names_that_are_documented_elsewhere_are_public():
