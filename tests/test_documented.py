@@ -11,12 +11,13 @@ import pytest
 
 from tests.test_names import NAMES
 
-ELSEWHERE = {
+NOT_CALLED_BY_USERS = {
     "Lookahead",  # made by skirl.lookahead, which says what its arguments are
     "Pooled",  # made by a collection
     "CheckpointError", "DiskError", "DiskFull",  # exceptions take a text
     "Embeddings",  # a protocol
-    # Not documented yet:
+}  # fmt: skip
+NOT_YET = {
     "EmbeddingBagCollection", "EmbeddingCollection", "lookahead", "lines_of",
     "DLRM", "WideDeep", "DeepCross", "DeepFM", "DCNv2", "DIN", "Synthetic",
     "DiskStore", "Layout", "Link", "LinkStore", "MemoryStore", "Record", "Store",
@@ -72,7 +73,7 @@ def undocumented(public: Any) -> set[str]:
     return wanted - known
 
 
-@pytest.mark.parametrize(("module", "name"), [at for at in PUBLIC if at[1] not in ELSEWHERE])
+@pytest.mark.parametrize(("module", "name"), [at for at in PUBLIC if at[1] not in NOT_CALLED_BY_USERS | NOT_YET])
 def test_every_argument_is_documented(module: str, name: str):
     missing = undocumented(getattr(import_module(module), name))
     assert not missing, (
@@ -80,5 +81,5 @@ def test_every_argument_is_documented(module: str, name: str):
     )
 
 
-def test_names_that_are_documented_elsewhere_are_public():
-    assert {name for _, name in PUBLIC} >= ELSEWHERE
+def test_names_that_are_left_out_are_public():
+    assert {name for _, name in PUBLIC} >= NOT_CALLED_BY_USERS | NOT_YET
