@@ -23,6 +23,7 @@ from skirl.engine.engine import Damaged
 from skirl.engine.kernels import cpu
 from skirl.oracle.bank import BatchTooLarge
 from skirl.pipeline.loader_watch import StageStuck
+from tests.hooked import hooked
 from tests.loops import (
     FEATURES,
     Broken,
@@ -424,7 +425,7 @@ def test_slow_stages_slow_the_others(data, slow, prefetch):
         if stage == slow:
             nap(number)
 
-    with skirl.lookahead(data[0], embeddings, prefetch=prefetch, patience=5, hook=hook) as batches:
+    with hooked(hook, data[0], embeddings, prefetch=prefetch, patience=5) as batches:
         for batch in batches:
             train(embeddings, batch)
             if slow == "loop":

@@ -5,7 +5,7 @@ still for milliseconds.
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Saving:
         self.bytes = 0
         """Bytes written for this checkpoint; what it shares with the one before is not counted."""
         self.files: dict[str, Any] = {}
-        """What `rows` of the header says; the next checkpoint builds on it."""
+        """What the header says of the rows of each collection; the next checkpoint builds on it."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -78,11 +78,10 @@ class Saving:
 
 
 class Frozen:
-    """All rows as they are at the moment this is made."""
+    """The rows of one collection at the moment this is made; `before`: what the last checkpoint wrote of them."""
 
-    def __init__(self, engine: Engine, path: Path, since: Saving | None) -> None:
+    def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
         rows = path / folder.ROWS
-        before = since.files if since is not None and since.path.parent == path and since.files else {}
         self._marks = [cache.marks for cache in engine.caches]
         same = before.get("marks") == self._marks
         self._caches = FrozenCaches(engine.caches, rows, before["cache"] if same else None)
@@ -103,7 +102,32 @@ class Frozen:
         self._store.release()
 
 
-def write(saving: Saving, path: Path, frozen: Frozen, tensors: dict[str, Any], body: dict[str, Any], keep: int) -> None:
+class AllFrozen:
+    """The rows of all collections of a model, by their place in it."""
+
+    def __init__(self, engines: Mapping[str, Engine], path: Path, since: Saving | None) -> None:
+        before = since.files if since is not None and since.path.parent == path else {}
+        self._parts: dict[str, Frozen] = {}
+        try:
+            for name, engine in engines.items():
+                self._parts[name] = Frozen(engine, path, before.get(name, {}))
+        except BaseException:
+            self.release()
+            raise
+
+    def write(self) -> dict[str, Any]:
+        """Write all rows; returns what the header says of them, by collection."""
+        return {name: part.write() for name, part in self._parts.items()}
+
+    def release(self) -> None:
+        """Let go of the rows: they are written, or given up."""
+        for part in self._parts.values():
+            part.release()
+
+
+def write(
+    saving: Saving, path: Path, frozen: AllFrozen, tensors: dict[str, Any], body: dict[str, Any], keep: int
+) -> None:
     """What the thread does: write all files, then the header, then remove what is not needed any more."""
     began = time.perf_counter()
     mark = secrets.token_hex(8)
@@ -114,7 +138,8 @@ def write(saving: Saving, path: Path, frozen: Frozen, tensors: dict[str, Any], b
         finally:
             frozen.release()
         entry = dense.write(path, mark, tensors)
-        head = body | {"number": saving.number, "dense": entry, "rows": {k: rows[k] for k in ("store", "cache")}}
+        named = {name: {"store": part["store"], "cache": part["cache"]} for name, part in rows.items()}
+        head = body | {"number": saving.number, "dense": entry, "rows": named}
         write_sealed(saving.path, head, mark)
     except BaseException:
         if not saving.path.exists():  # an interrupt may also come after the rename
