@@ -67,7 +67,13 @@ def plainly(row: tuple[str, ...]) -> tuple[float, float, float, int, list[int]] 
     if y not in ("0", "1", "1.0") or x in ("nan", "y") or item not in ("0", "39", "7"):
         return None
     number = -1.0 if x == "" else float(np.float32(math.log1p(max(float(x), 0))))
-    return float(y), number, float(x == ""), int(item), [logs.row_of(logs.text_hash(tag.encode(), "tags"), 100) for tag in tags.split()]
+    return (
+        float(y),
+        number,
+        float(x == ""),
+        int(item),
+        [logs.row_of(logs.text_hash(tag.encode(), "tags"), 100) for tag in tags.split()],
+    )
 
 
 @given(rows=st.lists(ROW, max_size=30))
