@@ -13,6 +13,7 @@ from skirl import Batch, KeyedJagged, Table
 from skirl.core.optim import RowOptimizer
 from skirl.core.reference import Bags, Reference
 from skirl.core.tables import Schema
+from skirl.engine.access import peek
 from skirl.store import MemoryStore, Record
 
 TABLES = (
@@ -75,7 +76,7 @@ def every_row(embeddings: skirl.EmbeddingBagCollection) -> np.ndarray:
     for bank, members in enumerate(embeddings.engine.schema.banks):
         for t in members.tables:
             keys = (np.int64(t) << 48) + np.arange(TABLES[t].rows, dtype=np.int64)
-            rows, place = embeddings.engine.peek(keys, bank)
+            rows, place = peek(embeddings.engine, keys, bank)
             parts.append(rows[place].reshape(-1))
     return np.concatenate(parts).view(np.uint8)
 
@@ -134,10 +135,10 @@ class ProbedStore(MemoryStore):
         self.on_read(self.reads)
         return super().read(keys, out)
 
-    def write(self, keys: Any, rows: Any) -> None:
+    def write(self, keys: Any, rows: Any) -> int:
         self.writes += 1
         self.on_write(self.writes)
-        super().write(keys, rows)
+        return super().write(keys, rows)
 
 
 class Broken(Exception):

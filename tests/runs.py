@@ -14,12 +14,14 @@ from skirl import KeyedJagged, Table
 from skirl.core.optim import RowOptimizer
 from skirl.core.reference import Bags, Reference
 from skirl.core.tables import Schema
-from skirl.engine.cache import split_cache
+from skirl.engine.capacity import split_cache
 from skirl.engine.device.gpu import GpuRows
+from skirl.engine.engine import Leaving
 from skirl.engine.work import Work
 from skirl.pipeline.pipeline import FIRST_WINDOW
 from tests.engine.device.delayed import DelayedStreams
 from tests.engine.device.lazy import World
+from tests.hooked import hooked
 from tests.plans import Residents, windows
 from tests.streams import Item, Loader, Naps, SlowStore, Stream, stored_rows
 
@@ -204,11 +206,11 @@ class Run:
         }
         model = torch.nn.ModuleList([self.ours, self.heads[0]])
         hook = Naps(case.nap, case.seed + 2)
-        with skirl.lookahead(loader, model, patience=PATIENCE, hook=hook, **options) as batches:
+        with hooked(hook, loader, model, patience=PATIENCE, **options) as batches:
             for stop in part.passes:
                 taken, before = 0, len(self.report.works)
                 if stop != 0:
-                    if self.ours.engine.split_by_one:
+                    if self.ours.engine.capacity.by_one:
                         self.residents = []  # the cache is split anew, and starts empty
                     for item in batches:
                         if taken % case.accumulate == 0:
@@ -332,6 +334,7 @@ class Run:
             return
         item = [*self.extra, *self.items][self.rng.integers(len(self.extra) + len(self.items))]
         engine = self.ours.engine
+        self.ours.current.drain()  # what is on its way to the store is counted when it is there
         before = self._state()
         if self.rng.random() < 0.5:
             with torch.no_grad():
@@ -387,11 +390,12 @@ class Run:
         engine = self.ours.engine
         load = engine.load
 
-        def spied(work: Work, write_back: Any) -> None:
-            load(work, write_back)
+        def spied(work: Work) -> Leaving:
+            left = load(work)
             self._note_step(work)
             if self.case.device != "cpu":
                 self.nap()  # the stages get on while the streams do not
+            return left
 
         engine.load = spied
 

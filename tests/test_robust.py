@@ -23,6 +23,7 @@ from skirl.engine.engine import Damaged
 from skirl.engine.kernels import cpu
 from skirl.oracle.bank import BatchTooLarge
 from skirl.pipeline.loader_watch import StageStuck
+from tests.hooked import hooked
 from tests.loops import (
     FEATURES,
     Broken,
@@ -228,11 +229,11 @@ def test_a_read_fails_while_the_loop_is_moving_rows(data, monkeypatch):
     embeddings = collection(store)
     load = embeddings.engine.load
 
-    def load_late(work, write_back):
+    def load_late(work):
         if failed.is_set() or (work.number >= 3 and failed.wait(0.2)):
             wait_for(lambda: "skirl-fetch" not in our_threads() and "skirl-plan" not in our_threads())
             time.sleep(0.05)
-        load(work, write_back)
+        return load(work)
 
     monkeypatch.setattr(embeddings.engine, "load", load_late)
     steps, _ = run_until_it_fails(embeddings, data[0], Broken)
@@ -424,7 +425,7 @@ def test_slow_stages_slow_the_others(data, slow, prefetch):
         if stage == slow:
             nap(number)
 
-    with skirl.lookahead(data[0], embeddings, prefetch=prefetch, patience=5, hook=hook) as batches:
+    with hooked(hook, data[0], embeddings, prefetch=prefetch, patience=5) as batches:
         for batch in batches:
             train(embeddings, batch)
             if slow == "loop":

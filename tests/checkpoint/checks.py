@@ -19,6 +19,7 @@ import torch
 import skirl
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers, saving
+from skirl.engine.access import peek
 from tests.resume import ROWS, Run, Setup, assert_same
 
 
@@ -124,7 +125,7 @@ def gaps() -> None:
         for bank, members in enumerate(engine.schema.banks):
             keys = np.concatenate([np.arange(300) | (table << 48) for table in members.tables])
             keys = keys[engine.seen.has(keys)]
-            found += [keys.tobytes(), engine.peek(keys, bank)[0].tobytes()]
+            found += [keys.tobytes(), peek(engine, keys, bank)[0].tobytes()]
         return found
 
     rng, rows, states = np.random.default_rng(0), made(), list[list[bytes]]()

@@ -15,6 +15,7 @@ import skirl
 from skirl.checkpoint.commands import Import
 from skirl.checkpoint.without_model import open_rows
 from skirl.cli import main
+from skirl.engine.access import peek
 
 TABLES = [skirl.Table("user", 300, 8), skirl.Table("item", 200, 8, features=("clicked",), pooling="mean")]
 NAMES = ["user", "clicked"]
@@ -174,7 +175,7 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     go_on(rowwise := adaptive(RULES[1]))
     skirl.export(rowwise, file)
     skirl.import_rows(other := adaptive(RULES[2]), file)
-    records, _ = other.engine.peek(np.arange(6), 0)
+    records, _ = peek(other.engine, np.arange(6), 0)
     assert not records[:, 4:].any() and records[:, :4].any()
     with pytest.raises(ValueError, match=r"item.sum is \[6, 1\] in the state dict, Adagrad has \[6, 4\]: leave it out"):
         skirl.import_rows(adaptive(RULES[2]), load_file(file))
@@ -223,5 +224,5 @@ def test_parquet_has_the_touched_rows(tmp_path: Path) -> None:
     rows, _, _ = open_rows(tmp_path / "c")
     for row in table[:: len(table) // 9]:
         number = [t.name for t in TABLES].index(row["table"])
-        record = rows.engine.peek(torch.tensor([row["row"] | number << 48]).numpy(), 0)[0][0]
+        record = peek(rows.engine, torch.tensor([row["row"] | number << 48]).numpy(), 0)[0][0]
         assert row["weight"] == record[:8].tolist()

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 import skirl
 from skirl.core.optim import RowOptimizer
 from skirl.core.reference import Reference
+from tests.hooked import hooked
 from tests.resume import ROWS
 
 TABLES = [
@@ -90,7 +91,7 @@ def test_rows_are_the_references(optimizer: RowOptimizer, dtype: torch.dtype, tm
             time.sleep(0.03)  # so that write-backs are on their way when rows are exported
 
     loader = [batch(i) for i in range(12)]
-    with skirl.lookahead(loader, both.rows, sparse=lambda ids: ids, patience=30, hook=slow) as batches:
+    with hooked(slow, loader, both.rows, sparse=lambda ids: ids, patience=30) as batches:
         for ids in batches:
             both.step(ids)
             if batches.step in (

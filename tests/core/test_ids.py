@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import KeyedJagged, Table
-from skirl.core.ids import BadIds, capture, resolve
+from skirl.core.ids import BadIds, capture, positions_of, resolve
 from skirl.core.tables import ROW_BITS, Schema
 from tests.cases import cases
 
@@ -70,6 +70,11 @@ def jagged(draw: st.DrawFn) -> tuple[KeyedJagged, dict[str, list[list[tuple[int,
     return KeyedJagged(names, values, lengths=lengths, weights=weights), bags
 
 
+def resolved(sparse, schema, bank, dtype, copy=True):
+    captured = capture(sparse, schema.features, copy=copy)
+    return resolve(captured, positions_of(captured, schema, bank), schema, bank, dtype)
+
+
 INTEGERS = st.sampled_from([torch.int32, torch.int64])
 
 
@@ -78,9 +83,9 @@ INTEGERS = st.sampled_from([torch.int32, torch.int64])
 def test_keys_and_bags(given, double):
     sparse, bags = given
     dtype = np.dtype(np.float64 if double else np.float32)
-    captured = capture(sparse, SCHEMA)
+    captured = capture(sparse, SCHEMA.features)
     for number, bank in enumerate(SCHEMA.banks):
-        ids = resolve(captured, SCHEMA, number, dtype)
+        ids = resolve(captured, positions_of(captured, SCHEMA, number), SCHEMA, number, dtype)
         assert ids.batch == captured.batch == len(bags["a"])
         n = 0
         for f, feature in enumerate(bank.features):
@@ -132,7 +137,7 @@ def test_keys_and_bags(given, double):
         (Given(offsets=torch.tensor([0, 3, 2])), "from 0 to 2 and fall on the way: a length is negative"),
         (Given(offsets=torch.tensor([0, -1, 2])), "and fall on the way"),
         (Given(offsets=torch.tensor([0, 2**63 - 1, -(2**63), 2])), "and fall on the way"),
-        (Given(weights=torch.ones(3)), "3 weights for 2 ids: pass one a id"),
+        (Given(weights=torch.ones(3)), "3 weights for 2 ids: pass one for each id"),
         (
             Given(values=torch.tensor([], dtype=torch.int64)),
             "rise from 0 to the number of ids (0); they run from 0 to 2",
@@ -141,7 +146,7 @@ def test_keys_and_bags(given, double):
 )
 def test_ids_that_cannot_be_looked_up_are_refused(given, message):
     with pytest.raises(BadIds, match=re.escape(message)):
-        resolve(capture(given, ONE), ONE, 0, np.dtype(np.float32))
+        resolved(given, ONE, 0, np.dtype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +176,7 @@ def test_ids_that_cannot_be_looked_up_are_refused(given, message):
 )
 def test_what_has_another_form_is_refused(given, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        capture(given, ONE)
+        capture(given, ONE.features)
 
 
 def test_a_bad_id_of_a_shared_table_is_named_by_its_feature():
@@ -179,21 +184,21 @@ def test_a_bad_id_of_a_shared_table_is_named_by_its_feature():
         ["b", "s2", "s1", "a"], torch.tensor([0, 5, 1 << 40, 6, 2, 9]), lengths=torch.tensor([1, 0, 0, 2, 1, 1, 0, 1])
     )
     with pytest.raises(BadIds, match="feature 's2', sample 1: id 1099511627776 is outside table 'shared'"):
-        resolve(capture(sparse, SCHEMA), SCHEMA, 0, np.dtype(np.float32))
+        resolved(sparse, SCHEMA, 0, np.dtype(np.float32))
 
 
 def test_a_batch_without_samples():
     sparse = KeyedJagged(
         ["b", "s2", "s1", "a"], torch.tensor([], dtype=torch.int64), lengths=torch.tensor([], dtype=torch.int64)
     )
-    ids = resolve(capture(sparse, SCHEMA), SCHEMA, 0, np.dtype(np.float32))
+    ids = resolved(sparse, SCHEMA, 0, np.dtype(np.float32))
     assert (ids.batch, ids.bags, len(ids.keys), ids.offsets.tolist()) == (0, 0, 0, [0])
     assert ids.unpooled().by_bag(np.ones(3, np.bool_)).tolist() == []
 
 
 def test_what_is_captured_is_a_copy():
     values, offsets, weights = torch.tensor([3, 4]), torch.tensor([0, 1, 2]), torch.tensor([1.0, 2.0])
-    captured = capture(Given(values=values, offsets=offsets, weights=weights), ONE)
+    captured = capture(Given(values=values, offsets=offsets, weights=weights), ONE.features)
     for tensor in (values, offsets, weights):
         tensor.fill_(9)
     assert captured.values.tolist() == [3, 4]
@@ -205,7 +210,7 @@ def test_what_is_captured_is_a_copy():
 def test_strided_ids_and_half_weights():
     values = torch.tensor([[3, 0], [4, 0]])[:, 0]
     weights = torch.tensor([0.5, 2.0], dtype=torch.bfloat16, requires_grad=True)
-    ids = resolve(capture(Given(values=values, weights=weights), ONE, copy=False), ONE, 0, np.dtype(np.float64))
+    ids = resolved(Given(values=values, weights=weights), ONE, 0, np.dtype(np.float64), copy=False)
     assert ids.keys.tolist() == [3, 4]
     assert ids.scale.tolist() == [0.5, 2.0]
 
@@ -224,4 +229,4 @@ def test_lengths_do_where_there_are_no_offsets():
         def weights_or_none(self):
             return None
 
-    assert capture(Bare(), Schema.of([Table("a", 10, 4)])).offsets.tolist() == [0, 1, 3]
+    assert capture(Bare(), ["a"]).offsets.tolist() == [0, 1, 3]

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import skirl
+from skirl.engine.access import peek
 from skirl.engine.engine import Damaged, Engine
 from skirl.store import MemoryStore, Record
 from tests.loops import OPTIMIZER, TABLES, Broken, ProbedStore, collection, every_row, loop, stream, train
@@ -37,7 +38,7 @@ def test_a_store_with_rows_is_refused_unless_resumed():
     with pytest.raises(ValueError, match="already holds 1 rows: pass resume=True"):
         collection(store)
     embeddings = collection(store, resume=True)
-    rows, _ = embeddings.engine.peek(np.array([7, 8]), 0)
+    rows, _ = peek(embeddings.engine, np.array([7, 8]), 0)
     assert (rows[0] == 2).all()
     assert (rows[1] != 2).all()
 
@@ -119,7 +120,7 @@ def test_counters_are_those_of_the_store():
 
     def count_write(keys, rows):
         moved["written"] += len(keys)
-        write(keys, rows)
+        return write(keys, rows)
 
     store.read, store.write = count_read, count_write  # type: ignore[method-assign]
     with skirl.lookahead(stream(30)[0], embeddings) as batches:

@@ -19,6 +19,7 @@ import torch
 import skirl
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.keeper import Keeper, SaveFlags
+from skirl.engine.access import peek
 from skirl.store.base import Record
 from skirl.store.disk import records
 from skirl.store.disk.store import DiskError, DiskStore
@@ -89,7 +90,7 @@ class Run:
             for table in members.tables:
                 keys = np.arange(TABLES[table].rows) | (table << 48)
                 keys = keys[self.rows.engine.seen.has(keys)]
-                values = self.rows.engine.peek(keys, bank)[0]
+                values = peek(self.rows.engine, keys, bank)[0]
                 found |= {int(key): row.tobytes() for key, row in zip(keys, values)}
         return found, {name: value.numpy().tobytes() for name, value in self.model["top"].state_dict().items()}
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import skirl
 from skirl.core.batch import Batch, KeyedJagged
+from skirl.engine.access import peek
 from skirl.models import Model
 
 
@@ -73,7 +74,7 @@ class Bags(nn.Module):
 def weights_of(rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection, table: int) -> Tensor:
     """All rows of a table as they are now."""
     keys = torch.arange(rows.tables[table].rows).numpy() | table << 48
-    return torch.tensor(rows.engine.peek(keys, 0)[0])[:, : rows.tables[table].dim].clone()
+    return torch.tensor(peek(rows.engine, keys, 0)[0])[:, : rows.tables[table].dim].clone()
 
 
 def agree(model: Model, formula: Formula, data: Sequence[Batch]) -> None:

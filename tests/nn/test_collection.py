@@ -376,18 +376,18 @@ def test_a_feature_by_name_and_all_stacked_add_up_as_in_torch(by_name_first):
 def test_a_ctrl_c_as_backward_ends_finds_the_step_done(monkeypatch):
     """Between the last gradient and the update there is no moment for it: a later lookahead would apply the step late."""
     embeddings, ids = made(), one_hot((1, 2, 3))
-    update = embeddings._update
+    update = embeddings.current._update
 
     def pressed(work):
         signal.raise_signal(signal.SIGINT)
         update(work)
 
     out = embeddings(ids).stacked().sum()
-    monkeypatch.setattr(embeddings, "_update", pressed)
+    monkeypatch.setattr(embeddings.current, "_update", pressed)
     with pytest.raises(KeyboardInterrupt):
         out.backward()
     monkeypatch.undo()
-    assert embeddings.work.updated
+    assert embeddings.current.work.updated
     after = embeddings.eval()(ids).stacked().clone()
     assert (after == 0.5).all()
     with lookahead([], embeddings.train(), sparse=lambda batch: batch):

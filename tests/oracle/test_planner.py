@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from skirl import Table
 from skirl.core.tables import Schema
 from skirl.oracle.bank import Resident
-from skirl.oracle.planner import Plan, Planner
+from skirl.oracle.options import Plan
+from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 from skirl.pipeline.epoch import Epoch
@@ -24,15 +25,19 @@ ONE = Schema.of([Table("a", 1000, 4)])
 RANDOM_TRACES = 10_000
 
 
+def made(schema: Schema, capacities: list[int], plan: Plan, seen: Seen, **options) -> Planner[None]:
+    return Planner(bank_planners(schema, capacities, plan, seen, **options), plan)
+
+
 def plan_all(
     schema: Schema, batches: list[list[np.ndarray]], capacities: list[int], plan: Plan, **options
 ) -> list[list[Step]]:
     """Steps of a whole stream, by bank."""
-    planner = Planner(schema, capacities, plan, options.pop("seen", None) or Seen(schema), **options)
+    planner = made(schema, capacities, plan, options.pop("seen", None) or Seen(schema), **options)
     for batch in batches:
-        planner.add(batch, 1)
+        planner.add(None, batch, 1)
     planner.end()
-    return list(iter(planner.next, None))
+    return [steps for _, steps in iter(planner.next, None)]
 
 
 def plan_one(trace: list[list[int]], capacity: int, plan: Plan) -> list[Step]:
@@ -46,11 +51,11 @@ def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents
             epoch.add(batch)
         epoch.scan()
         first = None if residents is None else [epoch.first_uses(bank, r.keys) for bank, r in enumerate(residents)]
-        planner = Planner(SCHEMA, capacities, Plan("epoch"), Seen(SCHEMA), residents=residents, resident_next=first)
+        planner = made(SCHEMA, capacities, Plan("epoch"), Seen(SCHEMA), residents=residents, resident_next=first)
         for batch in batches:
-            planner.add(batch, 0, epoch.next_uses(batch))
+            planner.add(None, batch, 0, epoch.next_uses(batch))
         planner.end()
-        return list(iter(planner.next, None))
+        return [steps for _, steps in iter(planner.next, None)]
 
 
 def two_banks(trace: list[list[int]]) -> list[list[np.ndarray]]:
@@ -153,15 +158,15 @@ def test_the_window_follows_its_rules(data, trace, depth, ramp, window_bytes):
     """min(depth, 2t + 8) batches; auto: until it has four times the cache in rows; never beyond its bytes. Victims too."""
     capacity = largest(trace) + data.draw(st.integers(0, 2))
     sizes = [zlib.crc32(bytes(batch)) % 10 for batch in trace]
-    planner = Planner(ONE, [capacity], Plan(depth, ramp=ramp, window_bytes=window_bytes), Seen(ONE))
+    planner = made(ONE, [capacity], Plan(depth, ramp=ramp, window_bytes=window_bytes), Seen(ONE))
     for batch, size in zip(trace, sizes, strict=True):
-        planner.add([np.array(batch, np.int64)], size)
+        planner.add(None, [np.array(batch, np.int64)], size)
     planner.end()
     ends, evicted = [], []
-    while steps := planner.next():
+    while planned := planner.next():
         ends.append(len(ends) + 1 + planner.window)
-        evicted.append(steps[0].evict_keys.tolist())
-        assert planner.waiting == len(trace) - ends[-1]
+        evicted.append(planned[1][0].evict_keys.tolist())
+        assert len(planner.rest) == len(trace) - ends[-1]
     wanted = brute.window_ends(
         trace, depth=depth, capacity=capacity, ramp=ramp, nbytes=sizes.__getitem__, window_bytes=window_bytes
     )
@@ -171,10 +176,10 @@ def test_the_window_follows_its_rules(data, trace, depth, ramp, window_bytes):
 
 def test_auto_counts_a_row_of_the_window_once_however_often_it_is_used():
     """Also when its first use is planned and others are still to come."""
-    planner = Planner(ONE, [3], Plan("auto", ramp=False), Seen(ONE))
+    planner = made(ONE, [3], Plan("auto", ramp=False), Seen(ONE))
     trace = [[number % 3, 100 + number // 2] for number in range(60)]
     for batch in trace:
-        planner.add([np.array(batch)], 0)
+        planner.add(None, [np.array(batch)], 0)
     for number in range(30):
         assert planner.next() is not None
         window = {key for batch in trace[number : number + 1 + planner.window] for key in batch}
@@ -184,9 +189,9 @@ def test_auto_counts_a_row_of_the_window_once_however_often_it_is_used():
 
 def test_auto_waits_for_the_bank_that_fills_last():
     schema = Schema.of([Table("a", 100, 4), Table("b", 100, 8)])
-    planner = Planner(schema, [1, 2], Plan("auto", ramp=False), Seen(schema))
+    planner = made(schema, [1, 2], Plan("auto", ramp=False), Seen(schema))
     for number in range(11):
-        planner.add([np.array([number]), (1 << 48) + np.array([number])], 0)
+        planner.add(None, [np.array([number]), (1 << 48) + np.array([number])], 0)
     assert planner.next() is not None
     assert planner.window == 4 * 2 - 1
 
@@ -198,16 +203,16 @@ def test_steps_do_not_depend_on_when_batches_come(data, trace, depth, ramp):
     capacities = [largest([b[bank].tolist() for b in batches]) + data.draw(st.integers(0, 4)) for bank in (0, 1)]
     plan = Plan(depth, ramp=ramp)
     at_once = plan_all(SCHEMA, batches, capacities, plan)
-    planner = Planner(SCHEMA, capacities, plan, Seen(SCHEMA))
+    planner = made(SCHEMA, capacities, plan, Seen(SCHEMA))
     slowly = []
     for batch in batches:
-        planner.add(batch, 1)
+        planner.add(None, batch, 1)
         for _ in range(data.draw(st.integers(0, 3))):
-            if steps := planner.next():
-                slowly.append(steps)
+            if planned := planner.next():
+                slowly.append(planned[1])
         planner.executed(len(slowly))
     planner.end()
-    slowly += iter(planner.next, None)
+    slowly += [steps for _, steps in iter(planner.next, None)]
     assert len(at_once) == len(slowly) == len(trace)
     for one, other in zip(at_once, slowly, strict=True):
         for bank in (0, 1):
@@ -217,11 +222,11 @@ def test_steps_do_not_depend_on_when_batches_come(data, trace, depth, ramp):
 
 def test_rollback_reaches_all_banks():
     seen = Seen(SCHEMA)
-    planner = Planner(SCHEMA, [9, 9], Plan(1), seen)
+    planner = made(SCHEMA, [9, 9], Plan(1), seen)
     for batch in two_banks([[1, 2], [3, 4], [5, 6]]):
-        planner.add(batch, 0)
+        planner.add(None, batch, 0)
     planner.end()
-    assert len(list(iter(planner.next, None))) == 3
+    assert len([steps for _, steps in iter(planner.next, None)]) == 3
     planner.rollback(1)
     wanted = Seen(SCHEMA)
     for part in two_banks([[1, 2]])[0]:

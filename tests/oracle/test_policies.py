@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from skirl import Table
 from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, Resident
-from skirl.oracle.planner import Plan
+from skirl.oracle.options import Plan
 from skirl.oracle.policies.base import make_policy
 from skirl.oracle.seen import Seen
 

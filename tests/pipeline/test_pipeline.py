@@ -7,6 +7,7 @@ import pytest
 
 import skirl
 from skirl.pipeline.pipeline import BACKLOG
+from tests.hooked import hooked
 from tests.loops import Hang, ProbedStore, Replay, collection, endless, loop, our_threads, stream, train, wait_for
 
 
@@ -32,7 +33,7 @@ class Counting:
 def test_every_stage_sees_the_steps_in_order():
     seen = {"plan": [], "fetch": [], "write": [], "load": []}
     embeddings = collection()
-    with skirl.lookahead(stream(30)[0], embeddings, hook=lambda stage, n: seen[stage].append(n)) as batches:
+    with hooked(lambda stage, n: seen[stage].append(n), stream(30)[0], embeddings) as batches:
         loop(batches, embeddings)
     for stage in ("fetch", "write", "load"):
         assert seen[stage] == list(range(30)), stage
@@ -43,12 +44,8 @@ def test_rows_travel_as_many_steps_ahead_as_prefetch_says(prefetch):
     ahead = []
     embeddings = collection(cache="100%")
     fetched = []
-    with skirl.lookahead(
-        stream(30)[0],
-        embeddings,
-        prefetch=prefetch,
-        hook=lambda stage, n: fetched.append(n) if stage == "fetch" else None,
-    ) as batches:
+    note = lambda stage, n: fetched.append(n) if stage == "fetch" else None  # noqa: E731
+    with hooked(note, stream(30)[0], embeddings, prefetch=prefetch) as batches:
         for batch in batches:
             time.sleep(0.01)
             ahead.append(len(fetched) - batches.step)
@@ -95,7 +92,7 @@ def test_rows_on_their_way_are_bounded_by_staging(slow, cache):
         for batch in ahead:
             pipeline, engine = ahead._pipeline, embeddings.engine
             largest = max(len(b.sparse.values()) for b in batches)
-            for bank, half in enumerate(engine.staging_halves):
+            for bank, half in enumerate(engine.capacity.halves):
                 assert pipeline._fetched_rows[bank] <= max(half, largest)
                 assert pipeline._unwritten_rows[bank] <= max(half, largest)
             train(embeddings, batch)
@@ -127,5 +124,5 @@ def test_no_buffer_is_held_by_a_step_that_is_done():
         for batch in batches:
             train(embeddings, batch)
             works.append(batches._work)
-            assert embeddings.engine.in_flight_rows <= sum(embeddings.engine.staging_rows)
+            assert embeddings.engine.in_flight_rows <= sum(embeddings.engine.capacity.split.staging_rows)
     assert all(not work.fetched for work in works)

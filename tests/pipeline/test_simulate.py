@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from skirl import Table
 from skirl.core.tables import Schema
 from skirl.measure.bench.traffic import load_peers
-from skirl.oracle.planner import Plan
+from skirl.oracle.options import Plan
 from skirl.pipeline.simulate import Totals, planned, simulate
 
 ROWS = 40

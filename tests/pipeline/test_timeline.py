@@ -17,6 +17,7 @@ import torch
 import skirl
 from skirl.pipeline.timeline import FLUSH_BYTES, LANES, LOOP, Timeline, read
 from skirl.train.train import Train
+from tests.hooked import hooked
 from tests.loops import wait_for
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64, "cache": "600"}
@@ -62,7 +63,7 @@ def loop(trace, *, batches=12, hook=None, each=lambda ahead: None, **flags):
     """A loop of a user's own over one table, whose rows are fetched again and again."""
     embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
     loader = [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i % 6]])) for i in range(batches)]
-    with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, trace=trace, hook=hook, **flags) as ahead:
+    with hooked(hook, loader, embeddings, sparse=lambda ids: ids, trace=trace, **flags) as ahead:
         for _ in range(2):
             for ids in ahead:
                 embeddings(ids)["a"].sum().backward()

@@ -5,19 +5,19 @@ import torch
 
 from skirl import Batch, KeyedJagged
 from skirl.core.ids import capture
-from skirl.engine.work import Micro
-from skirl.oracle.planner import Plan
+from skirl.engine.work import Item, Micro
+from skirl.oracle.options import Plan
 from skirl.pipeline.window import FIRST_WINDOW, Window
 from tests.loops import collection, stream
 
 
 def micros(embeddings, batches, nbytes=0):
-    return [Micro(b, capture(b.sparse, embeddings.engine.schema), nbytes=nbytes) for b in batches]
+    return [Item(b, capture(b.sparse, embeddings.engine.schema.features), nbytes=nbytes) for b in batches]
 
 
 def test_planning_starts_when_the_first_window_has_decided_the_split():
     embeddings = collection(cache=40)
-    window = Window(embeddings.engine, Plan(depth=20, ramp=False), None)
+    window = Window([embeddings.engine], Plan(depth=20, ramp=False))
     for micro in micros(embeddings, stream(FIRST_WINDOW)[0]):
         assert not embeddings.engine.caches
         assert window.next() is None
@@ -34,7 +34,7 @@ def test_planning_starts_when_the_first_window_has_decided_the_split():
 def test_a_short_depth_or_a_short_stream_starts_earlier():
     for depth, count in ((2, 2), (20, 3)):
         embeddings = collection()
-        window = Window(embeddings.engine, Plan(depth=depth), None)
+        window = Window([embeddings.engine], Plan(depth=depth))
         for micro in micros(embeddings, stream(count)[0]):
             assert window.next() is None
             window.enter([micro])
@@ -45,7 +45,7 @@ def test_a_short_depth_or_a_short_stream_starts_earlier():
 
 
 def test_no_batch_at_all():
-    window = Window(collection().engine, Plan(), None)
+    window = Window([collection().engine], Plan())
     window.end()
     assert window.next() is None
     window.executed(0)
@@ -54,7 +54,7 @@ def test_no_batch_at_all():
 
 def test_heavy_batches_end_the_first_window_and_every_other():
     embeddings = collection()
-    window = Window(embeddings.engine, Plan(depth=1000, ramp=False, window_bytes=10_000), None)
+    window = Window([embeddings.engine], Plan(depth=1000, ramp=False, window_bytes=10_000))
     planned = 0
     for entered, micro in enumerate(micros(embeddings, stream(30)[0], nbytes=4000), start=1):
         window.enter([micro])
@@ -69,7 +69,7 @@ def test_a_batch_weighs_what_the_user_and_the_planner_hold_of_it():
     batch = Batch(None, KeyedJagged(["a1", "a2", "b", "c"], ids, lengths=torch.full((4,), 250)), None)  # type: ignore[arg-type]
     weights = []
     for bound in (18_900, 19_000, 19_100):
-        window = Window(embeddings.engine, Plan(depth=1000, ramp=False, window_bytes=bound), None)
+        window = Window([embeddings.engine], Plan(depth=1000, ramp=False, window_bytes=bound))
         window.enter(micros(embeddings, [batch], nbytes=3000))
         weights.append(window.next() is not None)
     assert weights == [True, True, False]  # 16 bytes an id beside the user's batch
@@ -77,25 +77,34 @@ def test_a_batch_weighs_what_the_user_and_the_planner_hold_of_it():
 
 def test_micro_batches_of_a_step_are_planned_as_one():
     embeddings = collection(cache=40)
-    window = Window(embeddings.engine, Plan(depth=1), None)
+    window = Window([embeddings.engine], Plan(depth=1))
     parts = micros(embeddings, stream(3)[0])
     window.enter(parts)
-    work = window.next()
+    (work,) = window.next().works
     for bank in range(2):
-        ids = np.concatenate([part.ids[bank].keys for part in parts])
+        ids = np.concatenate([micro.ids[bank].keys for micro in work.micros])
         assert sorted(work.steps[bank].keys) == sorted(set(ids))
         assert len(work.steps[bank].slots) == len(ids)
-        assert work.positions(bank, 1) == slice(len(parts[0].ids[bank].keys), len(ids) - len(parts[2].ids[bank].keys))
+        assert work.positions(bank, 1) == slice(
+            len(work.micros[0].ids[bank].keys), len(ids) - len(work.micros[2].ids[bank].keys)
+        )
 
 
-def test_what_waits_in_the_window_is_ids_and_not_keys_and_bags():
+def test_what_waits_in_the_window_is_ids_and_not_keys_and_bags(monkeypatch):
     embeddings = collection(cache=40)
-    window = Window(embeddings.engine, Plan(depth=6, ramp=False), None)
+    window = Window([embeddings.engine], Plan(depth=6, ramp=False))
     parts = micros(embeddings, stream(12)[0])
-    planned = 0
+    seen, planned = [], 0
+    real = Micro.__init__
+
+    def noted(self, *args):
+        real(self, *args)
+        seen.append(self)
+
+    monkeypatch.setattr(Micro, "__init__", noted)
     for part in parts:
         window.enter([part])
         while window.next() is not None:
             planned += 1
-        assert [bool(one.ids) for one in parts] == [number < planned for number in range(12)]
+        assert [bool(one.ids) for one in seen] == [number < planned for number in range(len(seen))]
     assert planned == 7

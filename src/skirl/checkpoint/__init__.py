@@ -13,7 +13,7 @@ rows follows from these. Nothing is pickled, and files are checked against their
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from skirl.checkpoint.cached_rows import overlay
 from skirl.checkpoint.codec import decode, encode, with_metadata
 from skirl.checkpoint.definition import (
     check_data,
-    check_definition,
+    check_definitions,
     check_model,
     check_optimizers,
     definition,
@@ -34,9 +34,9 @@ from skirl.checkpoint.definition import (
     parameters,
 )
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
-from skirl.checkpoint.saving import Frozen, Saving, write
+from skirl.checkpoint.saving import AllFrozen, Saving, write
 from skirl.engine.engine import Counters, Engine
-from skirl.nn.collection import Collection, collection_of
+from skirl.nn.collection import Collection, collections_of
 from skirl.store.snapshot import DISK_ROWS
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
@@ -48,9 +48,10 @@ __all__ = ["Saving", "load", "numbers", "save"]
 log = logging.getLogger("skirl")
 
 _RATE = Kind("a number", lambda v: NUMBER.fits(v) or (isinstance(v, torch.Tensor) and v.numel() == 1))
-_RUN = {
+_ROWS = {
     "counters": {...: COUNT},
-    "rows": {"handle": {"param_groups": [{"lr": _RATE}]}, "table_steps": [COUNT]},
+    "handle": {"param_groups": [{"lr": _RATE}]},
+    "table_steps": [COUNT],
 }
 
 
@@ -100,16 +101,14 @@ def save(
     began = time.perf_counter()
     if keep < 1:
         raise ValueError(f"keep is {keep}: set it to 1 or more checkpoints")
-    collection = collection_of(model)
-    engine = collection.engine
-    engine.check()
+    collections = collections_of(model)
+    engines = {name: collection.engine for name, collection in collections.items()}
+    for engine in engines.values():
+        engine.check()
     parts = listed(optimizers)
-    before = _settled(engine)
-    if collection.lookahead is not None:
-        collection.lookahead.settle()
-        collection.lookahead.drain()
-    else:
-        collection.finish()
+    before = _settled(engines)
+    for collection in collections.values():
+        collection.current.settle()
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file: a checkpoint is a folder, name another")
@@ -120,12 +119,15 @@ def save(
                 {"type": type(p).__name__, "parameters": parameters(p, names), "state": p.state_dict()} for p in parts
             ],
             "rows": {
-                "handle": collection.optimizer.state_dict(),
-                "table_steps": engine.table_steps.tolist(),
-                "split": engine.split,
+                name: {
+                    "handle": collection.optimizer.state_dict(),
+                    "table_steps": collection.engine.table_steps.tolist(),
+                    "split": collection.engine.capacity.saved,
+                    "counters": asdict(collection.engine.counters),
+                }
+                for name, collection in collections.items()
             },
             "grads": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
-            "counters": asdict(engine.counters),
             "data": None if data is None else data.state_dict(),
             "generators": rng_state.capture(),
         },
@@ -134,9 +136,9 @@ def save(
     (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
     saving = Saving(path, max([0, *numbers(path)]) + 1)
     with uninterrupted():
-        taken: Frozen | None = None
+        taken: AllFrozen | None = None
         try:
-            taken = frozen = Frozen(engine, path, before)
+            taken = frozen = AllFrozen(engines, path, before)
             state = model.state_dict()  # after rows are frozen: it names the generation
             coded, more = encode({"state": state, "metadata": getattr(state, "_metadata", None)}, "model")
             body = {
@@ -144,7 +146,7 @@ def save(
                 "format_version": FORMAT_VERSION,
                 "skirl": skirl_version(),
                 "torch": torch.__version__,
-                "definition": definition(collection),
+                "definition": {name: definition(collection) for name, collection in collections.items()},
                 "model": coded,
                 "run": run,
             }
@@ -155,26 +157,35 @@ def save(
             if taken is not None:
                 taken.release()
             # Freezing took marks off rows that no file has: the next checkpoint must not build on the one before.
-            engine.saving = None if before is None else before.bare()
+            _remember(engines, None if before is None else before.bare())
             raise
-        engine.saving = saving
+        _remember(engines, saving)
     if wait:
-        _settled(engine)
+        _settled(engines)
     saving.pause = time.perf_counter() - began
     return saving
 
 
-def _settled(engine: Engine) -> Saving | None:
-    """The last checkpoint of this engine, on disk; raises, once, what kept it from getting there."""
-    last = engine.saving
-    if last is None:
-        return None
-    try:
-        return last.wait()
-    except BaseException:
-        if last.done:
-            engine.saving = last.given_up()
-        raise
+def _settled(engines: Mapping[str, Engine]) -> Saving | None:
+    """The last checkpoint of these rows, on disk; raises, once, what kept it from getting there."""
+    last = [engine.saving for engine in engines.values()]
+    for saving in last:
+        if saving is None:
+            continue
+        try:
+            saving.wait()
+        except BaseException:
+            if saving.done:
+                _remember(engines, saving.given_up())
+            raise
+    return (
+        last[0] if all(saving is last[0] for saving in last) else None
+    )  # of a part of them alone: all is written anew
+
+
+def _remember(engines: Mapping[str, Engine], saving: Saving | None) -> None:
+    for engine in engines.values():
+        engine.saving = saving
 
 
 def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), data: Any = None) -> None:
@@ -190,21 +201,26 @@ def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), 
 
     The example is that of `skirl.save`.
     """
-    collection = collection_of(model)
-    engine = collection.engine
-    engine.check_process()
+    collections = collections_of(model)
+    engines = {name: collection.engine for name, collection in collections.items()}
+    for collection in collections.values():
+        collection.engine.check_process()
+        if collection.lookahead is not None and collection.lookahead.iterating:
+            raise RuntimeError(
+                "a lookahead is already iterating over these embeddings: load before its loop, or leave its with-block "
+                "first"
+            )
     parts = listed(optimizers)
-    if collection.lookahead is not None and collection.lookahead.iterating:
-        raise RuntimeError(
-            "a lookahead is already iterating over these embeddings: load before its loop, or leave its with-block first"
-        )
-    _settled(engine)
+    _settled(engines)
     candidates = folder.headers(Path(path))
     first: CheckpointError | None = None
+    changed: Path | None = None
     for header in candidates:
         try:
-            body, run, saved = _read(header, model, collection, parts, data)
-            _restore_rows(header, body, run, engine)
+            body, run, saved = _read(header, model, collections, parts, data)
+            for name, engine in engines.items():
+                _restore_rows(header, body["rows"][name], run["rows"][name], engine)
+                changed = header
         except OtherVersion:
             raise
         except CheckpointError as found:
@@ -218,25 +234,36 @@ def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), 
         break
     else:
         assert first is not None
+        for engine in engines.values() if changed else ():
+            engine.lose(f"{changed} could be read in part only: the rows of some collections are its own")
         raise first
-    collection.forget()
+    for collection in collections.values():
+        collection.forget()
     try:
-        _apply(run, saved, model, collection, parts, data)
+        _apply(run, saved, model, collections, parts, data)
     except Exception as error:  # a header that somebody has written: its checksum is right, and it is none of ours
-        engine.damage = f"{header} is not what skirl.save writes ({error!r}): load another checkpoint"
-        raise CheckpointError(engine.damage) from error
+        wrong = f"{header} is not what skirl.save writes ({error!r}): load another checkpoint"
+        for engine in engines.values():
+            engine.damage = wrong
+        raise CheckpointError(wrong) from error
     last = Saving(header.parent, folder.number_of(header))
-    last.files = body["rows"] if body["rows"]["store"]["kind"] != DISK_ROWS else {}
-    engine.saving = last
+    last.files = {name: rows for name, rows in body["rows"].items() if rows["store"]["kind"] != DISK_ROWS}
+    _remember(engines, last)
     if body["torch"] != torch.__version__:
         log.warning("saved with torch %s, this is %s: bits may differ from here on", body["torch"], torch.__version__)
 
 
 def _apply(
-    run: dict[str, Any], saved: dict[str, Any], model: nn.Module, collection: Collection, parts: list[Any], data: Any
+    run: dict[str, Any],
+    saved: dict[str, Any],
+    model: nn.Module,
+    collections: Mapping[str, Collection],
+    parts: list[Any],
+    data: Any,
 ) -> None:
     """All but the rows."""
-    collection.optimizer.load_state_dict(run["rows"]["handle"])
+    for name, collection in collections.items():
+        collection.optimizer.load_state_dict(run["rows"][name]["handle"])
     model.load_state_dict(with_metadata(saved["state"], saved["metadata"]))
     for name, parameter in model.named_parameters():
         grad = run["grads"].get(name)
@@ -253,44 +280,53 @@ class _Mismatch(CheckpointError):
 
 
 def _read(
-    header: Path, model: nn.Module, collection: Collection, parts: list[Any], data: Any
+    header: Path, model: nn.Module, collections: Mapping[str, Collection], parts: list[Any], data: Any
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """A checkpoint's header, its run and its model, all files seen to be whole, and of this model."""
     body = folder.read(header)
     try:
-        whole.check(header.parent / folder.ROWS, body["rows"]["store"])
-        whole.check(header.parent / folder.ROWS, body["rows"]["cache"])
+        if len(body["definition"]) == len(collections) == 1:  # wherever in the model it was
+            body |= {part: dict(zip(collections, body[part].values())) for part in ("definition", "rows")}
+        for rows in body["rows"].values():
+            whole.check(header.parent / folder.ROWS, rows["store"])
+            whole.check(header.parent / folder.ROWS, rows["cache"])
         tensors = dense.read(header.parent, body["dense"])
         run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
-        Counters(**run["counters"])
-        _ = body["torch"], [run["rows"][name] for name in ("handle", "split", "table_steps")]
-        _ = [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
-        if not collection.engine.may_split(run["rows"]["split"]):
-            raise CheckpointError(f"{header} splits the cache as no run does: use another checkpoint")
-        if (wrong := misfit(run, _RUN)) is not None:
-            raise CheckpointError(f"{header} is wrong about its run: {wrong}; use another checkpoint")
+        if len(run["rows"]) == len(collections) == 1:
+            run["rows"] = dict(zip(collections, run["rows"].values()))
+        _ = body["torch"], [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
+        for rows in run["rows"].values():
+            Counters(**rows["counters"])
+            _ = [rows[name] for name in ("handle", "split", "table_steps")]
+            if (wrong := misfit(rows, _ROWS)) is not None:
+                raise CheckpointError(f"{header} is wrong about its run: {wrong}; use another checkpoint")
         try:
-            check_definition(body["definition"], definition(collection), header)
+            check_definitions(body["definition"], {n: definition(c) for n, c in collections.items()}, header)
             check_optimizers(run["optimizers"], parts, model)
             check_model(saved["state"], model)
-            check_data(run["data"], data, collection.engine)
+            check_data(run["data"], data, [collection.engine for collection in collections.values()])
         except CheckpointError as error:
             raise _Mismatch(str(error)) from None
         except ValueError as error:  # of the loader or the lookahead, which know no file
             raise _Mismatch(f"{header} does not fit: {error}") from None
+        for name, collection in collections.items():
+            if not collection.engine.capacity.allows(run["rows"][name]["split"]):
+                raise CheckpointError(f"{header} splits the cache as no run does: use another checkpoint")
+            _ = body["rows"][name]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
     return body, run, saved
 
 
-def _restore_rows(header: Path, body: dict[str, Any], run: dict[str, Any], engine: Engine) -> None:
-    rows, store = header.parent / folder.ROWS, engine.store
-    over = overlay(rows, body["rows"]["cache"], store.layout)
+def _restore_rows(header: Path, rows: dict[str, Any], run: dict[str, Any], engine: Engine) -> None:
+    """The rows of one collection: `rows` names their files, `run` says how they were trained."""
+    files, store = header.parent / folder.ROWS, engine.store
+    over = overlay(files, rows["cache"], store.layout)
     try:
         engine.restore(
-            lambda: store.thaw(rows, body["rows"]["store"], over),
-            table_steps=run["rows"]["table_steps"],
-            split=run["rows"]["split"],
+            lambda: store.thaw(files, rows["store"], over),
+            table_steps=run["table_steps"],
+            split=run["split"],
             counters=Counters(**run["counters"]),
         )
     except CheckpointError:

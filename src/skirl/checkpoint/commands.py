@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from tyro.conf import Positional
 
 from skirl.checkpoint import numbers, save
@@ -24,7 +25,7 @@ from skirl.checkpoint.without_model import opened
 from skirl.core.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from skirl.core.tables import Table
 from skirl.data.vocabulary.origins import Origins
-from skirl.nn.collection import Collection, EmbeddingBagCollection
+from skirl.nn.collection import EmbeddingBagCollection, collections_of
 from skirl.tools.progress import size
 
 _OPTIMIZERS = {"rowwise-adagrad": RowwiseAdagrad, "sgd": SGD, "adagrad": Adagrad, "adam": Adam}
@@ -74,7 +75,7 @@ class Export:
         """The result as people read it."""
         return {"written": f"{result['out']}, {size(result['bytes'])}"}
 
-    def _to_state_dict(self, rows: Collection, dense: dict[str, torch.Tensor]) -> None:
+    def _to_state_dict(self, rows: nn.Module, dense: dict[str, torch.Tensor]) -> None:
         with tempfile.TemporaryDirectory(dir=self.out.parent) as folder:
             draft = Path(folder) / "rows.safetensors"
             export(rows, draft, self.table, untouched=True, limit=self.limit)
@@ -168,12 +169,12 @@ class Import:
         return lines | {"optimizer": f"{result['optimizer']}; {told}", "saved": f"in {result['out']}"}
 
 
-def _to_parquet(rows: Collection, path: Path, table: str | None, origins: Origins | None) -> None:
+def _to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins | None) -> None:
     """Columns table, row and weight, in order of tables and rows; and what each row is of, where the run read files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = pa.float32() if rows.engine.dtype == np.float32 else pa.float64()
+    number = pa.float32() if next(iter(collections_of(rows).values())).engine.dtype == np.float32 else pa.float64()
     fields = [("table", pa.string()), ("row", pa.int64())]
     if origins is not None:
         fields += [("what", pa.string()), ("id", pa.string()), ("fingerprint", pa.uint64())]

@@ -46,6 +46,15 @@ def definition(collection: Collection) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
+def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
+    """Name the first collection, and its first field, that differs."""
+    if saved.keys() != here.keys():
+        names = [", ".join(map(repr, found)) for found in (saved, here)]
+        raise CheckpointError(f"{path} has the collections {names[0]}, this model {names[1]}: make it as it was saved")
+    for name in here:
+        check_definition(saved[name], here[name], path)
+
+
 def check_definition(saved: Any, here: Any, path: Path, where: str = "") -> None:
     """Name the first field that differs."""
     if isinstance(saved, dict) and isinstance(here, dict) and saved.keys() == here.keys():
@@ -100,12 +109,12 @@ def check_model(saved: dict[str, Any], model: nn.Module) -> None:
             )
 
 
-def check_data(saved: Any, data: Any, engine: Engine) -> None:
+def check_data(saved: Any, data: Any, engines: Sequence[Engine]) -> None:
     if data is None:
         return
     if saved is None:
         raise CheckpointError("the checkpoint was saved without data: leave data out, or save with data=batches")
-    if isinstance(data, Lookahead) and data.engine is not engine:
+    if isinstance(data, Lookahead) and not all(engine in data.engines for engine in engines):
         raise CheckpointError("data is a lookahead over another model: pass the one over the model that is loaded")
     if hasattr(data, "check_state"):
         data.check_state(saved)

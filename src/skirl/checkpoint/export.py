@@ -7,15 +7,15 @@ Rows are sorted by id, so the file does not depend on cache, store or timing.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
-from skirl.core.tables import ROW_BITS
-from skirl.engine.engine import Engine
-from skirl.nn.collection import collection_of
+from skirl.core.tables import ROW_BITS, row_of, table_of
+from skirl.engine.access import bank_of, peek
+from skirl.nn.collection import Place, collections_of, tables_of
 from skirl.tools.sealed_json import skirl_version
 from skirl.tools.sizes import parse_bytes
 from skirl.tools.tensor_file import Writer, bytes_of
@@ -51,22 +51,17 @@ def export(
     >>> {name: array.tolist() for name, array in sorted(out.items())}
     {'ids': [3, 7], 'sum': [[1.0, 1.0], [1.0, 1.0]], 'weight': [[0.5, 0.5], [0.5, 0.5]]}
     """
-    collection = collection_of(model)
-    engine = collection.engine
-    engine.check()
-    numbers = {t.name: i for i, t in enumerate(engine.schema.tables)}
-    if table is not None and table not in numbers:
-        raise ValueError(f"no table {table!r}: there are {', '.join(map(repr, numbers))}")
-    if collection.lookahead is not None:
-        collection.lookahead.drain()
-    chosen = [numbers[table]] if table is not None else list(numbers.values())
-    keys = None if untouched else _touched(engine, chosen)
+    chosen = _chosen(model, table)
+    for collection in collections_of(model).values():
+        collection.engine.check()
+        collection.current.drain()
+    keys = None if untouched else _touched(chosen)
     columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
-    for number in chosen:
-        n = engine.schema.tables[number].rows if keys is None else len(keys[number])
-        prefix = "" if table is not None else f"{engine.schema.tables[number].name}."
-        for part, place in _parts(engine, number, untouched).items():
-            columns[prefix + part] = (engine.dtype, (n, place.stop - place.start))
+    for name, place in chosen.items():
+        n = place.table.rows if keys is None else len(keys[name])
+        prefix = "" if table is not None else f"{name}."
+        for part, at in _parts(place, untouched).items():
+            columns[prefix + part] = (place.engine.dtype, (n, at.stop - at.start))
         if not untouched:
             columns[prefix + "ids"] = (np.dtype(np.int64), (n,))
     size, most = bytes_of(columns), parse_bytes(limit) if isinstance(limit, str) else limit
@@ -75,62 +70,73 @@ def export(
             f"the file would take {size:,} bytes, the limit is {most:,}: name one table, leave untouched rows out, or set "
             f"limit={size}"
         )
-    steps = {n: {"rows": engine.schema.tables[n].rows, "steps": int(engine.table_steps[n])} for n in chosen}
-    about = {"format": FORMAT, "skirl": skirl_version(), "optimizer": type(engine.optimizer).__name__}
-    about["tables"] = json.dumps({engine.schema.tables[n].name: facts for n, facts in steps.items()})
+    optimizers = sorted({type(place.engine.optimizer).__name__ for place in chosen.values()})
+    about = {"format": FORMAT, "skirl": skirl_version(), "optimizer": ", ".join(optimizers)}
+    about["tables"] = json.dumps(
+        {
+            name: {"rows": place.table.rows, "steps": int(place.engine.table_steps[place.number])}
+            for name, place in chosen.items()
+        }
+    )
     with Writer(Path(path), columns, about) as writer:
-        for number in chosen:
-            prefix = "" if table is not None else f"{engine.schema.tables[number].name}."
-            for piece in _pieces(engine, number, keys):
-                rows = _records(engine, number, piece)
-                for part, place in _parts(engine, number, untouched).items():
-                    writer.write(prefix + part, rows[:, place])
+        for name, place in chosen.items():
+            prefix = "" if table is not None else f"{name}."
+            for piece in _pieces(place, None if keys is None else keys[name]):
+                rows = _records(place, piece)
+                for part, at in _parts(place, untouched).items():
+                    writer.write(prefix + part, rows[:, at])
                 if not untouched:
-                    writer.write(prefix + "ids", piece & ((1 << ROW_BITS) - 1))
+                    writer.write(prefix + "ids", row_of(piece))
 
 
 def rows_of(model: nn.Module, table: str | None = None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """The touched rows of one table, or of all: its name, some row numbers, ascending, and their weights."""
-    engine = collection_of(model).engine
-    numbers = {t.name: i for i, t in enumerate(engine.schema.tables)}
-    if table is not None and table not in numbers:
-        raise ValueError(f"no table {table!r}: there are {', '.join(map(repr, numbers))}")
-    keys = _touched(engine, numbers.values())
-    for name, number in numbers.items():
-        if table in (None, name):
-            for piece in _pieces(engine, number, keys):
-                weights = _records(engine, number, piece)[:, : engine.schema.tables[number].dim]
-                yield name, piece & ((1 << ROW_BITS) - 1), weights
+    chosen = _chosen(model, table)
+    keys = _touched(chosen)
+    for name, place in chosen.items():
+        for piece in _pieces(place, keys[name]):
+            yield name, row_of(piece), _records(place, piece)[:, : place.table.dim]
 
 
-def _touched(engine: Engine, tables: Iterable[int]) -> dict[int, np.ndarray]:
+def _chosen(model: nn.Module, table: str | None) -> dict[str, Place]:
+    tables = tables_of(model)
+    if table is None:
+        return tables
+    if table not in tables:
+        raise ValueError(f"no table {table!r}: there are {', '.join(map(repr, tables))}")
+    return {table: tables[table]}
+
+
+def _touched(chosen: Mapping[str, Place]) -> dict[str, np.ndarray]:
     """The keys of every row ever used, by table, ascending: in the store or resident."""
-    tables = list(tables)
-    wanted = np.zeros(len(engine.schema.tables), np.bool_)
-    wanted[tables] = True
-    found = [cache.key_of[cache.key_of >= 0] for cache in engine.caches]
-    found += engine.store.keys()
-    keys = np.concatenate([np.empty(0, np.int64), *(part[wanted[part >> ROW_BITS]] for part in found)])
-    keys.sort()  # np.unique would hash them, and take 18 times as long
-    keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
-    borders = np.searchsorted(keys, np.arange(len(wanted) + 1) << ROW_BITS)
-    return {number: keys[borders[number] : borders[number + 1]] for number in tables}
+    touched: dict[str, np.ndarray] = {}
+    for engine in {id(place.engine): place.engine for place in chosen.values()}.values():
+        of_engine = {name: place.number for name, place in chosen.items() if place.engine is engine}
+        wanted = np.zeros(len(engine.schema.tables), np.bool_)
+        wanted[list(of_engine.values())] = True
+        found = [cache.key_of[cache.key_of >= 0] for cache in engine.caches]
+        found += engine.store.keys()
+        keys = np.concatenate([np.empty(0, np.int64), *(part[wanted[table_of(part)]] for part in found)])
+        keys.sort()  # np.unique would hash them, and take 18 times as long
+        keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
+        borders = np.searchsorted(keys, np.arange(len(wanted) + 1) << ROW_BITS)
+        touched |= {name: keys[borders[n] : borders[n + 1]] for name, n in of_engine.items()}
+    return touched
 
 
-def _pieces(engine: Engine, number: int, keys: dict[int, np.ndarray] | None) -> Iterator[np.ndarray]:
-    """The keys to write, some at a time."""
-    n = engine.schema.tables[number].rows if keys is None else len(keys[number])
+def _pieces(place: Place, keys: np.ndarray | None) -> Iterator[np.ndarray]:
+    """The keys to write, some at a time; all of the table's without `keys`."""
+    n = place.table.rows if keys is None else len(keys)
     for start in range(0, n, _PIECE):
         stop = min(n, start + _PIECE)
-        yield np.arange(start, stop) | (number << ROW_BITS) if keys is None else keys[number][start:stop]
+        yield np.arange(start, stop) | (place.number << ROW_BITS) if keys is None else keys[start:stop]
 
 
-def _parts(engine: Engine, number: int, untouched: bool) -> dict[str, slice]:
-    parts = engine.optimizer.unpack(engine.schema.tables[number].dim)
+def _parts(place: Place, untouched: bool) -> dict[str, slice]:
+    parts = place.engine.optimizer.unpack(place.table.dim)
     return {"weight": parts["weight"]} if untouched else parts
 
 
-def _records(engine: Engine, number: int, keys: np.ndarray) -> np.ndarray:
-    bank = next(i for i, bank in enumerate(engine.schema.banks) if number in bank.tables)
-    rows, _ = engine.peek(keys, bank)  # keys ascend, so the rows are in their order
+def _records(place: Place, keys: np.ndarray) -> np.ndarray:
+    rows, _ = peek(place.engine, keys, bank_of(place.engine, place.number))  # keys ascend: rows are in their order
     return rows

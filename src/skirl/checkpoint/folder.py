@@ -23,7 +23,7 @@ from skirl.tools.sealed_json import CheckpointError, read_sealed
 log = logging.getLogger("skirl")
 
 FORMAT = "skirl-checkpoint"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 ROWS = "rows"
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
 _OURS = re.compile(r"dense-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
@@ -116,11 +116,12 @@ def sweep(folder: Path) -> None:
 def files(body: dict[str, Any]) -> set[str]:
     """What a header names, relative to its folder."""
     named = {str(Path(body["dense"]["file"]).parent)}
-    for part in ("store", "cache"):
-        named |= {f"{ROWS}/{entry['file']}" for entry in body["rows"][part].get("files", [])}
-    for text in body["rows"]["store"].get("segments", []):
-        name = text.split(" ")[0]
-        named |= {f"{ROWS}/{name}.rows", f"{ROWS}/{name}.keys"}
+    for rows in body["rows"].values():
+        for part in ("store", "cache"):
+            named |= {f"{ROWS}/{entry['file']}" for entry in rows[part].get("files", [])}
+        for text in rows["store"].get("segments", []):
+            name = text.split(" ")[0]
+            named |= {f"{ROWS}/{name}.rows", f"{ROWS}/{name}.keys"}
     return named
 
 

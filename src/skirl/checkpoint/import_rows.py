@@ -21,13 +21,12 @@ from torch import Tensor, nn
 
 from skirl.checkpoint.export import FORMAT
 from skirl.core.optim import RowOptimizer
-from skirl.core.tables import ROW_BITS, Table
-from skirl.engine.engine import Engine
-from skirl.nn.collection import collection_of
+from skirl.core.tables import Table, row_of, table_of
+from skirl.engine.access import PIECE, bank_of, peek, put_rows
+from skirl.nn.collection import Place, collections_of, tables_of
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.shape_of import COUNT, misfit
 
-_PIECE = 1 << 16  # rows at a time
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _WHOLE = (torch.int64, torch.int32)
 
@@ -50,69 +49,76 @@ def import_rows(
     >>> torch.equal(rows.eval()(skirl.KeyedJagged.one_hot(["item"], ids))["item"], bag(ids))
     True
     """
-    collection = collection_of(model)
-    engine = collection.engine
-    engine.check()
-    if collection.lookahead is not None and collection.lookahead.iterating:
-        raise RuntimeError("a lookahead is iterating over these embeddings: import before its loop, or after it")
-    collection.finish()
+    tables = tables_of(model)
+    collections = collections_of(model).values()
+    for collection in collections:
+        collection.engine.check()
+        if collection.lookahead is not None and collection.lookahead.iterating:
+            raise RuntimeError("a lookahead is iterating over these embeddings: import before its loop, or after it")
+        collection.current.finish()
     if isinstance(source, str | Path) and Path(source).is_dir():
-        taken = _from_checkpoint(engine, Path(source))
+        found = _from_checkpoint(tables, Path(source))
+    else:
+        found = _from_tensors(tables, _Tensors(source), names or {})
+    for collection in collections:
         collection.forget()
-        return taken
-    tensors = _Tensors(source)
-    found: dict[str, int] = {}
+    return found
+
+
+def _from_tensors(tables: Mapping[str, Place], tensors: "_Tensors", names: Mapping[str, str]) -> dict[str, int]:
     plan = []
-    for number, table in enumerate(engine.schema.tables):
-        name = _name(tensors, table, names or {}, len(engine.schema.tables) == 1)
+    for place in tables.values():
+        name = _name(tensors, place.table, names, len(tables) == 1)
         if name is not None:
-            plan.append((number, table, name, _checked(tensors, table, name)))
+            plan.append((place, name, _checked(tensors, place.table, name)))
     if not plan:
         raise ValueError(
             f"{tensors.where} has no table of this model: it has {', '.join(sorted(tensors.names)[:9])}; pass "
             "names={TABLE: NAME}"
         )
     states = [
-        _state(tensors, table, base, engine.optimizer) for _, table, _, base in plan
+        _state(tensors, place.table, base, place.engine.optimizer) for place, _, base in plan
     ]  # refused before any is taken
-    for (number, table, name, base), state in zip(plan, states, strict=True):
-        found[table.name] = _take(engine, number, table, tensors, name, base, state)
+    found = {}
+    for (place, name, base), state in zip(plan, states, strict=True):
+        found[place.table.name] = _take(place, tensors, name, base, state)
         if state.steps is not None:
-            engine.table_steps[number] = state.steps
-    collection.forget()
+            place.engine.table_steps[place.number] = state.steps
     return found
 
 
-def _from_checkpoint(engine: Engine, path: Path) -> dict[str, int]:
+def _from_checkpoint(tables: Mapping[str, Place], path: Path) -> dict[str, int]:
     from skirl.checkpoint.without_model import opened
 
     found: dict[str, int] = {}
-    with opened(path) as (other, _, _):
-        theirs = {table.name: number for number, table in enumerate(other.tables)}
-        same = type(other.engine.optimizer) is type(engine.optimizer)
-        for number, table in enumerate(engine.schema.tables):
-            if table.name not in theirs:
-                continue
-            mine = theirs[table.name]
-            if (table.rows, table.dim) != ((there := other.tables[mine]).rows, there.dim):
+    with opened(path) as (rows, _, _):
+        theirs = tables_of(rows)
+        for name in tables.keys() & theirs.keys():
+            here, there = tables[name].table, theirs[name].table
+            if (here.rows, here.dim) != (there.rows, there.dim):
                 raise CheckpointError(
-                    f"table {table.name!r} is [{there.rows}, {there.dim}] in {path}, here [{table.rows}, {table.dim}]"
+                    f"table {name!r} is [{there.rows}, {there.dim}] in {path}, here [{here.rows}, {here.dim}]"
                 )
-            found[table.name] = _copy(engine, number, table, other.engine, mine, same)
+        for name, place in tables.items():
+            if name not in theirs:
+                continue
+            source = theirs[name]
+            same = type(source.engine.optimizer) is type(place.engine.optimizer)
+            found[name] = _copy(place, source, same)
             if same:  # Adam's moments mean nothing without it
-                engine.table_steps[number] = other.engine.table_steps[mine]
+                place.engine.table_steps[place.number] = source.engine.table_steps[source.number]
     return found
 
 
-def _copy(engine: Engine, number: int, table: Table, other: Engine, mine: int, same: bool) -> int:
+def _copy(place: Place, source: Place, same: bool) -> int:
     """The touched rows of one table, with their optimizer's state where it is the `same`; how many."""
-    taken, bank = 0, _bank(other, mine)
-    for keys in other.store.keys():  # noqa: SIM118
-        keys = np.sort(keys[keys >> ROW_BITS == mine])
+    taken, bank = 0, bank_of(source.engine, source.number)
+    for keys in source.engine.store.keys():  # noqa: SIM118
+        keys = np.sort(keys[table_of(keys) == source.number])
         if keys.size:
-            records, _ = other.peek(keys, bank)  # in the order of the keys, for they ascend
-            state = {"all": records} if same else {"weight": records[:, : table.dim]}
-            _put(engine, number, table, keys & ((1 << ROW_BITS) - 1), state)
+            records, _ = peek(source.engine, keys, bank)  # in the order of the keys, for they ascend
+            state = {"all": records} if same else {"weight": records[:, : place.table.dim]}
+            put_rows(place.engine, place.number, row_of(keys), state)
             taken += keys.size
     return taken
 
@@ -271,9 +277,7 @@ def _state(tensors: _Tensors, table: Table, base: str | None, optimizer: RowOpti
     return _State(tuple(places), None if steps is None else int(steps))
 
 
-def _take(
-    engine: Engine, number: int, table: Table, tensors: _Tensors, name: str, base: str | None, state: _State
-) -> int:
+def _take(place: Place, tensors: _Tensors, name: str, base: str | None, state: _State) -> int:
     n = tensors.shape(name)[0]
     for start, stop in _pieces(n):
         values = {"weight": tensors.rows(name, start, stop)}
@@ -281,25 +285,12 @@ def _take(
         if base is not None:
             rows = tensors.rows(f"{base}ids", start, stop).astype(np.int64)
             values |= {part: tensors.rows(base + part, start, stop) for part in state.names}
-            if rows.size and not (rows.min() >= 0 and rows.max() < table.rows):
-                raise ValueError(f"{base}ids in {tensors.where} has rows that table {table.name!r} has not")
-        _put(engine, number, table, rows, values)
+            if rows.size and not (rows.min() >= 0 and rows.max() < place.table.rows):
+                raise ValueError(f"{base}ids in {tensors.where} has rows that table {place.table.name!r} has not")
+        put_rows(place.engine, place.number, rows, values)
     return n
 
 
 def _pieces(n: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, n, _PIECE):
-        yield start, min(n, start + _PIECE)
-
-
-def _put(engine: Engine, number: int, table: Table, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-    bank = _bank(engine, number)
-    records = np.full((len(rows), engine.widths[bank]), engine.optimizer.initial_state, engine.dtype)
-    places = engine.optimizer.unpack(table.dim) | {"all": slice(None)}
-    for part, value in values.items():
-        records[:, places[part]] = value
-    engine.put(rows | (number << ROW_BITS), records, bank)
-
-
-def _bank(engine: Engine, number: int) -> int:
-    return next(i for i, bank in enumerate(engine.schema.banks) if number in bank.tables)
+    for start in range(0, n, PIECE):
+        yield start, min(n, start + PIECE)

@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from skirl.checkpoint import Saving, load, numbers, save
-from skirl.nn.collection import collection_of
+from skirl.nn.collection import collections_of
 
 log = logging.getLogger("skirl")
 
@@ -81,8 +81,12 @@ class Keeper:
         ):
             load(flags.save, **self._whole)
             self._saved_at = self._data.step
-        elif flags.resume and len(store := collection_of(self._whole["model"]).engine.store):
-            raise ValueError(f"{flags.save} holds no checkpoint, and {store!r} rows: remove these to begin anew")
+        elif flags.resume:
+            for collection in collections_of(self._whole["model"]).values():
+                if len(store := collection.engine.store):
+                    raise ValueError(
+                        f"{flags.save} holds no checkpoint, and {store!r} rows: remove these to begin anew"
+                    )
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._stop)
             self._handles = True

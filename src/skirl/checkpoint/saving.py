@@ -9,7 +9,7 @@ took 3 to 5 seconds. A thread shares a core with training where there is none to
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Saving:
         self.bytes = 0
         """Written for this checkpoint; what it shares with the one before is not counted."""
         self.files: dict[str, Any] = {}
-        """What `rows` of the header says, for the next one."""
+        """Of each collection, what the header says of its rows; for the next checkpoint."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -76,11 +76,10 @@ class Saving:
 
 
 class Frozen:
-    """Rows as they are when this is made."""
+    """The rows of one collection as they are when this is made; `before`: what the last checkpoint wrote of them."""
 
-    def __init__(self, engine: Engine, path: Path, since: Saving | None) -> None:
+    def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
         rows = path / folder.ROWS
-        before = since.files if since is not None and since.path.parent == path and since.files else {}
         self._marks = [cache.marks for cache in engine.caches]
         same = before.get("marks") == self._marks
         self._caches = FrozenCaches(engine.caches, rows, before["cache"] if same else None)
@@ -101,7 +100,32 @@ class Frozen:
         self._store.release()
 
 
-def write(saving: Saving, path: Path, frozen: Frozen, tensors: dict[str, Any], body: dict[str, Any], keep: int) -> None:
+class AllFrozen:
+    """The rows of all collections of a model, by their place in it."""
+
+    def __init__(self, engines: Mapping[str, Engine], path: Path, since: Saving | None) -> None:
+        before = since.files if since is not None and since.path.parent == path else {}
+        self._parts: dict[str, Frozen] = {}
+        try:
+            for name, engine in engines.items():
+                self._parts[name] = Frozen(engine, path, before.get(name, {}))
+        except BaseException:
+            self.release()
+            raise
+
+    def write(self) -> dict[str, Any]:
+        """Write all rows; of each collection, what the header says of them."""
+        return {name: part.write() for name, part in self._parts.items()}
+
+    def release(self) -> None:
+        """Written or given up."""
+        for part in self._parts.values():
+            part.release()
+
+
+def write(
+    saving: Saving, path: Path, frozen: AllFrozen, tensors: dict[str, Any], body: dict[str, Any], keep: int
+) -> None:
     """The background's part: all files, then the header, then what is not needed any more."""
     began = time.perf_counter()
     mark = secrets.token_hex(8)
@@ -112,7 +136,8 @@ def write(saving: Saving, path: Path, frozen: Frozen, tensors: dict[str, Any], b
         finally:
             frozen.release()
         entry = dense.write(path, mark, tensors)
-        head = body | {"number": saving.number, "dense": entry, "rows": {k: rows[k] for k in ("store", "cache")}}
+        named = {name: {"store": part["store"], "cache": part["cache"]} for name, part in rows.items()}
+        head = body | {"number": saving.number, "dense": entry, "rows": named}
         write_sealed(saving.path, head, mark)
     except BaseException:
         if not saving.path.exists():  # an interrupt may also come after the rename

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from skirl.checkpoint import dense, folder, whole
 from skirl.checkpoint.cached_rows import overlay
@@ -20,7 +21,7 @@ from skirl.core import initial, optim
 from skirl.core.half import HALVES
 from skirl.core.tables import Schema, Table
 from skirl.engine.engine import Counters
-from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
+from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
 from skirl.store.snapshot import DISK_ROWS
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.tools.shape_of import COUNT, misfit
@@ -36,7 +37,8 @@ _KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingColl
 class Opened(NamedTuple):
     """What a checkpoint has for whoever knows nothing of its model."""
 
-    rows: Collection
+    rows: nn.Module
+    """Its collection; a module of all of them where it has several."""
     dense: dict[str, torch.Tensor]
     """Parameters and buffers by their names."""
     data: Any
@@ -66,7 +68,7 @@ def opened(path: str | Path) -> Iterator[Opened]:
     """The same for a while; rows of a disk store beside the checkpoint, as second names of its files."""
     newest = folder.headers(Path(path))[0]
     try:
-        on_disk = folder.read(newest)["rows"]["store"]["kind"] == DISK_ROWS
+        on_disk = any(rows["store"]["kind"] == DISK_ROWS for rows in folder.read(newest)["rows"].values())
     except (ValueError, KeyError, TypeError):  # an older one may be whole; of the same kind, all but surely
         on_disk = any(newest.parent.glob("rows/*.keys"))
     with ExitStack() as stack:
@@ -74,33 +76,53 @@ def opened(path: str | Path) -> Iterator[Opened]:
         if on_disk:
             store = f"disk:{stack.enter_context(TemporaryDirectory(dir=newest.parent, prefix='export-'))}/rows"
         found = open_rows(path, store=store)
-        stack.callback(found.rows.engine.store.close)
+        for collection in collections_of(found.rows).values():
+            stack.callback(collection.engine.store.close)
         yield found
 
 
 def _open(header: Path, store: str) -> Opened:
-    body, rows = folder.read(header), header.parent / folder.ROWS
+    body = folder.read(header)
     try:
-        kind, about = _described(header, body["definition"])
-        for part in ("store", "cache"):
-            whole.check(rows, body["rows"][part])
         tensors = dense.read(header.parent, body["dense"])
-        steps = body["run"]["rows"]["table_steps"]
-        if misfit(steps, [COUNT]) is not None or len(steps) != len(about["tables"]):
-            raise CheckpointError(f"{header} counts the steps of other tables than it has: use another checkpoint")
+        collections = [
+            _rows_of(
+                header,
+                about,
+                body["rows"][name],
+                body["run"]["rows"][name]["table_steps"],
+                f"{store}/{i}" if i else store,
+            )
+            for i, (name, about) in enumerate(body["definition"].items())
+        ]
         data = decode(body["run"]["data"], tensors)
         data = (
             data["loader"] if isinstance(data, dict) and "loader" in data else data
         )  # a lookahead's, or a loader's own
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
-    collection = kind(**about, cache=1, store=store)
-    engine = collection.engine
-    over = overlay(rows, body["rows"]["cache"], engine.store.layout)
-    thaw = lambda: engine.store.thaw(rows, body["rows"]["store"], over)  # noqa: E731
-    engine.restore(thaw, table_steps=steps, counters=Counters(), split=None)
+    if not collections:
+        raise CheckpointError(f"{header} has no rows: use another checkpoint")
+    rows = collections[0] if len(collections) == 1 else nn.ModuleList(collections)
     prefix = "model.state."
-    return Opened(collection, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, data)
+    return Opened(rows, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, data)
+
+
+def _rows_of(header: Path, definition: dict[str, Any], rows: dict[str, Any], steps: Any, store: str) -> Collection:
+    """One collection with its rows."""
+    files = header.parent / folder.ROWS
+    kind, about = _described(header, definition)
+    for part in ("store", "cache"):
+        whole.check(files, rows[part])
+    if misfit(steps, [COUNT]) is not None or len(steps) != len(about["tables"]):
+        raise CheckpointError(f"{header} counts the steps of other tables than it has: use another checkpoint")
+    collection = kind(**about, cache=1, store="memory" if store.startswith("memory") else store)
+    engine = collection.engine
+    over = overlay(files, rows["cache"], engine.store.layout)
+    engine.restore(
+        lambda: engine.store.thaw(files, rows["store"], over), table_steps=steps, counters=Counters(), split=None
+    )
+    return collection
 
 
 def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collection], dict[str, Any]]:

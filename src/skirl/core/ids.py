@@ -1,13 +1,9 @@
 """From a batch's jagged ids to the keys and bags that the planner and the kernels use.
 
-Three parts, for they run at three times. `capture` calls the user's object in the user's thread and copies what it
-returns: a loader may reuse its buffers, and a copy of 3.4 MB (16,384 x 26 ids) takes 0.4 ms. `positions_of` checks every
-id in the planner's thread, without the GIL, when a batch enters the window. `resolve` adds the bags when the batch is
-planned, in 4 ns an id, or 1.6 where each bag has one: the bags of a whole window would take as much memory as its ids.
-Checking in the module's forward instead would put the same work on the critical path, and a bad id would be found only
-when its rows were already on their way.
+`capture` runs in the user's thread, `positions_of` when a batch enters the window, `resolve` when it is planned.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -92,12 +88,12 @@ class BadIds(ValueError):
     """Ids that cannot be looked up: says which, where, and what is allowed."""
 
 
-def capture(sparse: Sparse, schema: Schema, *, copy: bool = True) -> Captured:
-    """Read a batch's ids into arrays of our own and check their form.
+def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Captured:
+    """Read a batch's ids into arrays of our own; check their form, and that it has these features.
 
-    >>> from skirl import KeyedJagged, Table
+    >>> from skirl import KeyedJagged
     >>> ids = KeyedJagged(["a"], torch.tensor([3, 4, 4]), lengths=torch.tensor([1, 2]))
-    >>> capture(ids, Schema.of([Table("a", 10, 4)])).offsets.tolist()
+    >>> capture(ids, ["a"]).offsets.tolist()
     [0, 1, 3]
     """
     for either in (("keys",), ("values",), ("offsets", "lengths"), ("weights_or_none",)):
@@ -110,7 +106,7 @@ def capture(sparse: Sparse, schema: Schema, *, copy: bool = True) -> Captured:
     values = _array(sparse.values(), "ids", (torch.int64, torch.int32), copy)
     offsets = _offsets(sparse, copy)
     weights = sparse.weights_or_none()
-    missing = [name for name in schema.features if name not in keys]
+    missing = [name for name in features if name not in keys]
     if missing:
         raise BadIds(f"the batch has no feature {missing[0]!r}: it has {', '.join(map(repr, keys)) or 'none'}")
     if len(set(keys)) != len(keys):
@@ -123,7 +119,7 @@ def capture(sparse: Sparse, schema: Schema, *, copy: bool = True) -> Captured:
     if weights is not None:
         array = _array(weights.detach(), "weights", (torch.float32, torch.float64, torch.float16, torch.bfloat16), copy)
         if len(array) != len(values):
-            raise BadIds(f"{len(array)} weights for {len(values)} ids: pass one a id")
+            raise BadIds(f"{len(array)} weights for {len(values)} ids: pass one for each id")
     if offsets[0] != 0 or offsets[-1] != len(values) or not _ascending(offsets):
         raise BadIds(
             f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}"
@@ -156,28 +152,19 @@ def _array(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], co
     return array.copy() if copy and tensor.device.type == "cpu" else array
 
 
-def keys_of(captured: Captured, schema: Schema, bank: int) -> np.ndarray:
-    """Check every id of a bank's features and build its keys: int64, by (feature, sample, place in the bag).
-
-    >>> from skirl import KeyedJagged, Table
-    >>> schema = Schema.of([Table("a", 10, 4)])
-    >>> ids = KeyedJagged(["a"], torch.tensor([3, 10]), lengths=torch.tensor([1, 1]))
-    >>> keys_of(capture(ids, schema), schema, 0)
-    Traceback (most recent call last):
-        ...
-    skirl.core.ids.BadIds: feature 'a', sample 1: id 10 is outside table 'a', which has rows 0 to 9
-    """
-    return positions_of(captured, schema, bank).keys()
-
-
 def positions_of(captured: Captured, schema: Schema, bank: int) -> Positions:
     """Check every id of a bank's features and name them as the planner takes them: by (feature, sample, place in the bag).
 
     >>> from skirl import KeyedJagged, Table
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
     >>> ids = KeyedJagged(["b", "a"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1]))
-    >>> positions_of(capture(ids, schema), schema, 0).parts.tolist()
+    >>> positions_of(capture(ids, schema.features), schema, 0).parts.tolist()
     [[0, 1, 2, 0], [1, 0, 1, 0]]
+    >>> ids = KeyedJagged(["b", "a"], torch.tensor([3, 10]), lengths=torch.tensor([1, 1]))
+    >>> positions_of(capture(ids, schema.features), schema, 0)
+    Traceback (most recent call last):
+        ...
+    skirl.core.ids.BadIds: feature 'a', sample 0: id 10 is outside table 'a', which has rows 0 to 9
     """
     batch, starts, features = captured.batch, captured.offsets, schema.banks[bank].features
     place = [captured.keys.index(f.name) for f in features]
@@ -193,16 +180,16 @@ def positions_of(captured: Captured, schema: Schema, bank: int) -> Positions:
     return positions
 
 
-def resolve(captured: Captured, schema: Schema, bank: int, dtype: np.dtype) -> BankIds:
-    """Ids, bags and scales of a bank's features; ids are checked as by `keys_of`.
+def resolve(captured: Captured, positions: Positions, schema: Schema, bank: int, dtype: np.dtype) -> BankIds:
+    """Bags and scales of a bank's features, beside their positions.
 
     >>> from skirl import KeyedJagged, Table
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
     >>> ids = KeyedJagged(["a", "b"], torch.tensor([3, 4, 5]), lengths=torch.tensor([1, 0, 0, 2]))
-    >>> resolve(capture(ids, schema), schema, 0, np.dtype(np.float32)).bag_of.tolist()  # sample 0: bags 0, 1
+    >>> captured = capture(ids, schema.features)
+    >>> resolve(captured, positions_of(captured, schema, 0), schema, 0, np.dtype(np.float32)).bag_of.tolist()
     [0, 3, 3]
     """
-    positions = positions_of(captured, schema, bank)
     batch, features, total = captured.batch, schema.banks[bank].features, len(positions)
     place = np.array([captured.keys.index(f.name) for f in features], np.int64)
     weighted = captured.weights is not None
@@ -216,6 +203,36 @@ def resolve(captured: Captured, schema: Schema, bank: int, dtype: np.dtype) -> B
     weights = captured.weights.astype(dtype, copy=False) if captured.weights is not None else NO_SCALE.astype(dtype)
     one_each = _bags(captured.offsets, weights, place, mean, batch, offsets, bag_of, scale)
     return BankIds(positions, offsets, bag_of, scale, batch, one_each=one_each)
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """What a collection makes of a batch's ids, whatever holds its rows: for the reader, the window and the module.
+
+    >>> from skirl import KeyedJagged, Table
+    >>> resolver = Resolver(Schema.of([Table("a", 10, 4)]), np.dtype(np.float32), pooled=True)
+    >>> captured = resolver.capture(KeyedJagged.one_hot(["a"], torch.tensor([[3], [4]])))
+    >>> [ids.keys.tolist() for ids in resolver.resolve(captured, resolver.positions(captured))]
+    [[3, 4]]
+    """
+
+    schema: Schema
+    dtype: np.dtype
+    """What bags are computed in."""
+    pooled: bool
+
+    def capture(self, sparse: Sparse, *, copy: bool = True) -> Captured:
+        """A batch's ids as arrays; those of other collections are left alone."""
+        return capture(sparse, self.schema.features, copy=copy)
+
+    def positions(self, captured: Captured) -> list[Positions]:
+        """Check every id; by bank."""
+        return [positions_of(captured, self.schema, bank) for bank in range(len(self.schema.banks))]
+
+    def resolve(self, captured: Captured, positions: Sequence[Positions]) -> list[BankIds]:
+        """Find the bags of ids that were checked; by bank."""
+        parts = [resolve(captured, part, self.schema, bank, self.dtype) for bank, part in enumerate(positions)]
+        return parts if self.pooled else [ids.unpooled() for ids in parts]
 
 
 @lru_cache(maxsize=4)

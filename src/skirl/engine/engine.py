@@ -1,31 +1,29 @@
-"""The rows of a collection: cache, store, optimizer and what is known of every row, behind the module.
+"""The rows of one collection: its cache, its store, its optimizer, and the moves between them that a Step asks for.
 
-The engine knows the store, what is in the cache and what is damaged; it moves rows by Steps and decides nothing. Where the
-cache is and how its rows are computed on is for one `BankRows` a bank (device/), in host memory or on a GPU. An engine for
-each would say twice what a loss of rows means, and how evaluation, checkpoints and imports see them.
+Where the cache is and how it is computed on is for one `BankRows` a bank (device/), in host memory or on a GPU.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from skirl.core.half import HALVES, expanded, packed, words
-from skirl.core.ids import BankIds, Captured, positions_of, resolve
-from skirl.core.initial import InitialTable, fill
+from skirl.core.half import HALVES, words
+from skirl.core.ids import Resolver
+from skirl.core.initial import InitialTable
 from skirl.core.optim import RowOptimizer
-from skirl.core.positions import Positions
-from skirl.core.tables import Schema, Table
-from skirl.engine.cache import Cache, CacheSize, parse_cache, split_cache
+from skirl.core.tables import Schema, Table, row_of, table_of
+from skirl.engine.cache import Cache
+from skirl.engine.capacity import CacheSize, Capacity, Size, Split
 from skirl.engine.device import open_device
 from skirl.engine.device.base import BankFacts, BankRows, Update
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.store import Record, Store, open_store
-from skirl.tools.threads import run
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
@@ -36,7 +34,10 @@ Leaving = list[tuple[np.ndarray, Any]]
 
 @dataclass
 class Counters:
-    """Rows moved since the engine was made; counted where they move, not where they were planned."""
+    """Rows moved since the engine was made.
+
+    Fetched and written rows are counted where they move: what the store had and took.
+    """
 
     steps: int = 0
     fetched: int = 0
@@ -51,39 +52,6 @@ class Counters:
 
 class Damaged(RuntimeError):
     """Rows were lost on the way; the message says how, and what to do."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """What one bank takes in memory beside the store.
-
-    >>> print(Size(dim=64, rows=1_000_000, slots=50_000, staging_rows=4_000, record_bytes=260, staging_bytes=900_000))
-    dim 64: 50,000 of 1,000,000 rows in the cache (12.4 MiB), 4,000 on their way (1.0 MiB; 0.9 MiB allocated)
-    """
-
-    dim: int
-    rows: int
-    """Of all its tables."""
-    slots: int
-    """Rows that the cache holds."""
-    staging_rows: int
-    """Rows on their way beside them, at most; one step that needs more goes alone."""
-    record_bytes: int
-    staging_bytes: int
-    """Memory of staging buffers now."""
-
-    @property
-    def nbytes(self) -> int:
-        """Cache and staging as planned."""
-        return (self.slots + self.staging_rows) * self.record_bytes
-
-    def __str__(self) -> str:
-        cache, staging = self.slots * self.record_bytes, self.staging_rows * self.record_bytes
-        return (
-            f"dim {self.dim}: {self.slots:,} of {self.rows:,} rows in the cache ({cache / (1 << 20):.1f} MiB), "
-            f"{self.staging_rows:,} on their way ({staging / (1 << 20):.1f} MiB; {self.staging_bytes / (1 << 20):.1f} MiB "
-            "allocated)"
-        )
 
 
 class Engine:
@@ -113,10 +81,8 @@ class Engine:
                 f"optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__}: rows have their own, set it to "
                 "skirl.SGD, skirl.Adagrad, skirl.RowwiseAdagrad or skirl.Adam"
             )
-        parse_cache(cache)
         self.schema = Schema.of(tables)
         self.optimizer = optimizer
-        self.cache_size = cache
         self.torch_dtype = dtype
         self.half = dtype if dtype in HALVES else None
         """What rows are held in, where it is not what is computed in."""
@@ -124,11 +90,14 @@ class Engine:
         """What is computed in, and what rows are given out as."""
         self.seed = seed
         self.pooled = pooled
+        self.resolver = Resolver(self.schema, self.dtype, pooled)
         self.device = open_device(device, self.dtype)
         self.widths = [optimizer.width(bank.dim) for bank in self.schema.banks]
         """Numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
         """Numbers in its record, as the store has it."""
+        record_bytes = [width * self.dtype.itemsize for width in self.held]
+        self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes)
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
@@ -144,11 +113,9 @@ class Engine:
                 raise ValueError(refusal)
             self.seen.rebuild(self.store.keys())
         self.caches: list[Cache] = []
-        self.staging_rows: list[int] = []
-        self.split_by_one = False
-        """The cache was split by the demand of a single batch, before any lookahead."""
         self.table_steps = np.zeros(len(self.schema.tables), np.int64)
         self.counters = Counters()
+        self._counting = threading.Lock()
         self.saving: Any = None
         """The last checkpoint that was begun or loaded: a `skirl.checkpoint.Saving`."""
         self.damage: str | None = None
@@ -204,96 +171,59 @@ class Engine:
         if self.damage is None:
             self.damage, self._cause = f"{what}. Make new embeddings and resume from a checkpoint", cause
 
-    def positions(self, captured: Sequence[Captured]) -> list[Positions]:
-        """Check a step's ids, for every bank."""
-        return [
-            Positions.joined([positions_of(one, self.schema, bank) for one in captured])
-            for bank in range(len(self.schema.banks))
-        ]
-
-    def resolve(self, captured: Captured) -> list[BankIds]:
-        """Check a batch's ids and find the bags for every bank."""
-        parts = [resolve(captured, self.schema, bank, self.dtype) for bank in range(len(self.schema.banks))]
-        return parts if self.pooled else [ids.unpooled() for ids in parts]
-
     def forget_split(self) -> None:
-        """A lookahead begins: what a batch looked up alone has decided of the cache does not hold for its window."""
-        if not self.split_by_one:
-            return
+        """A lookahead begins: how a batch that was looked up alone has split the cache does not hold for its window."""
+        if self.capacity.by_one:
+            self._drop_caches()
+
+    def make_caches(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> None:
+        """Allocate the caches for batches of at most this many rows a bank, unless there are some."""
+        if not self.caches:
+            self.allocate(self.capacity.decide([largest], distinct, in_flight=in_flight, number=0))
+
+    def allocate(self, split: Split) -> None:
+        """Allocate the caches; there are none."""
+        self.caches = [
+            Cache(bank.allocate(n, staging))
+            for bank, n, staging in zip(self.banks, split.slots, split.staging_rows, strict=True)
+        ]
+        self.capacity.take(split)
+
+    def split_anew(self, split: Split) -> None:
+        """Write all resident rows to the store and begin with empty caches. Write-backs must be drained."""
+        try:
+            self._drop_caches()
+            self.allocate(split)
+        except BaseException as error:
+            self.lose(f"the cache was being split anew when {error!r} happened", error)
+            raise
+
+    def _drop_caches(self) -> None:
         self.flush()
         self.forget_moves()
         self.banks = self._open_banks()  # the old caches go before the new ones are made: a device has no room for both
-        self.caches, self.staging_rows, self.split_by_one = [], [], False
-
-    def make_caches(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> None:
-        """Allocate the caches, once: split between banks by the demand of the first window."""
-        if self.caches:
-            return
-        banks = self.schema.banks
-        slots, self.staging_rows = split_cache(
-            self.cache_size,
-            rows=[sum(self.schema.tables[t].rows for t in bank.tables) for bank in banks],
-            record_bytes=[width * self.dtype.itemsize for width in self.held],
-            dims=[bank.dim for bank in banks],
-            distinct=distinct,
-            largest=largest,
-            in_flight=in_flight,
-            free=self.device.free_bytes,
-        )
-        self._allocate(slots)
-
-    def _allocate(self, slots: Sequence[int]) -> None:
-        self.caches = [
-            Cache(bank.allocate(n, staging))
-            for bank, n, staging in zip(self.banks, slots, self.staging_rows, strict=True)
-        ]
-
-    @property
-    def split(self) -> dict[str, Any] | None:
-        """How the cache was split between banks, for a resumed run; None before it was."""
-        if not self.caches:
-            return None
-        return {"cache": self.cache_size, "slots": [len(c) for c in self.caches], "staging_rows": self.staging_rows}
-
-    def may_split(self, split: Any) -> bool:
-        """Whether `split` is one that this engine could have made: it may come from a file."""
-        if split is None or split["cache"] != self.cache_size:
-            return True
-        kind, amount = parse_cache(self.cache_size)
-        banks = [sum(self.schema.tables[t].rows for t in bank.tables) for bank in self.schema.banks]
-        counts = [*split["slots"], *split["staging_rows"]]
-        if len(counts) != 2 * len(banks) or not all(type(n) is int and 0 < n < 1 << 48 for n in counts):
-            return False
-        weights = [w * self.dtype.itemsize for w in self.held] if kind == "bytes" else [1 for _ in banks]
-        most = amount * sum(banks) if kind == "share" else amount
-        taken = sum(n * weight for n, weight in zip(split["slots"], weights, strict=True))
-        if kind == "auto":  # another machine may have had more free: the split stays, and has to fit here
-            weights = [w * self.dtype.itemsize for w in self.held]
-            taken, most = sum(n * w for n, w in zip(counts, weights + weights)), self.device.free_bytes()
-        return all(n <= rows for n, rows in zip(split["slots"], banks, strict=True)) and taken <= max(1, most)
-
-    @property
-    def staging_halves(self) -> list[int]:
-        """For each bank: rows that may be on their way in, and as many on their way out."""
-        return [rows // 2 for rows in self.staging_rows]
+        self.caches = []
+        self.capacity.forget()
 
     def sizes(self) -> list[Size]:
         """What is held in memory, once the first batches have decided it: one entry for each dim."""
-        tables = self.schema.tables
+        tables, split = self.schema.tables, self.capacity.split
+        if split is None:
+            return []
         return [
             Size(
                 dim=bank.dim,
                 rows=sum(tables[t].rows for t in bank.tables),
-                slots=len(self.caches[i]),
-                staging_rows=self.staging_rows[i],
+                slots=split.slots[i],
+                staging_rows=split.staging_rows[i],
                 record_bytes=self.held[i] * self.dtype.itemsize,
                 staging_bytes=self.banks[i].staging_bytes,
             )
-            for i, bank in enumerate(self.schema.banks[: len(self.caches)])
+            for i, bank in enumerate(self.schema.banks)
         ]
 
-    def load(self, work: Work, write_back: Callable[[int, Leaving], None]) -> None:
-        """Make the rows of a step resident: evict, forward, put what was fetched, make what is new."""
+    def load(self, work: Work) -> Leaving:
+        """Make the rows of a step resident: evict, forward, put what was fetched, make what is new. Gives what left."""
         try:
             leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
         except BaseException as error:
@@ -301,7 +231,7 @@ class Engine:
             raise
         work.fetched = []
         self.counters.steps += 1
-        write_back(work.number, leaving)
+        return leaving
 
     def _load_bank(self, bank: int, work: Work) -> tuple[np.ndarray, Any]:
         cache, step = self.caches[bank], work.steps[bank]
@@ -313,41 +243,44 @@ class Engine:
             (step.new_keys, step.new_slots),
         ]
         cache.record(step.evict_slots, came, step.rows)
-        record_bytes = self.held[bank] * self.dtype.itemsize
-        self.counters.fetched += step.fetches
+        found = work.found[bank]
+        self.counters.fetched += found + len(step.forward_keys)
         self.counters.forwarded += len(step.forward_keys)
         self.counters.new += len(step.new_keys)
-        self.counters.written += len(step.evict_keys)
-        self.counters.bytes_read += len(step.fetch_keys) * record_bytes
-        self.counters.bytes_written += len(step.evict_keys) * record_bytes
+        self.counters.bytes_read += found * self.held[bank] * self.dtype.itemsize
         return step.evict_keys, leaving
 
-    def fetch(self, work: Work) -> Iterator[Any]:
-        """Read a step's rows from the store, bank by bank."""
+    def fetch(self, work: Work) -> None:
+        """Read a step's rows from the store."""
         for bank, step in zip(self.banks, work.steps, strict=True):
-            arrival = bank.arriving(work)
+            arrival, count = bank.arriving(work), 0
             if len(step.fetch_keys):
                 found = self.store.read(step.fetch_keys, bank.room(arrival))
-                if not found.all():
-                    key = int(step.fetch_keys[np.argmin(found)])
+                count = int(np.count_nonzero(found))
+                if count < len(found):
+                    key = step.fetch_keys[np.argmin(found)]
                     raise Damaged(
-                        f"row {key & ((1 << 48) - 1)} of table {self.schema.tables[key >> 48].name!r} was trained before "
-                        f"and is not in the store {self.store!r}: the store was changed by someone else; resume from a "
-                        "checkpoint"
+                        f"row {row_of(key)} of table {self.schema.tables[table_of(key)].name!r} was trained before and is "
+                        f"not in the store {self.store!r}: the store was changed by someone else; resume from a checkpoint"
                     )
             bank.shipped(arrival, work)
-            yield arrival
+            work.fetched.append(arrival)
+            work.found.append(count)
 
     def write(self, leaving: Leaving) -> None:
         """Write what left the cache in one step, and give its buffers back."""
         for bank, (keys, rows) in zip(self.banks, leaving, strict=True):
             if len(keys):
                 try:
-                    self.store.write(keys, bank.landed(rows))
+                    records = bank.landed(rows)
+                    taken = self.store.write(keys, records)
                 except BaseException as error:
                     lost = f"{len(keys)} rows that left the cache could not be written to {self.store!r}: {error!r}"
                     self.lose(lost, error)
                     raise
+                with self._counting:  # two threads write
+                    self.counters.written += taken
+                    self.counters.bytes_written += taken * records.itemsize * records.shape[1]
             bank.written(rows)
 
     def forget_moves(self) -> None:
@@ -383,43 +316,6 @@ class Engine:
             return masks[0]
         return np.concatenate([m.ids[bank].by_bag(mask) for mask, m in zip(masks, work.micros, strict=True)])
 
-    def peek(self, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.ndarray]:
-        """The executed state of some rows, changing nothing: their records, and the place of each key among them."""
-        distinct, place = np.unique(keys, return_inverse=True)
-        rows = np.empty((len(distinct), self.widths[bank]), self.dtype)
-        slots = self.caches[bank].find(distinct) if self.caches else np.full(len(distinct), -1)
-        here = slots >= 0
-        rows[here] = self._numbers(self.banks[bank].read(slots[here]), bank) if self.caches else 0
-        away = np.flatnonzero(~here)
-        known = away[self.seen.has(distinct[away])]
-        found = np.zeros(len(distinct), np.bool_)
-        found[here] = True
-        if len(known):
-            records = np.empty((len(known), self.held[bank]), self.dtype)
-            held = self.store.read(distinct[known], records)
-            rows[known[held]] = self._numbers(records[held], bank)
-            found[known[held]] = True
-        fresh = np.flatnonzero(~found).astype(np.int32)
-        self.make(bank, distinct[fresh], fresh, rows)
-        if self.half:
-            rows[fresh] = self._numbers(packed(rows[fresh], self.half), bank)
-        return rows, place.astype(np.int32)
-
-    def _numbers(self, records: np.ndarray, bank: int) -> np.ndarray:
-        """Rows out of their records."""
-        return expanded(records, self.widths[bank], self.half) if self.half else records
-
-    def put(self, keys: np.ndarray, records: np.ndarray, bank: int) -> None:
-        """Rows that come from elsewhere take the place of what there is; between steps."""
-        records = packed(records, self.half) if self.half else records
-        self.store.write(keys, records)
-        self.seen.add(keys)
-        if self.caches:
-            slots = self.caches[bank].find(keys)
-            here = np.flatnonzero(slots >= 0)
-            self.caches[bank].changing(slots[here])
-            self.banks[bank].write(slots[here], records[here])
-
     def flush(self) -> None:
         """Write every resident row to the store; all stay resident. Write-backs must be drained."""
         self.check()
@@ -442,19 +338,11 @@ class Engine:
         self.damage = "rows were being restored when something happened: load again"
         self.forget_moves()
         self.banks = self._open_banks()
-        self.caches, self.staging_rows, self.split_by_one = [], [], False
-        if split is not None and split["cache"] == self.cache_size:
-            self.staging_rows = list(split["staging_rows"])
-            self._allocate(split["slots"])
+        self.caches = []
+        self.capacity.forget()
+        if (saved := self.capacity.saved_split(split)) is not None:
+            self.allocate(saved)
         self.seen.rebuild(self.store.keys())
         self.table_steps[:] = table_steps
         self.counters = counters
         self.damage = None
-
-    def make(self, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
-        """First records of some rows, in the host's memory."""
-        dim, initial = self.schema.banks[bank].dim, self.initial
-        run(
-            fill, len(keys), keys, slots, into, dim, self.seed, initial.kind, initial.scale, initial.quantiles,
-            self.optimizer.initial_state, threads=torch.get_num_threads(),
-        )  # fmt: skip

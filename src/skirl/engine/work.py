@@ -1,52 +1,65 @@
-"""One training step on its way: a batch, the Steps of its banks, the rows fetched for it.
+"""One training step on its way. One object goes through all stages, and each fills in its part."""
 
-One object goes through all stages and each fills in its part, so there is exactly one owner at any time and nothing is
-looked up again by number. Separate messages between stages would be smaller and would have to be matched.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from skirl.core.ids import BankIds, Captured
+from skirl.core.ids import BankIds, Captured, Resolver
+from skirl.core.positions import Positions
+from skirl.engine.capacity import Split
 from skirl.oracle.step import Step
 
 
 @dataclass(slots=True)
-class Micro:
-    """One micro-batch: what the user's loop gets, and its ids."""
+class Item:
+    """One micro-batch of the user's loader."""
 
     batch: Any
+    """What the loop gets."""
     captured: Captured
-    ids: list[BankIds] = field(default_factory=list)
-    """One a bank, once resolved."""
-    entered: bool = False
-    """Its forward ran."""
-    weights: torch.Tensor | None = None
-    """Weights of the ids that want a gradient."""
+    """Its ids."""
     nbytes: int = 0
     """What the user's batch takes in memory."""
     loader_state: Any = None
     """The loader's own state after this batch, where it has one."""
 
-    @property
-    def count(self) -> int:
-        """Ids of all banks."""
-        return sum(ids.count for ids in self.ids)
+
+@dataclass(slots=True)
+class Micro:
+    """What one collection makes of a micro-batch."""
+
+    captured: Captured
+    positions: list[Positions]
+    """By bank: its ids, checked."""
+    ids: list[BankIds] = field(default_factory=list)
+    """By bank: the same with their bags, once the step is planned."""
+    entered: bool = False
+    """Its forward ran."""
+    weights: torch.Tensor | None = None
+    """Weights of the ids that want a gradient."""
+
+    @classmethod
+    def of(cls, captured: Captured, resolver: Resolver) -> "Micro":
+        """Ids that no window has seen: checked and resolved at once."""
+        positions = resolver.positions(captured)
+        return cls(captured, positions, resolver.resolve(captured, positions))
 
 
 @dataclass(slots=True)
 class Work:
-    """One step of one lookahead."""
+    """One step of one collection."""
 
     number: int
     micros: list[Micro]
-    steps: list[Step] = field(default_factory=list)
-    """One a bank."""
+    steps: Sequence[Step] = ()
+    """By bank."""
     fetched: list[Any] = field(default_factory=list)
-    """One a bank: what it knows the records of `step.fetch_keys` by."""
+    """By bank: what it knows the records of `step.fetch_keys` by."""
+    found: list[int] = field(default_factory=list)
+    """By bank: how many of them the store had."""
     grads: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     """By (bank, micro-batch): gradient of the pooled output, [bags, dim]."""
     live: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
@@ -59,3 +72,30 @@ class Work:
         """Where a micro-batch's ids are among the step's."""
         begin = sum(m.ids[bank].count for m in self.micros[:micro])
         return slice(begin, begin + self.micros[micro].ids[bank].count)
+
+
+@dataclass(slots=True)
+class Flight:
+    """One step of all collections of a model."""
+
+    number: int
+    items: list[Item]
+    works: list[Work]
+    """One for each collection."""
+    splits: list[Split] | None = None
+    """Of each collection: how its cache is split from this step on, where that changes."""
+
+    @property
+    def steps(self) -> list[Step]:
+        """Of all banks of all collections."""
+        return [step for work in self.works for step in work.steps]
+
+    @property
+    def begun(self) -> bool:
+        """Whether a forward of it ran."""
+        return any(micro.entered for work in self.works for micro in work.micros)
+
+    @property
+    def updated(self) -> bool:
+        """Whether rows were updated by it."""
+        return any(work.updated for work in self.works)

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from skirl.checkpoint.import_rows import import_rows
 from skirl.core.batch import KeyedJagged
 from skirl.core.initial import Initial, Normal
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Pooling, Table
-from skirl.engine.cache import CacheSize
+from skirl.engine.access import put_weight
+from skirl.engine.capacity import CacheSize
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.store import Store
 
@@ -79,7 +79,7 @@ class EmbeddingBag(nn.Module):
             dtype=dtype or torch.float32, resume=resume,
         )  # fmt: skip
         if _weight is not None:
-            import_rows(self.rows, {"weight": _weight})
+            put_weight(self.rows.engine, 0, _weight)
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, **options: Any) -> "EmbeddingBag":

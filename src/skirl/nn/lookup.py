@@ -1,41 +1,29 @@
-"""Autograd of a lookup: forward gathers and pools, backward hands the gradients to the engine, which updates the rows.
+"""Autograd of a lookup: forward gathers and pools, backward hands the gradients to the current step.
 
-One node for all banks of a batch, so that one backward makes one update of every row, whatever features it came from. The
-nodes behind it note which features got a gradient at all: a feature without one is not updated, as in plain PyTorch.
+One node for all banks of a batch, so that one backward makes one update of every row. The nodes behind it note which
+features got a gradient at all: a feature without one is not updated, as in plain PyTorch.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.engine.work import Work
+from skirl.core.ids import BankIds
+from skirl.engine.engine import Engine
+from skirl.nn.current_step import Ticket
 
-if TYPE_CHECKING:
-    from skirl.nn.collection import Collection
 
-
-class Ticket:
-    """One bank of one micro-batch on its way through autograd: which features' gradients came back."""
-
-    def __init__(self, collection: "Collection", work: Work, micro: int, bank: int) -> None:
-        self.collection = collection
-        self.work = work
-        self.micro = micro
-        self.bank = bank
-        self.ids = work.micros[micro].ids[bank]
-        self.features = len(collection.engine.schema.banks[bank].features)
-        self.live = np.zeros(self.features, np.bool_)
-        self.used = False
-
-    def release(self) -> None:
-        """Let go of the batch: who keeps a loss keeps its graph, and this ticket with it."""
-        del self.work, self.ids
+def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> Tensor:
+    """A bank's output: [batch, features, dim], or [ids, dim] where nothing is pooled."""
+    if not engine.pooled:
+        return flat
+    return flat.view(ids.batch, len(engine.schema.banks[bank].features), flat.shape[-1])
 
 
 class Lookup(torch.autograd.Function):
-    """Forward: gather and pool each bank. Backward: hand the gradients to the engine, which updates the rows."""
+    """Forward: gather and pool each bank. Backward: hand their gradients to the current step."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, tickets: list[Ticket]) -> tuple[Tensor, ...]:
@@ -43,9 +31,8 @@ class Lookup(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         out = []
         for ticket in tickets:
-            collection = ticket.collection
-            flat = collection.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
-            out.append(collection._shaped(flat, ticket.bank, ticket.ids))
+            flat = ticket.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
+            out.append(shaped(flat, ticket.engine, ticket.bank, ticket.ids))
         return tuple(out)
 
     @staticmethod
@@ -56,16 +43,16 @@ class Lookup(torch.autograd.Function):
             raise RuntimeError(
                 "backward ran twice over one batch: its rows were already updated. Sum the losses and call it once"
             )
-        collection, work = first.collection, first.work
-        collection.require_current(work)
+        current, work = first.current, first.work
+        current.require(work)
         first.used = True
         weights = work.micros[first.micro].weights
         weights_grad = None if weights is None else torch.zeros_like(weights)
         for ticket, grad in zip(ctx.tickets, grads, strict=True):
-            collection.returned(ticket, grad)
+            current.returned(ticket, grad)
             if weights_grad is not None:
                 _weight_grad(ticket, weights_grad)
-        collection.backward_done(work)
+        current.backward_done(work)
         for ticket in ctx.tickets:
             ticket.release()
         return None, weights_grad, None
@@ -73,11 +60,10 @@ class Lookup(torch.autograd.Function):
 
 def _weight_grad(ticket: Ticket, out: Tensor) -> None:
     """The gradient of the ids' weights, before the rows change."""
-    collection, work = ticket.collection, ticket.work
+    engine, work, ids = ticket.engine, ticket.work, ticket.ids
     grads = work.grads.get((ticket.bank, ticket.micro))
-    if grads is None or not collection.pooled:
+    if grads is None or not engine.pooled:
         return
-    engine, ids = collection.engine, ticket.ids
     dots = engine.banks[ticket.bank].weight_grad(work, ticket.micro, grads, ticket.live)
     captured = work.micros[ticket.micro].captured
     n = 0
@@ -119,7 +105,7 @@ class Unbind(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         samples, features, dim = ctx.shape
-        out = ctx.ticket.collection.engine.device.empty(samples * features, dim).view(ctx.shape)
+        out = ctx.ticket.engine.device.empty(samples * features, dim).view(ctx.shape)
         for column, grad in enumerate(grads):
             out[:, column] = 0 if grad is None else grad  # it may be added to the gradient of the stacked output
             if grad is not None:  # where that has one, a feature without is live all the same

@@ -1,22 +1,19 @@
 """What a collection returns for a batch: tensors by feature, or all of them stacked.
 
-Both views share one node of the autograd graph. Which of them is used is known only afterwards, so the split by feature is
-made when first asked for: models that take `stacked()` never pay for 26 small gradients being copied together.
+Both share one node of the autograd graph; the split by feature is made when it is first asked for.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from skirl.core.ids import BankIds
-from skirl.nn.lookup import Split, Ticket, Unbind, Whole
-
-if TYPE_CHECKING:
-    from skirl.nn.collection import Collection
-
+from skirl.core.tables import Schema
+from skirl.nn.current_step import Ticket
+from skirl.nn.lookup import Split, Unbind, Whole
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -47,17 +44,15 @@ class Pooled(Mapping[str, Tensor]):
     (['user', 'item'], torch.Size([3, 2]), torch.Size([3, 2, 2]))
     """
 
-    def __init__(
-        self, collection: "Collection", banks: list[Tensor], tickets: "list[Ticket] | None", ids: list[BankIds]
-    ) -> None:
-        self._collection = collection
+    def __init__(self, schema: Schema, banks: list[Tensor], tickets: list[Ticket] | None, ids: list[BankIds]) -> None:
+        self._schema = schema
         self._banks = banks
         self._tickets = tickets
         self._ids = ids
         self._split: dict[int, tuple[Tensor, ...]] = {}
         self._place = {
             feature.name: (bank, feature.column)
-            for bank, members in enumerate(collection.engine.schema.banks)
+            for bank, members in enumerate(schema.banks)
             for feature in members.features
         }
 
@@ -71,7 +66,7 @@ class Pooled(Mapping[str, Tensor]):
         return self._split[bank][column]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._collection.engine.schema.features)
+        return iter(self._schema.features)
 
     def __len__(self) -> int:
         return len(self._place)
@@ -85,7 +80,7 @@ class Pooled(Mapping[str, Tensor]):
     def stacked(self) -> Tensor:
         """All features as one [batch, features, dim] tensor, features in table order; all dims must be equal."""
         if len(self._banks) != 1:
-            dims = [bank.dim for bank in self._collection.engine.schema.banks]
+            dims = [bank.dim for bank in self._schema.banks]
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
         if self._tickets is None:
             return self._banks[0]
@@ -93,11 +88,11 @@ class Pooled(Mapping[str, Tensor]):
 
 
 class Unpooled(Pooled):
-    """What an EmbeddingCollection returns: for each feature one [ids, dim] tensor, a row an id in the batch's order."""
+    """What an EmbeddingCollection returns: for each feature a tensor of one row for each id, in the batch's order."""
 
     def _unbind(self, bank: int) -> tuple[Tensor, ...]:
         ids = self._ids[bank]
-        features = len(self._collection.engine.schema.banks[bank].features)
+        features = len(self._schema.banks[bank].features)
         sizes = [int(ids.offsets[(f + 1) * ids.batch] - ids.offsets[f * ids.batch]) for f in range(features)]
         if self._tickets is None:
             return tuple(self._banks[bank].split(sizes))

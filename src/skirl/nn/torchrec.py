@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skirl.checkpoint.import_rows import import_rows
 from skirl.core.batch import KeyedJagged, Sparse
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
-from skirl.engine.cache import CacheSize
+from skirl.engine.access import put_weight
+from skirl.engine.capacity import CacheSize
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.store import Store
 
@@ -48,7 +48,8 @@ class Swapped(nn.Module):
         self.rows = EmbeddingBagCollection(tables, dtype=_DTYPES[kinds.pop()], **options)
         state = theirs.state_dict()
         if weights and not any(tensor.is_meta for tensor in state.values()):
-            import_rows(self.rows, state, names={t.name: f"embedding_bags.{t.name}.weight" for t in tables})
+            for number, table in enumerate(tables):
+                put_weight(self.rows.engine, number, state[f"embedding_bags.{table.name}.weight"])
 
     def sparse(self, features: Sparse) -> Sparse:
         """The ids of a batch, for a lookahead: TorchRec leaves weights out where the collection is not weighted."""

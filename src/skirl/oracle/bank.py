@@ -61,11 +61,17 @@ class _Entered:
 class BatchTooLarge(ValueError):
     """A batch needs more rows together than the cache holds."""
 
-    def __init__(self, number: int, needs: int, has: int, dim: int) -> None:
+    def __init__(self, number: int, needs: int, has: int, dim: int, bank: int = 0) -> None:
+        self.number, self.bank = number, bank
+        self._facts = needs, has, dim
         super().__init__(
             f"batch {number} needs {needs} rows of dim {dim} together, the cache holds {has}: "
             f"set cache to {needs} rows or more for this dim, or use smaller batches"
         )
+
+    def at(self, first: int, bank: int) -> "BatchTooLarge":
+        """The same, of one of several banks whose batches are counted from `first`."""
+        return BatchTooLarge(first + self.number, *self._facts, bank)
 
 
 class BankPlanner:

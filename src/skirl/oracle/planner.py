@@ -1,178 +1,184 @@
-"""The planner of a collection: all banks, and how far to read ahead.
+"""The planner of a model: all banks of all its collections, and how far to read ahead.
 
-`depth` is knowledge: the window holds min(depth, 2 t + 8) batches when step t is planned, so training starts after 8 batches
-and not after 200. "auto" reads until the window's distinct rows are four times the cache. Once is not enough: most rows of a
-window are used once in it and not worth keeping, and on traces MIN was missed by 2 to 8 times; with four times it was met
-within 4%. Whatever the depth, what the window holds is a function of the data alone.
+"auto" reads until the window's distinct rows are four times the cache. What the window holds is a function of the data.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
-from skirl.oracle.bank import BankPlanner, Resident
-from skirl.oracle.policies.base import check_policy
+from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
+from skirl.oracle.loops import NEVER
+from skirl.oracle.options import Plan
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 
-Depth = int | Literal["auto", "epoch"]
 Batch = Positions | np.ndarray
 """One bank's part of a batch: its ids, or its keys."""
 
 AUTO_ROWS = 4
 """The automatic window ends when it holds this many times the cache in distinct rows."""
-AUTO_BYTES = 1 << 30
-"""Or when it takes this much memory, unless `window_bytes` says otherwise."""
 LONGEST_AUTO = 4096
 """The automatic window never holds more batches than this."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How to plan; every field but `prefetch` changes what is fetched, none changes a result."""
+def bank_planners(
+    schema: Schema,
+    capacities: Sequence[int],
+    plan: Plan,
+    seen: Seen,
+    *,
+    hold_rows: Sequence[int] | None = None,
+    residents: Sequence[Resident] | None = None,
+    resident_next: Sequence[np.ndarray] | None = None,
+) -> list[BankPlanner]:
+    """A planner for each bank of a collection.
 
-    depth: Depth = "auto"
-    """Batches the oracle reads ahead: a number, "auto" (until the window has four times the cache in rows), or "epoch"."""
-    prefetch: int = 2
-    """Steps ahead that rows travel."""
-    policy: str = "min"
-    """Which rows leave: "min", or "lru", "lfu", "ttl" for comparison."""
-    ramp: bool = True
-    """Start with a window of 8 batches that grows by 2 a step; False waits for the whole window first."""
-    window_bytes: int | None = None
-    """The window stops growing when its batches take this much memory; None: 1 GiB, or no limit where depth is a number."""
-    threads: int = 1
-    """Threads that plan; the Steps do not depend on their number."""
+    **Arguments**
 
-    def __post_init__(self) -> None:
-        if isinstance(self.depth, bool) or not (self.depth in ("auto", "epoch") or isinstance(self.depth, int)):
-            raise ValueError(f"depth is {self.depth!r}: set it to a number of batches, 'auto' or 'epoch'")
-        if isinstance(self.depth, int) and self.depth < 1:
-            raise ValueError(f"depth is {self.depth}: set it to 1 or more")
-        if isinstance(self.depth, int) and self.depth >= 1 << 24:
-            raise ValueError(f"depth is {self.depth}: set it between 1 and {(1 << 24) - 1}, or to 'epoch'")
-        if self.policy == "ttl" and self.depth == "epoch":  # the window of an epoch is one batch with its next uses
-            raise ValueError("policy 'ttl' reads times to live off the window: set depth to a number of batches")
-        if not isinstance(self.prefetch, int) or not 0 <= self.prefetch <= 1024:
-            raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
-        if self.window_bytes is not None and self.window_bytes < 1:
-            raise ValueError(f"window_bytes is {self.window_bytes}: set it to 1 or more")
-        if self.threads < 1:
-            raise ValueError(f"threads is {self.threads}: set it to 1 or more")
-        check_policy(self.policy)
-
-    @property
-    def most_bytes(self) -> float:
-        """Memory after which the window stops growing: a number given as depth is a limit of its own."""
-        if self.window_bytes is not None:
-            return self.window_bytes
-        return float("inf") if isinstance(self.depth, int) else AUTO_BYTES
-
-    @property
-    def hold(self) -> int:
-        """Steps for which evicted rows can be forwarded: two more than rows travel ahead, so that a write-back has time."""
-        return self.prefetch + 2
+    - `capacities`: slots of each bank.
+    - `hold_rows`: evicted rows of each bank that can be forwarded at any moment; as many as fit by default.
+    - `residents`: rows of each bank that are in the cache at the start; none by default.
+    - `resident_next`: the first batch that uses each of those, if it is known.
+    """
+    return [
+        BankPlanner(
+            schema,
+            bank,
+            capacity,
+            depth=plan.depth if isinstance(plan.depth, int) else 64 if plan.depth == "auto" else 1,
+            seen=seen,
+            policy=plan.policy,
+            hold=plan.hold,
+            hold_rows=None if hold_rows is None else hold_rows[bank],
+            threads=plan.threads,
+            resident=None if residents is None else residents[bank],
+            resident_next=None if resident_next is None else resident_next[bank],
+        )
+        for bank, capacity in enumerate(capacities)
+    ]
 
 
-class Planner:
-    """Plans all banks of a collection together.
+Item = TypeVar("Item")
+"""What its owner knows a batch by; it comes back with the batch's Steps."""
+
+
+class Planner(Generic[Item]):
+    """Plans all banks of a model together.
 
     >>> from skirl import Table
-    >>> schema = Schema.of([Table("a", 100, 4)])
-    >>> planner = Planner(schema, [4], Plan(depth=2), Seen(schema))
-    >>> planner.add([np.array([1, 2])], 0)
+    >>> schema, plan = Schema.of([Table("a", 100, 4)]), Plan(depth=2)
+    >>> planner = Planner(bank_planners(schema, [4], plan, Seen(schema)), plan)
+    >>> planner.add("batch 0", [np.array([1, 2])], 0)
     >>> planner.next() is None  # the window is not full: batch 1 may still come
     True
     >>> planner.end()
-    >>> planner.next()[0].new_keys.tolist()
-    [1, 2]
+    >>> item, steps = planner.next()
+    >>> item, steps[0].new_keys.tolist()
+    ('batch 0', [1, 2])
+
+    **Arguments**
+
+    - `banks`: the planners of the banks.
+    - `plan`: how far to read.
+    - `first`: the number of the first step; above 0 where other planners have planned those before.
+    - `may_stop`: a batch that a bank has no room for ends the plan before it: `stopped` says why, `rest` has it and what
+      came after. By default it is an error, for nobody could make more room.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        capacities: Sequence[int],
-        plan: Plan,
-        seen: Seen,
-        *,
-        hold_rows: Sequence[int] | None = None,
-        residents: Sequence[Resident] | None = None,
-        resident_next: Sequence[np.ndarray] | None = None,
-    ) -> None:
+    def __init__(self, banks: Sequence[BankPlanner], plan: Plan, *, first: int = 0, may_stop: bool = False) -> None:
+        self.banks = list(banks)
+        self.first = first
+        self.stopped: BatchTooLarge | None = None
         # Each batch of an epoch brings its next uses along: the window needs the batch itself only.
         self._depth = 1 if plan.depth == "epoch" else plan.depth
         self._plan = plan
-        self.banks = [
-            BankPlanner(
-                schema,
-                bank,
-                capacity,
-                depth=64 if isinstance(self._depth, str) else self._depth,
-                seen=seen,
-                policy=plan.policy,
-                hold=plan.hold,
-                hold_rows=None if hold_rows is None else hold_rows[bank],
-                threads=plan.threads,
-                resident=None if residents is None else residents[bank],
-                resident_next=None if resident_next is None else resident_next[bank],
-            )
-            for bank, capacity in enumerate(capacities)
-        ]
-        self._inbox: deque[tuple[Sequence[Batch], list[np.ndarray] | None, int]] = deque()
+        self._may_stop = may_stop
+        self._inbox: deque[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]] = deque()
         self._ended = False
-        self._entered = 0
+        self._entered: deque[tuple[Item, int]] = deque()
         self._planned = 0
-        self._sizes: deque[int] = deque()
         self._bytes = 0
 
     @property
     def window(self) -> int:
         """Batches entered and not yet planned."""
-        return self._entered - self._planned
+        return len(self._entered)
 
     @property
-    def waiting(self) -> int:
-        """Batches given and not yet entered."""
-        return len(self._inbox)
+    def end_number(self) -> int:
+        """The step after the last one that was planned."""
+        return self.first + self._planned
 
-    def add(self, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
-        """One more batch: ids or keys for every bank, and what its owner holds in memory for it."""
-        self._inbox.append((banks, next_uses, nbytes))
+    @property
+    def rest(self) -> list[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]]:
+        """Batches given and not entered, as they were given."""
+        return list(self._inbox)
+
+    def add(self, item: Item, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
+        """One more batch.
+
+        **Arguments**
+
+        - `item`: what comes back with its Steps.
+        - `banks`: its ids or keys, for every bank.
+        - `nbytes`: what its owner holds in memory for it.
+        - `next_uses`: of each bank, the number of the next batch that uses each of its rows, where the future is known.
+        """
+        self._inbox.append((item, banks, nbytes, next_uses))
 
     def end(self) -> None:
         """No more batches will come."""
         self._ended = True
 
-    def next(self) -> list[Step] | None:
-        """The next batch's Steps, one a bank; None until the window is full, or when all is planned."""
-        while self._inbox and not self._full():
-            batch, next_uses, nbytes = self._inbox.popleft()
-            for i, bank in enumerate(self.banks):
-                bank.enter(batch[i], None if next_uses is None else next_uses[i])
-            self._entered += 1
-            self._sizes.append(nbytes)
-            self._bytes += nbytes
-        if not self.window or not (self._full() or self._ended):
+    def next(self) -> tuple[Item, list[Step]] | None:
+        """The next batch and its Steps, one a bank; None until the window is full, or when all is planned."""
+        while self._inbox and not self.stopped and not self._full():
+            self._enter()
+        if not self.window or not (self._full() or self._ended or self.stopped):
             return None
         steps = [bank.plan() for bank in self.banks]
+        if self.first:
+            for step in steps:
+                step.count_from(self.first)
         self._planned += 1
-        self._bytes -= self._sizes.popleft()
-        return steps
+        item, nbytes = self._entered.popleft()
+        self._bytes -= nbytes
+        return item, steps
 
     def executed(self, number: int) -> None:
         """Steps before `number` are done."""
         for bank in self.banks:
-            bank.executed(number)
+            bank.executed(number - self.first)
 
     def rollback(self, number: int) -> None:
         """Steps from `number` on will not be executed. The planner is done with."""
         for bank in self.banks:
-            bank.rollback(number)
+            bank.rollback(number - self.first)
+
+    def _enter(self) -> None:
+        item, batch, nbytes, next_uses = self._inbox[0]
+        for i, bank in enumerate(self.banks):
+            try:
+                bank.enter(batch[i], None if next_uses is None else self._from_first(next_uses[i]))
+            except BatchTooLarge as error:
+                if not self._may_stop:
+                    raise
+                self.stopped = error.at(self.first, i)
+                return
+        self._inbox.popleft()
+        self._entered.append((item, nbytes))
+        self._bytes += nbytes
+
+    def _from_first(self, next_uses: np.ndarray) -> np.ndarray:
+        """Numbers of batches, counted as this planner's banks do."""
+        if not self.first:
+            return next_uses
+        return np.where(next_uses == NEVER, NEVER, next_uses - self.first).astype(next_uses.dtype)
 
     def _full(self) -> bool:
         if not self.window:

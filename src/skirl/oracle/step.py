@@ -57,3 +57,10 @@ class Step:
     def fetches(self) -> int:
         """Rows brought in again: read from the store or forwarded out of a pending write-back."""
         return len(self.fetch_keys) + len(self.forward_keys)
+
+    def count_from(self, first: int) -> None:
+        """Count steps from `first` and not from 0."""
+        self.number += first
+        self.fetch_after += first
+        self.forward_step += first
+        self.hold_from += first

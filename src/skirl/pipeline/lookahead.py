@@ -1,11 +1,5 @@
-"""The loop's side of the oracle: yields a loader's batches, each with its rows in place.
+"""The loop's side of the oracle: `lookahead` yields a loader's batches, each with its rows in place."""
 
-A pass is an iterator of its own, as a for-loop expects: it knows whether it was interrupted while it brought a batch, and
-then refuses to go on, because that batch would be lost without a word. The alternative, putting the batch back, would need
-the loader's help.
-"""
-
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -17,17 +11,17 @@ from torch import nn
 
 from skirl.core.batch import Sparse
 from skirl.engine.engine import Engine
-from skirl.engine.work import Work
-from skirl.nn.collection import collection_of
-from skirl.oracle.planner import Depth, Plan
+from skirl.nn.collection import collections_of
+from skirl.oracle.options import Depth, Plan
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
+from skirl.pipeline.one_pass import InLoop, OnePass
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import Place, Reader
 from skirl.pipeline.stages import StageHook, Times
-from skirl.pipeline.timeline import LOOP, Timeline
+from skirl.pipeline.timeline import Timeline
 from skirl.tools import rng_state
-from skirl.tools.interrupts import Hold, uninterrupted
+from skirl.tools.interrupts import uninterrupted
 
 
 def _sparse_of(batch: Any) -> Sparse:
@@ -47,14 +41,27 @@ def lookahead(
     window_bytes: int | None = None,
     plan_threads: int = 1,
     patience: float = 600.0,
-    hook: StageHook | None = None,
     trace: str | Path | None = None,
 ) -> "Lookahead":
     """Read ahead in a loader, so that each batch's rows are on the device when it is yielded.
 
-    depth: batches the oracle knows, "auto" or "epoch". prefetch: steps ahead that rows travel. accumulate: micro-batches
-    that make one Step, updated once. plan_threads: of the oracle, beside those of torch. trace: a file for the timeline of
-    the stages, see timeline.py. None of them changes a result, nor does any timing.
+    No argument but `accumulate` changes a result, nor does any timing.
+
+    **Arguments**
+
+    - `loader`: yields batches: a DataLoader, a list, anything iterable.
+    - `model`: has the embeddings: one collection or several, each of which looks its features up in the same batch.
+    - `sparse`: gives a batch's ids; those under `batch.sparse` by default.
+    - `depth`: batches that the oracle knows. "auto" reads until the window has four times the cache in rows, which comes
+      within a few percent of the least fetches; "epoch" knows all, and reads the loader twice.
+    - `prefetch`: steps ahead that rows travel; 2 hides a store that takes as long as a step.
+    - `accumulate`: micro-batches that make one step, after whose last backward rows are updated once.
+    - `policy`: which rows leave: "min", or "lru", "lfu", "ttl" to compare with.
+    - `ramp`: begin with a window of 8 batches that grows; False waits for the whole window before the first step.
+    - `window_bytes`: memory that the window's batches may take. By default 1 GiB, or no limit where `depth` is a number.
+    - `plan_threads`: threads of the oracle, beside those of torch.
+    - `patience`: seconds that a loader or a store may take for one batch before it is said to hang.
+    - `trace`: a file for the timeline of the stages, which chrome://tracing and Perfetto show.
 
     >>> import torch, skirl
     >>> embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
@@ -66,13 +73,14 @@ def lookahead(
     (10, 5, 1)
     """
     plan = Plan(depth, prefetch, policy, ramp, window_bytes, plan_threads)
-    return Lookahead(
-        loader, model, plan, sparse=sparse, accumulate=accumulate, patience=patience, hook=hook, trace=trace
-    )
+    return Lookahead(loader, model, plan, sparse=sparse, accumulate=accumulate, patience=patience, trace=trace)
 
 
 class Lookahead:
-    """An iterable over a loader's batches; use it in a with-block. Made by `lookahead`."""
+    """An iterable over a loader's batches; use it in a with-block. Made by `lookahead`, which documents the arguments."""
+
+    hook: StageHook | None = None
+    """Called before each thing a stage does: a seam for tests."""
 
     def __init__(
         self,
@@ -83,59 +91,60 @@ class Lookahead:
         sparse: Callable[[Any], Sparse],
         accumulate: int,
         patience: float,
-        hook: StageHook | None,
         trace: str | Path | None = None,
     ) -> None:
         if accumulate < 1:
             raise ValueError(f"accumulate is {accumulate}: set it to 1 or more micro-batches")
         if not patience > 0:
             raise ValueError(f"patience is {patience}: set it to seconds above 0, or to float('inf')")
-        self.step = 0
-        """Steps begun: 1 while the first batch is in the loop."""
         self.times = Times()
-        self._collection = collection_of(model)
+        self.collections = list(collections_of(model).values())
+        """Whose rows the batches use."""
         self._plan = plan
         self._accumulate = accumulate
         self._patience = patience
-        self._hook = hook
         self._trace = trace
-        self._computing: float | None = None
-        """Since when the batch in the loop computes, for the timeline."""
         self._watch = Watch(patience)
-        self._reader = Reader(loader, sparse, accumulate, self.engine, self._watch, self.times)
+        resolvers = [collection.engine.resolver for collection in self.collections]
+        self._reader = Reader(loader, sparse, accumulate, resolvers, self._watch, self.times)
         if plan.depth == "epoch" and self._reader.reads_once:
             raise ValueError(
                 'depth="epoch" reads the loader twice, and this one is an iterator: pass a list or a DataLoader, '
                 'or use depth="auto"'
             )
         weakref.finalize(self, self._watch.abandon)
-        self._pipeline: Pipeline | None = None
-        self._pass: _Pass | None = None
-        self._epoch: Epoch | None = None
-        self._work: Work | None = None
-        self._micro = 0
+        self._pass: OnePass | None = None
         self._entered = False
-        self._here = Place()
-        """After the batch in the loop,"""
-        self._before = self._here
-        """and before its step."""
+        self._in_loop = InLoop()
         self._loaded = False
-        """`_here` is from a checkpoint: the next pass goes on there."""
+        """Where it is was loaded from a checkpoint: the next pass goes on there."""
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The rows that the batches use, of each collection."""
+        return [collection.engine for collection in self.collections]
 
     @property
     def engine(self) -> Engine:
-        """The rows that the batches use."""
-        return self._collection.engine
+        """The rows that the batches use, of a model with one collection."""
+        if len(self.collections) != 1:
+            raise ValueError(f"the model has {len(self.collections)} skirl collections: ask for engines")
+        return self.collections[0].engine
+
+    @property
+    def step(self) -> int:
+        """Steps begun: 1 while the first batch is in the loop."""
+        return self._in_loop.step
 
     @property
     def epochs(self) -> int:
         """Passes over the loader that are complete; a resumed run goes on from those of the run that was saved."""
-        return self._here.epochs
+        return self._in_loop.here.epochs
 
     @property
     def ends_step(self) -> bool:
         """Whether the batch in the loop is the last micro-batch of its step: the time for `dense.step()` and a save."""
-        return self._work is None or self._micro + 1 == len(self._work.micros)
+        return self._in_loop.ends_step
 
     @property
     def iterating(self) -> bool:
@@ -149,14 +158,14 @@ class Lookahead:
 
     def __enter__(self) -> "Lookahead":
         try:
-            self._collection.opened(self)
+            for collection in self.collections:
+                collection.opened(self)
             self._entered = True
             if self._trace is not None:
                 self.times.timeline = Timeline(self._trace)
         except BaseException:
-            if self._collection.lookahead is self:
-                self._entered = False
-                self._collection.opened(None)  # interrupted, or no file for the timeline: no __exit__ will follow
+            self._entered = False
+            self._let_go()  # interrupted, or no file for the timeline: no __exit__ will follow
             raise
         return self
 
@@ -179,84 +188,71 @@ class Lookahead:
             if not self._entered:
                 return
             try:
-                self._close_pipeline(apply)
+                self._end_pass(apply)
             finally:
                 self._watch.close()
                 self._entered = False
-                self._collection.opened(None)
+                self._let_go()
                 if self.times.timeline is not None:
                     self.times.timeline.close()
                     self.times.timeline = None
 
-    def __iter__(self) -> "_Pass":
+    def _let_go(self) -> None:
+        for collection in self.collections:
+            if collection.lookahead is self:
+                collection.opened(None)
+
+    def __iter__(self) -> OnePass:
         """Begin a new pass."""
         if not self._entered:
             raise RuntimeError(
                 "open the lookahead first: with skirl.lookahead(...) as batches: for batch in batches: ..."
             )
-        self.engine.check()
-        if not self._collection.training:
-            raise RuntimeError(
-                "the model is in eval mode, and a lookahead moves rows and trains them: call model.train() first. To "
-                "evaluate, iterate over the loader itself: in eval mode the model looks rows up and changes nothing"
-            )
+        for collection in self.collections:
+            collection.engine.check()
+            if not collection.training:
+                raise RuntimeError(
+                    "the model is in eval mode, and a lookahead moves rows and trains them: call model.train() first. To "
+                    "evaluate, iterate over the loader itself: in eval mode the model looks rows up and changes nothing"
+                )
         self._reader.check_fresh()
-        self._close_pipeline()
-        self.engine.forget_split()
-        start = rng_state.capture()
+        self._end_pass()
+        for engine in self.engines:
+            engine.forget_split()
+        start, now = rng_state.capture(), self._in_loop
         if not self._loaded:
-            self._here = replace(self._here, step=self.step, batches=0, loader=None)
-        if not self._here.batches:
-            self._here = replace(self._here, start=start)
-        self._before = self._here
+            now.here = replace(now.here, step=now.step, batches=0, loader=None)
+        if not now.here.batches:
+            now.here = replace(now.here, start=start)
+        now.before = now.here
+        epochs: list[Epoch] = []
         if self._plan.depth == "epoch":
-            self._epoch = self._reader.spool(self._here)
+            epochs = self._reader.spool(now.here)
             rng_state.restore(start)  # the first pass never happened: same draws as with any other depth
         if self.times.timeline is not None:
-            self.times.timeline.first = self._here.step
-        self._reader.begin(self._here)
+            self.times.timeline.first = now.here.step
+        try:
+            self._reader.begin(now.here)
+        except BaseException:
+            for epoch in epochs:
+                epoch.close()
+            raise
         with uninterrupted():
-            self._pipeline = Pipeline(
-                self.engine,
-                self._plan,
-                patience=self._patience,
-                hook=self._hook,
-                epoch=self._epoch,
+            pipeline = Pipeline(
+                self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=epochs, times=self.times
+            )
+            weakref.finalize(self, pipeline.abandon)
+            self._pass = OnePass(
+                self._reader,
+                pipeline,
+                epochs,
+                collections=self.collections,
+                in_loop=now,
+                watch=self._watch,
                 times=self.times,
             )
-            weakref.finalize(self, self._pipeline.abandon)
-            self._pass = _Pass(self)
         self._loaded = False
         return self._pass
-
-    def _next_step(self, pipeline: Pipeline, hold: Hold) -> bool:
-        """End the step in the loop and bring the next one; False when there is none. Ctrl-C waits, but in `_pull`."""
-        self._collection.finish()
-        self._work = None
-        pipeline.check()
-        self.engine.check()
-        pipeline.request()
-        while pipeline.lacks_batches(hold):
-            self._pull(pipeline, hold)
-        work = pipeline.next(hold)
-        if work is None:
-            self._here = Place(self.step, self._here.epochs + 1, loader=self._reader.state_at_end)
-            self._close_pipeline()
-            return False
-        while pipeline.hungry():  # keeps the planner fed while this step computes
-            self._pull(pipeline, hold)
-        self.step += 1
-        self._before = self._here
-        self._work, self._micro = work, 0
-        return True
-
-    def _pull(self, pipeline: Pipeline, hold: Hold) -> None:
-        """Feed one step's micro-batches."""
-        micros = self._reader.pull(hold)
-        if micros:
-            pipeline.feed(micros)
-        if len(micros) < self._accumulate:
-            pipeline.end()
 
     def drain(self) -> None:
         """Wait until rows that have left the cache are in the store."""
@@ -270,19 +266,22 @@ class Lookahead:
 
     def settle(self) -> None:
         """End the step in the loop, so that rows are as after it; unless its batch was not looked up yet."""
-        if not self._begun:
+        now = self._in_loop
+        if not now.begun:
             return
-        if not self.ends_step:
-            assert self._work is not None
+        if not now.ends_step:
+            assert now.flight is not None
             raise RuntimeError(
-                f"micro-batch {self._micro + 1} of {len(self._work.micros)} is in the loop, and rows are updated after the "
+                f"micro-batch {now.micro + 1} of {len(now.flight.items)} is in the loop, and rows are updated after the "
                 "last: save when batches.ends_step is true"
             )
-        self._collection.finish()
+        for collection in self.collections:
+            collection.current.finish()
 
     def state_dict(self) -> dict[str, Any]:
         """Where in the data the run is: after the batch in the loop, or before it when it was not looked up yet."""
-        place = self._before if self._work is not None and not self._begun else self._here
+        now = self._in_loop
+        place = now.before if now.flight is not None and not now.begun else now.here
         return {
             "step": place.step,
             "epochs": place.epochs,
@@ -295,12 +294,12 @@ class Lookahead:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on there: the next pass skips what was done of it."""
         self.check_state(state)
-        self._here = Place(state["step"], state["epochs"], state["batches"], state["loader"], state["start"])
-        self._before, self.step, self._loaded = self._here, state["step"], True
+        here = Place(state["step"], state["epochs"], state["batches"], state["loader"], state["start"])
+        self._in_loop, self._loaded = InLoop(state["step"], here, here), True
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Refuse a state that this lookahead cannot go on from."""
-        if self._pipeline is not None:
+        if self.iterating:
             raise RuntimeError(
                 "this lookahead is already iterating: load before its loop, or make a new lookahead and load into that"
             )
@@ -311,80 +310,12 @@ class Lookahead:
         self._reader.check_state(state["loader"])
 
     @property
-    def _begun(self) -> bool:
-        """Whether a forward of the step in the loop ran."""
-        return self._work is not None and any(micro.entered for micro in self._work.micros)
+    def _pipeline(self) -> Pipeline | None:
+        """The stages of the pass, until it ends."""
+        return self._pass.pipeline if self._pass is not None and not self._pass.closed else None
 
-    def _yielded(self) -> Any:
-        assert self._work is not None
-        micro = self._work.micros[self._micro]
-        self._here = replace(self._here, step=self.step, batches=self._here.batches + 1, loader=micro.loader_state)
-        self._collection.expect(self._work, self._micro)
-        if self.times.timeline is not None:
-            self._computing = time.monotonic()
-        return micro.batch
-
-    def _computed(self) -> None:
-        """The loop is done with the batch in it."""
-        since, self._computing = self._computing, None
-        if since is not None and self._work is not None:
-            self.times.tell(LOOP, "compute", self._work.number, since, time.monotonic())
-
-    def _close_pipeline(self, apply: bool = True) -> None:
+    def _end_pass(self, apply: bool = True) -> None:
         """End the current pass; what was planned and not executed never happened."""
-        self._computed()
-        pipeline, self._pipeline, self._pass = self._pipeline, None, None
-        if self._work is not None and not (self._begun if apply else self._work.updated):
-            self._here = self._before  # the step never happened
-        try:
-            self._collection.finish(apply)
-        finally:
-            self._work = None
-            self._reader.end()
-            try:
-                if pipeline is not None:
-                    pipeline.close()
-            finally:
-                if self._epoch is not None:
-                    self._epoch.close()
-                    self._epoch = None
-
-
-class _Pass:
-    """One pass over the batches: what a for-loop holds."""
-
-    def __init__(self, lookahead: Lookahead) -> None:
-        self._lookahead = lookahead
-        self._inside = False
-        self._ended = False
-
-    def __iter__(self) -> "_Pass":
-        return self
-
-    def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        ahead = self._lookahead
-        pipeline, work = ahead._pipeline, ahead._work
-        if ahead._pass is not self or pipeline is None:
-            raise RuntimeError("this pass is over: the lookahead was closed or iterated over anew")
-        if self._inside:
-            raise RuntimeError(
-                "this pass was interrupted or failed while it brought a batch, and cannot go on without losing it: iterate "
-                "over the lookahead again to begin anew, or resume from a checkpoint"
-            )
-        self._inside = True
-        ahead._computed()
-        if work is not None and ahead._micro + 1 < len(work.micros):
-            ahead._micro += 1
-        else:
-            with uninterrupted() as hold:
-                try:
-                    self._ended = not ahead._next_step(pipeline, hold)
-                finally:
-                    ahead._watch.rest(hold)
-            if self._ended:
-                raise StopIteration
-        batch = ahead._yielded()
-        self._inside = False
-        return batch
+        one, self._pass = self._pass, None
+        if one is not None:
+            one.close(apply)

@@ -1,26 +1,19 @@
 """The stages around the oracle: plan, fetch, write back, each in a thread of its own, beside the training loop.
 
-    loop: feed ->  plan  -> planned ->  fetch  -> ready -> loop: next, which makes the rows resident
-                                          ^                        |
-                                      the store  <-  write  <- writes
-
-No stage can starve another: the planner stops when `prefetch + 1` plans wait, the fetcher when `prefetch` steps are ready
-or its half of staging is full, the loop when the writer is behind by the other half. Each waits only for steps before its
-own, so there is no cycle; and the loop feeds the planner while it waits, because the step that it waits for may need one
-more batch in the window.
-
-Two writers, because one leaves a link idle while its call's delay runs out and until it is at the next: a tenth of the time,
-where writing a step takes 6 ms. Steps n and n + 1 may be written at once, since no row leaves the cache in both: what left
-in n is not there to leave in n + 1. Three writers could write one row at once, and would need a look at the keys.
+loop: feed ->  plan  -> planned ->  fetch  -> ready -> loop: next, which makes the rows resident
+                                      ^                        |
+                                  the store  <-  write  <- writes
 """
 
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 
+from skirl.engine.capacity import Split
 from skirl.engine.engine import Engine, Leaving
-from skirl.engine.work import Micro, Work
-from skirl.oracle.planner import Plan
+from skirl.engine.work import Flight, Item
+from skirl.oracle.options import Plan
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import StageStuck
 from skirl.pipeline.stages import StageHook, Stages, Times
@@ -40,30 +33,30 @@ class Pipeline:
 
     def __init__(
         self,
-        engine: Engine,
+        engines: Sequence[Engine],
         plan: Plan,
         *,
         patience: float = 600.0,
         hook: StageHook | None = None,
-        epoch: Epoch | None = None,
+        epochs: Sequence[Epoch] = (),
         times: Times | None = None,
     ) -> None:
         self.times = times or Times()
         self.done = 0
         """Steps whose rows were made resident."""
-        self._engine = engine
+        self._engines = engines
         self._plan = plan
-        self._window = Window(engine, plan, epoch)
+        self._window = Window(engines, plan, epochs)
         self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
-        self._inbox: deque[list[Micro]] = deque()
+        self._inbox: deque[list[Item]] = deque()
         self._ended = False
-        self._planned: deque[Work] = deque()
+        self._planned: deque[Flight] = deque()
         self._all_planned = False
         self._credits = plan.prefetch
-        self._ready: deque[Work] = deque()
+        self._ready: deque[Flight] = deque()
         self._all_ready = False
-        self._writes: deque[tuple[int, Leaving]] = deque()
+        self._writes: deque[tuple[int, list[Leaving]]] = deque()
         self._writing: list[int] = []
         """Steps that are being written."""
         self._evicted = -1
@@ -71,7 +64,9 @@ class Pipeline:
         self._written = -1
         """and the last that is in the store, with all before it."""
         self._write_failure: BaseException | None = None
-        banks = range(len(engine.schema.banks))
+        self._split_at = -1
+        """The last step that the caches were split anew for."""
+        banks = [bank for engine in engines for bank in engine.schema.banks]
         self._fetched_rows = [0 for _ in banks]
         self._unwritten_rows = [0 for _ in banks]
         self._closed = False
@@ -98,8 +93,18 @@ class Pipeline:
 
     def lacks_batches(self, hold: Hold) -> bool:
         """Wait until the next step is ready (False) or the planner needs a batch first (True)."""
-        self._stages.wait(hold, lambda: self._is_ready() or self._is_hungry(), f"rows of step {self.done}", self.done)
-        return not self._is_ready()
+        while True:
+            self._stages.wait(
+                hold,
+                lambda: self._is_ready() or self._is_hungry() or self._waits_for_split(),
+                f"rows of step {self.done}",
+                self.done,
+            )
+            with self._lock:
+                splits = self._planned[0].splits if self._waits_for_split() else None
+            if splits is None:
+                return not self._is_ready()
+            self._split_anew(splits, hold)
 
     def hungry(self) -> bool:
         """Whether the planner could use another batch soon."""
@@ -107,11 +112,11 @@ class Pipeline:
             self._stages.check()
             return self._is_hungry()
 
-    def feed(self, micros: list[Micro]) -> None:
+    def feed(self, items: list[Item]) -> None:
         """The next step's micro-batches, in memory of our own."""
         with self._lock:
             self._stages.check()
-            self._inbox.append(micros)
+            self._inbox.append(items)
             self._stages.wake("plan")
 
     def end(self) -> None:
@@ -120,26 +125,57 @@ class Pipeline:
             self._ended = True
             self._stages.wake("plan")
 
-    def next(self, hold: Hold) -> Work | None:
+    def next(self, hold: Hold) -> Flight | None:
         """The next step, its rows resident; None when all steps are done."""
         self._stages.wait(hold, self._is_ready, f"rows of step {self.done}", self.done)
         if not self._ready:
             return None
-        work = self._ready[0]
-        leaving = [len(step.evict_keys) for step in work.steps]
+        flight = self._ready[0]
+        leaving = [len(step.evict_keys) for step in flight.steps]
         self._stages.wait(hold, lambda: self._fits(self._unwritten_rows, leaving), "write-backs", self.done)
-        self._stages.call_hook("load", work.number)
+        self._stages.call_hook("load", flight.number)
         started = time.monotonic()
         with self._lock:
             self._ready.popleft()
-            _add(self._fetched_rows, [-len(step.fetch_keys) for step in work.steps])
+            _add(self._fetched_rows, [-len(step.fetch_keys) for step in flight.steps])
             self._stages.wake("fetch")
-        self._engine.load(work, self._write_back)
-        self.done = work.number + 1
+        left = self._load(flight)
+        with self._lock:
+            self._evicted = flight.number
+            self._writes.append((flight.number, left))
+            _add(self._unwritten_rows, leaving)
+            self._stages.wake("write", "write 2")
+        self.done = flight.number + 1
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
-        self.times.tell(LOOP, "load", work.number, started, ended)
-        return work
+        self.times.tell(LOOP, "load", flight.number, started, ended)
+        return flight
+
+    def _load(self, flight: Flight) -> list[Leaving]:
+        """Make a step's rows resident; what leaves the caches."""
+        try:
+            return [engine.load(work) for engine, work in zip(self._engines, flight.works, strict=True)]
+        except BaseException as error:
+            self._lose(f"rows of step {flight.number} were being moved when {error!r} happened", error)
+            raise
+
+    def _lose(self, what: str, error: BaseException | None = None) -> None:
+        """One engine has lost rows: the others have a step more or less than it has."""
+        for engine in self._engines:
+            engine.lose(what, error)
+
+    def _split_anew(self, splits: list[Split], hold: Hold) -> None:
+        """Before the next step: begin with empty caches, split as its plan says."""
+        self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
+        try:
+            for engine, split in zip(self._engines, splits, strict=True):
+                engine.split_anew(split)
+        except BaseException as error:
+            self._lose(f"the cache was being split anew when {error!r} happened", error)
+            raise
+        with self._lock:
+            self._split_at = self.done
+            self._stages.wake("fetch")
 
     def drain(self) -> None:
         """Wait until all rows that have left the cache are in the store; no stall, for training does not wait for them."""
@@ -163,15 +199,16 @@ class Pipeline:
             self._stages.close()
             stuck = self._stages.join(hold)
             if "write" in stuck or "plan" in stuck:
-                self._engine.lose(
+                self._lose(
                     f"the {' and '.join(stuck)} stage did not stop ({self._stages.what_is_busy()}): rows may be lost"
                 )
             if "plan" not in stuck:
                 self._window.rollback(self.done)
-            self._engine.forget_moves()
+            for engine in self._engines:
+                engine.forget_moves()
             if stuck and not hold.count:
                 raise StageStuck(
-                    self._engine.damage
+                    self._engines[0].damage
                     or f"the fetch stage did not stop ({self._stages.what_is_busy()}): no row is lost"
                 )
             if self._write_failure is not None:
@@ -188,16 +225,17 @@ class Pipeline:
         waiting = len(self._planned) + len(self._ready)
         return not self._ended and len(self._inbox) < BACKLOG and waiting <= self._plan.prefetch
 
-    def _write_back(self, number: int, leaving: Leaving) -> None:
-        with self._lock:
-            self._evicted = number
-            self._writes.append((number, leaving))
-            _add(self._unwritten_rows, [len(keys) for keys, _ in leaving])
-            self._stages.wake("write", "write 2")
+    def _waits_for_split(self) -> bool:
+        """Whether the next step waits for the loop to split the caches anew."""
+        flight = self._planned[0] if self._planned else None
+        return flight is not None and flight.number == self.done and self._is_unsplit(flight)
+
+    def _is_unsplit(self, flight: Flight) -> bool:
+        return flight.splits is not None and self._split_at != flight.number
 
     def _fits(self, taken: list[int], more: list[int]) -> bool:
         """Whether staging has room in one of its halves; a step too large for it goes alone."""
-        halves = self._engine.staging_halves
+        halves = [half for engine in self._engines for half in engine.capacity.halves]
         return all(not t or t + m <= most for t, m, most in zip(taken, more, halves, strict=True))
 
     # The stages, each in its thread.
@@ -210,29 +248,29 @@ class Pipeline:
                 stages.pause("plan", self._may_plan)
                 if stages.stopping:
                     return
-                micros = self._inbox.popleft() if self._inbox else None
+                items = self._inbox.popleft() if self._inbox else None
                 stages.wake(LOOP)
             with stages.working("plan", window.entered) as note:
-                note.what = None if micros is None else "enter"
-                if micros is not None:
-                    window.enter(micros)
+                note.what = None if items is None else "enter"
+                if items is not None:
+                    window.enter(items)
                 else:
                     window.end()
             while True:
                 with stages.working("plan", window.next_number) as note:
-                    work = window.next()
-                    note.what, note.facts = (None, {}) if work is None else ("plan", _moves(work))
-                if work is None:
+                    flight = window.next()
+                    note.what, note.facts = (None, {}) if flight is None else ("plan", _moves(flight))
+                if flight is None:
                     break
                 with self._lock:
-                    self._planned.append(work)
-                    stages.wake("fetch")
+                    self._planned.append(flight)
+                    stages.wake("fetch", LOOP)
                     stages.pause("plan", self._may_plan_more)
                     if stages.stopping:
                         return
                     done = self.done
                 window.executed(done)
-            if micros is None:
+            if items is None:
                 with self._lock:
                     self._all_planned = True
                     stages.wake("fetch")
@@ -257,19 +295,23 @@ class Pipeline:
                     stages.wake(LOOP)
                     return
                 self._credits -= 1
-                work = self._planned.popleft()
+                stages.pause("fetch", lambda: stages.stopping or not self._is_unsplit(self._planned[0]))
+                if stages.stopping:
+                    return
+                flight = self._planned.popleft()
                 stages.wake("plan", LOOP)
-                rows = [len(step.fetch_keys) for step in work.steps]
-                after = max(step.fetch_after for step in work.steps)
+                rows = [len(step.fetch_keys) for step in flight.steps]
+                after = max(step.fetch_after for step in flight.steps)
                 stages.pause("fetch", lambda r=rows, a=after: stages.stopping or self._may_read(r, a))
                 if stages.stopping:
                     return
                 _add(self._fetched_rows, rows)
-            with stages.working("fetch", work.number) as note:
+            with stages.working("fetch", flight.number) as note:
                 note.facts["rows"] = sum(rows)
-                work.fetched.extend(self._engine.fetch(work))
+                for engine, work in zip(self._engines, flight.works, strict=True):
+                    engine.fetch(work)
             with self._lock:
-                self._ready.append(work)
+                self._ready.append(flight)
                 stages.wake(LOOP)
 
     def _may_fetch(self) -> bool:
@@ -288,14 +330,17 @@ class Pipeline:
                 stages.pause(name, self._may_write)
                 if not self._writes or self._write_failure is not None:
                     return
-                number, leaving = self._writes.popleft()
+                number, left = self._writes.popleft()
                 self._writing.append(number)
                 stages.wake("write", "write 2")  # the other may take the step after this one
             with stages.working(name, number) as note:
-                note.facts["rows"] = sum(len(keys) for keys, _ in leaving)
+                rows = [len(keys) for leaving in left for keys, _ in leaving]
+                note.facts["rows"] = sum(rows)
                 try:
-                    self._engine.write(leaving)
+                    for engine, leaving in zip(self._engines, left, strict=True):
+                        engine.write(leaving)
                 except BaseException as error:
+                    self._lose(f"rows that left another collection's cache could not be written: {error!r}", error)
                     with self._lock:
                         self._write_failure = self._write_failure or error
                     raise
@@ -303,7 +348,7 @@ class Pipeline:
                 self._writing.remove(number)
                 # All before the first that is under way, or that waits, are in the store.
                 self._written = min([*self._writing, *(n for n, _ in self._writes), self._evicted + 1]) - 1
-                _add(self._unwritten_rows, [-len(keys) for keys, _ in leaving])
+                _add(self._unwritten_rows, [-count for count in rows])
                 stages.wake("write", "write 2", "fetch", LOOP)
 
     def _may_write(self) -> bool:
@@ -314,12 +359,12 @@ class Pipeline:
         return all(number == self._writes[0][0] - 1 for number in self._writing)
 
 
-def _moves(work: Work) -> dict[str, int]:
+def _moves(flight: Flight) -> dict[str, int]:
     """How many rows a plan moves."""
     return {
-        "fetched": sum(step.fetches for step in work.steps),
-        "new": sum(len(step.new_keys) for step in work.steps),
-        "leaving": sum(len(step.evict_keys) for step in work.steps),
+        "fetched": sum(step.fetches for step in flight.steps),
+        "new": sum(len(step.new_keys) for step in flight.steps),
+        "leaving": sum(len(step.evict_keys) for step in flight.steps),
     }
 
 

@@ -1,23 +1,20 @@
 """The reader: takes batches from the user's loader, and knows where in it a run is.
 
-The user's loader is read between steps, in the caller's thread: Python work in a thread beside the loop slowed a step of
-1 ms to 313 ms in a test. A DataLoader with workers reads in processes, and is welcome. What the window holds is copied on
-entry, because a loader may reuse its buffers and a DataLoader's shared memory holds file descriptors; a loader that sets
-`yields_fresh = True` is not copied from.
+The loader is read between steps, in the caller's thread: Python work in a thread beside the loop would slow each step.
 """
 
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from skirl.core.batch import Sparse
-from skirl.core.ids import capture
-from skirl.engine.engine import Engine
-from skirl.engine.work import Micro
+from skirl.core.ids import Captured, Resolver, capture
+from skirl.core.positions import Positions
+from skirl.engine.work import Item
 from skirl.pipeline.batch_copy import own, weigh
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
@@ -46,14 +43,22 @@ class Place:
 
 
 class Reader:
-    """Batches of one loader, `accumulate` of them a step."""
+    """Batches of one loader, `accumulate` of them a step.
+
+    **Arguments**
+
+    - `loader`, `sparse`, `accumulate`: as given to `lookahead`.
+    - `resolvers`: what each collection makes of a batch's ids.
+    - `watch`: notices a loader that hangs.
+    - `times`: where the time that reading takes is noted.
+    """
 
     def __init__(
         self,
         loader: Iterable[Any],
         sparse: Callable[[Any], Sparse],
         accumulate: int,
-        engine: Engine,
+        resolvers: Sequence[Resolver],
         watch: Watch,
         times: Times,
     ) -> None:
@@ -61,8 +66,9 @@ class Reader:
         """The loader's own state when it had no more batches."""
         self._loader = loader
         self._sparse = sparse
-        self._accumulate = accumulate
-        self._engine = engine
+        self.accumulate = accumulate
+        self._resolvers = resolvers
+        self._features = [name for resolver in resolvers for name in resolver.schema.features]
         self._watch = watch
         self._times = times
         self._read = 0
@@ -97,26 +103,24 @@ class Reader:
         """The pass is over."""
         self._source = None
 
-    def pull(self, hold: Hold) -> list[Micro]:
+    def pull(self, hold: Hold) -> list[Item]:
         """One step's micro-batches; fewer than `accumulate` when the loader has no more."""
         assert self._source is not None
         started, first = time.monotonic(), self._read
-        micros = []
-        while len(micros) < self._accumulate:
+        items = []
+        while len(items) < self.accumulate:
             with self._watch.reading(hold, self._read):
                 batch = next(self._source, _END)
             if batch is _END:
                 break
-            micros.append(
-                self._take(batch)
-            )  # Ctrl-C waits: it would leave torch's own bookkeeping in the middle of a copy
+            items.append(self._take(batch))  # Ctrl-C waits: it would leave torch's bookkeeping in the middle of a copy
             self._read += 1
         ended = time.monotonic()
         self._times.read += ended - started
-        self._times.tell(LOOP, "read", first // self._accumulate, started, ended)
-        if len(micros) < self._accumulate:
+        self._times.tell(LOOP, "read", first // self.accumulate, started, ended)
+        if len(items) < self.accumulate:
             self.state_at_end = self._loader_state()
-        return micros
+        return items
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -128,7 +132,7 @@ class Reader:
             finally:
                 self._watch.rest(hold)
 
-    def _take(self, batch: Any) -> Micro:
+    def _take(self, batch: Any) -> Item:
         if not getattr(self._loader, "yields_fresh", False):
             try:
                 batch = own(batch)
@@ -138,10 +142,10 @@ class Reader:
                     "what it yields, set loader.yields_fresh = True"
                 ) from error
         sparse = self._ids_of(batch)
-        captured = capture(sparse, self._engine.schema, copy=False)
+        captured = capture(sparse, self._features, copy=False)
         # Ids that `sparse` made out of the batch are memory of their own; those that it found there weigh once.
         nbytes = weigh(batch) if sparse is batch else weigh([batch, sparse])
-        return Micro(batch, captured, nbytes=nbytes, loader_state=self._loader_state())
+        return Item(batch, captured, nbytes, self._loader_state())
 
     def _ids_of(self, batch: Any) -> Sparse:
         try:
@@ -189,26 +193,30 @@ class Reader:
                     f"the loader ends at batch {number}, the run was saved after {batches} of the pass: is it the same data?"
                 )
 
-    def spool(self, place: Place) -> Epoch:
-        """The first pass of depth="epoch": ids of all batches."""
-        epoch = Epoch(self._engine.schema)
-        micros = []
+    def spool(self, place: Place) -> list[Epoch]:
+        """The first pass of depth="epoch": the ids of all batches, for each collection."""
+        epochs = [Epoch(resolver.schema) for resolver in self._resolvers]
+        step: list[Captured] = []
 
         def flush() -> None:
-            epoch.add(self._engine.positions(micros))
-            micros.clear()
+            for epoch, resolver in zip(epochs, self._resolvers, strict=True):
+                banks = zip(*(resolver.positions(captured) for captured in step))
+                epoch.add([Positions.joined(list(parts)) for parts in banks])
+            step.clear()
 
         try:
             with self._watched():
                 for number, batch in enumerate(self._open(place), start=1):
-                    micros.append(capture(self._ids_of(batch), self._engine.schema))
-                    if len(micros) == self._accumulate:
+                    step.append(capture(self._ids_of(batch), self._features))
+                    if len(step) == self.accumulate:
                         flush()
                     self._watch.moved(number)
-            if micros:
+            if step:
                 flush()
-            epoch.scan()
+            for epoch in epochs:
+                epoch.scan()
         except BaseException:
-            epoch.close()
+            for epoch in epochs:
+                epoch.close()
             raise
-        return epoch
+        return epochs

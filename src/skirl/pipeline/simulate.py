@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from skirl.core.tables import Schema
-from skirl.oracle.planner import Plan, Planner
+from skirl.oracle.options import Plan
+from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 from skirl.pipeline.epoch import Epoch
@@ -77,7 +78,7 @@ def planned(
 
     The window's cap in bytes counts the keys alone; a run counts what it holds of each batch.
     """
-    planner = Planner(schema, capacities, plan, Seen(schema), hold_rows=hold_rows)
+    planner = Planner(bank_planners(schema, capacities, plan, Seen(schema), hold_rows=hold_rows), plan)
     if plan.depth != "epoch":
         yield from _drive(planner, ((keys, None) for keys in batches))
         return
@@ -90,15 +91,15 @@ def planned(
         yield from _drive(planner, ((keys, epoch.next_uses(keys)) for keys in batches))
 
 
-def _drive(planner: Planner, batches: Iterable[tuple[Keys, Keys | None]]) -> Iterator[list[Step]]:
+def _drive(planner: Planner[None], batches: Iterable[tuple[Keys, Keys | None]]) -> Iterator[list[Step]]:
     for keys, next_uses in batches:
-        planner.add(keys, sum(part.nbytes for part in keys), next_uses)
+        planner.add(None, keys, sum(part.nbytes for part in keys), next_uses)
         yield from _ready(planner)
     planner.end()
     yield from _ready(planner)
 
 
-def _ready(planner: Planner) -> Iterator[list[Step]]:
-    while (steps := planner.next()) is not None:
-        planner.executed(steps[0].number)
-        yield steps
+def _ready(planner: Planner[None]) -> Iterator[list[Step]]:
+    while (planned := planner.next()) is not None:
+        planner.executed(planned[1][0].number)
+        yield planned[1]

@@ -1,125 +1,219 @@
 """The window of one pass: batches that were read and not yet planned, from their ids to their Steps.
 
-It belongs to the planner's thread. Its first batches wait until they are eight: their demand decides how the cache is split
-between record widths, once, before anything is planned. After that a batch goes to the planner as it comes.
+It belongs to the planner's thread. Its first batches decide how the caches are split between record widths; a batch that
+does not fit into its part begins a new window, and a new split.
 """
 
-from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from skirl.core.ids import distinct
 from skirl.core.positions import Positions
+from skirl.engine.capacity import Split
 from skirl.engine.engine import Engine
-from skirl.engine.work import Micro, Work
-from skirl.oracle.planner import Plan, Planner
+from skirl.engine.work import Flight, Item, Micro, Work
+from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
+from skirl.oracle.options import Plan
+from skirl.oracle.planner import Planner, bank_planners
 from skirl.pipeline.epoch import Epoch
 
 FIRST_WINDOW = 8
-"""Steps whose demand decides how the cache is split."""
+"""Steps whose demand decides how the caches are split."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One step's micro-batches in the window."""
+
+    items: list[Item]
+    micros: list[list[Micro]]
+    """Of each collection."""
+    banks: list[Positions]
+    """The ids of all banks of all collections, those of the micro-batches joined."""
+    next_uses: list[np.ndarray] | None = None
+    """Of each bank, where the epoch is known."""
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds in memory: the user's batch, and at most 16 bytes for each id in the planner."""
+        return sum(item.nbytes + 16 * len(item.captured.values) for item in self.items)
 
 
 class Window:
-    """From micro-batches to planned work.
+    """From micro-batches to planned steps.
 
     `enter` and `next` may raise what is wrong with a batch: an id out of range, more rows than the cache holds.
+
+    **Arguments**
+
+    - `engines`: the rows of each collection.
+    - `plan`: how far to read.
+    - `epochs`: for each engine what is known of the whole epoch; none unless the depth is "epoch".
     """
 
-    def __init__(self, engine: Engine, plan: Plan, epoch: Epoch | None) -> None:
+    def __init__(self, engines: Sequence[Engine], plan: Plan, epochs: Sequence[Epoch] = ()) -> None:
         self.entered = 0
-        self._engine = engine
+        self.next_number = 0
+        """The step that is planned next."""
+        self._engines = engines
         self._plan = plan
-        self._epoch = epoch
-        self._planner: Planner | None = None
-        self._batches: deque[list[Micro]] = deque()
-        self._first: list[list[Positions]] = []
-        """Ids of the batches that wait for the planner to be made."""
-        self._bytes = 0
+        self._epochs = epochs
+        self._planner: Planner[Entry] | None = None
+        self._older: list[Planner[Entry]] = []
+        """Planners of steps before it that may not be executed yet."""
+        self._first: list[Entry] = []
+        """Batches that wait for a planner to be made,"""
+        self._wanted = 1 if all(engine.caches for engine in engines) else self._first_window
+        """and how many it takes."""
+        self._splits: list[Split] | None = None
+        """How the caches are to be split from the next step on, where that changes."""
+        ends = np.cumsum([len(engine.schema.banks) for engine in engines])
+        self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
+        """Which of all banks are those of each engine."""
         self._ended = False
 
     def __len__(self) -> int:
         """Batches known to the planner and not yet planned."""
         return self._planner.window if self._planner else 0
 
-    @property
-    def next_number(self) -> int:
-        """The step that is planned next."""
-        return self.entered - len(self._batches)
-
-    def enter(self, micros: list[Micro]) -> None:
-        """One more batch: check its ids."""
-        ids = self._engine.positions([micro.captured for micro in micros])
-        self._batches.append(micros)
+    def enter(self, items: list[Item]) -> None:
+        """One more step's micro-batches: check their ids."""
+        micros = [
+            [Micro(item.captured, engine.resolver.positions(item.captured)) for item in items]
+            for engine in self._engines
+        ]
+        banks = [
+            Positions.joined(list(parts)) for part in micros for parts in zip(*(micro.positions for micro in part))
+        ]
         self.entered += 1
+        entry = Entry(items, micros, banks)
         if self._planner is not None:
-            self._add(self._planner, micros, ids)
-        else:
-            self._first.append(ids)
-            self._bytes += _weight(micros)
-            if len(self._batches) >= self._first_window() or self._bytes >= self._plan.most_bytes:
-                self._begin()
+            self._add(self._planner, entry)
+            return
+        self._first.append(entry)
+        if len(self._first) >= self._wanted or sum(e.nbytes for e in self._first) >= self._plan.most_bytes:
+            self._begin()
 
     def end(self) -> None:
         """No more batches will come."""
         self._ended = True
-        if self._planner is None and self._batches:
+        if self._planner is None and self._first:
             self._begin()
         if self._planner is not None:
             self._planner.end()
 
-    def next(self) -> Work | None:
+    def next(self) -> Flight | None:
         """The next step, planned; None until the window is full, or when all is planned."""
-        steps = self._planner.next() if self._planner is not None else None
-        if steps is None:
+        planner = self._planner
+        if planner is None:
             return None
-        micros = self._batches.popleft()
-        for micro in micros:  # only now: in the window keys and bags would take more than the user's ids do
-            micro.ids = self._engine.resolve(micro.captured)
-        return Work(steps[0].number, micros, steps)
+        planned = planner.next()
+        if planner.stopped is not None:
+            self._check_fits(planner, planner.stopped)
+            if planned is None:
+                self._begin_anew(planner)
+                return self.next()
+        if planned is None:
+            return None
+        entry, steps = planned
+        works = []
+        for i, (engine, micros) in enumerate(zip(self._engines, entry.micros, strict=True)):
+            for micro in micros:  # only now: in the window bags would take more than the user's ids do
+                micro.ids = engine.resolver.resolve(micro.captured, micro.positions)
+            works.append(Work(self.next_number, micros, steps[self._banks[i]]))
+        flight = Flight(self.next_number, entry.items, works, self._splits)
+        self.next_number += 1
+        self._splits = None
+        return flight
 
     def executed(self, number: int) -> None:
         """Steps before `number` are done."""
-        if self._planner is not None:
-            self._planner.executed(number)
+        for planner in self._planners:
+            planner.executed(number)
+        self._older = [planner for planner in self._older if planner.end_number > number]
 
     def rollback(self, number: int) -> None:
         """Steps from `number` on will not be executed."""
-        if self._planner is not None:
-            self._planner.rollback(number)
+        for planner in self._planners:
+            planner.rollback(number)
 
+    @property
+    def _planners(self) -> list[Planner[Entry]]:
+        return self._older if self._planner is None else [*self._older, self._planner]
+
+    @property
     def _first_window(self) -> int:
-        if self._engine.caches:
-            return 1
+        """Batches that decide how the caches are split."""
         return min(FIRST_WINDOW, self._plan.depth) if isinstance(self._plan.depth, int) else FIRST_WINDOW
 
     def _begin(self) -> None:
-        """Split the cache by the first window's demand, then plan what came so far."""
-        engine, epoch = self._engine, self._epoch
-        banks = range(len(engine.schema.banks))
-        rows = [[distinct(ids[bank].keys()) for ids in self._first] for bank in banks]
-        demand = [len(distinct(np.concatenate(rows[bank]))) for bank in banks]
-        largest = [max(len(r) for r in rows[bank]) for bank in banks]
-        engine.make_caches(demand, largest, in_flight=2 * self._plan.hold)
-        residents = [cache.resident() for cache in engine.caches]
-        firsts = None if epoch is None else [epoch.first_uses(bank, r.keys) for bank, r in enumerate(residents)]
-        self._planner = Planner(
-            engine.schema,
-            [len(cache) for cache in engine.caches],
-            self._plan,
-            engine.seen,
-            hold_rows=engine.staging_halves,
-            residents=residents,
-            resident_next=firsts,
-        )
-        for micros, ids in zip(self._batches, self._first, strict=True):
-            self._add(self._planner, micros, ids)
+        """Plan the batches that came so far; their demand decides how caches are split that are not, or not any more."""
+        anew = bool(self._older)
+        if anew:
+            self._splits = [self._split(i) for i in range(len(self._engines))]
+        banks: list[BankPlanner] = []
+        for i, engine in enumerate(self._engines):
+            if not engine.caches:
+                engine.allocate(self._split(i))
+            split = self._splits[i] if self._splits else engine.capacity.split
+            assert split is not None
+            residents = None if anew else [cache.resident() for cache in engine.caches]
+            banks += bank_planners(
+                engine.schema,
+                split.slots,
+                self._plan,
+                engine.seen,
+                hold_rows=[rows // 2 for rows in split.staging_rows],
+                residents=residents,
+                resident_next=self._first_uses(i, residents),
+            )
+        self._planner = Planner(banks, self._plan, first=self.next_number, may_stop=True)
+        for entry in self._first:
+            self._add(self._planner, entry)
         self._first.clear()
+        if self._ended:
+            self._planner.end()
 
-    def _add(self, planner: Planner, micros: list[Micro], ids: list[Positions]) -> None:
-        next_uses = None if self._epoch is None else self._epoch.next_uses(ids)
-        planner.add(ids, _weight(micros), next_uses)
+    def _begin_anew(self, planner: Planner[Entry]) -> None:
+        """All before a batch that did not fit is planned: as many as a first window has decide on another split."""
+        self._first = [entry for entry, *_ in planner.rest]
+        self._older.append(planner)
+        self._planner, self._wanted = None, self._first_window
+        if self._ended or len(self._first) >= self._wanted:
+            self._begin()
 
+    def _split(self, i: int) -> Split:
+        """How the cache of an engine is split for the first batches."""
+        first = self._first[: self._first_window]
+        rows = [[distinct(part.keys()) for part in entry.banks[self._banks[i]]] for entry in first]
+        return self._engines[i].capacity.decide(
+            [[len(part) for part in parts] for parts in rows],
+            [len(distinct(np.concatenate(parts))) for parts in zip(*rows)],
+            in_flight=2 * self._plan.hold,
+            number=self.next_number,
+        )
 
-def _weight(micros: list[Micro]) -> int:
-    """What a batch of the window holds in memory: the user's batch, and at most 16 bytes an id in the planner."""
-    return sum(micro.nbytes + 16 * len(micro.captured.values) for micro in micros)
+    def _check_fits(self, planner: Planner[Entry], error: BatchTooLarge) -> None:
+        """Refuse a batch that its engine's cache cannot hold, however it is split."""
+        i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
+        capacity = self._engines[i].capacity
+        if len(self._engines[i].schema.banks) == 1:
+            raise error
+        needs = [len(distinct(part.keys())) for part in planner.rest[0][0].banks[self._banks[i]]]
+        capacity.check(needs, in_flight=2 * self._plan.hold, number=error.number)
+
+    def _first_uses(self, i: int, residents: list[Resident] | None) -> list[np.ndarray] | None:
+        """The first batch that uses each resident row, where the epoch is known."""
+        if residents is None or not self._epochs:
+            return None
+        return [self._epochs[i].first_uses(bank, resident.keys) for bank, resident in enumerate(residents)]
+
+    def _add(self, planner: Planner[Entry], entry: Entry) -> None:
+        if self._epochs and entry.next_uses is None:
+            known = [
+                epoch.next_uses(entry.banks[banks]) for epoch, banks in zip(self._epochs, self._banks, strict=True)
+            ]
+            entry.next_uses = [uses for part in known for uses in part]
+        planner.add(entry, entry.banks, entry.nbytes, entry.next_uses)

@@ -171,12 +171,16 @@ class Store(ABC):
             self._read(kind, np.ascontiguousarray(keys), out, found)
         return found
 
-    def write(self, keys: NDArray[np.int64], rows: Rows) -> None:
-        """Hold a copy of `rows` under `keys`, distinct and all of one kind; what was held under them before is gone."""
+    def write(self, keys: NDArray[np.int64], rows: Rows) -> int:
+        """Hold a copy of `rows` under `keys`, distinct and all of one kind; what was held under them before is gone.
+
+        Gives how many were taken, which is all of them, or it raises.
+        """
         self._check_open()
         kind = self.layout.kind(keys, rows)
         if len(keys):
             self._write(kind, np.ascontiguousarray(keys), rows)
+        return len(keys)
 
     @abstractmethod
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:

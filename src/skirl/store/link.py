@@ -88,7 +88,7 @@ class LinkStore(Store):
 
     >>> from skirl.store import MemoryStore, Record
     >>> store = LinkStore(MemoryStore({0: Record(2)}), Link.parse("1Gbit,1ms"))
-    >>> store.write(np.array([5]), np.array([[1, 2]], np.float32))
+    >>> _ = store.write(np.array([5]), np.array([[1, 2]], np.float32))
     >>> store.sent.nbytes, store.sent.calls, len(store)
     (8, 1, 1)
     """

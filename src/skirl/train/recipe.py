@@ -16,16 +16,16 @@ import torch
 from torch import nn
 
 from skirl.core.batch import Sparse
-from skirl.core.ids import capture, resolve
+from skirl.core.ids import capture, positions_of
 from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Schema, Table
 from skirl.data import DataFlags, Source
-from skirl.engine.cache import CacheSize, parse_cache
+from skirl.engine.capacity import CacheSize, parse_cache
 from skirl.engine.device import torch_device
 from skirl.models import DIN, DLRM, DCNv2, DeepCross, DeepFM, Embeddings, Model, WideDeep
 from skirl.models.flags import ModelFlags
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
-from skirl.oracle.planner import Depth, Plan
+from skirl.oracle.options import Depth, Plan
 from skirl.oracle.seen import Seen
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.store import Link
@@ -241,7 +241,6 @@ class Touched:
 
 
 def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
-    """The keys of all ids in a batch."""
-    captured = capture(sparse, schema, copy=False)
-    banks = range(len(schema.banks))
-    return np.concatenate([resolve(captured, schema, bank, np.dtype(np.float32)).keys for bank in banks])
+    """The key of every id of a batch."""
+    captured = capture(sparse, schema.features, copy=False)
+    return np.concatenate([positions_of(captured, schema, bank).keys() for bank in range(len(schema.banks))])

@@ -200,7 +200,7 @@ class Train(EvaluationFlags, RunFlags, SaveFlags, Recipe):
             "touched": len(engine.seen),
             "cache": sum(len(cache) for cache in engine.caches),
             "in_cache": sum(cache.filled for cache in engine.caches),
-            "staging": sum(engine.staging_rows),
+            "staging": sum(size.staging_rows for size in engine.sizes()),
         }
         rows["bytes_of_all"] = sum(
             table.rows * widths[t] * engine.dtype.itemsize for t, table in enumerate(engine.schema.tables)

@@ -22,7 +22,8 @@ from skirl.core.batch import Sparse
 from skirl.core.optim import TorchHandle
 from skirl.core.reference import Bags, Reference
 from skirl.core.tables import Schema
-from skirl.engine.cache import CacheSize
+from skirl.engine.access import peek
+from skirl.engine.capacity import CacheSize
 from skirl.engine.device import torch_device
 from skirl.tools.machine import machine
 from skirl.tools.progress import Progress, clock
@@ -138,7 +139,7 @@ class Verify(Recipe):
         model, dense = recipe.model_over(embeddings)
         rates, engine, trace = recipe.rates(embeddings, dense), embeddings.engine, Trace(name)
         with recipe.lookahead(model) as batches:
-            done = trace.record(engine.schema, model, dense, rates, batches, lambda keys: engine.peek(keys, 0)[0])
+            done = trace.record(engine.schema, model, dense, rates, batches, lambda keys: peek(engine, keys, 0)[0])
             self._watch(trace, recipe, done)
         embeddings.flush()
         trace.keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))

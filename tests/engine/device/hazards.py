@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from skirl import SGD, KeyedJagged, Table
-from skirl.core.ids import capture
 from skirl.core.initial import first_rows
 from skirl.engine.device.base import Update
 from skirl.engine.device.gpu import Gpu, GpuRows
 from skirl.engine.device.pinned import Block
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro, Work
-from skirl.oracle.planner import Plan, Planner
+from skirl.oracle.options import Plan
+from skirl.oracle.planner import Planner, bank_planners
 from tests.engine.device.lazy import World
 
 TABLE = Table("a", 400, 3)
@@ -45,17 +45,16 @@ class Stages:
         self.bank.blocks.take = poisoned(self.bank.blocks.take)
         plan = Plan(depth=3, prefetch=prefetch)
         engine.make_caches([10], [8], in_flight=2 * plan.hold)
-        planner = Planner(engine.schema, [10], plan, engine.seen, hold_rows=engine.staging_halves)
+        planner = Planner(bank_planners(engine.schema, [10], plan, engine.seen, hold_rows=engine.capacity.halves), plan)
         self.works: list[Work] = []
         for _ in range(steps):
             ids = torch.from_numpy(self.rng.integers(0, universe, (8, 1)))
-            captured = capture(KeyedJagged.one_hot(["a"], ids), engine.schema)
-            micro = Micro(None, captured, engine.resolve(captured))
-            planner.add([part.positions for part in micro.ids], captured.nbytes, None)
+            micro = Micro.of(engine.resolver.capture(KeyedJagged.one_hot(["a"], ids)), engine.resolver)
+            planner.add(None, micro.positions, micro.captured.nbytes)
             self.works.append(Work(len(self.works), [micro]))
         planner.end()
         for work in self.works:
-            work.steps = planner.next() or []
+            work.steps = (planner.next() or (None, []))[1]
             planner.executed(max(0, work.number - prefetch))
         self.prefetch = prefetch
         self.rows: dict[int, np.ndarray] = {}
@@ -113,7 +112,7 @@ class Stages:
         work = self.works[self.loading]
         ids = work.micros[0].captured.values
         if self.stage[1] == "load":
-            self.engine.load(work, lambda number, leaving: self.leaving.append((number, leaving)))
+            self.leaving.append((work.number, self.engine.load(work)))
             self.stage[1] = "pool"
         elif self.stage[1] == "pool":
             out = self.bank.pool(work, 0).numpy()

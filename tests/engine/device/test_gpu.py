@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import skirl
 from skirl import Adam, KeyedJagged, RowwiseAdagrad, Table
 from skirl.data import Synthetic
+from skirl.engine.access import peek
 from skirl.models import DLRM
 from tests.cases import cases
 from tests.engine.device.hazards import hazards
@@ -62,7 +63,7 @@ def trained(embeddings, batches, until=None, saved=None):
 def every_row(embeddings):
     embeddings.flush()
     keys = np.sort(np.concatenate(list(embeddings.engine.store.keys())))
-    return keys, embeddings.engine.peek(keys, 0)[0]
+    return keys, peek(embeddings.engine, keys, 0)[0]
 
 
 @pytest.mark.parametrize(("first", "then"), [("interpret", "cpu"), ("cpu", "interpret"), ("interpret", "interpret")])

@@ -11,6 +11,7 @@ import skirl
 from skirl import SGD, Adam, KeyedJagged, RowwiseAdagrad, Table
 from skirl.core.half import expanded, packed, words
 from skirl.core.initial import first_rows
+from skirl.engine.access import peek
 from skirl.train.train import Train
 from tests.cases import cases
 
@@ -54,7 +55,7 @@ def train(embeddings, batches):
             losses.append(loss.item())
     embeddings.flush()
     keys = np.sort(np.concatenate(list(embeddings.engine.store.keys())))
-    return losses, keys, embeddings.engine.peek(keys, 0)[0]
+    return losses, keys, peek(embeddings.engine, keys, 0)[0]
 
 
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.01), RowwiseAdagrad(lr=0.05), Adam(lr=0.01)])
@@ -77,7 +78,7 @@ def test_a_step_is_that_of_float32_to_one_of_the_two_neighbours(half):
     used = ids.values().numpy()
     np.testing.assert_array_equal(out.detach().numpy(), start[used])
     ((out - 1) ** 2).sum().backward()
-    rows = embeddings.engine.peek(np.arange(60), 0)[0]
+    rows = peek(embeddings.engine, np.arange(60), 0)[0]
     for row in set(used.tolist()):
         gradient = (used == row).sum() * 2 * (start[row] - 1)
         exact = torch.from_numpy(start[row] - np.float32(0.01) * gradient)
@@ -96,7 +97,7 @@ def test_small_updates_are_not_lost():
     every = KeyedJagged.one_hot(["a"], torch.arange(256).reshape(-1, 1))
     for _ in range(16):
         embeddings(every)["a"].sum().backward()
-    rows = embeddings.engine.peek(np.arange(256), 0)[0]
+    rows = peek(embeddings.engine, np.arange(256), 0)[0]
     assert 0.55 < (rows != 1).mean() < 0.73  # 1 - (15/16)**16: each step throws dice of its own
     mean = float(rows.mean())
     assert abs(mean - (1 - 16 * 2.0**-12)) < 4e-4
@@ -126,11 +127,11 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_is_read_without_a_gpu(half, tmp_pa
         skirl.load(tmp_path / "saved", model=resumed, optimizers=[], data=ahead)
         for ids in ahead:
             ((resumed(ids)["a"] - 1) ** 2).sum().backward()
-    np.testing.assert_array_equal(resumed.engine.peek(whole[1], 0)[0], whole[2])
+    np.testing.assert_array_equal(peek(resumed.engine, whole[1], 0)[0], whole[2])
     skirl.export(resumed, tmp_path / "rows.safetensors")
     plain = skirl.EmbeddingBagCollection([TABLE], optimizer=Adam(lr=0.01), cache=300)
     skirl.import_rows(plain, tmp_path / "saved")
-    assert plain.engine.peek(whole[1], 0)[0].dtype == np.float32
+    assert peek(plain.engine, whole[1], 0)[0].dtype == np.float32
 
 
 def test_the_cpu_says_where_halves_are_trained():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import skirl
+from skirl.engine.access import peek, put
 from skirl.engine.device.streams import Immediate, Streams
 
 
@@ -58,5 +59,5 @@ def test_a_default_device_of_torch_is_not_that_of_what_stays_on_the_host():
         for ids in batches:
             embeddings(ids)["a"].sum().backward()
         keys = np.array([1, 2], np.int64)
-        embeddings.engine.put(keys, np.ones((2, 3), np.float32), 0)
-    assert embeddings.engine.peek(keys, 0)[0].tolist() == [[1, 1, 1], [1, 1, 1]]
+        put(embeddings.engine, keys, np.ones((2, 3), np.float32), 0)
+    assert peek(embeddings.engine, keys, 0)[0].tolist() == [[1, 1, 1], [1, 1, 1]]

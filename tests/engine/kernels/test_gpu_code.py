@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or sys.platform != "linux", reason="Triton has no ptxas there"
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def compiled(tmp_path, capability, *wanted):

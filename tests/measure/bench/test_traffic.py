@@ -12,7 +12,7 @@ from skirl.measure.bench import traffic
 from skirl.measure.bench.traffic import Traffic
 from skirl.pipeline.simulate import Totals
 
-MAKE_TRACE = Path(__file__).parents[2] / "benchmarks" / "make_trace.py"
+MAKE_TRACE = Path(__file__).parents[3] / "benchmarks" / "make_trace.py"
 
 
 def make_trace():

@@ -9,7 +9,7 @@ from skirl import KeyedJagged, Table
 from skirl.core.tables import Schema
 from skirl.measure.sizing.curve import KINDS, LEAST, cache_sizes, curves, point
 from skirl.measure.sizing.survey import Survey
-from skirl.oracle.planner import Plan
+from skirl.oracle.options import Plan
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.traces import traces

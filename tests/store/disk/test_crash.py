@@ -17,7 +17,7 @@ from tests.store.conformance import LAYOUT, contents, random_rows, table_keys
 from tests.store.crash import Recorder, Unsynced
 from tests.store.disk.crashing import SCRIPTS, Hooked, crash_all, crash_everywhere, make_small, try_restore
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):

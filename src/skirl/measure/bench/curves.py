@@ -108,7 +108,7 @@ class Run:
     def close(self) -> None:
         """Let go of everything."""
         self._ahead.__exit__(None, None, None)
-        self._embeddings.finish()
+        self._embeddings.current.finish()
         self._embeddings.engine.store.close()
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from skirl.core.batch import Batch, moved
-from skirl.core.ids import capture
+from skirl.core.ids import Captured
 from skirl.core.initial import InitialTable, fill
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
@@ -30,8 +30,9 @@ from skirl.engine.work import Micro, Work
 from skirl.measure.bench.others import fbgemm, has_fbgemm
 from skirl.models import DLRM
 from skirl.models.dlrm import Embeddings
+from skirl.nn import alone
 from skirl.nn.collection import EmbeddingBagCollection
-from skirl.oracle.planner import Plan, Planner
+from skirl.nn.current_step import CurrentStep
 from skirl.oracle.step import Step
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.store import Link, LinkStore, Record, open_store
@@ -170,7 +171,7 @@ class Alone(Mode):
 
     def close(self) -> None:
         super().close()
-        self.embeddings.finish()
+        self.embeddings.current.finish()
         self.embeddings.engine.store.close()
 
 
@@ -213,24 +214,30 @@ class OnDemand(EmbeddingBagCollection):
     The planner only names the distinct rows, groups their positions and knows which were used before.
     """
 
-    def _step_alone(self, sparse: Any) -> None:
-        engine = self.engine
-        self.finish()
-        captured = capture(sparse, engine.schema)
-        micro = Micro(None, captured, engine.resolve(captured))
-        if self._planner is None:
-            most = [max(ids.count for ids in micro.ids)]
-            engine.make_caches(most, most, 4)
-            self._planner = Planner(engine.schema, [len(c) for c in engine.caches], Plan(1, 0), engine.seen)
-        self._planner.add([ids.positions for ids in micro.ids], captured.nbytes)
-        steps = self._planner.next()
-        assert steps is not None
-        work = Work(steps[0].number, [micro], [_everything(steps[0])])
-        (arrival,) = engine.fetch(work)
-        engine.banks[0].written(engine.banks[0].load(work, arrival))  # nothing left
-        self._planner_steps += 1
-        self._planner.executed(self._planner_steps)
-        self.work, self.micro = work, 0
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.alone = _NoCache(self.engine)
+        self.current = _WritesBack(self.engine, self.optimizer, self.anchor, None)
+
+
+class _NoCache(alone.Alone):
+    """Fetches every row of a batch that is not new."""
+
+    def step(self, captured: Captured) -> Work:
+        engine, micro = self._engine, Micro.of(captured, self._engine.resolver)
+        most = [max(ids.count for ids in micro.ids)]
+        engine.make_caches(most, most, 4)
+        work = self._next(micro)
+        work.steps = [_everything(work.steps[0])]
+        engine.fetch(work)
+        engine.banks[0].written(engine.banks[0].load(work, work.fetched[0]))  # nothing left
+        self._steps += 1
+        self._begun.executed(self._steps)
+        return work
+
+
+class _WritesBack(CurrentStep):
+    """Writes the rows of a batch to the store when its backward is done."""
 
     def backward_done(self, work: Work) -> None:
         super().backward_done(work)

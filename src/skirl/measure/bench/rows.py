@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 from skirl.core.batch import KeyedJagged
-from skirl.core.ids import capture, resolve
+from skirl.core.ids import Resolver
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
-from skirl.core.tables import Schema, Table
+from skirl.core.tables import Schema, Table, row_of, table_of
 from skirl.data import Synthetic
 from skirl.engine.work import Micro
 from skirl.measure.bench.others import INSTALL, has_fbgemm
@@ -243,16 +243,16 @@ class _Case:
 def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
     """A batch and its Step, slots laid out as in the peers' tables."""
     schema = Schema.of(tables)
-    captured = capture(sparse, schema)
-    ids = [resolve(captured, schema, 0, np.dtype(np.float32))]
-    planner = BankPlanner(schema, 0, capacity=ids[0].count, depth=1, seen=Seen(schema))
-    planner.enter(ids[0].positions)
+    resolver = Resolver(schema, np.dtype(np.float32), pooled=True)
+    micro = Micro.of(resolver.capture(sparse), resolver)
+    planner = BankPlanner(schema, 0, capacity=micro.ids[0].count, depth=1, seen=Seen(schema))
+    planner.enter(micro.positions[0])
     step = planner.plan()
     base = np.cumsum([0, *(table.rows for table in tables)])
-    step.rows = (base[step.keys >> 48] + (step.keys & ((1 << 48) - 1))).astype(np.int32)
+    step.rows = (base[table_of(step.keys)] + row_of(step.keys)).astype(np.int32)
     step.slots[step.group_pos] = np.repeat(step.rows, np.diff(step.group_start))
     step.number = number
-    return Given(sparse, step, Micro(None, captured, ids))
+    return Given(sparse, step, micro)
 
 
 def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:

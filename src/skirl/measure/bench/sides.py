@@ -7,7 +7,7 @@ calling our kernels bare against whole operators would leave 0.1 to 0.3 ms of Py
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD, RowOptimizer
 from skirl.core.tables import Table
+from skirl.engine.access import make
 from skirl.engine.device.host import array_of
 from skirl.engine.work import Micro, Work
 from skirl.measure.bench.others import fbgemm
@@ -63,13 +64,13 @@ class Skirl:
         rows = sum(table.rows for table in tables)
         engine.make_caches([rows], [1], in_flight=1)
         keys = np.concatenate([np.arange(t.rows, dtype=np.int64) | i << 48 for i, t in enumerate(tables)])
-        engine.make(0, keys, np.arange(rows, dtype=np.int32), array_of(engine.banks[0]))
-        self.module.opened(self)  # as a lookahead: it says which step is next
+        make(engine, 0, keys, np.arange(rows, dtype=np.int32), array_of(engine.banks[0]))
+        self.module.opened(cast(Any, self))  # as a lookahead: it says which step is next
         self.grad = grad
 
     def forward(self, given: Given) -> Tensor:
         given.micro.entered = False
-        self.module.expect(Work(given.step.number, [given.micro], [given.step]), 0)
+        self.module.current.expect(Work(given.step.number, [given.micro], [given.step]), 0)
         return self.module(given.sparse).stacked()
 
     def backward(self, out: Tensor) -> None:

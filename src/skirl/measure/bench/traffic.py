@@ -24,7 +24,7 @@ from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
 from skirl.nn.collection import EmbeddingBagCollection
-from skirl.oracle.planner import Depth, Plan
+from skirl.oracle.options import Depth, Plan
 from skirl.pipeline.lookahead import lookahead
 from skirl.pipeline.simulate import Totals, simulate
 from skirl.tools.machine import machine
@@ -154,7 +154,7 @@ class Traffic:
         counters = engine.counters
         moved = Totals(counters.steps, counters.fetched, counters.forwarded, counters.new, counters.written)
         times = ahead.times.busy | {"stall": ahead.times.stall, "read": ahead.times.read}
-        hold_rows = [staged // 2 for staged in engine.staging_rows]
+        hold_rows = engine.capacity.halves
         embeddings.close()
         return moved, hold_rows, seconds, {name: round(value, 3) for name, value in times.items()}
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.engine.cache import split_cache
+from skirl.engine.capacity import split_cache
 from skirl.measure.sizing.survey import Survey
-from skirl.oracle.planner import Depth, Plan
+from skirl.oracle.options import Depth, Plan
 from skirl.pipeline.simulate import planned
 from skirl.pipeline.window import FIRST_WINDOW
 

@@ -80,7 +80,7 @@ class Survey:
 
     def add(self, sparse: Sparse) -> None:
         """One more batch."""
-        captured = capture(sparse, self.schema, copy=False)
+        captured = capture(sparse, self.schema.features, copy=False)
         for number, bank in enumerate(self._banks):
             positions = positions_of(captured, self.schema, number)
             self.ids += len(positions)

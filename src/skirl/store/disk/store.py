@@ -46,7 +46,7 @@ class DiskStore(Store):
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with DiskStore(folder, {0: Record(2)}) as store:
-    ...         store.write(np.array([5]), np.array([[1, 2]], np.float32))
+    ...         _ = store.write(np.array([5]), np.array([[1, 2]], np.float32))
     ...     with DiskStore(folder, {0: Record(2)}) as store:
     ...         out = np.zeros((2, 2), np.float32)
     ...         print(store.read(np.array([4, 5]), out), store.generation)

@@ -75,7 +75,7 @@ class MemoryStore(Store):
     At most 2**31 - 1 rows of one kind: positions are int32.
 
     >>> store = MemoryStore({0: Record(2), 1: Record(3)})
-    >>> store.write(np.array([5]), np.array([[1, 2]], np.float32))
+    >>> _ = store.write(np.array([5]), np.array([[1, 2]], np.float32))
     >>> out = np.zeros((2, 2), np.float32)
     >>> store.read(np.array([4, 5]), out)
     array([False,  True])

@@ -1,0 +1,86 @@
+"""Training without a lookahead: a batch's rows are planned, fetched and written back when its forward asks for them."""
+
+from skirl.core.ids import Captured, distinct
+from skirl.engine.capacity import Split
+from skirl.engine.engine import Engine
+from skirl.engine.work import Micro, Work
+from skirl.oracle.bank import BatchTooLarge
+from skirl.oracle.options import Plan
+from skirl.oracle.planner import Planner, bank_planners
+from skirl.tools.interrupts import uninterrupted
+
+_PLAN = Plan(depth=1, prefetch=0)
+_IN_FLIGHT = 4
+
+
+class Alone:
+    """The steps of one collection that no lookahead brings; one after the other, so there is a plan as long as it holds."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._planner: Planner[Micro] | None = None
+        self._steps = 0
+
+    def forget(self) -> None:
+        """Rows have been replaced or moved by somebody else: the plan does not hold any more."""
+        self._planner = None
+
+    def step(self, captured: Captured) -> Work:
+        """Bring the rows of one batch."""
+        engine = self._engine
+        micro = Micro.of(captured, engine.resolver)
+        if not engine.caches:
+            engine.allocate(self._decide(micro))
+            engine.capacity.by_one = True  # a lookahead will split by its window
+        with uninterrupted() as hold:
+            try:
+                work = self._planned(micro)
+                with hold.released():  # a store may hang
+                    engine.fetch(work)
+                leaving = engine.load(work)
+                self._steps += 1
+                self._begun.executed(self._steps)
+                hold.most = 2  # the first Ctrl-C waits for the write, the second gives the rows up
+                engine.write(leaving)
+                hold.most = None
+            except BaseException:
+                if self._planner is not None:
+                    self._planner.rollback(self._steps)  # the step did not happen
+                self._planner = None
+                raise
+        return work
+
+    def _planned(self, micro: Micro) -> Work:
+        try:
+            return self._next(micro)
+        except BatchTooLarge:  # of one bank: together with the others it may fit
+            self._begun.rollback(self._steps)
+            self._planner = None
+            if len(self._engine.schema.banks) == 1:
+                raise
+            by_one = self._engine.capacity.by_one
+            self._engine.split_anew(self._decide(micro))
+            self._engine.capacity.by_one = by_one
+            return self._next(micro)
+
+    def _next(self, micro: Micro) -> Work:
+        if self._planner is None:
+            engine, self._steps = self._engine, 0
+            residents = [cache.resident() for cache in engine.caches]
+            slots = [len(cache) for cache in engine.caches]
+            banks = bank_planners(engine.schema, slots, _PLAN, engine.seen, residents=residents)
+            self._planner = Planner(banks, _PLAN)
+            engine.forget_moves()
+        self._planner.add(micro, micro.positions, micro.captured.nbytes)
+        planned = self._planner.next()
+        assert planned is not None
+        return Work(self._steps, [micro], planned[1])
+
+    @property
+    def _begun(self) -> Planner[Micro]:
+        assert self._planner is not None
+        return self._planner
+
+    def _decide(self, micro: Micro) -> Split:
+        needs = [len(distinct(ids.keys)) for ids in micro.ids]
+        return self._engine.capacity.decide([needs], needs, in_flight=_IN_FLIGHT, number=0)

@@ -1,0 +1,170 @@
+"""The step in the loop: which forward is expected, which gradients came back, and when its rows are updated."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skirl.core.optim import TorchHandle
+from skirl.engine.engine import Engine
+from skirl.engine.work import Micro, Work
+from skirl.tools.interrupts import uninterrupted
+
+
+class Loop(Protocol):
+    """What brings steps one after the other: a lookahead."""
+
+    @property
+    def iterating(self) -> bool:
+        """Whether a pass has begun and not ended."""
+        ...
+
+    def settle(self) -> None:
+        """End the step in the loop, so that rows are as after it."""
+
+    def drain(self) -> None:
+        """Wait until rows that have left the cache are in the store."""
+
+    def close(self) -> None:
+        """End the pass and let the embeddings go."""
+
+
+class CurrentStep:
+    """The current step of one collection. A ticket of each bank goes through autograd and comes back here.
+
+    **Arguments**
+
+    - `engine`: the rows.
+    - `optimizer`: the rows' learning rate.
+    - `anchor`: the tensor that makes backward run; its gradient tells a GradScaler of a skipped step.
+    - `grad_scaler`: the one of the training loop, with AMP.
+    """
+
+    def __init__(self, engine: Engine, optimizer: TorchHandle, anchor: Tensor, grad_scaler: Any) -> None:
+        self.engine = engine
+        self.loop: Loop | None = None
+        """The lookahead over these rows, while it is open."""
+        self.work: Work | None = None
+        self.micro = 0
+        self._optimizer = optimizer
+        self._anchor = anchor
+        self.grad_scaler = grad_scaler
+
+    def opened(self, loop: Loop | None) -> None:
+        """Called by a lookahead that begins; with `None` when it ends."""
+        if loop is not None and self.loop is not None:
+            raise RuntimeError(
+                "another lookahead over these embeddings is open: leave its with-block first, or call "
+                "embeddings.lookahead.close()"
+            )
+        self.finish()
+        self.loop = loop
+
+    def expect(self, work: Work, micro: int) -> None:
+        """The next forward is of this micro-batch."""
+        self.work, self.micro = work, micro
+
+    def enter(self) -> Micro:
+        """Its forward runs now."""
+        if self.work is None:
+            raise RuntimeError(
+                "no batch is current: run forward on the batch that the lookahead yielded last, inside its loop"
+            )
+        micro = self.work.micros[self.micro]
+        if micro.entered:
+            raise RuntimeError(
+                "this batch already had its forward: one batch is one Step. For a second look use model.eval() or "
+                "torch.no_grad(); for micro-batches use lookahead(accumulate=k)"
+            )
+        return micro
+
+    def finish(self, apply: bool = True) -> None:
+        """The step is over: apply the gradients of the micro-batches that came back, or drop them."""
+        with uninterrupted():
+            work, self.work = self.work, None
+            if apply and work is not None and work.returned and not work.updated:
+                self._update(work)
+
+    def settle(self) -> None:
+        """Bring rows to the state after the step in the loop, in the cache or in the store."""
+        if self.loop is not None:
+            self.loop.settle()
+            self.loop.drain()
+        else:
+            self.finish()
+
+    def drain(self) -> None:
+        """Wait until rows that have left the cache are in the store."""
+        if self.loop is not None:
+            self.loop.drain()
+
+    def require(self, work: Work) -> None:
+        """Refuse a backward that comes too late."""
+        if work is not self.work:
+            raise RuntimeError(
+                "backward of a batch that is not current any more: its rows may have left the cache. Call backward "
+                "before the next batch is taken, and before skirl.save"
+            )
+
+    def returned(self, ticket: "Ticket", grad: Tensor | None) -> None:
+        """Backward reached one bank of one micro-batch."""
+        if grad is not None and ticket.live.any():
+            grad = grad.reshape(-1, grad.shape[-1]).contiguous()
+            if grad.is_cuda and len(ticket.work.micros) > 1:
+                grad = grad.clone()  # a CUDA graph writes the next micro-batch's to the same place
+            ticket.work.grads[ticket.bank, ticket.micro] = grad
+            ticket.work.live[ticket.bank, ticket.micro] = ticket.live
+
+    def backward_done(self, work: Work) -> None:
+        """Backward of one micro-batch is complete; the last one updates the rows."""
+        with uninterrupted():  # a step that returned and was not updated would be applied later, by `finish`
+            work.returned += 1
+            if work.returned == len(work.micros):
+                self._update(work)
+
+    def _update(self, work: Work) -> None:
+        """Under `uninterrupted`."""
+        if self.grad_scaler is not None and not self._unscale(work):
+            work.updated = True
+            self._anchor.grad = torch.full_like(self._anchor, torch.inf)
+            return
+        lr = self._optimizer.lr
+        try:
+            self.engine.update(work, lr)
+        except BaseException as error:
+            self.engine.lose(f"rows of a step were being updated when {error!r} happened", error)
+            raise
+
+    def _unscale(self, work: Work) -> bool:
+        """Divide the loss scale out; False when a gradient is not finite and the step is to be skipped.
+
+        The anchor's gradient says which, so that `scaler.step(embeddings.optimizer)` lets the scaler know as well: rows
+        may overflow where no dense gradient does, and would be skipped for ever at a scale that nobody lowers.
+        """
+        self._anchor.grad = torch.zeros_like(self._anchor)
+        inverse = 1.0 / self.grad_scaler.get_scale()
+        for grad in work.grads.values():
+            if not torch.isfinite(grad).all():
+                return False
+        for place, grad in work.grads.items():
+            work.grads[place] = grad * inverse
+        return True
+
+
+class Ticket:
+    """One bank of one micro-batch on its way through autograd: which features' gradients came back."""
+
+    def __init__(self, current: CurrentStep, work: Work, micro: int, bank: int) -> None:
+        self.current = current
+        self.engine = current.engine
+        self.work = work
+        self.micro = micro
+        self.bank = bank
+        self.ids = work.micros[micro].ids[bank]
+        self.live = np.zeros(len(self.engine.schema.banks[bank].features), np.bool_)
+        self.used = False
+
+    def release(self) -> None:
+        """Let go of the batch: who keeps a loss keeps its graph, and this ticket with it."""
+        del self.work, self.ids

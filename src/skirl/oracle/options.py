@@ -1,0 +1,58 @@
+"""How to plan: depth, prefetch, policy."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from skirl.oracle.policies.base import check_policy
+
+Depth = int | Literal["auto", "epoch"]
+
+AUTO_BYTES = 1 << 30
+"""The automatic window ends when it takes this much memory, unless `window_bytes` says otherwise."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to plan; every field but `prefetch` changes what is fetched, none changes a result."""
+
+    depth: Depth = "auto"
+    """Batches the oracle reads ahead: a number, "auto" (until the window has four times the cache in rows), or "epoch"."""
+    prefetch: int = 2
+    """Steps ahead that rows travel."""
+    policy: str = "min"
+    """Which rows leave: "min", or "lru", "lfu", "ttl" for comparison."""
+    ramp: bool = True
+    """Start with a window of 8 batches that grows by 2 a step; False waits for the whole window first."""
+    window_bytes: int | None = None
+    """The window stops growing when its batches take this much memory; None: 1 GiB, or no limit where depth is a number."""
+    threads: int = 1
+    """Threads that plan; the Steps do not depend on their number."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.depth, bool) or not (self.depth in ("auto", "epoch") or isinstance(self.depth, int)):
+            raise ValueError(f"depth is {self.depth!r}: set it to a number of batches, 'auto' or 'epoch'")
+        if isinstance(self.depth, int) and self.depth < 1:
+            raise ValueError(f"depth is {self.depth}: set it to 1 or more")
+        if isinstance(self.depth, int) and self.depth >= 1 << 24:
+            raise ValueError(f"depth is {self.depth}: set it between 1 and {(1 << 24) - 1}, or to 'epoch'")
+        if self.policy == "ttl" and self.depth == "epoch":  # the window of an epoch is one batch with its next uses
+            raise ValueError("policy 'ttl' reads times to live off the window: set depth to a number of batches")
+        if not isinstance(self.prefetch, int) or not 0 <= self.prefetch <= 1024:
+            raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
+        if self.window_bytes is not None and self.window_bytes < 1:
+            raise ValueError(f"window_bytes is {self.window_bytes}: set it to 1 or more")
+        if self.threads < 1:
+            raise ValueError(f"threads is {self.threads}: set it to 1 or more")
+        check_policy(self.policy)
+
+    @property
+    def most_bytes(self) -> float:
+        """Memory after which the window stops growing: a number given as depth is a limit of its own."""
+        if self.window_bytes is not None:
+            return self.window_bytes
+        return float("inf") if isinstance(self.depth, int) else AUTO_BYTES
+
+    @property
+    def hold(self) -> int:
+        """Steps for which evicted rows can be forwarded: two more than rows travel ahead, so that a write-back has time."""
+        return self.prefetch + 2

@@ -1,0 +1,183 @@
+"""One pass over a loader's batches: what a for-loop holds, from the pass's beginning to its end."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skirl.engine.work import Flight
+from skirl.nn.collection import Collection
+from skirl.pipeline.epoch import Epoch
+from skirl.pipeline.loader_watch import Watch
+from skirl.pipeline.pipeline import Pipeline
+from skirl.pipeline.reader import Place, Reader
+from skirl.pipeline.stages import Times
+from skirl.pipeline.timeline import LOOP
+from skirl.tools.interrupts import Hold, uninterrupted
+
+
+@dataclass(slots=True)
+class InLoop:
+    """The step in the loop, and where in the data it is; outlives the passes of a lookahead."""
+
+    step: int = 0
+    """Steps begun: 1 while the first batch is in the loop."""
+    here: Place = field(default_factory=Place)
+    """After the batch in the loop,"""
+    before: Place = field(default_factory=Place)
+    """and before its step."""
+    flight: Flight | None = None
+    micro: int = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether a forward of the step ran."""
+        return self.flight is not None and self.flight.begun
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the batch is the last micro-batch of its step."""
+        return self.flight is None or self.micro + 1 == len(self.flight.items)
+
+
+class OnePass:
+    """An iterator over the batches of one pass.
+
+    It knows whether it was interrupted while it brought a batch, and then refuses to go on: that batch would be lost.
+
+    **Arguments**
+
+    - `reader`: brings batches; its pass has begun.
+    - `pipeline`: brings their rows.
+    - `epochs`: what is known of the whole epoch; closed with the pass.
+    - `collections`: whose rows these are.
+    - `in_loop`: kept up to date.
+    - `watch`, `times`: of the lookahead.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        pipeline: Pipeline,
+        epochs: Sequence[Epoch],
+        *,
+        collections: Sequence[Collection],
+        in_loop: InLoop,
+        watch: Watch,
+        times: Times,
+    ) -> None:
+        self.pipeline = pipeline
+        self._reader = reader
+        self._epochs = epochs
+        self._collections = collections
+        self._in_loop = in_loop
+        self._watch = watch
+        self._times = times
+        self._inside = False
+        self._ended = False
+        self.closed = False
+        self._computing: float | None = None
+        """Since when the batch in the loop computes, for the timeline."""
+
+    def __iter__(self) -> "OnePass":
+        return self
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        if self.closed:
+            raise RuntimeError("this pass is over: the lookahead was closed or iterated over anew")
+        if self._inside:
+            raise RuntimeError(
+                "this pass was interrupted or failed while it brought a batch, and cannot go on without losing it: iterate "
+                "over the lookahead again to begin anew, or resume from a checkpoint"
+            )
+        self._inside = True
+        self._computed()
+        if self._in_loop.flight is not None and not self._in_loop.ends_step:
+            self._in_loop.micro += 1
+        else:
+            with uninterrupted() as hold:
+                try:
+                    self._ended = not self._next_step(hold)
+                finally:
+                    self._watch.rest(hold)
+            if self._ended:
+                raise StopIteration
+        batch = self._yielded()
+        self._inside = False
+        return batch
+
+    def close(self, apply: bool = True) -> None:
+        """End the pass; what was planned and not executed never happened."""
+        if self.closed:
+            return
+        self.closed = True
+        self._computed()
+        now = self._in_loop
+        if now.flight is not None and not (now.begun if apply else now.flight.updated):
+            now.here = now.before  # the step never happened
+        try:
+            self._finish(apply)
+        finally:
+            now.flight = None
+            self._reader.end()
+            try:
+                self.pipeline.close()
+            finally:
+                for epoch in self._epochs:
+                    epoch.close()
+
+    def _next_step(self, hold: Hold) -> bool:
+        """End the step in the loop and bring the next one; False when there is none. Ctrl-C waits, but in `_pull`."""
+        now, pipeline = self._in_loop, self.pipeline
+        self._finish()
+        now.flight = None
+        pipeline.check()
+        for collection in self._collections:
+            collection.engine.check()
+        pipeline.request()
+        while pipeline.lacks_batches(hold):
+            self._pull(hold)
+        flight = pipeline.next(hold)
+        if flight is None:
+            now.here = Place(now.step, now.here.epochs + 1, loader=self._reader.state_at_end)
+            self.close()
+            return False
+        while pipeline.hungry():  # keeps the planner fed while this step computes
+            self._pull(hold)
+        now.step += 1
+        now.before = now.here
+        now.flight, now.micro = flight, 0
+        return True
+
+    def _pull(self, hold: Hold) -> None:
+        """Feed one step's micro-batches."""
+        items = self._reader.pull(hold)
+        if items:
+            self.pipeline.feed(items)
+        if len(items) < self._reader.accumulate:
+            self.pipeline.end()
+
+    def _finish(self, apply: bool = True) -> None:
+        """The step in the loop is over."""
+        for collection in self._collections:
+            collection.current.finish(apply)
+
+    def _yielded(self) -> Any:
+        now = self._in_loop
+        assert now.flight is not None
+        item = now.flight.items[now.micro]
+        now.here = replace(now.here, step=now.step, batches=now.here.batches + 1, loader=item.loader_state)
+        for collection, work in zip(self._collections, now.flight.works, strict=True):
+            collection.current.expect(work, now.micro)
+        if self._times.timeline is not None:
+            self._computing = time.monotonic()
+        return item.batch
+
+    def _computed(self) -> None:
+        """The loop is done with the batch in it."""
+        since, self._computing = self._computing, None
+        flight = self._in_loop.flight
+        if since is not None and flight is not None:
+            self._times.tell(LOOP, "compute", flight.number, since, time.monotonic())
