@@ -91,7 +91,7 @@ ORACLE = [
     Fault("a list is taken for sorted when a batch joins it", "oracle.policies.minimum:entered",
           "self._called[which] = len(slots)", "self._called[which] = 0"),
     Fault("LRU evicts rows of the current batch", "oracle.policies.lru:evict",
-          "_pin(batch, links.after, links.before, links.head, links.tail)", ""),
+          "_touch(batch, self._after, self._before, self._ends)", ""),
     Fault("LFU evicts rows of the current batch", "oracle.policies.lfu:evict",
           "resident[batch[batch >= 0]] = False", ""),
     Fault("a clean-up interval of zero", "oracle.policies.ttl:__init__",
@@ -113,8 +113,8 @@ ORACLE = [
           "2 * self._planned", "self._planned"),
     Fault("next uses of an epoch are off by one", "pipeline.epoch:_scan",
           "dense[handle] = number + 1", "dense[handle] = number + 1 + number % 2"),
-    Fault("a warm cache does not know the epoch's first uses", "pipeline.window:_begin",
-          "epoch is None", "True"),
+    Fault("a warm cache does not know the epoch's first uses", "pipeline.window:_first_uses",
+          "residents is None or not self._epochs", "True"),
 ]  # fmt: skip
 
 MOVES = [
@@ -154,7 +154,7 @@ MOVES = [
     Fault("the fetcher does not wait for the writer", "pipeline.pipeline:_may_read",
           "self._written >= after and self._fits(self._fetched_rows, rows)", "self._fits(self._fetched_rows, rows)"),
     Fault("the fetcher waits for one bank of two", "pipeline.pipeline:_fetch_all",
-          "max((step.fetch_after for step in work.steps))", "work.steps[0].fetch_after"),
+          "max((step.fetch_after for step in flight.steps))", "flight.steps[0].fetch_after"),
     Fault("the writer says so before it has written", "pipeline.pipeline:_write_all",
           "self._writing.append(number)",
           "self._written = number\n"
@@ -168,7 +168,7 @@ MOVES = [
     Fault("a rollback forgets one step", "pipeline.pipeline:close",
           "self.done", "self.done + 1"),
     Fault("a rollback reaches one step too far", "pipeline.pipeline:next",
-          "work.number + 1", "work.number"),
+          "flight.number + 1", "flight.number"),
     Fault("a buffer is free while one owner is left", "engine.staging:release",
           "owners > 1", "owners > 2"),
     Fault("a free buffer that is too small is handed out", "engine.staging:take",
@@ -180,7 +180,7 @@ MOVES = [
     Fault("a slot that a row left is still found", "engine.cache:record",
           "self._sorted = None", ""),
     Fault("forwarded rows are not counted as fetched", "engine.engine:_load_bank",
-          "step.fetches", "len(step.fetch_keys)"),
+          "found + len(step.forward_keys)", "found"),
 ]  # fmt: skip
 
 TRAINING = [
@@ -243,35 +243,33 @@ TRAINING = [
           "i.bag_of + start", "i.bag_of"),
     Fault("micro-batches look up the first one's slots", "engine.work:positions",
           "self.micros[:micro]", "self.micros[:0]"),
-    Fault("every micro-batch updates", "nn.collection:backward_done",
+    Fault("every micro-batch updates", "nn.current_step:backward_done",
           "work.returned == len(work.micros)", "work.returned"),
-    Fault("part of an accumulation is lost", "nn.collection:finish",
+    Fault("part of an accumulation is lost", "nn.current_step:finish",
           "work.returned", "work.returned == len(work.micros)"),
-    Fault("the learning rate is fixed when the run begins", "nn.collection:_update",
-          "self.optimizer", "self.engine.optimizer"),
-    Fault("evaluation marks rows as existing", "engine.engine:peek",
-          "here = slots >= 0",
-          "here = slots >= 0\n"
-          "self.seen.add(distinct)"),
-    Fault("evaluation counts as a use", "engine.engine:peek",
-          "here = slots >= 0",
-          "here = slots >= 0\n"
-          "if self.caches:\n"
-          "    self.caches[bank].used[slots[here]] += 1"),
+    Fault("the learning rate is fixed when the run begins", "nn.current_step:_update",
+          "self._optimizer", "self.engine.optimizer"),
+    Fault("evaluation marks rows as existing", "engine.access:peek",
+          "found = slots >= 0",
+          "found = slots >= 0\n"
+          "engine.seen.add(distinct)"),
+    Fault("evaluation counts as a use", "engine.access:peek",
+          "found = slots >= 0",
+          "found = slots >= 0\n"
+          "if engine.caches:\n"
+          "    engine.caches[bank].used[slots[found]] += 1"),
     Fault("evaluation does not wait for write-backs", "nn.collection:_peek",
-          "if self.lookahead is not None:\n"
-          "    self.lookahead.drain()",
-          ""),
-    Fault("evaluation sees a row of the window as stored", "engine.engine:peek",
+          "self.current.drain()", ""),
+    Fault("evaluation sees a row of the window as stored", "engine.access:peek",
           "found[known[held]]", "found[known]"),
     Fault("a loader's buffers are not copied", "pipeline.reader:_take",
           "not getattr(self._loader, 'yields_fresh', False)", "False"),
     Fault("the first pass of an epoch keeps a loader's buffers", "pipeline.reader:spool",
-          "capture(self._ids_of(batch), self._engine.schema)", "capture(self._ids_of(batch), self._engine.schema, copy=False)"),
+          "capture(self._ids_of(batch), self._features)", "capture(self._ids_of(batch), self._features, copy=False)"),
     Fault("a mean's weight gradient is not divided", "nn.lookup:_weight_grad",
           "part = part / np.repeat(np.diff(starts), np.diff(starts))", "pass"),
     Fault("trained weights are those of the reader", "nn.collection:forward",
-          "ids.scale = now.scale", "pass"),
+          "ids.scale = again.scale", "pass"),
 ]  # fmt: skip
 
 DISK = [
@@ -318,33 +316,32 @@ DISK = [
           "    ..."),
 ]  # fmt: skip
 
-SNAPSHOTS = [
-    Fault("names in a snapshot are not synced", "store.disk.store:_share_with",
-          "self._files.sync_folder(folder)", ""),
-    Fault("a copy is not synced", "store.disk.os_files:copy",
-          "self.sync(target.number)", ""),
-    Fault("a snapshot's file is taken for whole whatever its size", "store.disk.links:take_over",
-          "(target / name).is_file() and (target / name).stat().st_size >= size", "(target / name).is_file()"),
-    Fault("a snapshot is of rows not synced", "store.disk.store:snapshot",
-          "all_logs.sync(self._logs, self._files)", ""),
-    Fault("a snapshot shares a file that grows", "store.disk.store:snapshot",
-          "for log in self._logs:\n"
-          "    log.seal()",
-          ""),
-    Fault("a file that a snapshot shares is cut", "store.disk.log:_shared",
-          "path.stat().st_nlink > 1", "False"),
-    Fault("an older snapshot's files go before the new one is there", "store.disk.store:_share_with",
-          "self._files.sync_folder(folder)",
-          "self._files.sync_folder(folder)\n"
-          "_sharing.remove_but(self._files, folder, {n for e in entries for n in e.files()})"),
-    Fault("restored rows are not synced", "store.disk.store:_replaced_by",
-          "all_logs.sync(logs, self._files, anew=True)", "self._files.sync_folder(self.path)"),
-    Fault("names of restored files are not synced", "store.disk.logs:sync",
-          "anew or not s.named", "not s.named"),
-    Fault("what a restored point replaces goes before it", "store.disk.store:_replaced_by",
-          "all_logs.sync(logs, self._files, anew=True)",
-          "all_logs.sync(logs, self._files, anew=True)\n"
-          "_sharing.remove_but(self._files, self.path, {p.name for g in logs for s in g.segments.values() for p in (s.rows_path, s.keys_path)})"),
+FROZEN = [
+    Fault("names of frozen files are not synced", "store.disk.frozen",
+          "        self._files.sync_folder(self._folder)\n", ""),
+    Fault("a copy is not synced", "store.disk.os_files",
+          "                self.sync(target.number)\n", ""),
+    Fault("a frozen file is taken for whole whatever its size", "store.disk.links",
+          " and (target / name).stat().st_size >= size", ""),
+    Fault("frozen rows are not synced, but for their keys", "store.disk.frozen",
+          "dict.fromkeys(self._added + self._unsynced):", "[path for path in self._added if path.suffix == '.keys']:"),
+    Fault("a frozen state shares a file that grows", "store.disk.store",
+          "                log.seal()\n                if any(segment.suspect for segment in log.segments.values()):\n                    log.sync()\n",
+          "                if any(segment.suspect for segment in log.segments.values()):\n                    log.seal()\n                    log.sync()\n"),
+    Fault("a file that a frozen state shares is cut", "store.disk.log",
+          "    return path.stat().st_nlink > 1\n", "    return False\n"),
+    Fault("an older state's files go before the new header is there", "store.disk.frozen",
+          "        entries = [entry.sized(self._folder) for entry in self._manifest.segments]\n",
+          "        entries = [entry.sized(self._folder) for entry in self._manifest.segments]\n"
+          "        links.remove_but(self._files, self._folder, {name for entry in entries for name in entry.files()})\n"),
+    Fault("thawed rows are not synced", "store.disk.store",
+          "            all_logs.sync(logs, self._files, anew=True)\n", "            self._files.sync_folder(self.path)\n"),
+    Fault("names of thawed files are not synced", "store.disk.logs",
+          "if anew or not s.named", "if not s.named"),
+    Fault("what a thawed state replaces goes before it", "store.disk.store",
+          "            self._write_manifest(identity, generation, logs)\n",
+          "            links.remove_but(self._files, self.path, {path.name for path in all_logs.paths(logs)})\n"
+          "            self._write_manifest(identity, generation, logs)\n"),
 ]  # fmt: skip
 
 CHECKPOINTS = [
@@ -355,15 +352,15 @@ CHECKPOINTS = [
     Fault("a row that comes back counts as unchanged", "engine.cache:record",
           "self.changing(slots)", "pass"),
     Fault("a row written to memory does not count as changed", "store.memory.store:_write_pieces",
-          "held.before(positions)", ""),
+          "held.changing(positions)", ""),
     Fault("rows of the last cache do not count as changed after a resume", "store.memory.store:thaw",
           "if changed:\n"
           "    ...",
           "if False:\n"
           "    ..."),
-    Fault("a checkpoint names the generation before", "store.memory.store:write",
-          "self._generation", "self._generation - 1"),
-    Fault("only the last file of a chain is named", "store.memory.store:write",
+    Fault("a checkpoint names the generation before", "store.memory.store",
+          '"generation": self.generation, "files"', '"generation": self.generation - 1, "files"'),
+    Fault("only the last file of a chain is named", "store.memory.frozen:",
           "[*files, writer.entry]", "[writer.entry]"),
     Fault("rows that have left the cache are taken from an old file", "checkpoint.cached_rows:overlay",
           "resident[place] == keys if len(resident) else np.zeros(len(keys), np.bool_)", "np.ones(len(keys), np.bool_)"),
@@ -374,8 +371,8 @@ CHECKPOINTS = [
           "    ...",
           "for reader in readers[::-1]:\n"
           "    ..."),
-    Fault("rows on their way to the store are not waited for", "checkpoint:save",
-          "collection.lookahead.drain()", ""),
+    Fault("rows on their way to the store are not waited for", "nn.current_step:CurrentStep.settle",
+          "self.loop.drain()", ""),
     Fault("row files are not synced", "tools.tensor_file:__exit__",
           "to_disk(self._file)", "pass"),
     Fault("names of row files are not synced", "tools.tensor_file:__exit__",
@@ -444,7 +441,7 @@ AREAS = {
     "moves": MOVES,
     "training": TRAINING,
     "disk": DISK,
-    "snapshots": SNAPSHOTS,
+    "frozen": FROZEN,
     "checkpoints": CHECKPOINTS,
     "gpu": GPU,
 }

@@ -20,7 +20,7 @@ from types import ModuleType
 
 from tests.faults.plant import Fault
 
-DISK_AREAS = ("disk", "snapshots")
+DISK_AREAS = ("disk", "frozen")
 """Their faults are those of a store on disk: kernels have no part in them."""
 
 ATTEMPTS = 3

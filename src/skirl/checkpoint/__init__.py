@@ -37,7 +37,7 @@ from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.saving import AllFrozen, Saving, write
 from skirl.engine.engine import Counters, Engine
 from skirl.nn.collection import Collection, collections_of
-from skirl.store.snapshot import DISK_ROWS
+from skirl.store.base import DISK_ROWS
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.sealed_json import CheckpointError, OtherVersion, skirl_version

@@ -127,7 +127,7 @@ class Checkpoint:
                 before = time.perf_counter()
             trained = time.perf_counter() - began
             savings[-1].wait()
-        waited = sum(cache.marks.waited for cache in engine.caches)
+        waited = sum(cache.changes.waited for cache in engine.caches)
         pause = sum(saving.pause for saving in savings)
         middle = statistics.median(quiet)
         return {
@@ -144,7 +144,7 @@ class Checkpoint:
             "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
             "resident_bytes": resident,
             "resident_growth": most - resident,
-            "set_aside_bytes": max((cache.marks.most_aside for cache in engine.caches), default=0),
+            "set_aside_bytes": max((cache.changes.most_aside for cache in engine.caches), default=0),
         }
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:

@@ -215,7 +215,7 @@ class Disk:
 
         cold = statistics.median(read(True) for _ in range(self.calls))
         warm = statistics.median(read(False) for _ in range(self.calls))
-        index = sum(log.places.nbytes for log in store._logs) / self.rows
+        index = sum(log.index.nbytes for log in store._logs) / self.rows
         before, most, longest = counting.written, 0, 0.0
         turns = max(1, round(self.overwrite * self.rows / self.batch))
         start = time.perf_counter()

@@ -23,6 +23,7 @@ from torch import nn
 from skirl.core.batch import Batch, moved
 from skirl.core.ids import Captured
 from skirl.core.initial import InitialTable, fill
+from skirl.core.keys import key_of
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
 from skirl.engine.device import torch_device
@@ -324,7 +325,7 @@ def first_weights(tables: Sequence[Table], seed: int) -> Iterator[torch.Tensor]:
         out = np.empty((table.rows, table.dim), np.float32)
         for begin in range(0, table.rows, 1 << 20):
             part = out[begin : begin + (1 << 20)]
-            keys = np.arange(begin, begin + len(part)) + (number << 48)
+            keys = key_of(number, np.arange(begin, begin + len(part)))
             slots = np.arange(len(part), dtype=np.int32)
             fill(keys, slots, part, table.dim, seed, initial.kind, initial.scale, initial.quantiles, 0.0, 0, len(part))
         yield torch.from_numpy(out)

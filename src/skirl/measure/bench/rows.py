@@ -27,8 +27,9 @@ import torch
 
 from skirl.core.batch import KeyedJagged
 from skirl.core.ids import Resolver
+from skirl.core.keys import row_of, table_of
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
-from skirl.core.tables import Schema, Table, row_of, table_of
+from skirl.core.tables import Schema, Table
 from skirl.data import Synthetic
 from skirl.engine.work import Micro
 from skirl.measure.bench.others import INSTALL, has_fbgemm

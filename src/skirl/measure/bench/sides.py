@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import KeyedJagged
+from skirl.core.keys import key_of
 from skirl.core.optim import SGD, RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.access import make
@@ -63,7 +64,7 @@ class Skirl:
         engine = self.module.engine
         rows = sum(table.rows for table in tables)
         engine.make_caches([rows], [1], in_flight=1)
-        keys = np.concatenate([np.arange(t.rows, dtype=np.int64) | i << 48 for i, t in enumerate(tables)])
+        keys = np.concatenate([key_of(i, np.arange(t.rows, dtype=np.int64)) for i, t in enumerate(tables)])
         make(engine, 0, keys, np.arange(rows, dtype=np.int32), array_of(engine.banks[0]))
         self.module.opened(cast(Any, self))  # as a lookahead: it says which step is next
         self.grad = grad

@@ -1,6 +1,6 @@
 """What compiling costs a first training step: with no kernel cached on disk, and with all of them.
 
-Numba compiles a kernel at its first call and keeps the result beside the source, or in NUMBA_CACHE_DIR. Two child processes
+Numba compiles a kernel at its first call; the result is kept on disk (skirl.tools.kernel_cache). Two child processes
 train some steps with an empty folder there, one after the other: the first compiles, the second loads. Each then trains
 the same steps once more, all kernels being there; the difference is what the kernels cost. Seconds are those of the
 processor, so that a busy machine does not show. Compiling at installation would hide the first figure and need a
@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from skirl.tools.kernel_cache import kernel_folder
 from skirl.tools.machine import machine
 from skirl.train.recipe import OptimizerName
 
@@ -66,6 +67,7 @@ class Start:
         return {
             "cold": f"{result['cold_kernels']:.2f} s to compile all kernels of a first step, of the processor",
             "warm": f"{result['warm_kernels']:.2f} s to load them from {result['cache_bytes'] >> 10:,} KiB on disk",
+            "kept in": str(kernel_folder() or "no folder can be written to: set NUMBA_CACHE_DIR to one"),
             "imports": f"{result['warm_imports']:.2f} s, most of it torch",
             "steps": f"{result['warm_steps']:.2f} s for the model, its tables and four steps, all kernels being there",
             "process": f"{result['cold_process']:.1f} s cold, {result['warm_process']:.1f} s warm on the clock, all twice",

@@ -21,7 +21,7 @@ from skirl.core.ids import capture, positions_of
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema, Table
 from skirl.oracle.distinct import Finder
-from skirl.oracle.row_states import Rows
+from skirl.oracle.row_states import RowStates
 from skirl.tools.jit import kernel
 
 WINDOWS = (1, 10, 50, 200)
@@ -149,7 +149,7 @@ class Batches:
 class _Bank:
     def __init__(self, schema: Schema, bank: int) -> None:
         self.tables = schema.banks[bank].tables
-        self.rows = Rows(schema, self.tables, room=0)  # nothing is ever released, so handles are 0, 1, 2, ...
+        self.rows = RowStates(schema, self.tables, room=0)  # nothing is ever released, so handles are 0, 1, 2, ...
         self.counts = np.zeros(1024, np.int64)
         self.touched = 0
         self.new: list[int] = []
