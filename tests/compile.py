@@ -13,7 +13,7 @@ from skirl.cli import main as skirl
 from tests.data import logs
 from tests.faults.battery import run_battery
 
-FLAGS = "--model dlrm-tiny --dim 8 --batch 64 --cache 4000 --threads 1 --steps 3 --_ none --quiet --json"
+FLAGS = "--model dlrm-tiny --dim 8 --batch 64 --cache 4000 --threads 1 --steps 3 --run none --quiet --json"
 
 
 def main() -> None:

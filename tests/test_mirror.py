@@ -16,10 +16,11 @@ ELSEWHERE = {
     "store/disk/*": "store/disk/test_store.py store/disk/test_crash.py",
     "store/memory/*": "store/memory/test_store.py",
     # Bits of a device and its kernels are those of the reference, whatever file they are computed in.
-    "engine/work.py": "engine/test_engine.py",
+    "engine/*.py": "engine/test_engine.py engine/test_cache.py",
     "engine/device/*": "engine/device/test_gpu.py test_exact.py",
     "engine/kernels/*": "engine/kernels/test_wide.py engine/kernels/test_gpu.py",
     "nn/*": "nn/test_collection.py",
+    "pipeline/*": "pipeline/test_lookahead.py pipeline/test_pipeline.py",
     "torchrec.py": "nn/test_torchrec.py",
     # Whole files and whole checkpoints are what can be right or malformed.
     "data/*.py": "data/test_training.py data/test_vocab.py",
