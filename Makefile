@@ -9,7 +9,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: train test campaign slice test-gpu lint format docs golden clean
+.PHONY: train test campaign slice test-gpu lint compile format docs golden clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -36,7 +36,9 @@ $(OTHERS): $(DEV) constraints/others.txt
 train: $(DEV)
 	$(VENV)/bin/skirl train $(TRAIN)
 
-test: lint $(OTHERS)
+# Kernels are compiled beside pyright, which needs one core, and not in each test process.
+test: $(OTHERS)
+	$(MAKE) --jobs=2 --output-sync=target lint compile
 	$(PY) -m pytest -n $(JOBS) --dist worksteal --durations 20
 
 campaign: seed := $(SEED)
@@ -52,6 +54,9 @@ slice: $(OTHERS)
 
 test-gpu: $(if $(filter $(VENV)/%,$(PY)),$(DEV))
 	TRITON_INTERPRET=0 PYTHONPATH=src $(PY) -m pytest -m gpu --timeout 1800
+
+compile: $(DEV)
+	$(PY) -m tests.compile
 
 lint: $(DEV)
 	$(PY) -m ruff check

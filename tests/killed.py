@@ -26,6 +26,13 @@ def resumed(folder: Path) -> Run:
     return run.load(folder) if numbers(folder) else run
 
 
+def imported() -> None:
+    """Import what torch imports at an optimizer's first step: each fork would take 2 s for it."""
+    weight = torch.ones(1, requires_grad=True)
+    weight.sum().backward()
+    torch.optim.Adam([weight]).step()
+
+
 def forked(child: Callable[[Callable[[], object]], None]) -> tuple[int, int]:
     """A process that trains; returns, when it begins to, its id and a pipe that closes when it ends."""
     reading, writing = os.pipe()

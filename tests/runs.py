@@ -234,7 +234,7 @@ class Run:
         for item in items:
             self._begin([item])
             self._batch(item, skip_forward=False)
-        self.ours.finish()
+        self.ours.current.finish()
         self._finish()
         self._check_plan(items, 1, 1, "min", self.report.works[before:])
 

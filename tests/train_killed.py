@@ -30,7 +30,7 @@ from skirl.train.commands import Train
 from skirl.train.evaluation import Evaluation
 from skirl.train.meter import Meter
 from skirl.train.train import run_folder
-from tests.killed import ended, forked
+from tests.killed import ended, forked, imported
 from tests.resume import plain
 
 FLAGS: dict[str, Any] = {
@@ -113,6 +113,7 @@ def damage(folder: Path, rng: random.Random) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
+    imported()
     folder, kills, rng, store = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3])), sys.argv[4]
     folder.mkdir(exist_ok=True)
     warm = {"store": f"disk:{folder / 'warm'}"} if store == "disk" else {}

@@ -226,29 +226,3 @@ def test_parquet_has_the_touched_rows(tmp_path: Path) -> None:
         number = [t.name for t in TABLES].index(row["table"])
         record = peek(rows.engine, torch.tensor([row["row"] | number << 48]).numpy(), 0)[0][0]
         assert row["weight"] == record[:8].tolist()
-
-
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        (
-            {"user.weight": torch.zeros(299, 8)},
-            r"user.weight is \[299, 8\] in the state dict, table 'user' is \[300, 8\]",
-        ),
-        ({"other": torch.zeros(3)}, "no table of this model: it has other"),
-        ({"a.user.weight": torch.zeros(300, 8), "b.user.weight": torch.zeros(300, 8)}, "pass names="),
-    ],
-)
-def test_what_does_not_fit_is_refused(state: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        skirl.import_rows(made(), state)
-
-
-def test_a_pickle_is_refused(tmp_path: Path) -> None:
-    torch.save({"user.weight": Model}, tmp_path / "in.pt")
-    with pytest.raises(ValueError, match=r"no state dict that torch\.load") as refused:
-        skirl.import_rows(made(), tmp_path / "in.pt")
-    assert len(str(refused.value)) < 500 and "\n" not in str(refused.value)  # torch's own sentence is a page
-    (tmp_path / "in.safetensors").write_bytes(b"x" * 100)
-    with pytest.raises(ValueError, match="no safetensors file"):
-        skirl.import_rows(made(), tmp_path / "in.safetensors")
