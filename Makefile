@@ -4,19 +4,21 @@
 #   make test                        lint, types, tests
 #   make docs                        the documentation, into site/
 #   make campaign SEED=7             everything, slow tests too, many more random cases; writes campaign-report.json
+#   make slice                       at most 15 minutes of the campaign, chosen by the commit's hash; before a push
 #   make test-gpu PY=python3         the tests that need a GPU, here with an interpreter that has torch for CUDA
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: train test campaign test-gpu lint format docs golden clean
+.PHONY: train test campaign slice test-gpu lint format docs golden clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
 DEV := $(VENV)/.dev
-PEERS := $(VENV)/.peers
+OTHERS := $(VENV)/.others
 # One test process for each core, eight at most; `make test JOBS=0` runs in this process, to debug.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 SEED ?= $(shell date +%s)
+SLICE ?= 600
 # Under a minute, also where cores are busy: a second thread would wait for the first more than it helps so small a model.
 # A share of the touched rows: in that time the run touches 3% of its 33.8 million.
 TRAIN ?= --data synthetic:criteo-kaggle --model dlrm-tiny --dim 16 --batch 1024 --steps 400 --threads 1 --cache touched:10% --assert-ratio 10
@@ -27,20 +29,26 @@ $(DEV): pyproject.toml constraints/dev.txt
 	$(PY) -m pip install --quiet -c constraints/dev.txt "$$(grep ^torch== constraints/dev.txt)" -e '.[dev]'
 	touch $@
 
-$(PEERS): $(DEV) constraints/peers.txt
-	$(PY) -m pip install --quiet --no-deps -r constraints/peers.txt
+$(OTHERS): $(DEV) constraints/others.txt
+	$(PY) -m pip install --quiet --no-deps -r constraints/others.txt
 	touch $@
 
 train: $(DEV)
 	$(VENV)/bin/skirl train $(TRAIN)
 
-test: lint $(PEERS)
-	$(PY) -m pytest -n $(JOBS) --dist worksteal
+test: lint $(OTHERS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal --durations 20
 
 campaign: seed := $(SEED)
-campaign: $(PEERS)
+campaign: $(OTHERS)
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --timeout 0 \
 	  --hypothesis-profile campaign --hypothesis-seed $(seed) --report campaign-report.json
+
+# Ten minutes in which tests begin; the rest is for collecting them and for the last ones to end.
+slice: hash := $(shell git rev-parse HEAD)
+slice: $(OTHERS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --slice $(SLICE) --slice-seed $(hash) --fuzz-seconds 60 \
+	  --hypothesis-profile campaign --hypothesis-seed $$((16#$(shell git rev-parse --short=8 HEAD)))
 
 test-gpu: $(if $(filter $(VENV)/%,$(PY)),$(DEV))
 	TRITON_INTERPRET=0 PYTHONPATH=src $(PY) -m pytest -m gpu --timeout 1800

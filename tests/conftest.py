@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; subprocesses inherit it
 os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for a GPU; Triton looks once, when it is imported
@@ -25,6 +26,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+pytest_plugins = ["tests.slice"]
 
 # A shell has what it starts in the background ignore Ctrl-C, and some tests press it.
 if threading.current_thread() is threading.main_thread():
@@ -37,6 +40,7 @@ settings.register_profile("campaign", max_examples=2000, **QUIET)
 settings.load_profile("ci")  # --hypothesis-profile comes later and wins
 
 GOLDEN = Path(__file__).parent / "golden"
+RECORDED = pytest.StashKey[dict[str, Any]]()
 GOLDEN_TOLERANCE = 1e-4  # relative, on another machine or torch than the one recorded on
 
 
@@ -66,25 +70,30 @@ def campaign_seed(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture
-def golden(pytestconfig: pytest.Config) -> Callable[[str, Sequence[float]], None]:
+def golden(pytestconfig: pytest.Config) -> Callable[..., None]:
     """`golden("dlrm-tiny", losses)`: compares with tests/golden/dlrm-tiny.json.
 
     Every bit has to agree where machine and torch are those of the recording, else GOLDEN_TOLERANCE is granted: matrix
-    products differ between CPUs.
+    products differ between CPUs. With `everywhere=True` there is none, and every bit has to agree on every machine; what is
+    recorded twice in one run, by two ways to compute it, has to be the same.
     """
 
-    def check(name: str, values: Sequence[float]) -> None:
+    def check(name: str, values: Sequence[float] | dict[str, str], everywhere: bool = False) -> None:
         path = GOLDEN / f"{name}.json"
+        values = values if isinstance(values, dict) else list(values)
         if pytestconfig.getoption("--record-golden"):
+            assert recorded_now.setdefault(name, values) == values, f"{name}: two ways to compute it differ"
+            head = {} if everywhere else {"recorded_on": fingerprint()}
             GOLDEN.mkdir(exist_ok=True)
-            path.write_text(json.dumps({"recorded_on": fingerprint(), "values": list(values)}, indent=1) + "\n")
+            path.write_text(json.dumps({**head, "values": values}, indent=1) + "\n")
             return
         recorded = json.loads(path.read_text())
-        if recorded["recorded_on"] == fingerprint():
-            assert list(values) == recorded["values"], f"{name}: bits changed; CONTRIBUTING.md says what to do"
+        if everywhere or recorded["recorded_on"] == fingerprint():
+            assert values == recorded["values"], f"{name}: bits changed; CONTRIBUTING.md says what to do"
         else:
-            assert list(values) == pytest.approx(recorded["values"], rel=GOLDEN_TOLERANCE), name
+            assert values == pytest.approx(recorded["values"], rel=GOLDEN_TOLERANCE), name
 
+    recorded_now = pytestconfig.stash.setdefault(RECORDED, {})
     return check
 
 

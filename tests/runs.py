@@ -16,6 +16,7 @@ from skirl.core.reference import Bags, Reference
 from skirl.core.tables import Schema
 from skirl.engine.capacity import split_cache
 from skirl.engine.device.gpu import GpuRows
+from skirl.engine.engine import Leaving
 from skirl.engine.work import Work
 from skirl.pipeline.pipeline import FIRST_WINDOW
 from tests.engine.device.delayed import DelayedStreams
@@ -333,6 +334,7 @@ class Run:
             return
         item = [*self.extra, *self.items][self.rng.integers(len(self.extra) + len(self.items))]
         engine = self.ours.engine
+        self.ours.current.drain()  # what is on its way to the store is counted when it is there
         before = self._state()
         if self.rng.random() < 0.5:
             with torch.no_grad():
@@ -388,11 +390,12 @@ class Run:
         engine = self.ours.engine
         load = engine.load
 
-        def spied(work: Work, write_back: Any) -> None:
-            load(work, write_back)
+        def spied(work: Work) -> Leaving:
+            left = load(work)
             self._note_step(work)
             if self.case.device != "cpu":
                 self.nap()  # the stages get on while the streams do not
+            return left
 
         engine.load = spied
 

@@ -193,7 +193,7 @@ def test_timing_does_not_change_a_plan(depth):
 @pytest.mark.parametrize("weights", [0.0, 1.0])
 @pytest.mark.parametrize("unpooled", [False, True])
 def test_torchrecs_own_tensor_is_an_input(weights, unpooled):
-    torchrec = pytest.importorskip("torchrec", reason="the peers are not installed: constraints/peers.txt")
+    torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
     case = replace(HARD, weights=weights, unpooled=unpooled, wide=False, evaluate=0.2)
     assert Run(case, make=torchrec.KeyedJaggedTensor).go().fetched > 0
 

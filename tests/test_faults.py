@@ -16,7 +16,9 @@ from hypothesis import settings
 
 import skirl
 from tests.faults.catalogue import AREAS
+from tests.faults.plant import Fault
 from tests.faults.zygote import COMPILED_AREAS
+from tests.slice import part_of
 
 ROOT = Path(__file__).parents[1]
 UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "SyntaxError", "UnboundLocalError")
@@ -24,42 +26,113 @@ UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "Syn
 
 
 EVERY = 16
-"""`make test` plants each sixteenth fault, which takes a minute and a half of a core; a campaign plants all."""
+"""`make test` plants each sixteenth fault, which takes a minute and a half of a core; `make slice` plants another sixteenth,
+a campaign all."""
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("area", AREAS)
-def test_planted_faults_are_caught(area: str):
+def test_planted_faults_are_caught(area: str, pytestconfig: pytest.Config):
     every = 1 if settings.get_current_profile_name() == "campaign" else EVERY
+    first = 0
+    if pytestconfig.getoption("--slice"):
+        every, first = EVERY, part_of(pytestconfig.getoption("--slice-seed"), EVERY)
     source = Path(skirl.__file__).parents[1]
     env = os.environ | {
         "NUMBA_DISABLE_JIT": str(int(area not in COMPILED_AREAS)),
         "PYTHONPATH": os.pathsep.join([str(source), str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, "-m", "tests.faults.zygote", area, str(every)]
+    command = [sys.executable, "-m", "tests.faults.zygote", area, str(every), str(first)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
     sound = outcomes.pop("")
     assert sound is None, f"the battery fails without a fault: {sound}"
-    assert len(outcomes) == len(AREAS[area][::every])
+    assert len(outcomes) == len(AREAS[area][first::every])
     missed = [name for name, caught in outcomes.items() if caught is None]
     assert not missed, f"nothing caught: {missed}"
     unclear = {name: caught for name, caught in outcomes.items() if any(word in caught for word in UNCLEAR)}
     assert not unclear, unclear
 
 
-@pytest.mark.parametrize("fault", [fault for area in AREAS.values() for fault in area], ids=lambda fault: fault.name)
-def test_every_fault_can_be_planted(fault):
-    """What it replaces stands once in the source, and what it puts there is Python."""
+FAULTS = [fault for area in AREAS.values() for fault in area]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_fault_can_be_planted(fault: Fault):
+    """What it replaces stands once in the source, and what it puts there is Python and something else."""
     path = Path(skirl.__file__).parent / f"{fault.module.replace('.', '/')}.py"
     source = (path if path.is_file() else path.with_suffix("") / "__init__.py").read_text()
-    assert source.count(fault.old) == 1, f"{fault.old!r} stands {source.count(fault.old)} times: write this fault anew"
-    ast.parse(source.replace(fault.old, fault.new))
+    planted = fault.plant(source)
+    assert ast.dump(planted) != ast.dump(ast.parse(source))
+    compile(planted, str(path), "exec")
 
 
 def test_there_are_many_faults_and_none_twice():
-    faults = [fault for area in AREAS.values() for fault in area]
-    assert len(faults) >= 80
-    assert len({fault.name for fault in faults}) == len(faults)
-    assert len({(fault.module, fault.old, fault.new) for fault in faults}) == len(faults)
+    assert len(FAULTS) >= 80
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert len({(fault.where, fault.old, fault.new) for fault in FAULTS}) == len(FAULTS)
+
+
+SOURCE = """
+class Cache:
+    def put(self, rows):
+        if len(rows) > 1:  # more than one
+            self.count += len(
+                rows)
+            move(self.array, rows,
+                 1, fast=True)
+        else:
+            self.count = 1
+        for row in rows:
+            a = self.array[..., 0]
+            b = 2
+            c = 3
+
+def give(rows):
+    self.count = 2
+    return rows
+"""
+
+
+PLANTED = {
+    "layout and comments do not matter": ("Cache.put", "len(rows)>1", "len(rows) > 2", "len(rows) > 1", "len(rows) > 2"),
+    "a statement is removed": ("Cache", "self.count += len(rows)", "", "self.count += len(rows)", ""),
+    "a block is not left empty": ("Cache", "self.count = 1", "", "self.count = 1", "pass"),
+    "the whole module": ("", "return rows", "return None", "return rows", "return None"),
+    "a name that is set": ("give", "self.count", "self.other", "self.count = 2", "self.other = 2"),
+    "arguments that stay": ("Cache", "move(self.array, ..., fast=True)", "move(None, ..., fast=True)",
+                            "move(self.array, rows", "move(None, rows"),
+    "dots that are Python's own": ("Cache", "self.array[..., 0]", "self.array[..., 1]", "[..., 0]", "[..., 1]"),
+    "a head": ("Cache", "for row in rows:\n    ...", "for row in rows[1:]:\n    ...", "in rows:", "in rows[1:]:"),
+    "branches that stay": ("Cache", "if len(rows) > 1:\n ...\nelse:\n ...", "if True:\n ...\nelse:\n ...",
+                           "if len(rows) > 1:", "if True:"),
+    "statements that stay": ("Cache", "for row in rows:\n ...\n b = 2\n ...", "for row in rows:\n ...\n b = 4\n ...",
+                             "b = 2", "b = 4"),
+    "statements beside each other": ("Cache", "b = 2; c = 3", "b = 3; c = 2", "b = 2\n            c = 3", "b = 3;c = 2"),
+    "text": (None, "fast=True)\n", "fast=False)\n", "fast=True", "fast=False"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where, old, new, gone, come", PLANTED.values(), ids=PLANTED)
+def test_a_fault_is_found_as_parsed_python(where: str | None, old: str, new: str, gone: str, come: str):
+    planted = Fault("", "m" if where is None else f"m:{where}", old, new).plant(SOURCE)
+    plain = ast.unparse(ast.parse(SOURCE))
+    assert plain.count(gone) == 1 or not gone
+    assert ast.unparse(planted) == ast.unparse(ast.parse(plain.replace(gone, come, 1) if gone else plain + come))
+
+
+@pytest.mark.parametrize(
+    "where, old",
+    [
+        ("m:Cache", "self.count"),  # twice
+        ("m:Cache", "self.count = 2"),  # elsewhere
+        ("m:Cache", "rows > 1"),  # text of it, but no expression
+        ("m:Cache", "for row in rows:\n    b = 2"),  # more stands there
+        ("m:put.count", "rows"),
+        ("m", "rows"),
+    ],
+)
+def test_a_fault_that_does_not_stand_once_is_refused(where: str, old: str):
+    with pytest.raises(LookupError, match="write this fault anew"):
+        Fault("", where, old, "None").plant(SOURCE)

@@ -46,7 +46,7 @@ def test_version_is_that_of_pyproject():
 def test_every_pinned_package_has_one_version():
     pins = [
         line.split("#")[0].strip()
-        for name in ("dev.txt", "peers.txt")
+        for name in ("dev.txt", "others.txt")
         for line in (ROOT / "constraints" / name).read_text().splitlines()
     ]
     names = [re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() for pin in pins if pin]

@@ -351,8 +351,9 @@ def test_a_checkpoint_is_all_plain_files(saved: Path) -> None:
     names = [path.relative_to(saved).as_posix() for path in files(saved)]
     assert {name.rsplit(".", 1)[1] for name in names} == {"json", "safetensors"}
     body = json.loads((saved / HEADER).read_text())
-    assert body["skirl"] and body["torch"] == torch.__version__ and body["format_version"] == 2
-    assert sorted(body["run"]) == ["counters", "data", "generators", "grads", "optimizers", "rows"]
+    assert body["skirl"] and body["torch"] == torch.__version__ and body["format_version"] == 3
+    assert sorted(body["run"]) == ["data", "generators", "grads", "optimizers", "rows"]
+    assert sorted(body["run"]["rows"]["rows"]) == ["counters", "handle", "split", "table_steps"]
 
 
 def test_nothing_is_unpickled(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,15 +410,19 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
         refused(tmp_path, "is damaged, or no checkpoint of skirl", run)
     body = json.loads((saved / HEADER).read_text())
     del body["~sha256"]
+    rows, run_rows = body["rows"]["rows"], body["run"]["rows"]["rows"]
     cases = [
         ({"format_version": 9, "skirl": "9.9"}, "written by skirl 9.9 in format 9"),
         ({"dense": body["dense"] | {"file": "../secret/x"}}, "outside its folder"),
         (
-            {"rows": body["rows"] | {"cache": {"files": [body["rows"]["cache"]["files"][0] | {"file": "../x"}]}}},
+            {"rows": {"rows": rows | {"cache": {"files": [rows["cache"]["files"][0] | {"file": "../x"}]}}}},
             "outside",
         ),
         ({"dense": {}}, "lacks something"),
-        ({"run": body["run"] | {"counters": {"steps": 1, "other": 2}}}, "lacks something"),
+        (
+            {"run": body["run"] | {"rows": {"rows": run_rows | {"counters": {"steps": 1, "other": 2}}}}},
+            "lacks something",
+        ),
         ({"run": {"~else": 1}}, "structure is damaged"),
         ({"rows": {}}, "lacks something"),
         ({"dense": {"file": 3, "bytes": "x", "sha256": None}}, "lacks something"),
@@ -441,7 +446,9 @@ def test_a_header_that_lacks_what_a_run_needs_is_refused_before_anything_changes
     del body["~sha256"]
     text = json.dumps(body)
     assert text.count('"lr"') >= 2
-    counted = json.dumps(body | {"run": body["run"] | {"counters": body["run"]["counters"] | {"written": "x"}}})
+    rows = body["run"]["rows"]["rows"]
+    rows = {"rows": rows | {"counters": rows["counters"] | {"written": "x"}}}
+    counted = json.dumps(body | {"run": body["run"] | {"rows": rows}})
     for wrong in (text.replace('"lr"', '"rl"'), text.replace('"accumulate": 1', '"accumulate": 7'), counted):
         (folder / HEADER).write_bytes(seal(json.loads(wrong)))
         refused(folder, str(folder))
@@ -462,7 +469,7 @@ def test_rows_without_their_model_are_refused_by_file(saved: Path, tmp_path: Pat
     shutil.copytree(saved, tmp_path / "copy")
     body = json.loads((saved / HEADER).read_text())
     del body["~sha256"]
-    change(body["definition"])
+    change(body["definition"]["rows"])
     (tmp_path / "copy" / HEADER).write_bytes(seal(body))
     with pytest.raises(CheckpointError, match=words) as refused:
         open_rows(tmp_path / "copy")
@@ -541,7 +548,7 @@ def test_other_tables_optimizers_and_parameters_are_refused(saved: Path) -> None
         "saved with accumulate=1: set it to that, not 2", ValueError, data=skirl.lookahead([], run.model, accumulate=2)
     )
     load("lookahead over another model", data=Run(Setup()).batches)
-    load("0 skirl collections, and has to have exactly one", ValueError, model=nn.Linear(1, 1))
+    load("the model has no skirl collection", ValueError, model=nn.Linear(1, 1))
     wider = Run(Setup())
     wider.model.top[1] = nn.Linear(36, 6)
     load(r"top\.1\.weight is \[5, 36\] in the checkpoint, \[6, 36\] here", model=wider.model, optimizers=(), data=None)
@@ -646,7 +653,7 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path, failing: str, m
 def killed(folder: Path, *args: str) -> list[str]:
     folder.mkdir()
     command = [sys.executable, "-m", "tests.killed", str(folder), *args]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 

@@ -64,9 +64,9 @@ def test_what_is_set_aside_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(saving.Frozen, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
     saves(run, tmp_path, [2, 6, 11])
     engine = run.model.rows.engine
-    assert sum(cache.marks.waited for cache in engine.caches) > 0
+    assert sum(cache.changes.waited for cache in engine.caches) > 0
     widest = max(cache.records.shape[1] for cache in engine.caches) * 4 + 8
-    assert all(cache.marks.most_aside <= 1000 + 2 * len(cache) * widest for cache in engine.caches)
+    assert all(cache.changes.most_aside <= 1000 + 2 * len(cache) * widest for cache in engine.caches)
     assert_same(run, Run(setup).train())
     assert_same(Run(setup).load(tmp_path).train(), Run(setup).train())
 

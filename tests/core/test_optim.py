@@ -92,7 +92,7 @@ def test_rowwise_adagrad_agrees_with_its_definition(weight_decay, dtype, steps, 
 
 def test_rowwise_adagrad_agrees_with_fbgemm():
     """Without weight decay: FBGEMM 1.8.0 takes the parameter on the CPU and ignores it (we follow its CUDA kernel)."""
-    pytest.importorskip("fbgemm_gpu", reason="the peers are not installed: constraints/peers.txt")
+    pytest.importorskip("fbgemm_gpu", reason="not installed: constraints/others.txt")
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (

@@ -120,7 +120,7 @@ def test_counters_are_those_of_the_store():
 
     def count_write(keys, rows):
         moved["written"] += len(keys)
-        write(keys, rows)
+        return write(keys, rows)
 
     store.read, store.write = count_read, count_write  # type: ignore[method-assign]
     with skirl.lookahead(stream(30)[0], embeddings) as batches:

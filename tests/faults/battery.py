@@ -137,7 +137,7 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False) -> str | No
     """The first check that fails and its message; None when all pass. sound: no fault is planted, so be brief."""
     checks = battery(shift)
     if area in DISK_AREAS:
-        scripts = SCRIPTS if area == "disk" else SCRIPTS[:0:-1]  # the first has least to do with snapshots
+        scripts = SCRIPTS if area == "disk" else SCRIPTS[:0:-1]  # the first has least to do with frozen rows
         scripts = scripts[:2] if sound else scripts  # tests/store/test_crash.py has all of them
         checks = {script: lambda script=script: crashes(shift, [script]) for script in scripts}
     if area == "checkpoints":

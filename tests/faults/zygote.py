@@ -1,8 +1,8 @@
 """Runs the battery under one fault after the other: each in a fork of this process, which has imported torch already.
 
-`python -m tests.faults.zygote AREA [N]` prints a JSON object: what caught each fault, or each N-th, null where nothing did.
-The sources are changed as they are imported, never on disk. Run it with NUMBA_DISABLE_JIT=1, so that kernels are their own
-source; faults of the disk store are none of kernels.
+`python -m tests.faults.zygote AREA [N [FIRST]]` prints a JSON object: what caught each fault, or each N-th, and null where
+nothing did. The sources are changed as they are imported, never on disk. Run it with NUMBA_DISABLE_JIT=1, so that kernels
+are their own source; faults of the disk store are none of kernels.
 """
 
 import importlib.abc
@@ -18,7 +18,9 @@ import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
-DISK_AREAS = ("disk", "snapshots")
+from tests.faults.plant import Fault
+
+DISK_AREAS = ("disk", "frozen")
 """Their faults are those of a store on disk: kernels have no part in them."""
 
 ATTEMPTS = 3
@@ -32,49 +34,46 @@ SLOW_LIMIT = 200.0
 
 
 class Planted(importlib.machinery.SourceFileLoader):
-    """Loads one module with changed source."""
+    """Loads one module with a fault in it."""
 
-    def __init__(self, fullname: str, path: str, old: str, new: str) -> None:
+    def __init__(self, fullname: str, path: str, fault: Fault) -> None:
         super().__init__(fullname, path)
-        self._old, self._new = old, new
+        self._fault = fault
 
     def get_code(self, fullname: str):
         source = self.get_source(fullname)
         assert source is not None
-        found = source.count(self._old)
-        if found != 1:
-            raise LookupError(f"{self._old!r} stands {found} times in {self.path}: write this fault anew")
-        return compile(source.replace(self._old, self._new), self.path, "exec")
+        return compile(self._fault.plant(source), self.path, "exec")
 
 
 class Finder(importlib.abc.MetaPathFinder):
     """Finds that module."""
 
-    def __init__(self, module: str, old: str, new: str) -> None:
-        self._module, self._old, self._new = module, old, new
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None):
-        if fullname != self._module:
+        if fullname != f"skirl.{self._fault.module}":
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         assert spec is not None and spec.origin is not None
-        spec.loader = Planted(fullname, spec.origin, self._old, self._new)
+        spec.loader = Planted(fullname, spec.origin, self._fault)
         return spec
 
 
-def outcome(module: str, old: str, new: str, shifts: range, area: str) -> str | None:
+def outcome(fault: Fault | None, shifts: range, area: str) -> str | None:
     """In a fork: plant the fault, run the battery."""
-    if module:
-        sys.meta_path.insert(0, Finder(module, old, new))
+    if fault:
+        sys.meta_path.insert(0, Finder(fault))
     warnings.simplefilter("ignore")
     from tests import runs
     from tests.faults.battery import run_battery
 
     runs.PATIENCE = 3.0
-    return next(filter(None, (run_battery(shift, area, sound=not module) for shift in shifts)), None)
+    return next(filter(None, (run_battery(shift, area, sound=not fault) for shift in shifts)), None)
 
 
-def in_fork(module: str, old: str, new: str, shifts: range, area: str) -> str | None:
+def in_fork(fault: Fault | None, shifts: range, area: str) -> str | None:
     """The outcome, from a process of its own that may crash or hang."""
     read, write = os.pipe()
     child = os.fork()
@@ -82,7 +81,7 @@ def in_fork(module: str, old: str, new: str, shifts: range, area: str) -> str | 
         try:
             os.close(read)
             try:
-                result = outcome(module, old, new, shifts, area)
+                result = outcome(fault, shifts, area)
             except LookupError as error:
                 result = f"NOT PLANTED: {error}"
             except BaseException as error:  # the fault shows while importing
@@ -116,14 +115,13 @@ def main() -> None:
 
     results = {}
     every = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    for fault in AREAS[sys.argv[1]][::every]:
+    first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    for fault in AREAS[sys.argv[1]][first::every]:
         started = time.monotonic()
-        results[fault.name] = in_fork(f"skirl.{fault.module}", fault.old, fault.new, range(ATTEMPTS), sys.argv[1])
+        results[fault.name] = in_fork(fault, range(ATTEMPTS), sys.argv[1])
         print(f"{time.monotonic() - started:5.1f} s  {fault.name}: {results[fault.name]}"[:300], file=sys.stderr)
     area = list(AREAS).index(sys.argv[1])
-    results[""] = in_fork(
-        "", "", "", range(area, area + 1), sys.argv[1]
-    )  # without a fault, each area with seeds of its own
+    results[""] = in_fork(None, range(area, area + 1), sys.argv[1])  # without a fault, each area with seeds of its own
     print(json.dumps(results))
 
 

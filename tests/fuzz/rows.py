@@ -1,4 +1,4 @@
-"""Targets of rows: checkpoints in memory and on disk, a keeper's folder, snapshots, a disk store, imports.
+"""Targets of rows: checkpoints in memory and on disk, a keeper's folder, a disk store, imports.
 
 A damaged byte has to be found by a checksum, so the newest checkpoint that is whole is used, or none; which one that is, is
 known when the case is drawn, and stands beside it. Behind the checksums there are parsers too: some cases change a header, a
@@ -23,9 +23,8 @@ from skirl.engine.access import peek
 from skirl.store.base import Record
 from skirl.store.disk import records
 from skirl.store.disk.store import DiskError, DiskStore
-from skirl.store.memory.store import MemoryStore
 from skirl.tools.sealed_json import CheckpointError, seal
-from tests.fuzz.loop import READ, REFUSED, Target, clean
+from tests.fuzz.loop import READ, Target, clean
 from tests.fuzz.mutate import Draw, mutated, mutated_safetensors, mutated_tree
 from tests.fuzz.states import safetensors_of
 
@@ -190,8 +189,10 @@ def body_of(path: Path) -> Any:
 class Checkpoint(Target):
     """A folder of three checkpoints, each with what has changed since the one before."""
 
-    def __init__(self, name: str, store: str, *, sealed: bool = False, keeper: bool = False) -> None:
+    def __init__(self, name: str, store: str, *, sealed: bool = False, keeper: bool = False, into: str = "") -> None:
+        """into: the kind of store that loads, where it is another than the one that saved."""
         self.name, self._store, self._sealed, self._keeper = name, store, sealed, keeper
+        self._into = into or store
 
     def prepare(self, folder: Path) -> None:
         logging.getLogger("skirl").setLevel(logging.ERROR)
@@ -284,7 +285,7 @@ class Checkpoint(Target):
 
     def judge(self, folder: Path) -> str:
         whole, copy = (folder / "whole").read_text(), folder / "c"
-        run = Run("memory" if self._store == "memory" else f"disk:{folder / 'own'}")
+        run = Run("memory" if self._into == "memory" else f"disk:{folder / 'own'}")
         try:
             try:
                 if self._keeper:
@@ -366,26 +367,20 @@ def all_of(store: Any) -> Rows:
 
 
 class Store(Target):
-    """A disk store's folder, or a snapshot of either store; `into` is what restores it."""
+    """A disk store's folder."""
 
-    def __init__(self, name: str, what: str) -> None:
-        self.name, self._what = name, what
+    name = "disk-store"
 
     def prepare(self, folder: Path) -> None:
-        self._from = folder / "s"
-        store = MemoryStore(LAYOUT) if self._what == "memory" else DiskStore(folder / "own", LAYOUT)
+        self._from = folder / "own"
+        store = DiskStore(self._from, LAYOUT)
         self._rows = fill(store)
-        if self._what == "store":
-            store.close()
-            self._from = folder / "own"
-        else:
-            store.snapshot(self._from)
-            store.close()
+        store.close()
 
     def draw(self, draw: Draw, folder: Path) -> None:
         copy = folder / "s"
         shutil.copytree(self._from, copy)
-        header = copy / ("store.json" if self._what == "store" else "snapshot.json")
+        header = copy / "store.json"
         sealed = draw.random() < 0.5
         if not sealed:
             damage(draw, copy)
@@ -393,20 +388,10 @@ class Store(Target):
                 (copy / draw.choice(["x", "0123456789abcdef.rows", "0123456789abcdef.rows.tmp"])).write_bytes(b"1")
         else:
             body = body_of(header)
-            if draw.random() < 0.5 or (lines := body["facts"].get("segments")) == []:
-                body = (
-                    mutated_tree(draw, body)
-                    if draw.random() < 0.5
-                    else body | {"facts": mutated_tree(draw, body["facts"])}
-                )
-            elif self._what == "memory":
-                entry = draw.choice(list(body["arrays"].values()))
-                path = copy / entry["file"]
-                data = path.read_bytes()
-                n = 10 + struct.unpack("<H", data[8:10])[0]
-                data = data[:n] + mutated(draw, data[n:])[: len(data) - n].ljust(len(data) - n, b"\0")
-                path.write_bytes(data)
-                entry["sha256"] = hashlib.sha256(data).hexdigest()
+            lines = body["facts"]["segments"]
+            if draw.random() < 0.5:
+                whole = draw.random() < 0.5
+                body = mutated_tree(draw, body) if whole else body | {"facts": mutated_tree(draw, body["facts"])}
             else:
                 i = draw.randrange(len(lines))
                 lines[i] = resealed_segment(draw, copy, lines[i])
@@ -417,41 +402,20 @@ class Store(Target):
     def judge(self, folder: Path) -> str:
         copy, sealed = folder / "s", (folder / "sealed").read_text() == "1"
         bounded = {0: 60, 1: 40} if (folder / "bounded").read_text() == "1" else None
-        if self._what == "store":
-            expected = self._expected(copy, "store.json") if sealed else self._rows
-            try:
-                with DiskStore(copy, LAYOUT, rows=bounded) as store:
-                    store.check()
-                    found = all_of(store)
-            except DiskError as error:
-                return clean(error, copy, DiskError)
-            assert found == expected, "other rows than were written"
-            return READ
-        outcome = REFUSED
-        expected = self._expected(copy, "snapshot.json") if sealed else self._rows
-        for store in (MemoryStore(LAYOUT), DiskStore(folder / "new", LAYOUT, rows=bounded)):
-            try:
-                with store:
-                    store.restore(copy)
-                    assert all_of(store) == expected, f"other rows than were written, in {store!r}"
-                outcome = READ
-            except CheckpointError as error:
-                clean(error, copy, CheckpointError)
-        return outcome
+        expected = self._expected(copy) if sealed else self._rows
+        try:
+            with DiskStore(copy, LAYOUT, rows=bounded) as store:
+                store.check()
+                found = all_of(store)
+        except DiskError as error:
+            return clean(error, copy, DiskError)
+        assert found == expected, "other rows than were written"
+        return READ
 
-    def _expected(self, copy: Path, header: str) -> Rows | None:
+    def _expected(self, copy: Path) -> Rows | None:
         """What the files hold now; None where they hold nothing that one could say."""
         try:
-            body = body_of(copy / header)
-            if self._what != "memory":
-                return segments(copy, body["facts"]["segments"])
-            found: Rows = {}
-            for name, entry in body["arrays"].items():
-                if name.startswith("keys-"):
-                    keys = np.load(copy / entry["file"], allow_pickle=False)
-                    rows = np.load(copy / body["arrays"]["rows-" + name[5:]]["file"], allow_pickle=False)
-                    found |= {int(key): row.tobytes() for key, row in zip(keys, rows)}
-            return found
+            return segments(copy, body_of(copy / "store.json")["facts"]["segments"])
         except (KeyError, TypeError, ValueError, AttributeError, OSError):
             return None
 
@@ -535,9 +499,9 @@ TARGETS: list[Target] = [
     Checkpoint("keeper", "memory", keeper=True),
     RowsOnly("checkpoint-rows", "memory"),
     RowsOnly("checkpoint-rows-sealed", "disk", sealed=True),
-    Store("snapshot", "memory"),
-    Store("snapshot-disk", "disk"),
-    Store("disk-store", "store"),
+    Checkpoint("checkpoint-into-disk", "memory", into="disk"),
+    Checkpoint("checkpoint-into-disk-sealed", "memory", sealed=True, into="disk"),
+    Store(),
     Import("import-safetensors", pickled=False),
     Import("import-torch", pickled=True),
 ]

@@ -29,6 +29,6 @@ def test_sizes() -> None:
     over = OfKaggle(WideDeep.row_dim(48))
     assert over.tables[0].dim == 49
     assert sizes(WideDeep.paper(over).deep) == [(13 + 26 * 48, 256), (256, 256), (256, 256)]
-    model = WideDeep.bagpipe(over)
+    model = WideDeep.paper(over, rows_in_deep=False)
     assert sizes(model.deep) == [(13, 256), (256, 256), (256, 256)]
     assert sizes(model.head) == [(256 + 26 * 48, 1)]

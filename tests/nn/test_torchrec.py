@@ -10,7 +10,7 @@ from torch import nn
 import skirl
 import skirl.nn.torchrec as ours
 
-torchrec = pytest.importorskip("torchrec", reason="the peers are not installed: constraints/peers.txt")
+torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
 
 
 class Model(nn.Module):

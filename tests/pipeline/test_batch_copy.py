@@ -62,7 +62,7 @@ def test_sparse_tensors_and_parameters_are_copied_by_torch():
 
 
 def test_torchrecs_own(recwarn):
-    torchrec = pytest.importorskip("torchrec", reason="the peers are not installed: constraints/peers.txt")
+    torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
     values = torch.arange(1000)
     sparse = torchrec.KeyedJaggedTensor(keys=["a"], values=values[:3], lengths=torch.tensor([2, 1]))
     mine = own(sparse)

@@ -1,7 +1,9 @@
-"""A watched loader: interrupted when it hangs, never when it came back in time."""
+"""A watched loader: left alone however long it takes, told of while it hangs, an error once it comes back too late."""
 
 import math
+import os
 import signal
+import sys
 import threading
 import time
 
@@ -18,31 +20,81 @@ def no_thread_is_left():
     wait_for(lambda: not our_threads(), 5)
 
 
-def test_reads_within_patience_are_left_alone():
+def test_reads_within_patience_are_left_alone(caplog):
     watch = Watch(0.3)
     for number in range(4):
         with uninterrupted() as hold, watch.reading(hold, number):
             time.sleep(0.1)
     time.sleep(0.5)  # and nothing happens between reads
     watch.close()
+    assert not caplog.records
 
 
-def test_a_signal_that_comes_too_late_is_still_ours():
-    """The loader comes back just when the watcher has sent its signal: that must not look like a Ctrl-C later on."""
-    watch = Watch(60)
-    with pytest.raises(StageStuck), uninterrupted() as hold, watch.reading(hold, 7):
-        hold.resume()
-        watch._fired = True
-        threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+def hangs_here(go):
+    go.wait(30)
+
+
+def test_a_hanging_loader_is_told_of_while_it_hangs(capfd, caplog):
+    """Once after the patience, and again after twice the time; nothing is raised in it."""
+    watch, go = Watch(0.2), threading.Event()
+    sentence = r"the loader took \d\.\d s for batch 7, and patience is 0.2 s: mend it, or raise"
+    with pytest.raises(StageStuck, match=sentence), uninterrupted() as hold, watch.reading(hold, 7):
+        threading.Thread(target=lambda: (wait_for(lambda: len(caplog.records) == 2), go.set())).start()
+        hangs_here(go)
+        came_back = True
     watch.close()
-    time.sleep(0.2)
+    assert came_back
+    stacks = capfd.readouterr().err
+    assert stacks.count("in hangs_here") == 2 and "skirl-watch" not in caplog.text
+    first, second = caplog.records
+    assert "the loader is at batch 7 for 0.2 s" in first.message and f"`kill {os.getpid()}`" in first.message
+    assert second.created - first.created > 0.15
 
 
-def test_the_users_interrupt_is_not_taken_for_ours():
-    watch = Watch(60)
+def test_a_step_of_the_loader_that_came_late_is_an_error(caplog):
+    """Inside of one read, as in the first pass of an epoch; the batch that was late is named."""
+    watch = Watch(0.2)
+    with pytest.raises(StageStuck, match="for batch 1,"), uninterrupted() as hold, watch.reading(hold, 0):
+        watch.moved(1)
+        time.sleep(0.3)
+        watch.moved(2)
+        pytest.fail("not reached")
+    watch.close()
+
+
+def test_the_loaders_own_error_is_not_hidden():
+    watch = Watch(0.1)
+    with pytest.raises(KeyError), uninterrupted() as hold, watch.reading(hold, 0):
+        time.sleep(0.2)
+        raise KeyError
+    watch.close()
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.3])
+def test_ctrl_c_ends_a_loader_at_once(wait):
+    """Whether it hangs for longer than the patience or not."""
+    watch = Watch(0.1)
     with pytest.raises(KeyboardInterrupt), uninterrupted() as hold, watch.reading(hold, 0):
-        signal.raise_signal(signal.SIGINT)
+        timer = threading.Timer(wait, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+        timer.start()
+        time.sleep(30)
+    timer.join()
     watch.close()
+
+
+def test_a_notebooks_stderr_is_no_file(monkeypatch, caplog, capfd):
+    class Cell:
+        def write(self, text):
+            pass
+
+    monkeypatch.setattr(sys, "stderr", Cell())
+    watch = Watch(0.1)
+    with open(os.dup(2), "w") as terminal:
+        monkeypatch.setattr(sys, "__stderr__", terminal)
+        with pytest.raises(StageStuck), uninterrupted() as hold, watch.reading(hold, 0):
+            wait_for(lambda: caplog.records)
+        watch.close()
+    assert "most recent call first" in capfd.readouterr().err
 
 
 def test_patience_without_end_needs_no_thread():
@@ -56,7 +108,7 @@ def test_it_can_be_used_again_after_close():
     watch = Watch(0.2)
     for _ in range(2):
         with pytest.raises(StageStuck), uninterrupted() as hold, watch.reading(hold, 0):
-            time.sleep(10)
+            time.sleep(0.4)
         watch.close()
         assert not our_threads()
 

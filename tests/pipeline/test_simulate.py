@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from skirl import Table
 from skirl.core.tables import Schema
-from skirl.measure.bench.traffic import load_peers
+from skirl.measure.bench.traffic import independent_counts
 from skirl.oracle.options import Plan
 from skirl.pipeline.simulate import Totals, planned, simulate
 
@@ -23,15 +23,15 @@ def cut(trace: list[int], batch: int) -> list[list[np.ndarray]]:
 
 @given(trace=traces, batch=st.integers(1, 6), spare=st.integers(0, 12))
 def test_min_and_lru_are_those_of_independent_code(trace, batch, spare):
-    peers = load_peers()
-    assert peers is not None, "the tests run from a checkout"
+    counted = independent_counts()
+    assert counted is not None, "the tests run from a checkout"
     capacity = batch + spare
     batches = cut(trace, batch)
     ids = np.array(trace)
-    assert simulate(SCHEMA, batches, [capacity], Plan("epoch")).fetched == peers.minimum(ids, batch, capacity)
+    assert simulate(SCHEMA, batches, [capacity], Plan("epoch")).fetched == counted.minimum(ids, batch, capacity)
     all_of_it = Plan(len(batches), ramp=False)
-    assert simulate(SCHEMA, batches, [capacity], all_of_it).fetched == peers.minimum(ids, batch, capacity)
-    assert simulate(SCHEMA, batches, [capacity], Plan(3, policy="lru")).fetched == peers.least_recent(
+    assert simulate(SCHEMA, batches, [capacity], all_of_it).fetched == counted.minimum(ids, batch, capacity)
+    assert simulate(SCHEMA, batches, [capacity], Plan(3, policy="lru")).fetched == counted.least_recent(
         ids, batch, capacity
     )
 

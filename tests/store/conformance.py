@@ -17,7 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from skirl.store import Layout, Record, SnapshotError, Store
+from skirl.store import Layout, Record, Store
+from skirl.store.base import Facts, Frozen
+from skirl.tools.sealed_json import CheckpointError
+from tests.store import frozen
 
 LAYOUT = Layout({0: Record(4), 1: Record(9), 2: Record(4), 5: Record(3, "float64"), 6: Record(3)})
 TABLES = sorted(LAYOUT.records)
@@ -196,6 +199,7 @@ class StoreConformance:
 
     def test_closed(self, tmp_path):
         store = filled(self.make)
+        frozen.save(store, tmp_path)
         with store:
             pass
         store.close()
@@ -203,77 +207,130 @@ class StoreConformance:
             lambda: store.read(np.array([0]), blank(0, 1)),
             lambda: store.write(np.array([0]), blank(0, 1)),
             lambda: list(store.keys()),
-            lambda: store.snapshot(tmp_path),
-            lambda: store.restore(tmp_path),
+            lambda: store.freeze(tmp_path, None),
+            lambda: frozen.load(store, tmp_path),
             lambda: store.flush(),
         ]
         for call in calls:
             with pytest.raises(ValueError, match="closed"):
                 call()
 
-    # Snapshots
+    # What is held
 
-    def test_snapshot_and_restore(self, tmp_path):
+    def test_held_says_which_rows_there_are(self):
+        store, found = filled(self.make), set[int]()
+        for part in store.held():
+            if isinstance(part, tuple):
+                table, words = part
+                rows = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+                part = table_keys(table, rows)
+            found |= set(part.tolist())
+        assert found == contents(store).keys()
+
+    # Freezing and thawing
+
+    def test_freeze_and_thaw(self, tmp_path):
         store = filled(self.make)
         held = contents(store)
-        store.snapshot(tmp_path / "deep" / "a")
+        frozen.save(store, tmp_path / "deep" / "a")
         other = self.make(LAYOUT)
         assert other.identity != store.identity
-        other.restore(tmp_path / "deep" / "a")
+        frozen.load(other, tmp_path / "deep" / "a")
         assert contents(other) == held
-        assert (other.identity, other.generation) == (store.identity, 1)
+        assert (other.identity, other.generation) == (store.identity, store.generation) and store.generation > 0
         store.write(np.array([0]), blank(0, 1))
         other.write(np.array([1]), blank(0, 1))
-        assert len(other) == len(held) + 1, "a restored store takes new rows"
+        assert len(other) == len(held) + 1, "a store that has thawed takes new rows"
 
-    def test_restore_replaces(self, tmp_path):
+    def test_thaw_replaces(self, tmp_path):
         store = filled(self.make)
         held = contents(store)
-        store.snapshot(tmp_path)
+        frozen.save(store, tmp_path)
         store.write(table_keys(0, range(1000, 1100)), random_rows(0, 100, seed=9))
         store.write(table_keys(0, [0]), random_rows(0, 1, seed=9))
-        store.restore(tmp_path)
+        frozen.load(store, tmp_path)
         assert contents(store) == held
 
-    def test_empty_snapshot(self, tmp_path):
-        self.make(LAYOUT).snapshot(tmp_path)
+    def test_rows_laid_over_count_more(self, tmp_path):
+        store, over = filled(self.make), [(table_keys(t, [97, 5000]), random_rows(t, 2, seed=5)) for t in TABLES[:2]]
+        held = contents(store)
+        facts = frozen.save(store, tmp_path)
+        for twice in (False, True):  # what is laid over is no part of the frozen files, and is saved with the next
+            other = self.make(LAYOUT)
+            frozen.load(other, tmp_path, [] if twice else over)
+            for keys, rows in over:
+                held.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
+            assert contents(other) == held
+            frozen.save(other, tmp_path, facts)
+
+    def test_nothing_frozen(self, tmp_path):
+        frozen.save(self.make(LAYOUT), tmp_path)
         store = filled(self.make)
-        store.restore(tmp_path)
+        frozen.load(store, tmp_path)
         assert len(store) == 0 and contents(store) == {}
 
-    def test_one_folder_for_many_snapshots(self, tmp_path):
-        store, files = filled(self.make), []
-        for generation in range(1, 4):
-            store.write(np.array([0]), random_rows(0, 1, generation))
-            store.snapshot(tmp_path)
-            files.append(len(_files(tmp_path)))
+    def test_frozen_is_what_was_held_then(self, tmp_path):
+        """Rows are overwritten, added and moved about between the freeze and the files."""
+        store = filled(self.make)
+        since = frozen.save(store, tmp_path)
+        for seed in range(3):
+            store.write(table_keys(1, range(seed, 40)), random_rows(1, 40 - seed, seed))
+            held = contents(store)
+            state = store.freeze(tmp_path, since)
+            for table in TABLES:
+                store.write(table_keys(table, np.arange(200) * 97), random_rows(table, 200, seed + 20))
+            since = frozen.finish(state, tmp_path)
             other = self.make(LAYOUT)
-            other.restore(tmp_path)
-            assert contents(other) == contents(store)
-            assert other.generation == store.generation == generation
-        assert len(set(files)) == 1, "files of older snapshots are left"
+            frozen.load(other, tmp_path)
+            assert contents(other) == held
 
-    def test_the_older_snapshot_outlives_a_failed_one(self, tmp_path, monkeypatch):
+    def test_one_folder_for_many_frozen_states(self, tmp_path):
+        store, since, generations = filled(self.make), None, [0]
+        for seed in range(8):
+            store.write(np.array([0]), random_rows(0, 1, seed))
+            since = frozen.save(store, tmp_path, since)
+            assert {p.name for p in _files(tmp_path)} == frozen.files_of(since) | {frozen.HEADER}
+            other = self.make(LAYOUT)
+            frozen.load(other, tmp_path)
+            assert contents(other) == contents(store)
+            assert other.generation == store.generation > generations[-1]
+            generations.append(store.generation)
+
+    def test_a_frozen_state_that_is_given_up(self, tmp_path):
+        """The next one does not build on it."""
+        store = filled(self.make)
+        since = frozen.save(store, tmp_path)
+        files = _files(tmp_path)
+        store.write(np.array([0]), random_rows(0, 1, seed=4))
+        state = store.freeze(tmp_path, since)
+        store.write(np.array([97]), random_rows(0, 1, seed=5))
+        state.release()
+        assert _files(tmp_path) == files
+        frozen.save(store, tmp_path, since)
+        other = self.make(LAYOUT)
+        frozen.load(other, tmp_path)
+        assert contents(other) == contents(store)
+
+    def test_the_older_state_outlives_a_failed_one(self, tmp_path, monkeypatch):
         store = filled(self.make)
         held = contents(store)
-        store.snapshot(tmp_path)
+        frozen.save(store, tmp_path)
         store.write(np.array([0]), blank(0, 1))
         files = sorted(tmp_path.rglob("*"))
         for name in ("fsync", "replace"):
             with monkeypatch.context() as patch:
                 patch.setattr(f"os.{name}", _fails)
                 with pytest.raises(OSError, match="disk full"):
-                    store.snapshot(tmp_path)
+                    frozen.save(store, tmp_path)
             assert sorted(tmp_path.rglob("*")) == files
-            assert store.generation == 1
             other = self.make(LAYOUT)
-            other.restore(tmp_path)
+            frozen.load(other, tmp_path)
             assert contents(other) == held
         store.write(table_keys(0, np.arange(5000)), random_rows(0, 5000, seed=1))  # and the store still grows
         assert store.read(np.arange(5000), out := blank(0, 5000)).all() and same_bits(out, random_rows(0, 5000, seed=1))
 
     def test_any_flipped_bit_is_refused(self, tmp_path):
-        filled(self.make, n=20).snapshot(tmp_path)
+        frozen.save(filled(self.make, n=20), tmp_path)
         store = filled(self.make)
         held = contents(store)
         rng = np.random.default_rng(0)
@@ -283,41 +340,59 @@ class StoreConformance:
                 flipped = bytearray(data)
                 flipped[at] ^= 1 << int(rng.integers(8))
                 path.write_bytes(flipped)
-                with pytest.raises(SnapshotError, match=path.name):
-                    store.restore(tmp_path)
+                with pytest.raises(CheckpointError, match=path.name):
+                    frozen.load(store, tmp_path)
             path.write_bytes(data)
         assert contents(store) == held and store.generation == 0
-        store.restore(tmp_path)
+        frozen.load(store, tmp_path)
         assert len(store) == 20 * len(TABLES)
 
     def test_files_cut_short_grown_or_missing_are_refused(self, tmp_path):
-        filled(self.make, n=20).snapshot(tmp_path)
+        frozen.save(filled(self.make, n=20), tmp_path)
         store = self.make(LAYOUT)
         for path in _files(tmp_path):
             data = path.read_bytes()
             for wrong in (b"", data[:1], data[:-1], data + b"\0", data + data):
                 path.write_bytes(wrong)
-                with pytest.raises(SnapshotError, match=path.name):
-                    store.restore(tmp_path)
+                with pytest.raises(CheckpointError, match=path.name):
+                    frozen.load(store, tmp_path)
             path.unlink()
-            with pytest.raises(SnapshotError, match=path.name):
-                store.restore(tmp_path)
+            with pytest.raises(CheckpointError, match=path.name):
+                frozen.load(store, tmp_path)
             path.write_bytes(data)
-        with pytest.raises(SnapshotError, match="missing"):
-            store.restore(tmp_path / "elsewhere")
         assert len(store) == 0
 
-    def test_a_snapshot_of_other_tables_is_refused(self, tmp_path):
-        filled(self.make).snapshot(tmp_path)
+    def test_facts_that_are_none_are_refused(self, tmp_path):
+        facts = frozen.save(filled(self.make), tmp_path)
+        store = self.make(LAYOUT)
+        for wrong in (
+            {"kind": "model"}, {"kind": None}, {"layout": 3}, {"layout": [[0, -4, "float32"]]}, {"identity": 3},
+            {"layout": [[0.0, 4, "float32"]]}, {"generation": "1"},
+        ):  # fmt: skip
+            with pytest.raises(CheckpointError, match=r"does not describe rows|is of"):
+                store.thaw(tmp_path, facts | wrong, [])
+        for name in ("kind", "identity", "generation", "layout"):
+            with pytest.raises(CheckpointError, match="does not describe rows"):
+                store.thaw(tmp_path, {n: v for n, v in facts.items() if n != name}, [])
+        assert len(store) == 0
+
+    def test_rows_of_other_tables_are_refused(self, tmp_path):
+        frozen.save(filled(self.make), tmp_path)
         for records in ({0: Record(4)}, {**LAYOUT.records, 0: Record(5)}, {**LAYOUT.records, 0: Record(4, "float64")}):
-            with pytest.raises(SnapshotError, match="same tables"):
-                self.make(Layout(records)).restore(tmp_path)
+            with pytest.raises(CheckpointError, match="same tables"):
+                frozen.load(self.make(Layout(records)), tmp_path)
 
     # Threads
 
     def test_a_reader_and_a_writer_at_once(self, tmp_path):
-        """Threads write new rows and read older ones back, each its own keys: every bit, through many growths."""
+        """Threads write new rows and read older ones back, each its own keys: every bit, through many growths.
+
+        Meanwhile a frozen state is written.
+        """
         store, rounds, n = self.make(LAYOUT), 40, 257
+        store.write(table_keys(0, range(n)), random_rows(0, n, seed=77))
+        held = contents(store)
+        state = store.freeze(tmp_path, None)
         start, errors = threading.Barrier(4), []
 
         def work(table: int) -> None:
@@ -337,14 +412,15 @@ class StoreConformance:
         threads = [threading.Thread(target=work, args=(table,)) for table in (0, 1, 2, 5)]
         for thread in threads:
             thread.start()
-        start_snapshots = 3
-        for i in range(start_snapshots):
-            store.snapshot(tmp_path / str(i))
+        frozen.finish(state, tmp_path)
         for thread in threads:
             thread.join(timeout=120)
             assert not thread.is_alive(), "a deadlock"
         assert not errors, errors
         assert len(store) == len(contents(store)) == 4 * rounds * n
+        other = self.make(LAYOUT)
+        frozen.load(other, tmp_path)
+        assert contents(other) == held
 
     # Everything, in any order
 
@@ -378,7 +454,10 @@ class AgainstDict(RuleBasedStateMachine):
     def __init__(self, make: Callable[[Layout], Store], folder: Path) -> None:
         super().__init__()
         self.make, self.folder = make, folder
-        self.saved: tuple[str, dict[int, bytes]] | None = None
+        folder.mkdir()
+        self.saved: tuple[str, int, dict[int, bytes]] | None = None
+        self.since: Facts | None = None
+        self.state: tuple[Frozen, dict[int, bytes]] | None = None
 
     @initialize()
     def begin(self) -> None:
@@ -404,23 +483,37 @@ class AgainstDict(RuleBasedStateMachine):
     def flush(self) -> None:
         self.store.flush()
 
-    @rule()
-    def snapshot(self) -> None:
+    @precondition(lambda self: not self.state)
+    @rule(everything=st.booleans())
+    def freeze(self, everything: bool) -> None:
         generation = self.store.generation
-        self.store.snapshot(self.folder)
-        self.saved = self.store.identity, dict(self.model)
-        assert self.store.generation == generation + 1
+        self.state = self.store.freeze(self.folder, None if everything else self.since), dict(self.model)
+        assert self.store.generation > generation
 
-    @precondition(lambda self: self.saved)
-    @rule(anew=st.booleans())
-    def restore(self, anew: bool) -> None:
+    @precondition(lambda self: self.state)
+    @rule(give_up=st.booleans())
+    def finish(self, give_up: bool) -> None:
+        assert self.state
+        if give_up:
+            self.state[0].release()
+        else:
+            self.since = frozen.finish(self.state[0], self.folder)
+            self.saved = self.store.identity, self.since["generation"], self.state[1]
+        self.state = None
+
+    @precondition(lambda self: self.saved and not self.state)
+    @rule(anew=st.booleans(), table=st.sampled_from(TABLES), rows=ROWS)
+    def thaw(self, anew: bool, table: int, rows: list[int]) -> None:
         assert self.saved
         if anew:
             self.store.close()
             self.store = self.make(LAYOUT)
-        self.store.restore(self.folder)
-        identity, self.model = self.saved[0], dict(self.saved[1])
-        assert self.store.identity == identity
+        keys, values = table_keys(table, rows), random_rows(table, len(rows), seed=33)
+        frozen.load(self.store, self.folder, [(keys, values)] if rows else [])
+        identity, generation, content = self.saved
+        self.model = dict(content)
+        self.model.update((k, row.tobytes()) for k, row in zip(keys.tolist(), values, strict=True))
+        assert (self.store.identity, self.store.generation) == (identity, generation)
 
     @rule()
     def compare(self) -> None:

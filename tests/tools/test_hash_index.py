@@ -15,7 +15,7 @@ KEYS = st.one_of(
     st.builds(lambda table, row: table << 48 | row, st.integers(0, 3), st.integers(0, 9)),
     st.sampled_from([(1 << 63) - 1, (1 << 48) - 1, 1 << 48, 1 << 32, 1 << 31]),
 )
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["put", "drop", "get", "clear"]), st.lists(KEYS, max_size=12)))
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["put", "drop", "get"]), st.lists(KEYS, max_size=12)))
 
 
 def int64(keys) -> np.ndarray:
@@ -46,9 +46,6 @@ def test_agrees_with_a_dict(operations):
             assert index.drop(int64(keys)).tolist() == [expected.pop(key, -1) for key in keys]
         elif name == "get":
             assert index.get(int64(keys)).tolist() == [expected.get(key, -1) for key in keys]
-        elif len(keys) > 10:
-            index.clear()
-            expected.clear()
         whole(index, expected)
 
 
@@ -68,7 +65,8 @@ def test_kernels_in_a_small_full_index(operations):
 
 
 def test_grows_only_when_asked():
-    index = HashIndex(100)
+    index = HashIndex()
+    index.reserve(100)
     arrays = index.keys, index.values
     index.put(np.arange(100), np.arange(100, dtype=np.int32))
     assert index.keys is arrays[0] and index.values is arrays[1]
@@ -81,7 +79,7 @@ def test_bytes_a_key():
     for start in range(0, 1 << 16, 100):
         keys = np.arange(start, start + 100)
         index.put(keys, keys.astype(np.int32))
-        assert start < 1000 or index.nbytes <= 49 * len(index)
+        assert start < 1000 or index.keys.nbytes + index.values.nbytes <= 49 * len(index)
 
 
 @pytest.mark.parametrize("shift", [0, 4, 12, 20, 31, 48])
@@ -102,7 +100,7 @@ def test_refuses_what_it_cannot_mark():
         index.put(int64([-1]), np.zeros(1, np.int32))
     with pytest.raises(ValueError, match="must not be negative"):
         index.put(int64([1]), np.full(1, -1, np.int32))
-    with pytest.raises(ValueError, match="one value a key"):
+    with pytest.raises(ValueError, match="one value for each key"):
         index.put(int64([1, 2]), np.zeros(1, np.int32))
 
 

@@ -46,12 +46,6 @@ def test_the_innermost_hands_it_to_the_outermost():
     assert reached
 
 
-def test_forgotten_ones_are_not_raised():
-    with uninterrupted() as hold:
-        press()
-        hold.forget()
-
-
 def test_an_error_in_the_block_is_the_context_of_the_interrupt():
     with pytest.raises(KeyboardInterrupt) as caught, uninterrupted():
         press()

@@ -135,14 +135,15 @@ def a_new_row_with_another_seed(monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     """The rows made in step 5 are those of another seed: the lowest key among them differs first."""
     load, hit = Engine.load, []
 
-    def faulty(self, work, write_back):
+    def faulty(self, work):
         wrong = work.number == 4 and not hit and len(work.steps[0].new_keys)
         (bank,), facts = self.banks, self.banks[0].facts
         bank.facts = replace(facts, seed=facts.seed + bool(wrong))
-        load(self, work, write_back)
+        left = load(self, work)
         bank.facts = facts
         if wrong:
             hit.append(place(5, int(work.steps[0].new_keys.min())))
+        return left
 
     monkeypatch.setattr(Engine, "load", faulty)
     return lambda: hit[0]
@@ -179,7 +180,7 @@ def a_write_back_that_is_lost_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Cal
             keep = np.arange(len(keys)) != known[0]
             hit.append(int(keys[known[0]]))
             keys, rows = keys[keep], np.ascontiguousarray(rows[keep])
-        write(self, keys, rows)
+        return write(self, keys, rows)
 
     monkeypatch.setattr(Engine, "flush", faulty_flush)
     monkeypatch.setattr(MemoryStore, "write", faulty_write)

@@ -37,7 +37,7 @@ from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.saving import AllFrozen, Saving, write
 from skirl.engine.engine import Counters, Engine
 from skirl.nn.collection import Collection, collections_of
-from skirl.store.snapshot import DISK_ROWS
+from skirl.store.base import DISK_ROWS
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.sealed_json import CheckpointError, OtherVersion, skirl_version
@@ -285,11 +285,15 @@ def _read(
     """A checkpoint's header, its run and its model, all files seen to be whole, and of this model."""
     body = folder.read(header)
     try:
+        if len(body["definition"]) == len(collections) == 1:  # wherever in the model it was
+            body |= {part: dict(zip(collections, body[part].values())) for part in ("definition", "rows")}
         for rows in body["rows"].values():
             whole.check(header.parent / folder.ROWS, rows["store"])
             whole.check(header.parent / folder.ROWS, rows["cache"])
         tensors = dense.read(header.parent, body["dense"])
         run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
+        if len(run["rows"]) == len(collections) == 1:
+            run["rows"] = dict(zip(collections, run["rows"].values()))
         _ = body["torch"], [run[name] for name in ("data", "grads", "generators", "optimizers")], saved["metadata"]
         for rows in run["rows"].values():
             Counters(**rows["counters"])

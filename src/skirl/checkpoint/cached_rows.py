@@ -1,10 +1,7 @@
 """The cache's part of a checkpoint: resident rows, which are newer than what the store holds of them.
 
-A file holds those that have changed since the checkpoint before, and the keys of all others that are resident. A checkpoint
-names a chain of such files; of each, the rows whose keys are resident at the end are written over the store's, in order. A
-row that has left the cache since is the store's to know, hence the list: 8 bytes a resident row. The chain begins anew when
-it takes twice the bytes of the cache. Flushing the cache into the store first, as a checkpoint once did, wrote every
-resident row while training stood still.
+A file holds the rows that have changed since the checkpoint before, and the keys of all others that are resident. A
+checkpoint names a chain of such files; of each, rows whose keys are resident at the end are written over the store's.
 """
 
 import secrets
@@ -22,10 +19,16 @@ _PIECE = 1 << 16
 
 
 class FrozenCaches:
-    """The caches as they are when this is made; at most one of them is not released."""
+    """The caches as they are when this is made. At most one of these is not released.
+
+    **Arguments**
+
+    - `caches`: the cache of each bank.
+    - `folder`: where the file goes.
+    - `since`: what `write` gave last time for the same caches; None: write all resident rows.
+    """
 
     def __init__(self, caches: Sequence[Cache], folder: Path, since: Facts | None) -> None:
-        """since: what `write` gave last time for these very caches."""
         self._caches, self._folder = list(caches), folder
         held = sum(cache.filled * (cache.records.shape[1] * cache.records.itemsize + 8) for cache in caches)
         files = list(since["files"]) if since is not None else []
@@ -34,11 +37,11 @@ class FrozenCaches:
         self._kept: list[np.ndarray] = []
         self._counts: list[int] = []
         for cache in self._caches:
-            self._counts.append(cache.marks.freeze(cache.flags, cache.key_of, everything=everything))
+            self._counts.append(cache.changes.freeze(cache.flags, cache.key_of, everything=everything))
             self._kept.append(cache.key_of[(cache.key_of >= 0) & (cache.flags == 0)])
 
     def write(self) -> Facts:
-        """Write them, made to last."""
+        """Write them and wait until they last; for `overlay`."""
         columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         for i, (cache, n) in enumerate(zip(self._caches, self._counts, strict=True)):
             columns[f"keys-{i}"] = np.dtype(np.int64), (n,)
@@ -48,15 +51,15 @@ class FrozenCaches:
         with Writer(path, columns, {"format": "skirl-rows"}) as writer:
             for i, cache in enumerate(self._caches):
                 writer.write(f"kept-{i}", self._kept[i])
-                while (taken := cache.marks.take(cache.flags, cache.key_of, cache.records)) is not None:
+                while (taken := cache.changes.take(cache.flags, cache.key_of, cache.records)) is not None:
                     writer.write(f"keys-{i}", taken[0])
                     writer.write(f"rows-{i}", taken[1])
         return {"files": [*self._files, writer.entry]}
 
     def release(self) -> None:
-        """They are written, or given up."""
+        """Called when they are written or given up."""
         for cache in self._caches:
-            cache.marks.forget(cache.flags)
+            cache.changes.forget(cache.flags)
 
 
 def overlay(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[np.ndarray, Rows]]:

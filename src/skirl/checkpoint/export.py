@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from skirl.core.tables import ROW_BITS, row_of, table_of
+from skirl.core.keys import ROW_BITS, row_of, table_of
 from skirl.engine.access import bank_of, peek
 from skirl.nn.collection import Place, collections_of, tables_of
 from skirl.tools.sealed_json import skirl_version

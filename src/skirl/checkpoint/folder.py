@@ -1,16 +1,4 @@
-"""A folder of checkpoints: which there are, what belongs to them, and what may go.
-
-    checkpoint/
-      checkpoint-000012.json           one sealed header for each checkpoint that is kept; all else is named in them
-      dense-MARK/model.safetensors     dense parameters and buffers, states of optimizers, random generators
-      rows/store-MARK.safetensors      rows of a store in memory: all of them, or those changed since the file before
-      rows/cache-MARK.safetensors      rows that were in the cache
-      rows/MARK.rows, rows/MARK.keys   segments of a store on disk, which the store has under the same names
-
-Files are written once and shared: what several checkpoints name exists once. A header appears by a rename, when all that it
-names is on disk, and is the checkpoint from then on; what no header names is swept away afterwards. A folder for each
-checkpoint would be plainer, and hold unchanged rows as many times as there are checkpoints.
-"""
+"""A folder of checkpoints: which there are, what belongs to them, and what may go. README.md beside this file draws it."""
 
 import logging
 import re
@@ -83,9 +71,14 @@ def naming(header: Path, error: CheckpointError) -> CheckpointError:
 
 
 def retain(folder: Path, number: int, keep: int, after: int | None) -> None:
-    """Keep a new checkpoint and the newest before it, `keep` in all.
+    """Remove older checkpoints than those to keep.
 
-    after: the one that this run went on from. Later ones are of a run that came further and was given up, or damaged.
+    **Arguments**
+
+    - `folder`: the folder.
+    - `number`: the new checkpoint, which stays.
+    - `keep`: how many stay in all, the newest ones.
+    - `after`: the checkpoint that this run went on from. Later ones are damaged, or of a run that was given up: they go.
     """
     others = [n for n in numbers(folder) if n != number]
     usable = [n for n in others if after is None or n <= after]
@@ -96,12 +89,12 @@ def retain(folder: Path, number: int, keep: int, after: int | None) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what is ours and no header names: of an older checkpoint, of one cut short, or of the one that just failed."""
+    """Remove files of ours that no header names: of an older checkpoint, or of one that failed on its way."""
     named: set[str] = set()
     for n in numbers(folder):
         try:
             named |= files(read(header(folder, n)))
-        except CheckpointError:  # damaged: what it names is of no use without it
+        except CheckpointError:  # damaged: what it names is of no use
             continue
     for path in folder.iterdir():
         if _OURS.fullmatch(path.name) and path.name not in named:

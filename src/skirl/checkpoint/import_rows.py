@@ -20,8 +20,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from skirl.checkpoint.export import FORMAT
+from skirl.core.keys import row_of, table_of
 from skirl.core.optim import RowOptimizer
-from skirl.core.tables import Table, row_of, table_of
+from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put_rows
 from skirl.nn.collection import Place, collections_of, tables_of
 from skirl.tools.sealed_json import CheckpointError

@@ -80,8 +80,8 @@ class Frozen:
 
     def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
         rows = path / folder.ROWS
-        self._marks = [cache.marks for cache in engine.caches]
-        same = before.get("marks") == self._marks
+        self._changes = [cache.changes for cache in engine.caches]
+        same = before.get("changes") == self._changes
         self._caches = FrozenCaches(engine.caches, rows, before["cache"] if same else None)
         try:
             self._store = engine.store.freeze(rows, before.get("store"))
@@ -92,7 +92,7 @@ class Frozen:
     def write(self) -> dict[str, Any]:
         """Write all rows, made to last; first those that change most often, and have to be set aside when they do."""
         cache = self._caches.write()
-        return {"store": self._store.write(), "cache": cache, "marks": self._marks}
+        return {"store": self._store.write(), "cache": cache, "changes": self._changes}
 
     def release(self) -> None:
         """Written or given up."""

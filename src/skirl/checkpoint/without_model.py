@@ -1,8 +1,4 @@
-"""The rows of a checkpoint without the model that trained them: what a header says of its tables is enough.
-
-For what only wants rows: `skirl export`, `skirl.import_rows`. The alternative, asking for the model's code, would make a
-checkpoint worth nothing to whoever has only the file.
-"""
+"""The rows of a checkpoint without the code of the model that trained them: for `skirl export` and `skirl.import_rows`."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -23,7 +19,7 @@ from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema, Table
 from skirl.engine.engine import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
-from skirl.store.snapshot import DISK_ROWS
+from skirl.store.base import DISK_ROWS
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.tools.shape_of import COUNT, misfit
 
@@ -48,7 +44,10 @@ class Opened(NamedTuple):
 def open_rows(path: str | Path, *, store: str = "memory") -> Opened:
     """Embeddings with the rows of the newest whole checkpoint, and what else it has.
 
-    store: where the rows go; rows of a disk store need "disk:FOLDER".
+    **Arguments**
+
+    - `path`: the folder of checkpoints, or the header of one.
+    - `store`: where the rows go; rows of a disk store need "disk:FOLDER", for they may not fit in memory.
     """
     first: CheckpointError | None = None
     for header in folder.headers(Path(path)):
@@ -65,7 +64,7 @@ def open_rows(path: str | Path, *, store: str = "memory") -> Opened:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Opened]:
-    """The same for a while; rows of a disk store beside the checkpoint, as second names of its files."""
+    """As `open_rows`, for the length of a block. Rows of a disk store are second names of files beside the checkpoint."""
     newest = folder.headers(Path(path))[0]
     try:
         on_disk = any(rows["store"]["kind"] == DISK_ROWS for rows in folder.read(newest)["rows"].values())

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from skirl.core.keys import ROW_BITS, table_of
 from skirl.tools.jit import kernel
 
 UNIFORM, NORMAL, CONSTANT = 0, 1, 2
@@ -78,7 +79,7 @@ Initial = Uniform | Normal | Constant
 
 @dataclass(frozen=True)
 class InitialTable:
-    """The initialisers of all tables as arrays, for `fill`: entry t is for the keys with key >> 48 == t."""
+    """The initialisers of all tables as arrays, for `fill`: entry t is for the keys of table t."""
 
     kind: NDArray[np.int32]
     scale: NDArray[Any]
@@ -124,7 +125,7 @@ def first_rows(keys: Any, initial: Initial, dim: int, seed: int, dtype: DTypeLik
     """The initial weights of some keys, whatever their tables; for tests, examples and exports."""
     keys = np.asarray(keys, np.int64)
     table = InitialTable.of([initial], dtype)
-    tables = int(keys.max(initial=0) >> 48) + 1
+    tables = int(table_of(keys.max(initial=0))) + 1
     kind, scale = np.repeat(table.kind, tables), np.repeat(table.scale, tables)
     out = np.empty((keys.size, dim), dtype)
     slots = np.arange(keys.size, dtype=np.int32)
@@ -153,7 +154,7 @@ def fill(keys, slots, cache, dim, seed, kind, scale, quantiles, state_value, lo,
     mixed_seed = mix(np.uint64(seed))
     for i in range(lo, hi):
         slot = slots[i]
-        table = keys[i] >> 48
+        table = keys[i] >> ROW_BITS
         times = scale[table]
         base = mix(np.uint64(keys[i]) ^ mixed_seed)
         if kind[table] == UNIFORM:

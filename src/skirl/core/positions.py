@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.tables import ROW_BITS
+from skirl.core.keys import ROW_BITS
 from skirl.tools.jit import kernel
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from skirl.core.initial import Constant, Initial, Normal, Uniform
+from skirl.core.keys import key_of, table_of
 from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Table
 
@@ -68,7 +69,7 @@ class Reference:
                     continue
                 ids, offsets, _ = batch[feature]
                 scale = self._scale(table, batch[feature])
-                keys = [t << 48 | int(i) for i in ids]
+                keys = [key_of(t, int(i)) for i in ids]
                 rows = self._records(t, keys, keep=not evaluate)
                 pooled = np.zeros((len(offsets) - 1, table.dim), self.dtype)
                 for bag in range(len(offsets) - 1):
@@ -108,7 +109,7 @@ class Reference:
         """What each position of a feature adds to the gradient of its row, in order; None without a gradient."""
         ids, offsets, _ = bags
         scale = self._scale(self.tables[t], bags)
-        keys = [t << 48 | int(i) for i in ids]
+        keys = [key_of(t, int(i)) for i in ids]
         for bag in range(len(offsets) - 1):
             go = None if grad is None else np.asarray(grad[bag], self.dtype)
             for place in range(offsets[bag], offsets[bag + 1]):
@@ -139,7 +140,9 @@ class Reference:
 
     def read(self, keys: Sequence[int] | NDArray[np.int64]) -> NDArray[Any]:
         """Records by key, of tables of one dim; rows never used have their initial values, and are not made."""
-        rows = [self.rows[k] if k in self.rows else self._records(k >> 48, [k], keep=False)[k] for k in map(int, keys)]
+        rows = [
+            self.rows[k] if k in self.rows else self._records(table_of(k), [k], keep=False)[k] for k in map(int, keys)
+        ]
         return np.stack(rows)
 
     def _records(self, t: int, keys: Sequence[int], keep: bool) -> Mapping[int, Row]:

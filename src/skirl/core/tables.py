@@ -12,13 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from skirl.core.initial import Initial, Uniform
-
-ROW_BITS = 48
-MAX_ROWS = 1 << ROW_BITS
-MAX_TABLES = 1 << 15  # keys stay non-negative
+from skirl.core.keys import MAX_ROWS, MAX_TABLES, ROW_BITS
 
 Pooling = Literal["sum", "mean"]
 
@@ -127,13 +122,3 @@ def _refuse_twice(what: str, names: list[str]) -> None:
         if name in seen:
             raise ValueError(f"{what} {name!r} is given twice: names must differ")
         seen.add(name)
-
-
-def table_of(keys: np.ndarray) -> np.ndarray:
-    """The table of each key."""
-    return keys >> ROW_BITS
-
-
-def row_of(keys: np.ndarray) -> np.ndarray:
-    """The row of each key inside its table."""
-    return keys & (MAX_ROWS - 1)

@@ -1,30 +1,17 @@
 """How often each row is asked for: a power law whose hot rows are scattered over the table.
 
-Rank x of a table (0 = hottest) has density proportional to (x + OFFSET) ** -EXPONENT. With EXPONENT 0.992 and OFFSET 1,
-the same for all tables, the 26 cardinalities of Criteo Kaggle (33.76M rows) give, as expectations and beside the counts
-of other authors on such streams:
-
-    hottest 1% of all rows            92.0% of accesses     92%
-    distinct rows, batch of 16,384    93.2k                 93.4k
-    distinct rows, 50 batches         1.75M                 1.73M
-    distinct rows, 200 batches        4.62M                 4.62M
-
-The two numbers were found by a grid search on these four. The plain Zipf law (mass (x + 1) ** -s on integers) fits as
-well with s = 0.985, but its inverse has no closed form: sampling it takes an alias table of 12 bytes a row, 10 GB for
-Criteo Terabyte, and two cache misses an id. The density's inverse is one `pow`: some 20M ids/s on a core, no memory.
+Rank x of a table (0 = hottest) has density proportional to (x + OFFSET) ** -EXPONENT.
 """
 
 import numpy as np
 
-from skirl.core.initial import mix
+from skirl.core.initial import _MIX1, _MIX2, mix
 from skirl.tools.jit import kernel
 
 EXPONENT = 0.992
 OFFSET = 1.0
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX2 = np.uint64(0x94D049BB133111EB)
 _ONE = np.uint64(1)
 
 

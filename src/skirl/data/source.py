@@ -1,9 +1,4 @@
-"""What training takes batches from: one face for files and for synthetic streams.
-
-A pass over a source is the whole run: all epochs, one after the other, ended by `--steps`. The oracle then sees past the
-end of an epoch and no pipeline drains there; the alternative, one pass an epoch, would empty the window of `depth` batches
-at each border.
-"""
+"""What training takes batches from: one interface for files and for synthetic streams."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -14,7 +9,7 @@ from skirl.core.tables import Table
 
 @runtime_checkable
 class Source(Protocol):
-    """An iterable of batches that knows what they need and where it is.
+    """An iterable of batches that knows what they need and where it is. A pass is the whole run: all epochs in a row.
 
     >>> from skirl.data import Synthetic
     >>> isinstance(Synthetic("tiny"), Source)
@@ -55,7 +50,12 @@ class Source(Protocol):
         ...
 
     def held_out_at(self, state: Any) -> "Source | None":
-        """The same, as a run sees them that is where `state` was taken: an open vocabulary is read ahead."""
+        """The same, as a run sees them that is at a state: an open vocabulary is read ahead, and has grown since.
+
+        **Arguments**
+
+        - `state`: what `state_dict` returned then.
+        """
         ...
 
     @property
@@ -64,10 +64,36 @@ class Source(Protocol):
         ...
 
     def tables(self, dim: int) -> list[Table]:
-        """The tables that the ids look rows up in."""
+        """The tables that the ids look rows up in.
+
+        **Arguments**
+
+        - `dim`: numbers in a row of each.
+        """
         ...
 
-    def __iter__(self) -> Iterator[Batch]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def check_state(self, state: dict[str, Any]) -> None: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def __iter__(self) -> Iterator[Batch]:
+        """One pass; the first after `load_state_dict` goes on where that state was taken."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is, counting the batches handed out, and what stream it is."""
+        ...
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse what is no state of this stream, saying what differs; nothing else happens.
+
+        **Arguments**
+
+        - `state`: what `state_dict` returned.
+        """
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next pass go on where a state was taken.
+
+        **Arguments**
+
+        - `state`: what `state_dict` returned; refused when it is another stream's.
+        """
+        ...

@@ -1,11 +1,6 @@
 """Synthetic click logs with the sizes and the skew of public data sets, of any length, without a file.
 
-Batch i is a pure function of (seed, i): any number of streams, resumed anywhere, agree bit for bit, and nothing is kept
-between batches. The price is three hashes and one `pow` an id, 30 to 60 ns with labels; a Zipf sample drawn once and
-replayed would be faster, but it repeats its rows after one pass, and so flatters every cache.
-
-Which rows are hot, and what a row says about the click, belong to the data set and not to the seed: another seed is
-another sample of the same world, for instance to evaluate on.
+Batch i is a pure function of (seed, i): any number of streams, resumed anywhere, agree bit for bit.
 """
 
 import zlib
@@ -70,7 +65,19 @@ cardinalities of the published data, all values kept."""
 
 @dataclass
 class Synthetic:
-    """An iterable of batches that look like a public data set's.
+    """An iterable of batches that look like a public data set's: a `Source` without a file.
+
+    **Arguments**
+
+    - `name`: `tiny`, `avazu`, `criteo-kaggle` or `criteo-terabyte`: whose columns and cardinalities.
+    - `batch_size`: samples a batch.
+    - `batches`: where the stream ends, as an index; None: never.
+    - `seed`: which sample of the world is drawn. Which rows are hot, and what a row says about the click, stay the same.
+    - `start`: index of the first batch: batches start .. batches - 1 are yielded, so processes can share a stream.
+    - `rows_scale`: multiplies the rows of each table; tables of at most 10 rows stay as they are.
+    - `pooling_factor`: mean ids a bag. 1, as in the public sets: exactly one id. More: bags of 0 to twice as many ids, each
+      length as likely.
+    - `held_out_batches`: batches of `held_out`; 0: nothing is held out.
 
     >>> data = Synthetic("tiny", batch_size=4, batches=2)
     >>> [batch.sparse for batch in data]
@@ -80,24 +87,16 @@ class Synthetic:
     """
 
     name: str
-    """`tiny`, `avazu`, `criteo-kaggle` or `criteo-terabyte`."""
     batch_size: int = 1024
-    """Samples a batch."""
     batches: int | None = None
-    """Where the stream ends, as an index; None: never."""
     seed: int = 0
-    """Which sample of the world is drawn."""
     start: int = 0
-    """Index of the first batch that is yielded: batches start .. batches - 1."""
     rows_scale: float = 1.0
-    """Multiplies the rows of each table (tables of at most 10 rows stay as they are)."""
     pooling_factor: int = 1
-    """Mean ids a bag. 1: exactly one id. More: bags of 0 to 2 * pooling_factor ids, each length as likely."""
     held_out_batches: int = 0
-    """Batches of `held_out`."""
 
     yields_fresh: ClassVar[bool] = True
-    """Each batch has memory of its own: nobody has to copy it to keep it."""
+    """Each batch has memory of its own, so it need not be copied to be kept."""
 
     _next: int = field(default=0, init=False, repr=False)
     _resume: int | None = field(default=None, init=False, repr=False)
@@ -167,11 +166,21 @@ class Synthetic:
         return self.held_out
 
     def tables(self, dim: int) -> list[Table]:
-        """The tables that these ids look up, one for each feature."""
+        """The tables that these ids look up, one for each feature.
+
+        **Arguments**
+
+        - `dim`: numbers in a row of each.
+        """
         return [Table(name, rows=rows, dim=dim) for name, rows in self.rows.items()]
 
     def hottest(self, table: str, number: int) -> np.ndarray:
         """The rows of a table that are asked for most, the hottest first.
+
+        **Arguments**
+
+        - `table`: the name of the table.
+        - `number`: how many rows.
 
         >>> Synthetic("tiny").hottest("weekday", 3).tolist()
         [0, 2, 6]
@@ -213,6 +222,10 @@ class Synthetic:
 
     def batch(self, i: int) -> Batch:
         """Batch i of this seed, whatever was drawn before.
+
+        **Arguments**
+
+        - `i`: index of the batch, from 0 on.
 
         >>> data = Synthetic("tiny", batch_size=4, seed=3)
         >>> torch.equal(data.batch(7).labels, data.batch(7).labels)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from skirl.oracle.bank import Resident
-from skirl.store.changes import Marks, Records
+from skirl.store.changes import Changes, Records
 from skirl.tools.jit import kernel
 
 
@@ -22,7 +22,7 @@ class Cache:
         self.key_of = np.full(slots, -1, np.int64)
         self.used = np.zeros(slots, np.int64)
         self.flags = np.zeros(slots, np.uint8)
-        self.marks = Marks()
+        self.changes = Changes()
         """Of the next checkpoint."""
         self._clock = 1
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
@@ -37,8 +37,8 @@ class Cache:
 
     def changing(self, slots: np.ndarray) -> None:
         """Rows of these slots are about to change, or to be replaced."""
-        self.marks.room()
-        self.marks.before(self.flags, slots, self.key_of, self.records)
+        self.changes.wait_for_room()
+        self.changes.changing(self.flags, slots, self.key_of, self.records)
 
     def record(self, left: np.ndarray, came: Sequence[tuple[np.ndarray, np.ndarray]], rows: np.ndarray) -> None:
         """A step was executed: `left` slots were emptied, `came` (keys, slots) filled, `rows` used in this order."""

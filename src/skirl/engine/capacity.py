@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from skirl.core.keys import MAX_ROWS
 from skirl.core.tables import Schema
 from skirl.tools.machine import free_bytes
 from skirl.tools.sizes import parse_bytes
@@ -292,7 +293,7 @@ class Capacity:
         kind, amount = parse_cache(self.cache)
         banks = self._rows
         counts = [*saved["slots"], *saved["staging_rows"]]
-        if len(counts) != 2 * len(banks) or not all(type(n) is int and 0 < n < 1 << 48 for n in counts):
+        if len(counts) != 2 * len(banks) or not all(type(n) is int and 0 < n < MAX_ROWS for n in counts):
             return False
         weights = self._record_bytes if kind == "bytes" else [1 for _ in banks]
         most = amount * sum(banks) if kind == "share" else amount

@@ -15,8 +15,9 @@ import torch
 from skirl.core.half import HALVES, words
 from skirl.core.ids import Resolver
 from skirl.core.initial import InitialTable
+from skirl.core.keys import row_of, table_of
 from skirl.core.optim import RowOptimizer
-from skirl.core.tables import Schema, Table, row_of, table_of
+from skirl.core.tables import Schema, Table
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, Capacity, Size, Split
 from skirl.engine.device import open_device
@@ -111,7 +112,7 @@ class Engine:
                 if self.store is not store:
                     self.store.close()  # opened here; a second try must find it free
                 raise ValueError(refusal)
-            self.seen.rebuild(self.store.keys())
+            self.seen.rebuild(self.store.held())
         self.caches: list[Cache] = []
         self.table_steps = np.zeros(len(self.schema.tables), np.int64)
         self.counters = Counters()
@@ -342,7 +343,7 @@ class Engine:
         self.capacity.forget()
         if (saved := self.capacity.saved_split(split)) is not None:
             self.allocate(saved)
-        self.seen.rebuild(self.store.keys())
+        self.seen.rebuild(self.store.held())
         self.table_steps[:] = table_steps
         self.counters = counters
         self.damage = None

@@ -1,18 +1,7 @@
-"""What the models share: what they ask of embeddings, layers with their initial values, and the loss.
-
-A model is a plain nn.Module over any embeddings: skirl's own, `nn.EmbeddingBag`s in a wrapper, the reference in plain
-Python. It is told the number of dense features and reads the rest off the tables. One class with a flag for each part of
-each paper would save a hundred lines of layers, and no file would read like its paper any more.
-
-First-order weights are rows too (`FirstOrder`): the table's dim is one larger, and the last number of a row is its weight.
-So weight and vector are one record, fetched, updated and written together; tables of dim 1 beside them would double the
-rows that move, 2 x 26 a sample, each with its own key and optimizer state. The price is an odd width: forward and backward
-of 4,096 x 26 rows take 3.5 ms at 48 floats a row and 9.4 ms at 49, on one core, for kernels are compiled for multiples of
-16. So prefer --dim 47 to 48 with these models, and 15 to 16.
-"""
+"""What the models share: what they ask of embeddings, layers with their initial values, and the loss."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol, Self
 
@@ -24,23 +13,51 @@ from skirl.core.tables import Table
 
 
 class Embeddings(Protocol):
-    """What a model needs of an embeddings module: its tables, and ids -> something whose `stacked()` is [B, F, D]."""
+    """What a model needs of an embeddings module: skirl's own, `nn.EmbeddingBag`s in a wrapper, the plain reference."""
 
     @property
-    def tables(self) -> Sequence[Table]: ...
-    def __call__(self, sparse: Any, /) -> Any: ...
+    def tables(self) -> Sequence[Table]:
+        """The tables that ids are looked up in: a model reads vectors' dim and the features off them."""
+        ...
+
+    def __call__(self, sparse: Any, /) -> Any:
+        """Look a batch's ids up; the result has `stacked()`, one vector for each sample and feature: [batch, features, dim].
+
+        DIN with lists indexes the result by feature instead, for one row per id: [ids, dim].
+        """
+        ...
 
 
 class Model(nn.Module):
     """A model of clicks over embeddings: `forward` gives the logit of each sample.
 
     Parameters are drawn from torch's generator: call `torch.manual_seed` first for the same model again.
+
+    **Arguments**
+
+    - `embeddings`: looks ids up; all its tables have one dim.
+    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has. 0 is allowed.
     """
 
     name: ClassVar[str]
     """As errors call it."""
+    small: ClassVar[Mapping[str, Any]]
+    """The sizes of `tiny`."""
     embeddings: Embeddings
     dense_features: int
+
+    def __init__(self, embeddings: Embeddings, dense_features: int = 13) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.dense_features = dense_features
+        if len(dims := {table.dim for table in embeddings.tables}) != 1:
+            raise ValueError(
+                f"{self.name} takes vectors of one dim, tables have dims {sorted(dims)}: set one dim for all tables"
+            )
+        self.dim = dims.pop()
+        """Numbers in a vector."""
+        self.vectors = sum(len(table.features) for table in embeddings.tables)
+        """Vectors of a sample, one for each feature."""
 
     @classmethod
     def row_dim(cls, dim: int) -> int:
@@ -49,13 +66,25 @@ class Model(nn.Module):
 
     @classmethod
     def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
-        """The sizes that are trained in earnest; but for `sizes`, by the names that the class gives them."""
-        raise NotImplementedError
+        """The model with the sizes of its paper, which are the defaults of its class.
+
+        **Arguments**
+
+        - `embeddings`, `dense_features`: as for the class.
+        - `sizes`: what shall differ from the paper, by the names that the class gives it.
+        """
+        return cls(embeddings, dense_features, **sizes)
 
     @classmethod
     def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
-        """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
-        raise NotImplementedError
+        """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries.
+
+        **Arguments**
+
+        - `embeddings`, `dense_features`: as for the class.
+        - `sizes`: what shall differ from `small`, by the names that the class gives it.
+        """
+        return cls(embeddings, dense_features, **{**cls.small, **sizes})
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean binary cross-entropy of a batch."""
@@ -67,54 +96,39 @@ class Model(nn.Module):
             )
         return functional.binary_cross_entropy_with_logits(logits, moved(batch.labels, logits.device, logits.dtype))
 
-    def _over(self, embeddings: Embeddings, dense_features: int, why: str) -> tuple[int, int]:
-        """Keep what the model is over; the one dim of the tables, and how many features they have."""
-        self.embeddings = embeddings
-        self.dense_features = dense_features
-        tables = embeddings.tables
-        if len(dims := {table.dim for table in tables}) != 1:
-            raise ValueError(f"{self.name} {why}, tables have dims {sorted(dims)}: set one dim for all tables")
-        return dims.pop(), sum(len(table.features) for table in tables)
-
     def _dense(self, batch: Batch) -> Tensor:
         """The dense features where the model is, in its dtype."""
-        found = batch.dense.shape[1]
-        if found != self.dense_features:
+        columns = batch.dense.shape[1]
+        if columns != self.dense_features:
             raise ValueError(
-                f"{self.name} was made for {self.dense_features} dense features, the batch has {found}: "
-                f"set dense_features={found}"
+                f"{self.name} was made for {self.dense_features} dense features, the batch has {columns}: "
+                f"set dense_features={columns}"
             )
-        *_, own = self.parameters()  # the last: those of embeddings, if they have any, come first
-        return moved(batch.dense, own.device, own.dtype)
+        *_, weights = self.parameters()  # the last: those of embeddings, if they have any, come first
+        return moved(batch.dense, weights.device, weights.dtype)
 
 
 class FirstOrder(Model):
-    """A model whose rows end with their first-order weight: tables of dim d + 1 hold vectors of d numbers.
+    """A model whose rows end with their first-order weight: tables of dim d + 1 hold vectors of d numbers."""
 
-    The weight begins as the rest of its row does: even in +-1 / sqrt(rows), at most 0.001 in a table of a million rows. 0
-    would be the choice of the papers; but the initial value of a row is a pure function of seed and key with one
-    distribution a table, and the rows whose weight begins far from 0, those of tables of ten rows, are in every batch and
-    trained before anything else. With row-wise Adagrad, weight and vector share one step size.
-    """
+    def __init__(self, embeddings: Embeddings, dense_features: int = 13) -> None:
+        super().__init__(embeddings, dense_features)
+        if self.dim < 2:
+            raise ValueError(
+                f"{self.name} takes the last number of a row as its first-order weight, tables have dim 1: set dim to 2 "
+                "or more, one above that of the vectors"
+            )
+        self.dim -= 1
 
     @classmethod
     def row_dim(cls, dim: int) -> int:
         """One more than the vectors: the first-order weight."""
         return dim + 1
 
-    def _over(self, embeddings: Embeddings, dense_features: int, why: str) -> tuple[int, int]:
-        width, features = super()._over(embeddings, dense_features, why)
-        if width < 2:
-            raise ValueError(
-                f"{self.name} takes the last number of a row as its first-order weight, tables have dim 1: set dim to 2 "
-                "or more, one above that of the vectors"
-            )
-        return width - 1, features
-
     def _rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Vectors [B, F, d] and first-order weights [B, F]."""
         rows: Tensor = self.embeddings(batch.sparse).stacked()
-        vectors, weights = rows.split([rows.shape[2] - 1, 1], dim=2)  # two slices would be two gradients of full size
+        vectors, weights = rows.split([self.dim, 1], dim=2)  # two slices would be two gradients of full size
         return vectors, weights.squeeze(2)
 
 

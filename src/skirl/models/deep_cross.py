@@ -1,17 +1,10 @@
 """Deep & Cross as the cache papers train it: DLRM with cross layers in the place of dot products (arXiv 1708.05123).
 
-    dense [B, k]  -> bottom MLP -> x [B, D]
-    ids           -> embeddings -> e [B, F, D]
-    x beside all e -> cross layers of low rank -> top MLP -> logit [B]
-
-The first paper's cross layer is x0 (w . x) + b + x: a W of rank 1 with equal rows in what `CrossNetwork` (dcnv2.py)
-computes. The cache papers give it rank 8: 20,736 weights a layer over 27 vectors of 48, where a W of full rank would have
-1.7 million. Where the first paper runs cross layers and MLP side by side, they put one on the other, and dense
-features enter through an MLP as in DLRM; without both, and with any rank, it is `DCNv2`.
+The cross layers have rank 8 where the first paper's have rank 1, and the MLP stands behind them, not beside.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,18 +17,25 @@ from skirl.models.dcnv2 import CrossNetwork
 class DeepCross(Model):
     """Bottom MLP, cross layers, top MLP over any embeddings module; `forward` gives logits.
 
-    >>> from types import SimpleNamespace
-    >>> from skirl.core.tables import Table
-    >>> class Zeros:
-    ...     tables = [Table("user", rows=100, dim=8), Table("item", rows=50, dim=8)]
-    ...     def __call__(self, sparse):
-    ...         return SimpleNamespace(stacked=lambda: torch.zeros(5, 2, 8))
-    >>> model = DeepCross(Zeros(), dense_features=4, bottom=(16,), rank=3, top=(16,))
-    >>> model(Batch(dense=torch.zeros(5, 4), sparse=None, labels=torch.zeros(5))).shape
-    torch.Size([5])
+    The defaults are the sizes of the cache papers.
+
+        dense [B, k]   -> bottom MLP -> x [B, D]
+        ids            -> embeddings -> e [B, F, D]
+        x beside all e -> cross layers of low rank -> top MLP -> logit [B]
+
+    **Arguments**
+
+    - `embeddings`: looks ids up; all its tables have one dim.
+    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
+    - `bottom`: hidden layers that dense features go through; one of the tables' dim follows them.
+    - `cross`: how many cross layers.
+    - `rank`: of the cross layers' matrices; None: full. 8 by default: over 27 vectors of 48 a layer then has 20,736 weights,
+      and 1.7 million at full rank.
+    - `top`: hidden layers behind the cross layers; one of width 1, the logit, follows them.
     """
 
     name = "Deep & Cross"
+    small: ClassVar = {"bottom": (32,), "rank": 4, "top": (32, 16)}
 
     def __init__(
         self,
@@ -46,26 +46,11 @@ class DeepCross(Model):
         rank: int | None = 8,
         top: Sequence[int] = (1024, 512, 256),
     ) -> None:
-        """`bottom` and `top` are the hidden layers: after them comes one of the tables' dim, and one of 1.
-
-        `rank`: of the cross layers' matrices, full if None.
-        """
-        super().__init__()
-        dim, features = self._over(embeddings, dense_features, "joins vectors of one dim")
-        width = (1 + features) * dim
-        self.bottom = mlp(dense_features, *bottom, dim)
+        super().__init__(embeddings, dense_features)
+        width = (1 + self.vectors) * self.dim
+        self.bottom = mlp(dense_features, *bottom, self.dim)
         self.cross = CrossNetwork(width, cross, rank)
         self.top = mlp(width, *top, 1)[:-1]  # a logit: no ReLU at the end
-
-    @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DeepCross":
-        """The sizes of the cache papers: 13-1024-512-256-64-dim, two cross layers of rank 8, 1024-512-256-1."""
-        return cls(embeddings, dense_features, **sizes)
-
-    @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DeepCross":
-        """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
-        return cls(embeddings, dense_features, **dict[str, Any](bottom=(32,), rank=4, top=(32, 16)) | sizes)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logit of each sample's click, [batch]."""

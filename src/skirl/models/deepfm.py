@@ -1,19 +1,7 @@
-"""DeepFM: a factorisation machine and an MLP over the same vectors (Guo et al., arXiv 1703.04247).
-
-    fields           every id feature: the vector v and the first-order weight w of its row
-                     every dense feature x_k: x_k times a vector and a weight of its own
-    first order      sum of all w
-    second order     dot products of all pairs of fields, summed: 1/2 (|sum v|^2 - sum |v|^2)
-    deep             all v side by side -> MLP
-    logit            first + second order + deep
-
-The identity of the second order makes 39 additions of vectors out of 741 dot products. A field of a dense feature is the
-value times a vector, as the paper has it, so that dense features interact too; buckets of ids, its alternative, are for
-the data to make. Unlike in DLRM nothing weighs one pair against another: what pairs are worth is all in the vectors.
-"""
+"""DeepFM: a factorisation machine and an MLP over the same vectors (Guo et al., arXiv 1703.04247)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,22 +11,26 @@ from skirl.models.base import Embeddings, FirstOrder, last, linear, mlp
 
 
 class DeepFM(FirstOrder):
-    """The model of the paper over any embeddings module; `forward` gives logits.
+    """DeepFM over any embeddings module; `forward` gives logits. The defaults are the sizes that the cache papers train.
 
-    Dropout draws from torch's generator, whose state `skirl.save` keeps.
+        fields           every id feature: the vector v and the first-order weight w of its row
+                         every dense feature x_k: x_k times a vector and a weight of its own
+        first order      sum of all w
+        second order     dot products of all pairs of fields, summed: 1/2 (|sum v|^2 - sum |v|^2)
+        deep             all v side by side -> MLP
+        logit            first + second order + deep
 
-    >>> from types import SimpleNamespace
-    >>> from skirl.core.tables import Table
-    >>> class Zeros:
-    ...     tables = [Table("user", rows=100, dim=8 + 1), Table("item", rows=50, dim=8 + 1)]
-    ...     def __call__(self, sparse):
-    ...         return SimpleNamespace(stacked=lambda: torch.zeros(5, 2, 8 + 1))
-    >>> model = DeepFM(Zeros(), dense_features=4, deep=(16,))
-    >>> model(Batch(dense=torch.zeros(5, 4), sparse=None, labels=torch.zeros(5))).shape
-    torch.Size([5])
+    **Arguments**
+
+    - `embeddings`: looks ids up; its tables have the dim of the vectors and one more, for the first-order weight.
+    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
+    - `deep`: hidden layers.
+    - `dropout`: share of each hidden layer that a step leaves out. It draws from torch's generator, whose state `skirl.save`
+      keeps.
     """
 
     name = "DeepFM"
+    small: ClassVar = {"deep": (32, 16), "dropout": 0.1}
 
     def __init__(
         self,
@@ -47,23 +39,12 @@ class DeepFM(FirstOrder):
         deep: Sequence[int] = (64, 64, 64),
         dropout: float = 0.5,
     ) -> None:
-        """`deep`: the hidden layers; `dropout`: the share of each that a step leaves out."""
-        super().__init__()
-        dim, features = self._over(embeddings, dense_features, "takes dot products")
+        super().__init__(embeddings, dense_features)
+        width = (self.vectors + dense_features) * self.dim
         self.dense_weights = nn.Parameter(torch.zeros(dense_features))
-        self.dense_vectors = nn.Parameter(torch.randn(dense_features, dim) * 0.01)
-        self.deep = mlp((features + dense_features) * dim, *deep, dropout=dropout)
-        self.head = linear(last(deep, (features + dense_features) * dim), 1)
-
-    @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DeepFM":
-        """The sizes that the cache papers train on Criteo Kaggle: three hidden layers of 64, dropout 0.5."""
-        return cls(embeddings, dense_features, **sizes)
-
-    @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "DeepFM":
-        """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
-        return cls(embeddings, dense_features, **dict[str, Any](deep=(32, 16), dropout=0.1) | sizes)
+        self.dense_vectors = nn.Parameter(torch.randn(dense_features, self.dim) * 0.01)
+        self.deep = mlp(width, *deep, dropout=dropout)
+        self.head = linear(last(deep, width), 1)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logit of each sample's click, [batch]."""

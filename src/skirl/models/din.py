@@ -1,28 +1,8 @@
-"""Deep Interest Network: what a user did counts by how near it is to what is shown (Zhou et al., arXiv 1706.06978).
-
-    target t         the row of what is shown                       behaviour h_1 .. h_n: rows of what was done before
-    activation a_i   A h_i + B t + C (h_i * t) + b -> PReLU -> a number
-    interest         sum of a_i h_i, not normalised: many near ones count for more than one
-    logit            dense beside all vectors beside the interests -> MLP with PReLU -> linear
-
-The first layer of the activation unit is written as three maps: on the vectors side by side, as in the authors' code, it
-would take in 4 d numbers for each behaviour (630 MB for 16,384 samples of 50 with d = 48) and compute the same; their
-difference h - t adds nothing to it, being linear in the two. Behaviour stays jagged, an id a row: padding to the longest
-would cost the longest for every sample. PReLU and not Dice: a batch's statistics would make a prediction depend on the
-samples beside it.
-
-Which feature is what:
-
-- A feature with lists of ids is the behaviour of the single feature that has the same table: `table = "item"` for both
-  `item` and `clicked` in a schema. Several lists of a table each have their own activation unit. Then embeddings must not
-  pool (`skirl.EmbeddingCollection`); lists without a target are pooled here, as their table says.
-- Without such a pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour: attention over a
-  sample's own features. The target is the one of most rows, the first among equals; `target` names another.
-"""
+"""Deep Interest Network: what a user did counts by how near it is to what is shown (Zhou et al., arXiv 1706.06978)."""
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +13,27 @@ from skirl.models.base import Embeddings, Model, last, linear
 
 
 class DIN(Model):
-    """The model of the paper over any embeddings module; `forward` gives logits.
+    """DIN over any embeddings module; `forward` gives logits. The defaults are the paper's sizes.
+
+        target t         the row of what is shown                       behaviour h_1 .. h_n: rows of what was done before
+        activation a_i   A h_i + B t + C (h_i * t) + b -> PReLU -> a number
+        interest         sum of a_i h_i, not normalised: many near ones count for more than one
+        logit            dense beside all vectors beside the interests -> MLP with PReLU -> linear
+
+    A list is the behaviour of the single feature that has the same table, such as `table = "item"` for both `item` and
+    `clicked` in a schema. Each list has an activation unit of its own; lists without a target are pooled here, as their
+    table says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
+
+    **Arguments**
+
+    - `embeddings`: looks ids up; an `EmbeddingCollection`, which does not pool, where a list shares its table with a single
+      feature, and an `EmbeddingBagCollection` elsewhere.
+    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
+    - `lists`: the features with any number of ids a sample.
+    - `target`: without such a list, the feature that attends to the others; None: that of most rows, which says most about
+      what is shown.
+    - `activation`: width of the activation unit.
+    - `deep`: hidden layers.
 
     >>> import skirl
     >>> tables = [Table("item", rows=50, dim=8, features=("item", "clicked")), Table("user", rows=100, dim=8)]
@@ -47,6 +47,7 @@ class DIN(Model):
     """
 
     name = "DIN"
+    small: ClassVar = {"activation": 8, "deep": (32, 16)}
 
     def __init__(
         self,
@@ -57,9 +58,7 @@ class DIN(Model):
         activation: int = 36,
         deep: Sequence[int] = (200, 80),
     ) -> None:
-        """lists: features with any number of ids a sample; `activation`: width of the unit; `deep`: the hidden layers."""
-        super().__init__()
-        dim, features = self._over(embeddings, dense_features, "takes products of vectors")
+        super().__init__(embeddings, dense_features)
         self.features = [name for table in embeddings.tables for name in table.features]
         self.lists = frozenset(lists)
         self.means = {name for table in embeddings.tables if table.pooling == "mean" for name in table.features}
@@ -74,28 +73,28 @@ class DIN(Model):
         attends = self.target_of(embeddings.tables, lists, target)
         if attends is not None:
             self.target = self.features.index(attends)
-        self.units = nn.ModuleList(ActivationUnit(dim, activation) for _ in self.history or [None])
-        seen = features - len(self.history) + len(self.units)  # vectors
-        self.deep = prelu_mlp(dense_features + seen * dim, *deep)
-        self.head = linear(last(deep, dense_features + seen * dim), 1)
+        self.units = nn.ModuleList(ActivationUnit(self.dim, activation) for _ in self.history or [None])
+        width = dense_features + (self.vectors - len(self.history) + len(self.units)) * self.dim
+        self.deep = prelu_mlp(width, *deep)
+        self.head = linear(last(deep, width), 1)
 
     @staticmethod
     def pairs(tables: Sequence[Table], lists: Sequence[str]) -> dict[str, str]:
         """Each list that is a behaviour, and the feature that is its target: the first single one of its table."""
-        found = {}
+        pairs = {}
         for table in tables:
             single = [name for name in table.features if name not in lists]
-            found |= {name: single[0] for name in table.features if name in lists and single}
-        return found
+            pairs |= {name: single[0] for name in table.features if name in lists and single}
+        return pairs
 
     @classmethod
     def target_of(cls, tables: Sequence[Table], lists: Sequence[str], wanted: str | None) -> str | None:
         """The one feature that attends to the others; None where each list has a target of its own."""
         if pairs := cls.pairs(tables, lists):
             if wanted is not None:
-                told = ", ".join(f"{name} has {target}" for name, target in pairs.items())
+                by_table = ", ".join(f"{name} has {target}" for name, target in pairs.items())
                 raise ValueError(
-                    f"target is {wanted!r}, and lists have theirs by their table ({told}): leave target out"
+                    f"target is {wanted!r}, and lists have theirs by their table ({by_table}): leave target out"
                 )
             return None
         features = [name for table in tables for name in table.features]
@@ -104,16 +103,6 @@ class DIN(Model):
         if wanted not in features:
             raise ValueError(f"DIN has no feature {wanted!r}: set target to one of {', '.join(features)}")
         return wanted
-
-    @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13, lists: Sequence[str] = (), **sizes: Any) -> "DIN":
-        """The paper's sizes: an activation unit of 36, hidden layers of 200 and 80."""
-        return cls(embeddings, dense_features, lists, **sizes)
-
-    @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, lists: Sequence[str] = (), **sizes: Any) -> "DIN":
-        """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
-        return cls(embeddings, dense_features, lists, **dict[str, Any](activation=8, deep=(32, 16)) | sizes)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logit of each sample's click, [batch]."""
@@ -153,7 +142,7 @@ class DIN(Model):
             if not bool((lengths == 1).all()):
                 raise ValueError(
                     f"DIN: feature {name!r} has {len(rows)} ids for {len(lengths)} samples and is not among the lists: "
-                    "give it one a sample, or add it to lists"
+                    "give it one for each sample, or add it to lists"
                 )
             return rows
         sums = _sums(rows, _sample_of(lengths, rows.device), len(lengths))
@@ -193,7 +182,7 @@ def prelu_mlp(*sizes: int) -> nn.Sequential:
 
 
 def _sample_of(lengths: Tensor, at: torch.device) -> Tensor:
-    """The sample of each id, where its row is; the lengths of a batch are on the host as a rule."""
+    """The sample of each id, on the device of its row; the lengths of a batch are usually on the host."""
     return moved(torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), at)
 
 

@@ -1,18 +1,7 @@
-"""Wide & Deep: a linear model that memorises beside an MLP that generalises (Cheng et al., arXiv 1606.07792).
-
-    ids              -> rows -> vectors v [B, F, d] and first-order weights w [B, F]
-    wide             sum of w                                                    a weight an id
-    deep             dense beside all v -> MLP -> one linear                     generalises over ids
-    logit            wide + deep
-
-The wide part is a sum of 26 numbers a sample: nothing to compute, but in a table of its own it would move as many rows as
-the vectors do. Here a weight is the last number of its row (base.py). The paper trains the wide part by FTRL and the deep
-part by Adagrad; a record has one optimizer, so both train by that of the rows. Crossed columns, which the paper's wide part
-lives on, are for the data to make: an id column of pairs is a feature like any other.
-"""
+"""Wide & Deep: a linear model that memorises beside an MLP that generalises (Cheng et al., arXiv 1606.07792)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,20 +11,24 @@ from skirl.models.base import Embeddings, FirstOrder, last, linear, mlp
 
 
 class WideDeep(FirstOrder):
-    """The model of the paper over any embeddings module; `forward` gives logits.
+    """Wide & Deep over any embeddings module; `forward` gives logits.
 
-    >>> from types import SimpleNamespace
-    >>> from skirl.core.tables import Table
-    >>> class Zeros:
-    ...     tables = [Table("user", rows=100, dim=8 + 1), Table("item", rows=50, dim=8 + 1)]
-    ...     def __call__(self, sparse):
-    ...         return SimpleNamespace(stacked=lambda: torch.zeros(5, 2, 8 + 1))
-    >>> model = WideDeep(Zeros(), dense_features=4, deep=(16,))
-    >>> model(Batch(dense=torch.zeros(5, 4), sparse=None, labels=torch.zeros(5))).shape
-    torch.Size([5])
+        ids              -> rows -> vectors v [B, F, d] and first-order weights w [B, F]
+        wide             sum of w                                                    one weight per id
+        deep             dense beside all v -> MLP -> one linear                     generalises over ids
+        logit            wide + deep
+
+    **Arguments**
+
+    - `embeddings`: looks ids up; its tables have the dim of the vectors and one more, for the first-order weight.
+    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
+    - `deep`: hidden layers; three of 256 by default, as the cache papers have them.
+    - `rows_in_deep`: whether the hidden layers take the vectors, as the paper has it. False, as in the cache papers: they
+      take the dense features alone, and the last linear layer takes the vectors beside what they give.
     """
 
     name = "Wide & Deep"
+    small: ClassVar = {"deep": (32, 16)}
 
     def __init__(
         self,
@@ -44,29 +37,12 @@ class WideDeep(FirstOrder):
         deep: Sequence[int] = (256, 256, 256),
         rows_in_deep: bool = True,
     ) -> None:
-        """`deep`: the hidden layers. rows_in_deep=False: they take the dense features alone, and the one linear layer
-        takes the rows' vectors beside what they give."""
-        super().__init__()
-        dim, features = self._over(embeddings, dense_features, "joins vectors of one dim")
+        super().__init__(embeddings, dense_features)
+        width = self.vectors * self.dim
         self.rows_in_deep = rows_in_deep
-        before, behind = (features * dim, 0) if rows_in_deep else (0, features * dim)
+        before, behind = (width, 0) if rows_in_deep else (0, width)
         self.deep = mlp(dense_features + before, *deep)
         self.head = linear(last(deep, dense_features + before) + behind, 1)
-
-    @classmethod
-    def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "WideDeep":
-        """Three hidden layers of 256, as the cache papers have them, over dense features and rows, as the paper has it."""
-        return cls(embeddings, dense_features, **sizes)
-
-    @classmethod
-    def bagpipe(cls, embeddings: Embeddings, dense_features: int = 13) -> "WideDeep":
-        """As the cache papers train it: 13-256-256-256 over the dense features alone, and one linear; to compare times."""
-        return cls(embeddings, dense_features, rows_in_deep=False)
-
-    @classmethod
-    def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> "WideDeep":
-        """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries."""
-        return cls(embeddings, dense_features, **dict[str, Any](deep=(32, 16)) | sizes)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logit of each sample's click, [batch]."""

@@ -1,12 +1,7 @@
-"""The planner of one bank: batches of ids in, Steps out. Pure: no I/O, no torch, no clock.
+"""The planner of one bank: batches of ids in, Steps out. The same batches give the same Steps with any number of threads.
 
-It simulates the cache on the coming batches, so it can hand out slots, group positions and name every hazard before a row
-moves. The same batches give the same Steps on any machine, at any speed and with any number of threads. Deciding at run time
-which rows to keep, as a cache does, would need a hash lookup an id on the device and could not know the future.
-
-A batch is touched twice. `enter` finds its distinct rows and chains each to its use before, whatever the depth. `plan`, up
-to `depth` batches later, makes room for it, brings its rows in, hands their slots on to their next uses and writes the Step.
-What is known of a row is in `rows`, what is known of a use in `uses`, what is known of a slot here.
+`enter` finds a batch's distinct rows and links each to its use before. `plan`, up to `depth` batches later, makes room for
+the batch, brings its rows in, hands their slots on to their next uses and writes the Step.
 
 Words used below. The window: batches entered and not yet planned. A use: one distinct row of one batch. A place: where a use
 lies. A stretch: tables next to each other that one thread works on.
@@ -24,7 +19,7 @@ from skirl.core.tables import Schema
 from skirl.oracle import loops
 from skirl.oracle.distinct import Finder
 from skirl.oracle.policies.base import make_policy
-from skirl.oracle.row_states import EVICTED, Rows
+from skirl.oracle.row_states import EVICTED, RowStates
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 from skirl.oracle.uses import Uses
@@ -102,9 +97,20 @@ class BankPlanner:
         resident: Resident | None = None,
         resident_next: np.ndarray | None = None,
     ) -> None:
-        """`hold`: steps for which evicted rows can be forwarded, as long as they are at most `hold_rows`.
+        """Nothing is planned yet.
 
-        `resident`: rows in the cache at the start; `resident_next`: the first batch that uses each, if it is known.
+        **Arguments**
+
+        - `schema`, `bank`: the tables, and which of their banks to plan.
+        - `capacity`: slots of the cache.
+        - `depth`: batches that the window is likely to hold; it sizes arrays, and changes no Step.
+        - `seen`: which rows exist. The planner adds first uses, and takes them back in `rollback`.
+        - `policy`: which rows leave.
+        - `hold`: steps for which evicted rows can be forwarded; 4 is right for a `prefetch` of 2.
+        - `hold_rows`: how many evicted rows can be forwarded at a time; as many as the cache has slots where it is None.
+        - `threads`: threads that plan; no more are used than there are tables.
+        - `resident`: rows in the cache at the start.
+        - `resident_next`: the number of the first batch that uses each of those, where the whole future is known.
         """
         self.capacity = capacity
         self.entered = 0
@@ -121,7 +127,7 @@ class BankPlanner:
         self._depth = depth
         self._finder = Finder(schema, bank)
         self._tables = self._finder.tables
-        self._rows: Rows | None = None
+        self._rows: RowStates | None = None
         self._uses = Uses(depth)
         self._policy = make_policy(policy, capacity, depth)
         self._window: deque[_Entered] = deque()
@@ -149,7 +155,7 @@ class BankPlanner:
         return 0 if self._rows is None else self._rows.hashed_rows
 
     def enter(self, batch: Positions | np.ndarray, next_uses: np.ndarray | None = None) -> None:
-        """The next batch enters the window. After an error the planner is done with, save for `rollback`.
+        """The next batch enters the window. After an error only `rollback` may be called.
 
         `next_uses`, if the whole future is known, gives for each distinct row in the order of `Step.keys` the number of the
         next batch that uses it, `NEVER` for none; otherwise the window chains uses as batches enter.
@@ -271,20 +277,20 @@ class BankPlanner:
             self._first_uses.popleft()
 
     def rollback(self, number: int) -> None:
-        """Steps from `number` on will not be executed: their first uses did not happen. The planner is done with."""
+        """Steps from `number` on will not be executed: their first uses did not happen. Nothing may be planned after it."""
         self.executed(number)
         while self._first_uses:
             self._seen.discard(self._first_uses.pop()[1])
 
     @property
-    def _known(self) -> Rows:
+    def _known(self) -> RowStates:
         assert self._rows is not None
         return self._rows
 
     def _begin(self, positions: int) -> None:
-        """The first batch is there, and says how large the window will be: the array of states may take as much."""
+        """The first batch says how large the window will be: the array of states may take as much."""
         room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
-        self._rows = Rows(self._schema, tuple(self._tables.tolist()), room)
+        self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room)
         resident, next_uses = self._resident
         if resident is not None and len(resident.keys):
             self._adopt(resident, next_uses)

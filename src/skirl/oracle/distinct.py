@@ -1,10 +1,6 @@
 """The distinct rows of a batch, table by table: for each position, which of its table's rows it has.
 
-A table's positions of one batch fit in a cache where the table does not. So its rows are counted in a table of marks that
-stays there, 2 bytes a place and four places a position, and only distinct rows, a fifth of all positions on click logs, go
-on to what is known of them all over memory. np.unique sorts, and takes 15 to 20 times as long.
-
-The order is the promise: rows of a table by their last position in the batch.
+The order is a promise: rows of a table stand in the order of their last position in the batch.
 """
 
 import numpy as np

@@ -1,12 +1,12 @@
-"""The loops of planning: link a batch's uses when it enters, move rows out and in, hand slots on when it is planned.
+"""The kernels of planning: link a batch's uses when it enters, move rows out and in, hand slots on when it is planned.
 
 Those that take `borders, ..., lo, hi` work on stretches lo..hi of the bank's tables and touch nothing of other tables, so
-stretches run side by side. What lies all over memory is asked for ahead of its turn: see `prefetch`.
+stretches run side by side. What lies far apart in memory is prefetched.
 """
 
 import numpy as np
 
-from skirl.core.tables import MAX_ROWS, ROW_BITS
+from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.oracle.row_states import EVICTED
 from skirl.tools.jit import AHEAD, kernel, prefetch
 

@@ -1,22 +1,20 @@
 """What the planner knows of a row: one int32, its state.
 
-    0                   nothing: neither in the window, nor resident, nor evicted as far as is remembered
+    0                   nothing: not in the window, not resident, and not evicted as far as is remembered
     place + 1           in the window: the place of its last use there (see uses.py)
     -1 - slot           resident, and not used in the window
     -2**30 - 1 - number evicted: the number of that eviction, modulo 2**30
 
-The state of a row that is in the window says no more than where to look on: its uses know the slot. So a batch of the
-window costs one random access to memory for each distinct row when it enters, and one more when a row's last use is planned.
-
-States lie in one array, row after row, for tables that have room there, and behind a hash index for all others: 4 bytes for
-every row of an 882.8M-row table would be 3.5 GB. A handle is the place of a state, in the array or among the hashed ones.
+Small tables have their states in one array, row after row; all other rows have them behind a hash index. A handle is the
+place of a state, in the array or among the hashed ones.
 """
 
 import mmap
 
 import numpy as np
 
-from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.core.keys import MAX_ROWS, ROW_BITS
+from skirl.core.tables import Schema
 from skirl.tools.hash_index import HashIndex, ask, find, insert, remove
 from skirl.tools.jit import AHEAD, kernel
 
@@ -27,18 +25,22 @@ MOST_IN_ARRAY = 1 << 26
 """Rows whose states lie in the array, at most: 256 MB."""
 
 
-class Rows:
+class RowStates:
     """The states of all rows of a bank.
+
+    **Arguments**
+
+    - `schema`, `tables`: all tables, and the numbers of those of the bank.
+    - `room`: rows whose states may lie in the array; the smallest tables go there first.
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 100, 4), Table("b", 10**9, 4)])
-    >>> rows = Rows(schema, (0, 1), room=1000)
+    >>> rows = RowStates(schema, (0, 1), room=1000)
     >>> rows.handles(np.array([5, 1 << 48 | 123456789, 7])).tolist()
     [5, 0, 7]
     """
 
     def __init__(self, schema: Schema, tables: tuple[int, ...], room: int) -> None:
-        """`room`: rows that may lie in the array; the smallest tables go there first."""
         self.base = np.full(len(schema.tables), -1, np.int64)
         """[all tables]: the handle of a table's row 0, -1: its rows are hashed."""
         used = 0
@@ -114,7 +116,7 @@ class Rows:
 
 
 def zeros(count: int) -> np.ndarray:
-    """int32 zeros in large pages, backed when first written: with small ones an access waits for the page table too."""
+    """int32 zeros in large pages, backed when first written; with small pages an access waits for the page table too."""
     nbytes = 4 * count
     if nbytes < 1 << 22 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(count, np.int32)

@@ -1,15 +1,14 @@
-"""Which rows exist: one bit a row, so that a row's first use needs no request.
+"""Which rows exist: one bit for each row, so that a row's first use needs no request.
 
-882.8M rows cost 110 MB, and only the pages of touched rows are ever backed by memory. A set of touched keys would cost 16
-bytes or more a touched row and a random access into a far larger array for every row that comes in. It is what tables of
-more than 2**33 rows have, ids hashed to 48 bits say: their bits would not fit in the address space.
+Tables of more than 2**33 rows have a set of keys instead: their bits would not fit in the address space.
 """
 
 from collections.abc import Iterable
 
 import numpy as np
 
-from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.core.keys import MAX_ROWS, ROW_BITS, key_of, row_of, table_of
+from skirl.core.tables import Schema
 from skirl.tools.hash_index import HashIndex
 from skirl.tools.jit import kernel
 
@@ -19,6 +18,10 @@ MOST_IN_BITS = 1 << 33
 
 class Seen:
     """For every row of every table: whether the row was ever used.
+
+    **Arguments**
+
+    - `schema`: the tables.
 
     >>> from skirl import Table
     >>> seen = Seen(Schema.of([Table("a", 100, 4), Table("b", 1 << 48, 4)]))
@@ -61,29 +64,47 @@ class Seen:
         """Whether each row exists."""
         out = _test(self.bits, self.base, keys)
         if self.any_in_set:
-            large = self.base[keys >> ROW_BITS] < 0
+            large = self.base[table_of(keys)] < 0
             out[large] = self.set.get(keys[large]) >= 0
         return out
 
     def _in_set(self, keys: np.ndarray) -> np.ndarray:
-        return keys[self.base[keys >> ROW_BITS] < 0] if self.any_in_set else keys[:0]
+        return keys[self.base[table_of(keys)] < 0] if self.any_in_set else keys[:0]
 
-    def rebuild(self, chunks: Iterable[np.ndarray]) -> None:
-        """Start from the keys that a store holds."""
+    def rebuild(self, held: Iterable[np.ndarray | tuple[int, np.ndarray]]) -> None:
+        """Start from the rows that a store holds: arrays of keys, or (table, bits), as `Store.held` gives them."""
         self.bits = np.zeros_like(self.bits)
         self.set = HashIndex()
-        for keys in chunks:
-            self.add(keys)
+        for part in held:
+            if isinstance(part, tuple):
+                self._add_bits(*part)
+            else:
+                self.add(part)
+
+    def _add_bits(self, table: int, words: np.ndarray) -> None:
+        """Row r of the table exists now if bit r % 64 of word r // 64 is set."""
+        some = np.flatnonzero(words)
+        if not len(some):
+            return
+        last = int(some[-1]) * 64 + int(words[some[-1]]).bit_length() - 1
+        self._check(np.array([key_of(table, last)]))
+        if self.base[table] >= 0:
+            begin = self.base[table]
+            self.bits[begin : begin + some[-1] + 1] |= words[: some[-1] + 1]
+            return
+        for word in some.tolist():
+            rows = np.flatnonzero(np.unpackbits(words[word : word + 1].view(np.uint8), bitorder="little"))
+            self.add(key_of(table, rows + 64 * word))
 
     def _check(self, keys: np.ndarray) -> None:
         """Outside its table a bit would be another row's, or none at all."""
         rows = np.array([t.rows for t in self._tables], np.int64)
-        table = keys >> ROW_BITS
+        table = table_of(keys)
         known = (table >= 0) & (table < len(rows))
-        good = known & (keys & (MAX_ROWS - 1) < rows[np.where(known, table, 0)])
+        good = known & (row_of(keys) < rows[np.where(known, table, 0)])
         if not good.all():
             key = int(keys[np.argmin(good)])
-            number, row = key >> ROW_BITS, key & (MAX_ROWS - 1)
+            number, row = table_of(key), row_of(key)
             if not 0 <= number < len(rows):
                 raise ValueError(
                     f"row {row} of table number {number} is there, of {len(rows)} tables: give the same tables"

@@ -1,8 +1,6 @@
 """The Step: everything that happens to one bank's rows for one training step, decided when its batch was planned.
 
-A Step carries slots, never questions: fetch, compute and write back read it and look nothing up, so two of them cannot
-disagree. It costs 4 bytes an id for the slot, 4 for the grouping and 12 a distinct row; planning a key-to-slot map on the
-device instead would cost a hash lookup for every id on the critical path.
+Fetch, compute and write-back read it and look nothing up.
 """
 
 from dataclasses import dataclass

@@ -1,15 +1,10 @@
-"""The uses of the window: one for each distinct row of each batch, chained from a row's use to its next.
+"""The uses of the window: one for each distinct row of each batch, linked from a row's use to its next.
 
-A use is three int32: the row's handle, the place of the row's next use, and the row's slot once that is known. Planning a
-batch hands the slot of each row on to its next use, so the next batch finds it in the order it reads anyway. A map from row
-to slot instead would cost one more access to far memory for each row of each batch.
+A use is three int32: the row's handle, the place of the row's next use, and the row's slot once that is known.
 
 The slot of a use not yet planned:   slot >= 0   the row is there
-                                     -1          it is not known: an earlier use comes first, or the row is nowhere
+                                     -1          not known: an earlier use comes first, or the row is nowhere
                                      < -EVICTED  it was evicted: the number of the eviction, as in the row's state
-
-Uses of one batch lie together, in blocks of a power of two; free blocks are taken first fit. So memory is that of the
-window, within two percent, also where batches differ in size, and from a place to its batch's number it is one shift.
 """
 
 import bisect
@@ -17,13 +12,19 @@ import bisect
 import numpy as np
 
 MOST = 1 << 30
-"""Places that an int32 names beside the other things that a state says."""
+"""Places, at most: an int32 has to name them and other states besides."""
 AT_ONCE = 1 << 26
 """Places whose memory is asked for at the first batch, at most; pages are backed when first written."""
 
 
 class Uses:
     """The uses of all batches of the window.
+
+    Those of one batch lie together, in blocks of a power of two.
+
+    **Arguments**
+
+    - `depth`: batches that the window is likely to hold; memory for as many is asked for at the first.
 
     >>> uses = Uses(depth=2)
     >>> uses.take(5, number=0), uses.take(20, number=1)

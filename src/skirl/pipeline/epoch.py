@@ -19,7 +19,7 @@ from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import Finder
 from skirl.oracle.loops import NEVER
 from skirl.oracle.planner import Batch
-from skirl.oracle.row_states import MOST_IN_ARRAY, Rows
+from skirl.oracle.row_states import MOST_IN_ARRAY, RowStates
 from skirl.tools.jit import kernel
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -98,7 +98,7 @@ class _BankSpool:
     def __init__(self, schema: Schema, bank: int) -> None:
         self._finder = Finder(schema, bank)
         # A row's state is here the batch that uses it next, seen from the scan, and 1 more; 0: none.
-        self._rows: Rows | None = Rows(schema, schema.banks[bank].tables, MOST_IN_ARRAY)
+        self._rows: RowStates | None = RowStates(schema, schema.banks[bank].tables, MOST_IN_ARRAY)
         self.file = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
         self._starts = [0]
 

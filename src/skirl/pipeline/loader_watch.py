@@ -1,85 +1,73 @@
-"""Notices a loader that does not come back.
+"""Tells of a loader that does not come back, and makes it an error when it comes back too late."""
 
-The loader runs in the loop's thread, so nobody is there to lose patience with it. A thread looks at the clock once a second,
-and after `patience` seconds over one batch it sends SIGINT to the loop's thread; the handler lent for the time of reading
-raises `StageStuck` there, out of whatever the loader waits for: the traceback shows the line. Reading in a thread of our own
-would need no signal, and slowed a 1 ms step to 313 ms. Where no signal can be raised (the loop runs in another thread than
-the main one, or the loader hangs in native code) the log says what is known.
-"""
-
+import faulthandler
 import logging
-import signal
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
-from types import FrameType
 
-from skirl.tools.interrupts import QUIET, Hold
+from skirl.tools.interrupts import Hold
 
 log = logging.getLogger("skirl")
 
 
 class StageStuck(RuntimeError):
-    """A stage made no progress for longer than the patience allows."""
+    """A stage, or the loader, made no progress for longer than the patience allows."""
 
 
 class Watch:
-    """Watches the reads of one pass over a loader.
+    """Watches the reads of one pass over a loader, which runs in the loop's own thread.
+
+    A read that takes longer than the patience is reported by a thread: the stacks of all threads go to stderr, and one
+    sentence to the log, again after twice the time, and so on. The loader itself is left alone. When it comes back,
+    the loop gets `StageStuck`.
+
+    **Arguments**
+
+    - `patience`: seconds for one batch; infinity for any time, which needs no thread.
 
     >>> watch = Watch(patience=0.2)
     >>> with Hold() as hold, watch.reading(hold, 3):
-    ...     time.sleep(10)
+    ...     time.sleep(0.3)
     Traceback (most recent call last):
-    skirl.pipeline.loader_watch.StageStuck: the loader is at batch 3 for 0.2 s. Mend it, or raise lookahead(patience=...) if it is only slow
+    skirl.pipeline.loader_watch.StageStuck: the loader took 0.3 s for batch 3, and patience is 0.2 s: mend it, or raise lookahead(patience=...) if it is only slow
     >>> watch.close()
     """  # noqa: E501
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._lock = threading.Lock()
-        self._until: float | None = None
-        self._thread: int | None = None
-        self._number = 0
-        self._hold: Hold | None = None
-        self._fired = False
+        self._now: tuple[int, float] | None = None
+        """The batch that is being read and since when; set as a whole, so that it needs no lock."""
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
 
     @contextmanager
     def reading(self, hold: Hold, number: int) -> Iterator[None]:
-        """The loader's code runs in this block, and may be interrupted."""
+        """The loader's code runs in this block, and Ctrl-C is let through."""
         if self._watcher is None and isfinite(self._patience):
             self._watcher = threading.Thread(target=self._watch, name="skirl-watch", daemon=True)
             self._watcher.start()
-        with self._lock:
-            self._hold, self._number = hold, number
-            self._thread = threading.get_ident() if hold.active and hasattr(signal, "pthread_kill") else None
-            self._until = time.monotonic() + self._patience
-        hold.lend(self._interrupted)
+        self._now = number, time.monotonic()
         try:
-            yield
+            with hold.released():
+                yield
+            self._check()
         finally:
             self.rest(hold)
 
     def moved(self, number: int) -> None:
         """Inside `reading`: the loader has come to this batch."""
-        # No lock: the handler of an interrupt takes it, in this thread, between any two of these lines.
-        self._number = number
-        self._until = time.monotonic() + self._patience
+        self._check()
+        self._now = number, time.monotonic()
 
     def rest(self, hold: Hold) -> None:
         """Nothing is read now. To be called once more after `reading`: an interrupt may have kept it from this."""
         hold.resume()
-        with self._lock:
-            self._until = None
-            late, self._fired = self._fired, False
-        if late:  # our own signal is on its way, or held: it must not become a Ctrl-C
-            while hold.active and not hold.count:
-                time.sleep(0.001)
-            hold.forget()
-            raise StageStuck(self._sentence())
+        self._now = None
 
     def close(self) -> None:
         """End the thread."""
@@ -92,32 +80,45 @@ class Watch:
         """Let the thread end by itself; safe wherever the garbage collector may call it."""
         self._closed = _SET
 
-    def _interrupted(self, frame: FrameType | None) -> None:
-        """SIGINT while the loader runs: the user's, or the watcher's."""
-        with self._lock:
-            fired, self._fired = self._fired, False
-        if fired:
-            raise StageStuck(self._sentence())
-        assert self._hold is not None
-        self._hold.hand_on(frame)
-
-    def _sentence(self) -> str:
-        return (
-            f"the loader is at batch {self._number} for {seconds(self._patience)}. Mend it, or raise "
-            "lookahead(patience=...) if it is only slow"
-        )
+    def _check(self) -> None:
+        assert self._now is not None
+        number, began = self._now
+        took = time.monotonic() - began
+        if took > self._patience:
+            raise StageStuck(
+                f"the loader took {seconds(took)} for batch {number}, and patience is {seconds(self._patience)}: mend it, "
+                "or raise lookahead(patience=...) if it is only slow"
+            )
 
     def _watch(self) -> None:
+        told, due = None, self._patience
         while not self._closed.wait(min(1.0, self._patience / 4)):
-            with self._lock:
-                now = time.monotonic()
-                if self._until is None or now <= self._until:
-                    continue
-                self._until = now + max(self._patience, 2 * QUIET)  # once more, if the loader swallows the error
-                log.error("%s", self._sentence())
-                if self._thread is not None:
-                    self._fired = True
-                    signal.pthread_kill(self._thread, signal.SIGINT)
+            now = self._now
+            if now is None:
+                continue
+            if now != told:
+                due = self._patience
+            took = time.monotonic() - now[1]
+            if took > due:
+                told, due = now, 2 * took
+                _report(now[0], took)
+
+
+def _report(number: int, took: float) -> None:
+    for stream in filter(None, (sys.stderr, sys.__stderr__)):  # the first may be a notebook's, which is no file
+        try:
+            faulthandler.dump_traceback(stream)
+        except (AttributeError, OSError, RuntimeError, ValueError):
+            continue
+        break
+    log.error(
+        "the loader is at batch %d for %s; the stacks of all threads are on stderr. If it comes back, the loop gets an "
+        "error: raise lookahead(patience=...) if it is only slow. If it hangs, end it with Ctrl-C, or with `kill %d` where "
+        "it does not answer",
+        number,
+        seconds(took),
+        os.getpid(),
+    )
 
 
 _SET = threading.Event()

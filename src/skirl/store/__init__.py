@@ -6,7 +6,6 @@ from skirl.store.base import Layout, Record, Store
 from skirl.store.disk.store import DiskError, DiskFull, DiskStore
 from skirl.store.link import Link, LinkStore, split_spec
 from skirl.store.memory.store import MemoryStore
-from skirl.store.snapshot import SnapshotError
 
 __all__ = [
     "DiskError",
@@ -17,7 +16,6 @@ __all__ = [
     "LinkStore",
     "MemoryStore",
     "Record",
-    "SnapshotError",
     "Store",
     "open_store",
 ]
@@ -26,7 +24,13 @@ __all__ = [
 def open_store(
     spec: str | Store, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None
 ) -> Store:
-    """The store that a user's `store=` names; a store given as one is checked and used. rows: of each table, if known.
+    """The store that a user's `store=` names.
+
+    **Arguments**
+
+    - `spec`: "memory", "disk:FOLDER", "link:RATE,DELAY:STORE", or a `Store`, which is checked and used.
+    - `layout`: the records of each table.
+    - `rows`: how many rows each table has. A disk store then needs half the memory for its index; None: not known.
 
     >>> len(open_store("memory", {0: Record(65)}))
     0

@@ -1,9 +1,6 @@
-"""What every store is: it holds rows off the device and answers by key.
+"""The interface of every store, which holds rows off the device and answers by key; and what it checks for all of them.
 
-A row travels as one record, its weight and its optimizer state side by side, so a read is one request and one copy;
-state kept in a store of its own would double both. A call is an array of keys and a [n, width] array, never a row at a
-time: a Python call costs about a microsecond, a row of 65 floats 0.1. `Store` checks what it is given here, once for
-all kinds of store; a kind of store implements `_read`, `_write` and the rest, and passes tests/store/conformance.py.
+A kind of store implements the abstract methods and has to pass tests/store/conformance.py.
 """
 
 import secrets
@@ -15,12 +12,15 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from skirl.core.tables import MAX_TABLES, ROW_BITS
+from skirl.core.keys import MAX_TABLES, ROW_BITS, table_of
+from skirl.tools.jit import kernel
 
 DTYPES = ("float32", "float64")
+
+MEMORY_ROWS, DISK_ROWS = "rows", "disk rows"
+"""What the facts of frozen rows say under `kind`: which kind of store they came from."""
 
 Rows = NDArray[np.float32] | NDArray[np.float64]
 
@@ -28,6 +28,11 @@ Rows = NDArray[np.float32] | NDArray[np.float64]
 @dataclass(frozen=True)
 class Record:
     """The records of one table: how many numbers of which type.
+
+    **Arguments**
+
+    - `width`: numbers in a record: the row and its optimizer state.
+    - `dtype`: "float32" or "float64"; "float32" because that is what nearly all tables have.
 
     >>> Record(65)
     Record(width=65, dtype='float32')
@@ -47,7 +52,7 @@ class Record:
         return f"[{self.width}] {self.dtype}"
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _first_stranger(keys: NDArray[np.int64], kind_of_table: NDArray[np.int32], kind: int) -> int:
     """The first key whose table has no records of this kind, -1 when there is none."""
     for i in range(keys.size):
@@ -59,6 +64,10 @@ def _first_stranger(keys: NDArray[np.int64], kind_of_table: NDArray[np.int32], k
 
 class Layout:
     """The records of every table of a store. Tables with equal records are one *kind*: one call serves them together.
+
+    **Arguments**
+
+    - `records`: the `Record` of each table, by the table's number.
 
     >>> layout = Layout({0: Record(65), 1: Record(17), 2: Record(65)})
     >>> layout.kinds
@@ -79,6 +88,15 @@ class Layout:
         self._kind_of_table = np.full(max(self.records) + 1, -1, np.int32)
         for table, record in self.records.items():
             self._kind_of_table[table] = self._kind[record.width, record.dtype]
+
+    @classmethod
+    def from_facts(cls, facts: Any) -> "Layout":
+        """What `facts` said; a TypeError or ValueError where it is none."""
+        return cls({table: Record(width, dtype) for table, width, dtype in facts})
+
+    def facts(self) -> list[list[Any]]:
+        """The records of each table, in anything that JSON can say."""
+        return [[table, r.width, r.dtype] for table, r in self.records.items()]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and self.records == other.records
@@ -113,7 +131,7 @@ class Layout:
         return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
 
     def _refusal(self, key: int, given: Record) -> str:
-        table = key >> ROW_BITS
+        table = table_of(key)
         if key < 0:
             return f"key {key} is negative: a key is table << {ROW_BITS} | row"
         if table not in self.records:
@@ -134,25 +152,29 @@ class Frozen(ABC):
 
     @abstractmethod
     def write(self) -> Facts:
-        """Write them, made to last; meant for a thread of its own. For `Store.thaw`."""
+        """Write them and wait until they last; meant for a thread of its own. Gives what `Store.thaw` needs."""
 
     @abstractmethod
     def release(self) -> None:
-        """They are written, or given up. Whether this fails or not, the store is of use as before."""
+        """Called when they are written or given up. The store can be used as before, even if this fails."""
 
 
 class Store(ABC):
     """Rows by key, off the device.
 
-    `read` and `write` may be called from several threads at once, never for one key at once. All other methods wait for
-    calls in progress where they need to, but are meant for one thread.
+    `read` and `write` may be called from several threads at once, but never for the same key at once. All other methods wait
+    for calls in progress where they need to, and are meant for one thread.
+
+    **Arguments**
+
+    - `layout`: the records of each table; a mapping will do.
     """
 
     layout: Layout
     identity: str
-    """Random, made when the store was; a restored store has the identity of the one that made the snapshot."""
+    """Random, made when the store is made. A store that thaws rows takes the identity of the store that froze them."""
     generation: int
-    """How many snapshots were made; stands in each of them."""
+    """Grows with each frozen state, and with each durable point of a store on disk; frozen rows say theirs."""
 
     def __init__(self, layout: Layout | Mapping[int, Record]) -> None:
         self.layout = layout if isinstance(layout, Layout) else Layout(layout)
@@ -161,7 +183,13 @@ class Store(ABC):
         self.closed = False
 
     def read(self, keys: NDArray[np.int64], out: Rows) -> NDArray[np.bool_]:
-        """Copy the rows of `keys`, all of one kind, to `out`; True where one is held, `out` is left alone elsewhere."""
+        """Copy rows to `out`; True where a row is held, elsewhere `out` is left alone.
+
+        **Arguments**
+
+        - `keys`: int64 `[n]`, all of one kind.
+        - `out`: `[n, width]`, contiguous, in the dtype of that kind.
+        """
         self._check_open()
         kind = self.layout.kind(keys, out)
         if not out.flags.writeable:
@@ -172,9 +200,12 @@ class Store(ABC):
         return found
 
     def write(self, keys: NDArray[np.int64], rows: Rows) -> int:
-        """Hold a copy of `rows` under `keys`, distinct and all of one kind; what was held under them before is gone.
+        """Hold a copy of rows; what was held under their keys before is gone. Gives how many were taken: all, or it raises.
 
-        Gives how many were taken, which is all of them, or it raises.
+        **Arguments**
+
+        - `keys`: int64 `[n]`, distinct and all of one kind.
+        - `rows`: `[n, width]`, contiguous, in the dtype of that kind.
         """
         self._check_open()
         kind = self.layout.kind(keys, rows)
@@ -201,33 +232,38 @@ class Store(ABC):
         Rows first written while it runs may be missing.
         """
 
-    @abstractmethod
-    def snapshot(self, folder: str | Path) -> None:
-        """Write all rows to a folder and add one to `generation`.
+    def held(self) -> "Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]":
+        """Which rows are held, for whoever needs one bit for each: by default what `keys` gives.
 
-        At every moment the folder holds the snapshot that was there before or the new one, whole.
+        A store on another machine overrides it and yields (table, bits) instead of keys, where those are fewer bytes. Row r
+        of the table is bit r % 64 of word r // 64; rows behind the last word are not held. Keys and bits may be mixed.
         """
-
-    @abstractmethod
-    def restore(self, folder: str | Path) -> None:
-        """Take rows, identity and generation from a snapshot; what the store held before is gone.
-
-        Anything wrong with the snapshot is a `SnapshotError` that names the file, and the store is as it was.
-        """
+        return self.keys()
 
     @abstractmethod
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """The rows as they are now, for a folder that several frozen states may share; add one to `generation`.
+        """The rows as they are now; `generation` grows.
 
-        Takes no time to speak of, and must not run beside a `write`. since: what the last `Frozen.write` to this folder
-        gave, if nothing but this store has changed it: then only what has changed after it need be written. One at a time.
+        It returns at once, and must not run beside a `write`. At most one frozen state is not released.
+
+        **Arguments**
+
+        - `folder`: where the rows go; several frozen states may share its files.
+        - `since`: what the last `Frozen.write` of this store for this folder gave. Rows that have not changed since are
+          not written again. None: write all.
         """
 
     @abstractmethod
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """Take the frozen rows, and over them those of `over`; what the store held before is gone.
+        """Take frozen rows, with their identity and generation; what the store held before is gone.
 
         Anything wrong is a `CheckpointError` that names the file, and the store is as it was.
+
+        **Arguments**
+
+        - `folder`: where they are.
+        - `facts`: what `Frozen.write` gave.
+        - `over`: keys and rows that replace the frozen ones: those that were in the cache.
         """
 
     def flush(self) -> None:

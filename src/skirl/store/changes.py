@@ -1,13 +1,6 @@
-"""Which records changed since the last checkpoint, and what the next one still has to take of them: copy on write.
+"""Which records have changed since the last checkpoint, and copies of those that change before they are written.
 
-A byte a record. A checkpoint *freezes* an array: what has changed is owed to it from then on, which takes a pass over the
-bytes (4 ms for 10 million records) and copies no record. A writer in the background takes owed records piece by piece;
-whoever is about to change one that is still owed sets its old version aside first, so training goes on over the very array
-that is being saved. Copying all of it at the checkpoint would take twice the memory and stop training for as long; a fork
-shares pages for nothing, and no thread of torch, Numba or ours survives in one.
-
-Memory: a byte a record, and at most `MOST_ASIDE` bytes set aside beside what one step changes: who would set more aside
-waits for the writer.
+It takes one byte for each record, and `MOST_ASIDE` bytes of copies, beside what one step changes.
 """
 
 import threading
@@ -23,13 +16,13 @@ from skirl.tools.jit import kernel
 DIRTY, OWED = 1, 2
 MOST_ASIDE = 32 << 20
 _PIECE = 1 << 20  # bytes of records taken at a time, while whoever changes records waits
-_PIECE_AWAY = 16 << 20  # of those elsewhere nobody waits for, but each piece comes behind all that a GPU has to do
-_SCAN = 1 << 20  # marks looked at in one go
+_PIECE_AWAY = 16 << 20  # of records elsewhere: nobody waits for them, but each piece queues behind the work of a GPU
+_SCAN = 1 << 20  # flags looked at in one go
 
 
 @kernel
 def _freeze(flags, key_of, everything):
-    """What changed, or every record, is owed and counts as unchanged from now on; how many."""
+    """What has changed, or every record, is owed, and counts as unchanged from now on; how many."""
     n = 0
     for i in range(key_of.size):
         owed = key_of[i] >= 0 and (everything or flags[i] & DIRTY)
@@ -103,7 +96,7 @@ class Copy(Protocol):
     def nbytes(self) -> int: ...
 
     def landed(self) -> Rows:
-        """They, when they are there."""
+        """Wait for the records, and give them."""
         ...
 
 
@@ -141,19 +134,28 @@ def _copied(flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64]
     return keys, rows.copy(chosen)
 
 
-class Marks:
-    """The marks of one array of records, which may move as it grows: whoever calls passes it, and the marks' bytes.
+class Changes:
+    """Which records of one array have changed. The array may move as it grows, so the caller passes it each time.
+
+    A record is *owed* from `freeze` until `take` has given the version that was frozen.
+
+    **Arguments** of the methods
+
+    - `flags`: uint8, one for each record, zero at first; nobody else writes to them.
+    - `key_of`: the key of each record, negative where there is none.
+    - `rows`: the records, in the host's memory or elsewhere.
+    - `places`: records, by their index in the array.
 
     >>> flags, keys, rows = np.zeros(3, np.uint8), np.array([7, 8, 9]), np.ones((3, 1), np.float32)
-    >>> marks = Marks()
-    >>> marks.before(flags, np.array([0, 2]), keys, rows)
-    >>> marks.freeze(flags, keys)
+    >>> changes = Changes()
+    >>> changes.changing(flags, np.array([0, 2]), keys, rows)
+    >>> changes.freeze(flags, keys)
     2
-    >>> marks.before(flags, np.array([2]), keys, rows)
+    >>> changes.changing(flags, np.array([2]), keys, rows)
     >>> rows[2] = 5
-    >>> [(k.tolist(), r.tolist()) for k, r in iter(lambda: marks.take(flags, keys, rows), None)]
+    >>> [(k.tolist(), r.tolist()) for k, r in iter(lambda: changes.take(flags, keys, rows), None)]
     [([9], [[1.0]]), ([7], [[1.0]])]
-    >>> marks.freeze(flags, keys)
+    >>> changes.freeze(flags, keys)
     1
     """
 
@@ -169,16 +171,16 @@ class Marks:
         self.most_aside = 0
         """Bytes set aside at one time, at most."""
 
-    def room(self) -> None:
-        """Wait until more may be set aside; holding nothing that the writer needs."""
+    def wait_for_room(self) -> None:
+        """Wait until more may be set aside. The caller must hold nothing that the writer needs."""
         if self._aside_bytes > MOST_ASIDE:
             began = time.perf_counter()
             with self._lock:
                 self._changed.wait_for(lambda: self._aside_bytes <= MOST_ASIDE)
             self.waited += time.perf_counter() - began
 
-    def before(self, flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records) -> None:
-        """Records at these places are about to change."""
+    def changing(self, flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records) -> None:
+        """Called before records change: old versions that are owed are set aside."""
         with self._lock:
             if self._owed and (n := _count_owed(flags, places)):
                 keys, out = _copied(flags, places, key_of, rows, n)
@@ -188,14 +190,14 @@ class Marks:
             _mark(flags, places)
 
     def freeze(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], *, everything: bool = False) -> int:
-        """What has changed since the last call, or all there is, is owed as it is now; how many records."""
+        """What has changed since the last call, or everything, is owed as it is now; how many records that is."""
         with self._lock:
             assert not self._owed, "frozen twice"
             self._owed, self._from = int(_freeze(flags[: key_of.size], key_of, everything)), 0
             return self._owed
 
     def take(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], rows: Records) -> Taken | None:
-        """Some of what is owed; None when all is taken."""
+        """Keys and rows of some records that are owed; None when there are no more."""
         kept = self._take(flags, key_of, rows)
         if kept is None:
             return None
@@ -215,7 +217,7 @@ class Marks:
                     return keys, out
                 if not self._owed:
                     return None
-                assert self._from < key_of.size, "records were changed without a word"
+                assert self._from < key_of.size, "records were changed without a call of changing"
                 n, self._from = _next_owed(flags, self._from, min(key_of.size, self._from + _SCAN), places)
                 if n:
                     self._owed -= n

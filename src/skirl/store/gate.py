@@ -1,10 +1,4 @@
-"""Look-ups one at a time, copies side by side, and now and then one thread alone.
-
-A look-up of 16,384 keys takes about a millisecond and holds the lock; the copy that follows does not, so a reader and a
-writer overlap. What moves or replaces memory (growth, restore) goes alone. Who copies is remembered by thread, not
-counted: a Ctrl-C between two lines then costs nothing, where a count left one too high would make the next growth wait
-for ever.
-"""
+"""A lock of a store: look-ups one at a time, copies side by side, and now and then one thread alone."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """One thread's turn is `with gate.lookup(): ...`, then its copy, then `gate.copied()` in a `finally`.
+    """A thread calls `with gate.lookup(): ...`, then copies, then calls `gate.copied()` in a `finally`.
 
     >>> gate = Gate()
     >>> with gate.lookup():
@@ -39,7 +33,7 @@ class Gate:
             self._copying.add(me)
 
     def copied(self) -> None:
-        """This thread's copy is over, or never began."""
+        """This thread copies no more, or never did."""
         with self._lock:
             self._copying.discard(threading.get_ident())
             self._changed.notify_all()

@@ -1,12 +1,6 @@
-"""A store behind an emulated link: every call takes delay + bytes / rate, and no less than the store itself.
+"""A store behind an emulated link: every call takes delay + bytes / rate, and never less than the store itself takes.
 
-Movement that costs nothing hides nothing, and a slow network is seldom at hand where a pipeline is worked on. The link is
-full duplex: reads and writes each have a clock of their own, which says when the direction is free again. Calls that run at
-the same time share the rate, one after another, and overlap the delay. Waiting is a sleep, so it costs neither the
-interpreter nor a core; a sleep ends some 60 us late, as an interrupt of a network card would. Shaping packets between two
-processes (`tc netem`) is closer to the truth, and needs root and a server.
-
-Bytes are those of the records, 64 a row of 16 floats: keys are not counted, and snapshots and checkpoints do not travel.
+Only the bytes of records count. Keys and checkpoints do not travel over the link.
 """
 
 import math
@@ -30,7 +24,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class Link:
-    """Rate and delay of a link.
+    """Rate and delay of a link. By default it is infinitely fast, so that a test can set one of the two.
 
     >>> Link.parse("1Gbit,100us")
     Link(rate=125000000.0, delay=0.0001)
@@ -73,7 +67,7 @@ class _Pipe:
         self._lock = threading.Lock()
 
     def wait(self, nbytes: int, began: float) -> None:
-        """Sleep until these bytes are through that set out at `began`, or when those before them were."""
+        """Sleep until so many bytes are through. They set out at `began`, or when those before them are through."""
         with self._lock:
             self.calls += 1
             self.nbytes += nbytes
@@ -85,6 +79,11 @@ class _Pipe:
 
 class LinkStore(Store):
     """Any store, behind a link.
+
+    **Arguments**
+
+    - `inner`: the store.
+    - `link`: rate and delay.
 
     >>> from skirl.store import MemoryStore, Record
     >>> store = LinkStore(MemoryStore({0: Record(2)}), Link.parse("1Gbit,1ms"))
@@ -123,13 +122,8 @@ class LinkStore(Store):
     def keys(self) -> Iterator[NDArray[np.int64]]:
         return self.inner.keys()
 
-    def snapshot(self, folder: str | Path) -> None:
-        self.inner.snapshot(folder)
-        self._same()
-
-    def restore(self, folder: str | Path) -> None:
-        self.inner.restore(folder)
-        self._same()
+    def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
+        return self.inner.held()
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         frozen = self.inner.freeze(folder, since)

@@ -1,14 +1,4 @@
-"""A hash index from keys to int32 values: which slot, or which position, a row has.
-
-Open addressing over two plain arrays, at most half full: a lookup probes 1.5 places on average when the key is there
-and 2.5 when it is not, for 24 to 48 bytes a key. The functions are Numba kernels over those arrays and call each other,
-so a planner looks up and changes some 10 million keys a second and core without the interpreter; they never grow the
-arrays, the caller makes room before it enters the kernel. A Python dict costs about 100 bytes a key, holds the
-interpreter lock and cannot be used inside a kernel; numba.typed.Dict can, and pays for a generic layout and reference
-counts at every call.
-
-Values are int32, so an index that numbers rows holds at most 2**31 of them.
-"""
+"""A hash index from int64 keys to int32 values: which slot, or which position, a row has."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +6,7 @@ from numpy.typing import NDArray
 from skirl.tools.jit import AHEAD, kernel, prefetch
 
 EMPTY = -1
-"""Marks a free place in `keys`; keys themselves are never negative."""
+"""Marks a free place in `keys`; keys are never negative."""
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -26,10 +16,10 @@ _MUL_LOW, _MUL_HIGH, _MUL_LAST = np.uint64(0x9E3779B1), np.uint64(0x85EBCA77), n
 
 @kernel
 def mix(key: int) -> int:
-    """32 well spread bits of a key, as a non-negative integer.
+    """32 well mixed bits of a key, as a non-negative integer.
 
-    Keys are a table in the upper bits and small dense rows in the lower ones: taken as they are, all tables would
-    collide. Products are 32 by 32 bits, so nothing overflows and plain Python computes the same without a warning.
+    A key is a table in the upper bits and a small row in the lower ones: unmixed, the rows of all tables would collide.
+    Products are of 32 by 32 bits, so nothing overflows, and plain Python computes the same without a warning.
     """
     x = np.uint64(key)
     low = ((x & _LOW) ^ _SALT_LOW) * _MUL_LOW
@@ -41,7 +31,7 @@ def mix(key: int) -> int:
 
 @kernel
 def probe(keys: NDArray[np.int64], mask: int, key: int) -> int:
-    """The place of a key, or the free place where it belongs: `keys[place] == key` tells which."""
+    """The place of a key, or the free place where it belongs; `keys[place] == key` says which of the two."""
     place = mix(key) & mask
     while keys[place] != key and keys[place] != EMPTY:
         place = (place + 1) & mask
@@ -50,7 +40,7 @@ def probe(keys: NDArray[np.int64], mask: int, key: int) -> int:
 
 @kernel
 def ask(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int) -> None:
-    """Ask for the memory that a look-up of this key will need: asked `AHEAD` turns before, it saves a third."""
+    """Fetch the memory that a lookup of this key needs. Called `AHEAD` turns before, it saves a third of the time."""
     place = mix(key) & mask
     prefetch(keys, place)
     prefetch(values, place)
@@ -58,7 +48,7 @@ def ask(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int)
 
 @kernel
 def find(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int) -> int:
-    """The value of a key, -1 when it is not held."""
+    """The value of a key, -1 if it is not in the index."""
     place = probe(keys, mask, key)
     if keys[place] == key:
         return values[place]
@@ -67,7 +57,7 @@ def find(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int
 
 @kernel
 def insert(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int, value: int) -> bool:
-    """Set the value of a key; True when the key is new. There must be room: see `HashIndex.reserve`."""
+    """Set the value of a key; whether the key is new. There must be room: see `HashIndex.reserve`."""
     place = probe(keys, mask, key)
     new = keys[place] != key
     keys[place] = key
@@ -77,10 +67,10 @@ def insert(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: i
 
 @kernel
 def remove(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int) -> int:
-    """Take a key out; its value, -1 when it was not held.
+    """Remove a key; its value, -1 if it was not in the index.
 
-    Later keys of the run move back into the hole, so no markers of the dead pile up and lookups stay as short as in a
-    fresh index, however many keys come and go.
+    Keys after it move back into the hole. So there are no markers of removed keys, and lookups stay as short as in a new
+    index, however many keys come and go.
     """
     hole = probe(keys, mask, key)
     if keys[hole] != key:
@@ -119,7 +109,7 @@ def insert_all(
     new: NDArray[np.int32],
     had: NDArray[np.bool_],
 ) -> int:
-    """`insert` for many keys; had: which were there. How many were not."""
+    """`insert` for many keys; how many were new. had: is set to which were there before."""
     added, last = 0, new_keys.size - 1
     for i in range(new_keys.size):
         ask(keys, values, mask, new_keys[min(i + AHEAD, last)])
@@ -133,7 +123,7 @@ def insert_all(
 def remove_all(
     keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, old_keys: NDArray[np.int64], out: NDArray[np.int32]
 ) -> int:
-    """`remove` for many keys; how many were held."""
+    """`remove` for many keys; how many were in the index."""
     removed, last = 0, old_keys.size - 1
     for i in range(old_keys.size):
         ask(keys, values, mask, old_keys[min(i + AHEAD, last)])
@@ -156,15 +146,16 @@ def _rehash(
 
 
 class HashIndex:
-    """The two arrays of an index and how many keys they hold.
+    """The two arrays of an index, at most half full, and how many keys they hold.
 
-    Kernels take `.keys`, `.values` and `.mask` and call `find`, `insert` and `remove` on them; whoever does so calls
-    `reserve` first and adds what was new to `.count` afterwards. Keys and values must not be negative.
+    Kernels take `.keys`, `.values` and `.mask` and call `find`, `insert` and `remove` on them. They never grow the arrays:
+    the caller calls `reserve` before, and adds the new keys to `.count` after. Keys and values must not be negative. An
+    index that numbers rows holds at most 2**31 of them.
 
     >>> index = HashIndex()
-    >>> index.put(np.array([7, 1 << 48]), np.array([0, 1], np.int32))
+    >>> index.put(np.array([7, 300]), np.array([0, 1], np.int32))
     2
-    >>> index.get(np.array([1 << 48, 8]))
+    >>> index.get(np.array([300, 8]))
     array([ 1, -1], dtype=int32)
     >>> index.drop(np.array([7])), len(index)
     (array([0], dtype=int32), 1)
@@ -174,43 +165,32 @@ class HashIndex:
     values: NDArray[np.int32]
     count: int
 
-    def __init__(self, capacity_hint: int = 0) -> None:
-        self._allocate(capacity_hint)
+    def __init__(self) -> None:
+        self._allocate(16)
         self.count = 0
 
-    def _allocate(self, room: int) -> None:
-        size = max(16, 1 << (2 * room - 1).bit_length()) if room else 16
+    def _allocate(self, size: int) -> None:
         self.keys = np.full(size, EMPTY, np.int64)
         self.values = np.empty(size, np.int32)
 
     @property
     def mask(self) -> int:
-        """Size - 1, a power of two less one: `& mask` wraps a place around the end."""
+        """The size less one; the size is a power of two, so `& mask` wraps a place around the end."""
         return self.keys.size - 1
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by the arrays."""
-        return self.keys.nbytes + self.values.nbytes
 
     def __len__(self) -> int:
         return self.count
 
     def reserve(self, n_more: int) -> None:
-        """Make room for `n_more` further keys; the arrays are replaced when they grow, their size at least doubles."""
+        """Make room for `n_more` more keys. When the arrays grow they are replaced, and at least double."""
         if 2 * (self.count + n_more) <= self.keys.size:
             return
         keys, values = self.keys, self.values
-        self._allocate(self.count + n_more)
+        self._allocate(1 << (2 * (self.count + n_more) - 1).bit_length())
         _rehash(keys, values, self.keys, self.values)
 
-    def clear(self) -> None:
-        """Forget all keys, keep the room."""
-        self.keys.fill(EMPTY)
-        self.count = 0
-
     def get(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The value of each key, -1 where it is not held."""
+        """The value of each key, -1 where it is not in the index."""
         out = np.empty(len(keys), np.int32)
         find_all(self.keys, self.values, self.mask, keys, out)
         return out
@@ -220,9 +200,9 @@ class HashIndex:
         return int((~self.claim(keys, values)).sum())
 
     def claim(self, keys: NDArray[np.int64], values: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Set the value of each key; which were there."""
+        """Set the value of each key; which of the keys were there before."""
         if len(keys) != len(values):
-            raise ValueError(f"{len(keys)} keys and {len(values)} values given: pass one value a key")
+            raise ValueError(f"{len(keys)} keys and {len(values)} values given: pass one value for each key")
         if len(keys) and (keys.min() < 0 or values.min() < 0):
             raise ValueError("keys and values must not be negative: -1 marks what is not there")
         self.reserve(len(keys))
@@ -231,7 +211,7 @@ class HashIndex:
         return had
 
     def drop(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Take each key out; its value, -1 where it was not held."""
+        """Remove each key; its value, -1 where it was not in the index."""
         out = np.empty(len(keys), np.int32)
         self.count -= remove_all(self.keys, self.values, self.mask, keys, out)
         return out

@@ -1,17 +1,4 @@
-"""One way to compile a hot loop: `@kernel`.
-
-Every loop over ids or rows is plain Python that Numba compiles, so a reader can step through it: with NUMBA_DISABLE_JIT=1
-the same functions run as they are written, about 100x slower. A C++ extension would compile ahead of time and pin the
-library to one ABI of torch, which is what users of its peers complain of first.
-
-The flags are a promise, not a tuning. `nogil`: kernels run beside each other in our own threads. No `fastmath`: LLVM may
-then neither fuse a multiply with an add nor reorder a sum, so the bits depend on no vector width. `error_model="numpy"`:
-a division by zero gives inf or nan as it does in torch; Python's check for it would keep loops from being vectorised.
-Numba cannot be interrupted: a Ctrl-C inside the compiler leaves its registries half filled, and the next kernel fails with
-"generator raised StopIteration". So SIGINT waits until the compiler's lock is free, at most some seconds.
-
-The cache on disk notices a change of a kernel's own file only: after a change here, delete the __pycache__ folders.
-"""
+"""One way to compile a hot loop: `@kernel`; and what a loop may ask of the processor."""
 
 import threading
 from collections.abc import Callable
@@ -25,12 +12,22 @@ from numba.core.cgutils import get_item_pointer
 from numba.extending import intrinsic
 
 from skirl.tools.interrupts import Hold, uninterrupted
+from skirl.tools.kernel_cache import cache_for
 
-F = TypeVar("F", bound=Callable[..., Any])
+Kernel = Callable[..., Any]
+F = TypeVar("F", bound=Kernel)
 
 
 def kernel(function: F) -> F:
-    """Compile a function of arrays and numbers, at its first call; the result is cached on disk.
+    """Compile a function of arrays and numbers at its first call, and keep the result on disk: see `kernel_folder`.
+
+    With NUMBA_DISABLE_JIT=1 it stays plain Python, about 100 times slower, with the same bits.
+
+    **Arguments**
+
+    - `function`: a loop that Numba can compile. It is compiled to release the interpreter's lock, since kernels run beside
+      each other in our own threads, and without `fastmath`, so that LLVM neither fuses a multiply with an add nor reorders
+      a sum. A division by zero gives inf or nan, as in torch.
 
     >>> @kernel
     ... def double(x, lo, hi):
@@ -42,30 +39,28 @@ def kernel(function: F) -> F:
     [1.0, 2.0, 2.0]
     """
     if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
-        # Compiled code wraps and divides without a word; numpy's scalars would warn at each of them.
+        # Compiled code wraps and divides silently; numpy's scalars would warn each time.
         return np.errstate(all="ignore")(function)
-    # A doctest has no file to keep a cache beside.
-    cached = "<" not in function.__code__.co_filename
-    return cast(F, njit(nogil=True, cache=cached, error_model="numpy")(function))
+    compiled: Any = njit(nogil=True, error_model="numpy")(function)
+    cache = cache_for(function)
+    if cache is not None:
+        compiled._cache = cache
+    return cast(F, compiled)
 
 
 AHEAD = 32
-"""Turns ahead that a loop over places all over memory asks for the next ones."""
+"""How many turns ahead a loop with scattered accesses asks for memory."""
 
 if TYPE_CHECKING or config.DISABLE_JIT:
 
     def prefetch(array: np.ndarray, index: int) -> None:
-        """Nothing, where nothing is compiled."""
+        """Do nothing: nothing is compiled."""
 
 else:
 
     @intrinsic
     def prefetch(context, array, index):
-        """In a kernel: ask for `array[index]` now, to write it soon. The index is not negative.
-
-        A loop over places all over memory that asks 32 turns ahead takes half the time: the processor looks about ten
-        turns ahead by itself, and not past a branch that it has guessed wrong.
-        """
+        """In a kernel: fetch `array[index]` into the cache now, to write to it soon. The index must not be negative."""
 
         def generate(context, builder, signature, args):
             view = context.make_array(signature.args[0])(context, builder, args[0])
@@ -81,7 +76,10 @@ else:
 
 
 class _Quiet(event.Listener):
-    """Holds Ctrl-C back for as long as the main thread has the compiler's lock, or waits for it."""
+    """Holds Ctrl-C back while the main thread has the compiler's lock or waits for it, at most some seconds.
+
+    Raised inside the compiler, it leaves Numba's registries half filled, and the next kernel does not compile.
+    """
 
     def __init__(self) -> None:
         self._holds: list[Hold] = []

@@ -1,4 +1,4 @@
-"""What a figure was measured on: times without it say nothing."""
+"""What a figure was measured on, and how much memory there is."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from skirl.tools.sealed_json import skirl_version
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, threads, versions; nothing that names the machine or its user.
+    """The processor, its cores, threads and versions; nothing that names the machine or its user.
 
     >>> machine()["cores"] >= 1
     True
@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
 def peak_bytes() -> int:
     """The most memory this process has held.
 
-    Not getrusage's figure where there is another: that one starts at the peak of the process that started this one.
+    getrusage is asked only where nothing else tells: its figure starts at the peak of the parent process.
 
     >>> peak_bytes() > 1 << 20
     True
@@ -47,7 +47,7 @@ def peak_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Memory that this process can still have: what the system has left, and what the limit of its group leaves.
+    """Memory that this process can still get: the system's free memory, or less where its control group has a limit.
 
     >>> free_bytes() > 1 << 20
     True
@@ -55,7 +55,7 @@ def free_bytes() -> int:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):  # more than what is unused: file pages give way
+            if line.startswith("MemAvailable:"):  # counts cached file pages as free
                 free = int(line.split()[1]) << 10
         group = Path("/sys/fs/cgroup")
         most = (group / "memory.max").read_text().strip()

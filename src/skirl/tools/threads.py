@@ -1,13 +1,4 @@
-"""Run a kernel over 0..n in several threads, on a static partition.
-
-Kernels take `lo, hi` and never share a sum across that border, so the bits do not depend on the number of threads. Handing
-out a part costs about 10 us; kernels of a training step run for milliseconds. Numba's prange would do the same with less
-code here, but its thread layers abort under fork or when two threads of ours call at once, which a pipeline does all the
-time; concurrent.futures joins its threads at exit, so a stuck kernel would hang the interpreter.
-
-The threads are daemons, started when first needed, shared by all callers, and made anew in a forked child. Who waits for
-a disk in a kernel brings threads of its own: on the shared ones a training step would wait behind it.
-"""
+"""Run a kernel over 0..n in several threads, with the same bits for any number of them."""
 
 import os
 import threading
@@ -20,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class _Run:
-    """One call of `run`: counts its parts down and keeps the first error."""
+    """One call of `run`: counts the parts that are left and keeps the first error."""
 
     def __init__(self, parts: int) -> None:
         self.left = parts
@@ -57,7 +48,10 @@ class _Run:
 
 
 class Threads:
-    """Workers and the queue they share."""
+    """Daemon threads and the queue they share. They are started when first needed, and anew in a forked child.
+
+    A kernel that waits for a disk brings its own: on the shared ones a training step would wait behind it.
+    """
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -83,7 +77,7 @@ _threads = Threads()
 
 
 def _forget() -> None:
-    """In a forked child: the parent's threads are not here, and its locks may be held for ever."""
+    """In a forked child: the parent's threads do not exist here, and its locks may be held for ever."""
     global _threads
     _threads = Threads()
 
@@ -93,9 +87,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def partition(n: int, parts: int, work: NDArray[Any] | None = None) -> list[int]:
-    """Borders of `parts` ranges that cover 0..n: part p is borders[p]..borders[p + 1].
+    """Borders of ranges that cover 0..n: part p is borders[p]..borders[p + 1].
 
-    work: [n + 1] ascending, what items before each cost in sum, such as the group starts of rows; equal items when None.
+    **Arguments**
+
+    - `n`: how many items there are.
+    - `parts`: how many ranges to make.
+    - `work`: [n + 1], ascending: the cost of all items before each, such as the group starts of rows. None: all items cost
+      the same.
 
     >>> partition(10, 4)
     [0, 2, 5, 7, 10]
@@ -120,9 +119,17 @@ def run(
 ) -> None:
     """Call kernel(*args, lo, hi) so that the ranges cover 0..n, in up to `threads` threads, this one among them.
 
-    Returns when all parts have ended. An exception of any part is raised here, with its traceback. pool: the workers
-    to use; those of the process when None. meanwhile: what this thread does while others have the kernel, or before it
-    where there are no others.
+    Returns when all parts have ended. An exception of any part is raised here, with its traceback.
+
+    **Arguments**
+
+    - `kernel`: takes `lo` and `hi` last, and shares no sum across their border, so that the bits do not depend on `threads`.
+    - `n`: how many items there are.
+    - `args`: what the kernel takes before `lo` and `hi`.
+    - `threads`: how many to use at most; 1 calls the kernel here. To hand out a part takes about 10 us.
+    - `work`: what the items cost, see `partition`. None: all the same.
+    - `pool`: the threads to use. None: those that the process shares.
+    - `meanwhile`: what this thread does while others run the kernel, or before it where there are no others.
 
     >>> x = np.zeros(5)
     >>> def add(x, amount, lo, hi):

@@ -202,9 +202,9 @@ class Report:
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The facts as people read them."""
-        from skirl.train.report.report import told
+        from skirl.train.report.report import as_text
 
-        return {**told(result), "page": result["page"]}
+        return {**as_text(result), "page": result["page"]}
 
 
 def described(result: Mapping[str, Any], prefix: str = "") -> str:

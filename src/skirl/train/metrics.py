@@ -1,15 +1,4 @@
-"""Metrics over a stream of any length: AUC, log loss, normalised entropy and calibration, from logits.
-
-The AUC of n samples needs their order. Keeping all scores is exact and takes 22 GB for the 4.4 billion samples of an
-epoch of Criteo Terabyte; `StreamingAUC` counts clicks and others in 2**18 bins of the float32 number line: 4 MiB,
-whatever n. Samples of one bin count as ties, so the result is exact for scores that differ in their first 18 bits, and
-`error_bound` says how far off it can be for the rest: about 2e-4 for usual logits, the true error being some hundred
-times less. Bins over [0, 1], the usual choice, waste most of them when clicks are rare.
-
-Counts are integers: the order of updates, and how a stream is split between trainers, change nothing. The sums of
-`LogLoss` are float64, one addition an update: their last bits belong to the batches that came in. An update of
-1,024 samples takes 0.13 ms; sums that are exact whatever the order (math.fsum) would make it 2.4 times as long.
-"""
+"""Metrics over a stream of any length: AUC, log loss, normalised entropy and calibration, from logits."""
 
 import math
 from dataclasses import dataclass
@@ -102,10 +91,6 @@ class StreamingAUC:
         bins = (ordered >> np.uint32(32 - _BITS)).astype(np.int64)
         for clicked in (0, 1):
             self._counts[clicked] += np.bincount(bins[clicks == clicked], minlength=1 << _BITS)
-
-    def merge(self, other: "StreamingAUC") -> None:
-        """Add what another one counted."""
-        self._counts += other._counts
 
     def value(self) -> float:
         """The AUC of all samples so far; nan until there are both clicks and others."""

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or sys.platform != "linux", reason="Triton has no ptxas there"
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def compiled(tmp_path, capability, *wanted):
-    """What tests/nn/compiled.py tells of each kernel."""
+    """What compiled.py tells of each kernel."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {
         "TRITON_CACHE_DIR": str(tmp_path),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from skirl.core.optim import KIND_SGD, Adam, RowwiseAdagrad
 from skirl.core.reference import Reference
 from skirl.core.tables import Table
-from skirl.engine.kernels import cpu, wide
+from skirl.engine.kernels import choice, cpu
 from skirl.engine.kernels.hot_rows import STRETCH, stretches_of
 from tests.cases import cases
 from tests.engine.kernels.test_cpu import World, assert_same_bits
@@ -58,7 +58,7 @@ def test_sums(which, dim, dtype, scaled, dead):
     pos, scale = rng.permutation(n).astype(np.int32), rng.standard_normal(n if scaled else 0).astype(dtype)
     cache, rows = np.full((u, dim), -0.0, dtype), rng.permutation(u).astype(np.int32)
     bag_of = np.argsort(pos).astype(np.int32)  # the i-th place in group_pos has bag i
-    kernel = cpu.update if which == "plain" else wide.update_for(dim, np.dtype(dtype), KIND_SGD)
+    kernel = cpu.update if which == "plain" else choice.update_for(dim, np.dtype(dtype), KIND_SGD)
     kernel(
         cache, dim, KIND_SGD, rows, np.zeros(u, np.int64), start, pos, bag_of, scale, grads, live,
         np.full((1, 1), -1, dtype), dtype(np.inf), 0, u,

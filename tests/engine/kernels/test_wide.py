@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numba import config
+from numba import config, njit
 
 from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-from skirl.engine.kernels import cpu, wide
+from skirl.engine.kernels import choice, cpu, lanes, wide
 from skirl.engine.kernels.buffers import empty
 from tests.cases import cases
 
@@ -62,7 +62,7 @@ def test_pooled_bits_are_those_of_the_plain_loop(data, dim, one, streams):
     fast = empty(drawn.bags * dim, np.float32).reshape(drawn.bags, dim)
     fast[:] = np.nan
     offsets = drawn.offsets[:0] if one and drawn.bags else drawn.offsets
-    make = wide._gather if one and drawn.bags else wide._pool
+    make = wide.gather_kernel if one and drawn.bags else wide.pool_kernel
     for kernel, out in ((cpu.pool, plain), (make(dim, width % 16 != 0, streams), fast)):
         kernel(drawn.cache, dim, drawn.slots, offsets, drawn.features, drawn.scale, out, drawn.lo, drawn.bags)
     assert bits(plain) == bits(fast)
@@ -82,7 +82,7 @@ def test_updated_bits_are_those_of_the_plain_loop(data, dim, optimizer):
     scalars = optimizer.scalars(0.1, np.array([3]))
     lo = data.draw(st.integers(0, len(distinct)))
     caches = []
-    for kernel in (cpu.update, wide.update_for(dim, np.dtype(np.float32), optimizer.kind)):
+    for kernel in (cpu.update, choice.update_for(dim, np.dtype(np.float32), optimizer.kind)):
         caches.append(drawn.cache.copy())
         kernel(
             caches[-1], dim, optimizer.kind, drawn.slot_of[distinct], distinct.astype(np.int64), start, positions, bag_of,
@@ -94,30 +94,30 @@ def test_updated_bits_are_those_of_the_plain_loop(data, dim, optimizer):
 def test_other_rows_take_the_plain_loops(monkeypatch):
     out = np.empty((2, 16), np.float32)
     single, double = out.dtype, np.dtype(np.float64)
-    assert wide.pool_for(16, 17, out, True) is not cpu.pool
-    assert wide.pool_for(16, 17, out.astype(np.float64), True) is cpu.pool
+    assert choice.pool_for(16, 17, out, True) is not cpu.pool
+    assert choice.pool_for(16, 17, out.astype(np.float64), True) is cpu.pool
     for dim, dtype in ((24, single), (272, single), (16, double)):
-        assert wide.update_for(dim, dtype, SGD().kind) is cpu.update
+        assert choice.update_for(dim, dtype, SGD().kind) is cpu.update
     monkeypatch.setattr(config, "DISABLE_JIT", 1)
-    assert wide.pool_for(16, 17, out, True) is cpu.pool
+    assert choice.pool_for(16, 17, out, True) is cpu.pool
 
 
 def test_only_a_large_output_that_begins_on_a_cache_line_is_streamed(monkeypatch):
-    monkeypatch.setattr(wide, "_gather", lambda dim, across, streams: streams)
-    monkeypatch.setattr(wide, "STREAMED", 16 * 64)
+    monkeypatch.setattr(wide, "gather_kernel", lambda dim, across, streams: streams)
+    monkeypatch.setattr(choice, "STREAMED", 16 * 64)
     out = empty(17 * 16 + 1, np.float32)
-    assert wide.pool_for(16, 16, out[: 16 * 16].reshape(16, 16), True)
-    assert not wide.pool_for(16, 16, out[: 15 * 16].reshape(15, 16), True)
-    assert not wide.pool_for(16, 16, out[1 : 1 + 16 * 16].reshape(16, 16), True)
+    assert choice.pool_for(16, 16, out[: 16 * 16].reshape(16, 16), True)
+    assert not choice.pool_for(16, 16, out[: 15 * 16].reshape(15, 16), True)
+    assert not choice.pool_for(16, 16, out[1 : 1 + 16 * 16].reshape(16, 16), True)
 
 
 UPDATE = """
 import numpy as np
-from skirl.engine.kernels import wide
+from skirl.engine.kernels import choice
 from skirl.core.optim import KIND_SGD
 rows, keys, start = np.arange(2, dtype=np.int32), np.arange(2), np.array([0, 300, 301], np.int32)  # one row is hot
 place, cache, scale = np.arange(301, dtype=np.int32), np.ones((2, 16), np.float32), np.empty(0, np.float32)
-wide.update_for(16, cache.dtype, KIND_SGD)(
+choice.update_for(16, cache.dtype, KIND_SGD)(
     cache, 16, KIND_SGD, rows, keys, start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_),
     np.ones((1, 1), np.float32), np.float32(np.inf), 0, 2)
 assert cache[:, 0].tolist() == [-299, 0]
@@ -134,3 +134,40 @@ def test_the_next_process_compiles_nothing(tmp_path):
     )
     assert "data saved" in first
     assert "data loaded" in second and "data saved" not in second
+
+
+@pytest.fixture
+def asked_anew():
+    choice._wide.cache_clear()
+    yield
+    choice._wide.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "broken", ["a vector that LLVM does not take", "a name that Numba has no more", "wrong numbers"]
+)
+def test_where_vectors_cannot_be_built_rows_take_the_plain_loops(broken, monkeypatch, caplog, asked_anew):
+    """One warning, and the same bits: those of `cpu`."""
+    if broken.startswith("a vector"):
+
+        def load(context, builder, *args):
+            raise RuntimeError("LLVM IR parsing error")
+
+        @lanes._inlined
+        def failing(typingctx, array, row, column, n):
+            return lanes.Lanes(array.dtype, 16)(array, row, column, n), load
+
+        anew = njit(wide._every_operation.py_func)  # not from disk
+        monkeypatch.setattr(wide, "load", failing)
+        monkeypatch.setattr(wide, "_every_operation", anew)
+    elif broken.startswith("a name"):
+        monkeypatch.setitem(sys.modules, "skirl.engine.kernels.wide", None)
+        monkeypatch.delattr("skirl.engine.kernels.wide")
+    else:
+        monkeypatch.setattr(wide, "_every_operation", lambda rows: None)
+    out = np.empty((2, 16), np.float32)
+    for _ in range(2):
+        assert choice.pool_for(16, 17, out, True) is cpu.pool
+        assert choice.update_for(16, out.dtype, SGD().kind) is cpu.update
+    (record,) = caplog.records
+    assert "rows take the plain loops" in record.message and record.levelname == "WARNING"

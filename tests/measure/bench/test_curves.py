@@ -5,8 +5,9 @@ from xml.etree import ElementTree
 import pytest
 
 from skirl.measure.bench import curves
-from skirl.measure.bench.curves import Curves, Point, Run, worst
+from skirl.measure.bench.curves import AXES, Curves, Point, Run, drawn, worst
 from skirl.train.report.plot import Chart, svg
+from tests.pages import NONE, mistakes
 
 
 def test_every_axis_is_walked_and_drawn(tmp_path, monkeypatch):
@@ -22,6 +23,11 @@ def test_every_axis_is_walked_and_drawn(tmp_path, monkeypatch):
     root = ElementTree.fromstring(plot.read_text())
     assert sum(element.tag.endswith("polyline") for element in root.iter()) == 2 * len(small)
     assert "linear at most" in Curves().summary(result)["batch"]
+
+
+def test_no_text_of_the_picture_is_cut_off_or_lies_on_a_line(browse, tmp_path):
+    lines = {name: [(x, 0.0123 * x**0.9) for x in values] for name, values in AXES.items()}
+    assert mistakes(browse, tmp_path, drawn(lines)) == NONE
 
 
 def test_above_linear_fails(monkeypatch):
@@ -71,11 +77,11 @@ def test_refuses_a_plot_of_another_kind(tmp_path):
 def test_a_chart_is_well_formed_and_in_its_frame():
     chart = Chart("a & b", "x", {"one": [(1, 5.0), (1000, 0.02)], "~two": [(1, 1), (1000, 1)]}, marks=(5.6,))
     root = ElementTree.fromstring(svg([chart, chart]))
-    assert root.get("width") == "600"
+    assert root.get("width") == "880"
     for line in root.iter("{http://www.w3.org/2000/svg}polyline"):
         for point in (line.get("points") or "").split():
             x, y = map(float, point.split(","))
-            assert 0 <= x <= 300 and 0 <= y <= 210
+            assert 0 <= x <= 440 and 0 <= y <= 300
 
 
 def test_zero_has_no_place_on_a_chart():

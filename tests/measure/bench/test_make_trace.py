@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "make_trace.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "make_trace.py"
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-torchrec = pytest.importorskip("torchrec", reason="the peers are not installed: constraints/peers.txt")
-pytest.importorskip("fbgemm_gpu", reason="the peers are not installed: constraints/peers.txt")
+torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
+pytest.importorskip("fbgemm_gpu", reason="not installed: constraints/others.txt")
 
 
 @pytest.mark.parametrize("given", ["lengths", "offsets"])

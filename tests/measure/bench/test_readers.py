@@ -6,7 +6,7 @@ import pytest
 
 from skirl.data.files.dataset import Dataset
 from skirl.measure.bench.readers import Readers, criteo_lines
-from tests.data.test_malformed import is_right
+from tests.data.files.test_text import is_right
 
 
 def test_it_reads_each_form() -> None:

@@ -33,9 +33,9 @@ def test_every_case_is_there_and_its_ratios_follow_from_its_times(result):
         assert ms["skirl"] > ms["kernels"] > 0 and ms["group"] > 0
         assert case["ids"] == 16 * 6 or case["pooling"] > 1
         assert (case["vs_embeddingbag"] is None) == (case["optimizer"] != "sgd")
-        for peer in ("fbgemm", "embeddingbag"):
-            if case[f"vs_{peer}"] is not None:
-                assert case[f"kernels_vs_{peer}"] >= case[f"vs_{peer}"] > 0
+        for other in ("fbgemm", "embeddingbag"):
+            if case[f"vs_{other}"] is not None:
+                assert case[f"kernels_vs_{other}"] >= case[f"vs_{other}"] > 0
         assert case["thread_scaling"] > 0
 
 
@@ -46,7 +46,7 @@ def test_overall_figures_are_of_all_cases(result):
     assert result["thread_scaling_geomean"] > 0
 
 
-@pytest.mark.skipif(find_spec("fbgemm_gpu") is None, reason="the peers are not installed: constraints/peers.txt")
+@pytest.mark.skipif(find_spec("fbgemm_gpu") is None, reason="not installed: constraints/others.txt")
 def test_fbgemm_is_measured_where_it_is_installed(result):
     assert result["vs_fbgemm_min"] > 0 and result["missing"] is None
 
@@ -73,7 +73,7 @@ def test_rows_that_differ_are_not_reported(monkeypatch):
         Rows(**TINY | {"pooling": (1,), "optimizer": ("sgd",)}).measure()
 
 
-def test_slots_are_laid_out_as_the_peers_have_their_rows():
+def test_slots_are_laid_out_as_the_others_have_their_rows():
     data = Synthetic("tiny", batch_size=8, rows_scale=0.01)
     tables = data.tables(16)
     given = rows._given(data.batch(0).sparse, tables, 0)

@@ -12,7 +12,7 @@ from skirl.measure.bench import traffic
 from skirl.measure.bench.traffic import Traffic
 from skirl.pipeline.simulate import Totals
 
-MAKE_TRACE = Path(__file__).parents[2] / "benchmarks" / "make_trace.py"
+MAKE_TRACE = Path(__file__).parents[3] / "benchmarks" / "make_trace.py"
 
 
 def make_trace():
@@ -120,8 +120,8 @@ def test_a_run_that_differs_from_its_plan_is_not_reported(trace, skewed, monkeyp
         Traffic(trace(skewed), batch=50, capacity=120).run()
 
 
-def test_without_the_peers_their_counts_are_missing(trace, skewed, monkeypatch, tmp_path):
-    monkeypatch.setattr(traffic, "PEERS", tmp_path / "traffic_peers.py")
+def test_without_the_independent_code_its_counts_are_missing(trace, skewed, monkeypatch, tmp_path):
+    monkeypatch.setattr(traffic, "INDEPENDENT", tmp_path / "traffic_others.py")
     bench = Traffic(trace(skewed), batch=50, capacity=120)
     result = bench.run()
     assert result["min"] is None and result["lru"] is None

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skirl.measure.bench.traffic import load_peers
+from skirl.measure.bench.traffic import independent_counts
 
-peers = load_peers()
+counted = independent_counts()
 
 
 def best(batches: list[frozenset[int]], capacity: int) -> int:
@@ -34,7 +34,7 @@ def best(batches: list[frozenset[int]], capacity: int) -> int:
 @given(trace=st.lists(st.integers(0, 6), min_size=6, max_size=20), batch=st.integers(1, 3), spare=st.integers(1, 3))
 def test_min_is_the_best_of_all_choices(trace, batch, spare):
     batches = [frozenset(trace[i : i + batch]) for i in range(0, len(trace) - batch + 1, batch)]
-    assert peers.minimum(np.array(trace), batch, batch + spare) == best(batches, batch + spare)
+    assert counted.minimum(np.array(trace), batch, batch + spare) == best(batches, batch + spare)
 
 
 @given(trace=st.lists(st.integers(0, 9), min_size=1, max_size=60), capacity=st.integers(1, 8))
@@ -47,15 +47,15 @@ def test_lru_on_batches_of_one_is_the_lru_that_everyone_knows(trace, capacity):
         seen.add(key)
         stack = [other for other in stack if other != key][-(capacity - 1) :] if capacity > 1 else []
         stack.append(key)
-    assert peers.least_recent(np.array(trace), 1, capacity) == expected
+    assert counted.least_recent(np.array(trace), 1, capacity) == expected
 
 
 def test_lru_of_a_batch_goes_by_last_position():
     # Row 1 comes first and last in its batch: row 2 leaves, and 1 is still there.
-    assert peers.least_recent(np.array([1, 2, 1, 3, 3, 3, 1, 1, 1]), 3, 2) == 0
-    assert peers.least_recent(np.array([1, 2, 1, 3, 3, 3, 2, 2, 2]), 3, 2) == 1
+    assert counted.least_recent(np.array([1, 2, 1, 3, 3, 3, 1, 1, 1]), 3, 2) == 0
+    assert counted.least_recent(np.array([1, 2, 1, 3, 3, 3, 2, 2, 2]), 3, 2) == 1
 
 
 def test_a_batch_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="batch 1 has 2 distinct rows"):
-        peers.minimum(np.array([1, 1, 2, 3]), 2, 1)
+        counted.minimum(np.array([1, 1, 2, 3]), 2, 1)

@@ -16,7 +16,7 @@ SMALL = {
 
 
 def test_all_modes_train_the_same_model(tmp_path):
-    pytest.importorskip("fbgemm_gpu", reason="the peers are not installed: constraints/peers.txt")
+    pytest.importorskip("fbgemm_gpu", reason="not installed: constraints/others.txt")
     result = TrainSpeed(**SMALL, link="1Gbit,10us", store=f"disk:{tmp_path}").run()
     assert result["failed"] is None and result["losses_agree"]
     modes = result["modes"]

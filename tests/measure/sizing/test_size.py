@@ -8,6 +8,7 @@ import pytest
 
 from skirl.cli import main
 from skirl.measure.sizing.commands import Size
+from tests.pages import NONE, mistakes
 
 FLAGS = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "8", "--batch", "64", "--steps", "40", "--seed", "3"]
 
@@ -58,13 +59,16 @@ def test_wrong_flags(flags, sentence, capsys):
 
 def test_the_page_in_a_browser(tmp_path, browse):
     page = tmp_path / "pages" / "size.html"
-    result = Size.of(data="synthetic:tiny", dim=8, batch=64, steps=40, model="dlrm-tiny", page=page, quiet=True).run()
+    result = Size.of(
+        data="synthetic:tiny", dim=8, batch=64, steps=40, model="dlrm-tiny", page=page, reduce=True, quiet=True
+    ).run()
     text = page.read_text()
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), "the page would fetch something"
     dom = browse(page)
     assert result["sentence"] in dom
     assert dom.count("<polyline") == len(result["curves"]) + 2 + 2
     assert "NaN" not in dom and "nan" not in re.sub(r"<[^>]*>", "", dom)
+    assert mistakes(browse, tmp_path, text) == NONE
 
 
 @pytest.mark.parametrize(("model", "beside"), [("dlrm-tiny", 0), ("wide-deep-tiny", 1), ("deepfm-tiny", 1)])

@@ -15,9 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skirl.store import DiskStore, MemoryStore, SnapshotError
+from skirl.store import DiskStore, MemoryStore
+from skirl.store.base import Frozen
 from skirl.store.disk import cleaning as room_module
+from skirl.store.disk import links
 from skirl.store.disk import log as log_module
+from skirl.store.disk.os_files import Files
+from skirl.tools.sealed_json import CheckpointError, seal
+from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, contents, random_rows, table_keys
 from tests.store.crash import Disk, Recorder, Unsynced
 
@@ -30,7 +35,10 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Point:
-    """A manifest that was renamed into place: from then on it may be what is found, once `done` it or a later one is."""
+    """A header that was renamed into place: from then on it may be what is found, once `done` it or a later one is.
+
+    The header is a store's manifest, or that of frozen rows.
+    """
 
     header: Path
     at: int
@@ -40,7 +48,7 @@ class Point:
 
 
 class Hooked(Recorder):
-    """Tells when a manifest is renamed."""
+    """Tells when a header is renamed."""
 
     on_rename = staticmethod(lambda path: None)
 
@@ -51,10 +59,18 @@ class Hooked(Recorder):
 
 
 class Copying(Hooked):
-    """Snapshots are on another file system."""
+    """Frozen rows are on another file system."""
 
     def link(self, old, new):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
+def finish(state: Frozen, folder: Path, files: Files) -> None:
+    """Write frozen rows and their header, as a checkpoint does; then what the header does not name may go."""
+    facts = state.write()
+    state.release()
+    links.replace(files, folder, frozen.HEADER, seal(frozen.body_of(facts)))
+    links.remove_but(files, folder, frozen.files_of(facts))
 
 
 class Workload:
@@ -65,11 +81,12 @@ class Workload:
         self.room = float(rng.choice([1.3, 3, 8]))  # cleans at almost every write, or keeps older points for long
         self.points: list[Point] = []
         self.content: dict[int, bytes] = {}
-        self.snapshots: dict[Path, dict[int, bytes]] = {}
-        for header in sorted(root.glob("snap*/snapshot.json")):
-            found = try_restore(root, header.parent)
+        self.frozen: dict[Path, dict[int, bytes]] = {}
+        self.state: tuple[Frozen, Path, dict[int, bytes]] | None = None
+        for header in sorted(root.glob(f"frozen?/{frozen.HEADER}")):
+            found = try_thaw(root, header.parent)
             assert found is not None
-            self.snapshots[header.parent] = found[0]
+            self.frozen[header.parent] = found[0]
             self.points.append(Point(header, -1, *found, done=-1))
         held = (root / "store" / "store.json").is_file()
         self.files = recorder(root)
@@ -86,7 +103,8 @@ class Workload:
 
     def renamed(self, header: Path) -> None:
         generation = json.loads(header.read_text())["facts"]["generation"]
-        self.points.append(Point(header, len(self.files.ops), dict(self.content), generation))
+        content = self.content if self.state is None or header.name != frozen.HEADER else self.state[2]
+        self.points.append(Point(header, len(self.files.ops), dict(content), generation))
 
     def finished(self) -> None:
         for point in self.points:
@@ -94,8 +112,8 @@ class Workload:
                 point.done = len(self.files.ops)
 
     def run(self, calls: int) -> None:
-        names = ["write", "flush", "snapshot", "restore", "kill", "close"]
-        self.do(self.rng.choice(names, calls, p=[0.7, 0.12, 0.06, 0.02, 0.05, 0.05]).tolist())
+        names = ["write", "flush", "freeze", "finish", "thaw", "kill", "close"]
+        self.do(self.rng.choice(names, calls, p=[0.58, 0.12, 0.09, 0.09, 0.02, 0.05, 0.05]).tolist())
 
     def do(self, names: Iterable[str]) -> None:
         for name in names:
@@ -122,31 +140,42 @@ class Workload:
     def flush(self) -> None:
         self.store.flush()
 
-    def snapshot(self) -> None:
-        folder = self.root / f"snap{self.rng.integers(2)}"
-        self.store.snapshot(folder)
-        self.snapshots[folder] = dict(self.content)
+    def freeze(self) -> None:
+        """What is held now, for a header that comes later; one that is not there yet is given up."""
+        if self.state:
+            self.state[0].release()
+        folder = self.root / f"frozen{self.rng.integers(2)}"
+        self.state = self.store.freeze(folder, None), folder, dict(self.content)
 
-    def restore(self) -> None:
-        if self.snapshots:
-            folder = sorted(self.snapshots)[int(self.rng.integers(len(self.snapshots)))]
-            self.content = dict(self.snapshots[folder])
-            self.store.restore(folder)
+    def finish(self) -> None:
+        if not self.state:
+            self.freeze()
+        assert self.state
+        state, folder, content = self.state
+        finish(state, folder, self.files)
+        self.frozen[folder], self.state = content, None
+
+    def thaw(self) -> None:
+        if self.frozen:
+            folder = sorted(self.frozen)[int(self.rng.integers(len(self.frozen)))]
+            self.content = dict(self.frozen[folder])
+            self.store.thaw(folder, frozen.facts_in(folder), [])
 
     def adopt(self) -> None:
-        """Restore what a store in memory has saved."""
+        """Take what a store in memory has frozen."""
         folder = self.root.with_name("memory")
         with MemoryStore(LAYOUT) as memory:
             for table in TABLES[:2]:
                 keys = table_keys(table, self.rng.choice(30, 9, replace=False))
                 memory.write(keys, random_rows(table, 9, int(self.rng.integers(1 << 30))))
-            memory.snapshot(folder)
+            facts = frozen.save(memory, folder)
             self.content = contents(memory)
-        self.store.restore(folder)
+        self.store.thaw(folder, facts, [])
         shutil.rmtree(folder)
 
     def kill(self) -> None:
         self.store._let_go()
+        self.state = None
         self.store = self.open()
         self.content = dict(max((p for p in self.points if p.header.name == "store.json"), key=lambda p: p.at).content)
         assert contents(self.store) == self.content
@@ -163,13 +192,14 @@ class Workload:
         return begun[last or 0 :], last is not None
 
 
-def try_restore(root: Path, folder: Path) -> tuple[dict[int, bytes], int] | None:
+def try_thaw(root: Path, folder: Path) -> tuple[dict[int, bytes], int] | None:
+    """What is frozen in a folder; None where it has no header."""
     other = DiskStore(root / "other", LAYOUT, files=Unsynced())
     try:
-        other.restore(folder)
+        frozen.load(other, folder)
         return contents(other), other.generation
-    except SnapshotError as error:
-        assert "snapshot.json is missing" in str(error)
+    except CheckpointError as error:
+        assert f"{frozen.HEADER} is missing" in str(error)
         return None
     finally:
         other._let_go()
@@ -186,7 +216,7 @@ def killed_and_opened(disk: Disk, rng: np.random.Generator, root: Path) -> Disk:
 
 
 def found_is_allowed(work: Workload, disk: Disk, k: int, root: Path) -> None:
-    """Open the store and restore the snapshots of a disk after a crash; compare with what was promised to last."""
+    """Open the store and thaw what is frozen on a disk after a crash; compare with what was promised to last."""
     disk.write_to(root)
     points, surely = work.allowed(work.root / "store" / "store.json", k)
     with DiskStore(root / "store", LAYOUT, files=Unsynced()) as store:
@@ -194,29 +224,29 @@ def found_is_allowed(work: Workload, disk: Disk, k: int, root: Path) -> None:
         found = contents(store), store.generation
         assert not surely or found in [(p.content, p.generation) for p in points]
         assert surely or found in [*[(p.content, p.generation) for p in points], ({}, 0)]
-    for folder in ("snap0", "snap1"):
-        points, surely = work.allowed(work.root / folder / "snapshot.json", k)
-        found = try_restore(root, root / folder)
+    for folder in ("frozen0", "frozen1"):
+        points, surely = work.allowed(work.root / folder / frozen.HEADER, k)
+        found = try_thaw(root, root / folder)
         assert found is not None or not surely
         assert found is None or found in [(p.content, p.generation) for p in points]
 
 
 class UnsyncedCopies(Unsynced):
-    """Waits for no disk, and has snapshots on another file system."""
+    """Waits for no disk, and has frozen rows on another file system."""
 
     def link(self, old, new):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
 def goes_on(root: Path, files: Unsynced) -> None:
-    """What is found can be restored and saved again, over what there is of an earlier snapshot."""
+    """What is found can be thawed and frozen again, over what there is of an earlier frozen state."""
     with DiskStore(root / "store", LAYOUT, files=files) as store:
-        for header in root.glob("snap*/snapshot.json"):
-            found = try_restore(root, header.parent)
-            store.restore(header.parent)
+        for header in root.glob(f"frozen?/{frozen.HEADER}"):
+            found = try_thaw(root, header.parent)
+            frozen.load(store, header.parent)
             assert found == (contents(store), store.generation)
-        store.snapshot(root / "snap0")
-        assert try_restore(root, root / "snap0") == (contents(store), store.generation)
+        finish(store.freeze(root / "frozen0", None), root / "frozen0", files)
+        assert try_thaw(root, root / "frozen0") == (contents(store), store.generation)
 
 
 def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type[Hooked] = Hooked) -> Counter:
@@ -256,15 +286,15 @@ def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type
 
 
 SCRIPTS = [
-    "overwrite flush overwrite flush write write kill snapshot write flush",
-    "overwrite flush overwrite snapshot write flush restore write kill write close",
-    "write flush snapshot overwrite snapshot overwrite snapshot restore kill write flush",
-    "write overwrite flush adopt write kill overwrite snapshot close restore",
+    "overwrite flush overwrite flush write write freeze kill finish write flush",
+    "overwrite flush overwrite freeze finish write flush thaw write kill write close",
+    "write flush finish overwrite freeze overwrite finish overwrite finish thaw kill flush",
+    "write adopt overwrite flush overwrite freeze write finish overwrite kill thaw close",
 ]
 
 
 def crash_everywhere(tmp: Path, seed: int, times: int, scripts: Iterable[str] = SCRIPTS) -> int:
-    """Crash at each call of some workloads, `times` in each way, where snapshots share files and where they are copies.
+    """Crash at each call of some workloads, `times` in each way, where frozen rows share files and where they are copies.
 
     Not between two writes in a row: any of them may be lost after both. Nor where nothing waits for a sync, but for a kill.
     """

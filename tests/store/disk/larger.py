@@ -160,7 +160,7 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
     steps, model = train(stream, store, started + given.seconds, started)
     trained = time.monotonic() - started
     held, counters = len(store), model.engine.counters
-    index = sum(log.places.nbytes for log in store._logs)
+    index = sum(log.index.nbytes for log in store._logs)
     on_disk = store.bytes_on_disk
     model.close()
     peak_resident = status("VmHWM")

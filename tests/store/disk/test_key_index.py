@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.store.disk import key_index as places_module
-from skirl.store.disk.key_index import Places, _hash, _share, _whole
+from skirl.store.disk.key_index import KeyIndex, _hash, _share, _whole
 from skirl.store.disk.records import INDEX_BITS
 from tests.cases import cases
 
@@ -29,7 +29,7 @@ KEPT = [{64}, {16}, {16, 32}, {32}, {32, 64}]
 @cache
 def late(tables: int) -> np.ndarray:
     """300 keys whose hashes are all at the end of the table."""
-    keys, bits = np.arange(60_000), Places(TABLES[tables])._bits
+    keys, bits = np.arange(60_000), KeyIndex(TABLES[tables])._bits
     hashes = np.array([int(_hash(int(k), bits)) for k in keys], np.uint64)
     return keys[np.argsort(hashes)][-300:]
 
@@ -46,7 +46,7 @@ def tiny(monkeypatch):
 @cases(100)
 @given(calls=st.lists(st.lists(st.integers(0, 400), max_size=40, unique=True), max_size=30), crowded=st.booleans())
 def test_agrees_with_a_dict(tables, calls, crowded):
-    places, (ends, live, sums), model, first = Places(TABLES[tables]), arrays(), {}, [0, 0]
+    places, (ends, live, sums), model, first = KeyIndex(TABLES[tables]), arrays(), {}, [0, 0]
     for i, rows in enumerate(calls):
         keys = late(tables)[np.array(rows, np.int64) % 300] if crowded else np.array(rows, np.int64) * 7
         keys = np.unique(keys)
@@ -67,7 +67,7 @@ def test_agrees_with_a_dict(tables, calls, crowded):
 @pytest.mark.parametrize("tables", range(5))
 @pytest.mark.usefixtures("tiny")
 def test_growth_keeps_all_even_where_hashes_crowd(tables, crowded):
-    places, more, kept = Places(TABLES[tables]), arrays(), set()
+    places, more, kept = KeyIndex(TABLES[tables]), arrays(), set()
     keys = late(tables) if crowded else np.random.default_rng(0).choice(60_000, 3000, replace=False)
     for start in range(0, keys.size, 10):
         places.reserve(10)
@@ -82,7 +82,7 @@ def test_growth_keeps_all_even_where_hashes_crowd(tables, crowded):
 
 @pytest.mark.parametrize("tables", range(5))
 def test_a_hash_tells_all_keys_apart_and_none_is_beyond_its_bits(tables):
-    bits = Places(TABLES[tables])._bits
+    bits = KeyIndex(TABLES[tables])._bits
     hashes = [int(_hash(k, bits)) for k in range(60_000)]
     assert len(set(hashes)) == 60_000 and max(hashes) < 1 << bits
 
@@ -93,7 +93,7 @@ def test_no_more_is_kept_of_a_hash_than_is_needed_to_know_it(bits, data):
     """At any place that the limit allows, whatever the sizes of table and tables."""
     size = data.draw(st.integers(16, 1 << 20))
     for kept in (16, 32):
-        limit = Places({0: 1 << bits})._limit(kept, size)
+        limit = KeyIndex({0: 1 << bits})._limit(kept, size)
         if limit < 0:
             continue
         shape = np.array([size, size + 1000, bits, limit], np.int64)
@@ -105,18 +105,18 @@ def test_no_more_is_kept_of_a_hash_than_is_needed_to_know_it(bits, data):
 
 
 def test_rows_beyond_the_tables_are_strangers_and_not_held():
-    places, more = Places({0: 10, 2: 5}), arrays()
+    places, more = KeyIndex({0: 10, 2: 5}), arrays()
     keys = np.array([9, (2 << 48) + 4, 10, 1 << 48, 2 << 48 | 5, 3 << 48, -1])
     places.reserve(2)
     places.place(keys[:2], 0, *more)
     assert places.locate(keys).tolist() == [0, 1, -1, -1, -1, -1, -1]
     assert places.stranger(keys) == 2
     assert [places.stranger(keys[i : i + 1]) for i in range(7)] == [-1, -1, 0, 0, 0, 0, 0]
-    assert Places().stranger(keys) == -1
+    assert KeyIndex().stranger(keys) == -1
 
 
 def test_standing_is_the_newest():
-    places, more = Places(), arrays()
+    places, more = KeyIndex(), arrays()
     places.reserve(5)
     places.place(np.array([1, 2, 3]), 0, *more)
     places.place(np.array([2, 4]), 3, *more)
@@ -128,7 +128,7 @@ def test_standing_is_the_newest():
 @pytest.mark.parametrize("n", [30, 40])
 def test_more_is_kept_of_hashes_where_a_key_would_stand_too_far_from_its_share(n, monkeypatch):
     monkeypatch.setattr(places_module, "_FARTHEST", 30)
-    places, more = Places({0: 1 << 20}), arrays()
+    places, more = KeyIndex({0: 1 << 20}), arrays()
     hashes = np.array([int(_hash(k, 20)) for k in range(1 << 17)])
     keys = np.flatnonzero(hashes >> 10 == 500)[:n]  # their shares are one and the same, others' the places behind it
     keys = np.concatenate([keys, np.flatnonzero(hashes >> 10 == 505)[:10]])
@@ -142,7 +142,7 @@ def test_more_is_kept_of_hashes_where_a_key_would_stand_too_far_from_its_share(n
 
 def test_more_than_fit_is_refused():
     with pytest.raises(ValueError, match="give some tables another dim"):
-        Places()._grow(1 << 32)
+        KeyIndex()._grow(1 << 32)
 
 
 MEASURE = """

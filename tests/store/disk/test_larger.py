@@ -13,7 +13,7 @@ import pytest
 
 import skirl
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SMALL = 0.4
 
 

@@ -23,7 +23,6 @@ from skirl.store import (
     Layout,
     MemoryStore,
     Record,
-    SnapshotError,
     Store,
     open_store,
 )
@@ -33,7 +32,8 @@ from skirl.store.disk import os_files as files_module
 from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.os_files import Files
 from skirl.store.disk.records import HEADER, INDEX_MASK
-from skirl.tools.sealed_json import seal
+from skirl.tools.sealed_json import CheckpointError, seal
+from tests.store import frozen
 from tests.store.conformance import (
     LAYOUT,
     TABLES,
@@ -79,19 +79,6 @@ class TestDiskStoreThatCleans(TestDiskStore):
     def small(self, monkeypatch):
         make_small(monkeypatch)
 
-    def test_one_folder_for_many_snapshots(self, tmp_path):
-        """Segments are small here, so there are more and more files; none is of an older snapshot."""
-        store = filled(self.make)
-        for i in range(4):
-            store.write(np.array([0]), random_rows(0, 1, i))
-            store.snapshot(tmp_path)
-            named = json.loads((tmp_path / "snapshot.json").read_text())["facts"]["segments"]
-            names = {f"{line.split()[0]}.{suffix}" for line in named for suffix in ("rows", "keys")}
-            assert set(os.listdir(tmp_path)) == names | {"snapshot.json"}
-            other = self.make(LAYOUT)
-            other.restore(tmp_path)
-            assert contents(other) == contents(store)
-
 
 class TestDiskStoreOfKnownTables(TestDiskStore):
     """Opened as the engine does, with the number of rows of each table."""
@@ -109,7 +96,7 @@ class NoLinks(Quick):
 
 
 class TestDiskStoreThatCopies(TestDiskStore):
-    """Snapshots on another file system."""
+    """The folder is on another file system."""
 
     files = NoLinks
 
@@ -176,21 +163,23 @@ def test_many_short_lives_leave_few_files(tmp_path):
     assert len(list(store.path.iterdir())) < 8
 
 
-def test_restores_what_a_memory_store_saved(tmp_path, store):
+def test_takes_what_a_memory_store_has_frozen(tmp_path, store):
     memory = filled(MemoryStore)
-    memory.snapshot(tmp_path / "snapshot")
+    frozen.save(memory, tmp_path / "memory")
     store.write(np.array([5]), blank(0, 1))
-    store.restore(tmp_path / "snapshot")
+    frozen.load(store, tmp_path / "memory")
     assert contents(store) == contents(memory) and (store.identity, store.generation) == (memory.identity, 1)
     held, again = held_then_reopened(store)
     assert contents(again) == held == contents(memory)
-    again.snapshot(tmp_path / "other")
+    frozen.save(again, tmp_path / "disk")
     again.close()
-    with pytest.raises(SnapshotError, match=r"holds the rows of a disk store, .*: set store='disk:FOLDER', with a new"):
-        memory.restore(tmp_path / "other")
+    with pytest.raises(
+        CheckpointError, match=r"holds the rows of a disk store, .*: set store='disk:FOLDER', with a new"
+    ):
+        frozen.load(memory, tmp_path / "disk")
 
 
-def test_snapshots_share_files_and_copy_none_twice(tmp_path, monkeypatch):
+def test_frozen_states_share_files_and_copy_none_twice(tmp_path, monkeypatch):
     copied: list[Path] = []
 
     class Counting(NoLinks):
@@ -203,16 +192,19 @@ def test_snapshots_share_files_and_copy_none_twice(tmp_path, monkeypatch):
         store = filled(lambda layout, f=files, n=links: DiskStore(tmp_path / f"store{n}", layout, files=f))
         for i in range(3):
             store.write(table_keys(0, range(i, i + 3)), random_rows(0, 3, i))
-            store.snapshot(tmp_path / f"snapshot{links}")
-            linked = [path.stat().st_nlink for path in (tmp_path / f"snapshot{links}").glob("*.rows")]
+            frozen.save(store, tmp_path / f"frozen{links}")
+            linked = [path.stat().st_nlink for path in (tmp_path / f"frozen{links}").glob("*.rows")]
             assert set(linked) == {links}
         store.close()
     assert len(copied) == len(set(copied)) > 8
 
 
-def test_a_snapshot_into_the_store_itself_is_refused(store):
-    with pytest.raises(ValueError, match="the store's own folder"):
-        store.snapshot(store.path / ".." / store.path.name)
+def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are_frozen(tmp_path, store):
+    store.write(np.array([5]), random_rows(0, 1, seed=1))
+    segment = next(iter(store._logs[LAYOUT.kinds.index(LAYOUT.records[0])].segments.values()))
+    segment.suspect = True
+    facts = frozen.save(store, tmp_path / "frozen")
+    assert facts["segments"] and not any(text.startswith(segment.name) for text in facts["segments"])
 
 
 # Refusals
@@ -260,7 +252,7 @@ def test_rows_beyond_their_table_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"row 10000 of table 0 .* has 10,000 rows here: open the store with as many"):
         store.write(np.array([3, 10_000]), blank(0, 2))
     assert contents(store) == held
-    store.snapshot(tmp_path / "snapshot")
+    frozen.save(store, tmp_path / "frozen")
     held, again = held_then_reopened(store, rows=sizes)
     assert contents(again) == held
     again.close()
@@ -270,8 +262,8 @@ def test_rows_beyond_their_table_are_refused(tmp_path):
     ):
         DiskStore(tmp_path / "store", LAYOUT, rows=few)
     with DiskStore(tmp_path / "other", LAYOUT, rows=few) as other:
-        with pytest.raises(SnapshotError, match=r"snapshot/.* of table 0 is there, which has 5 rows here"):
-            other.restore(tmp_path / "snapshot")
+        with pytest.raises(CheckpointError, match=r"frozen/.* of table 0 is there, which has 5 rows here"):
+            frozen.load(other, tmp_path / "frozen")
         assert not contents(other)
     with pytest.raises(ValueError, match="rows names no table 0: give the rows of each table, or of none"):
         DiskStore(tmp_path / "third", LAYOUT, rows={1: 7})
@@ -363,7 +355,7 @@ def test_every_flipped_bit_is_found_and_named(tmp_path):
             try:
                 again = DiskStore(tmp_path, LAYOUT)
             except DiskError as error:
-                assert path.name in str(error) and "restore a snapshot" in str(error)
+                assert path.name in str(error) and "load a checkpoint" in str(error)
                 assert path.suffix != ".keys" or at < HEADER or "is not the key of record" in str(error)
                 continue
             assert path.suffix == ".rows"
@@ -417,10 +409,10 @@ def test_files_cut_short_or_missing_are_refused_by_name(tmp_path):
         data = path.read_bytes()
         for cut in (data[:-1], data[:10], b""):
             path.write_bytes(cut)
-            with pytest.raises(DiskError, match=f"{path.name} (has|is damaged).*: restore a snapshot"):
+            with pytest.raises(DiskError, match=f"{path.name} (has|is damaged).*: load a checkpoint"):
                 DiskStore(tmp_path, LAYOUT)
         path.unlink()
-        with pytest.raises(DiskError, match=f"{path.name} is missing: restore a snapshot"):
+        with pytest.raises(DiskError, match=f"{path.name} is missing: load a checkpoint"):
             DiskStore(tmp_path, LAYOUT)
         path.write_bytes(data)
     with DiskStore(tmp_path, LAYOUT) as again:
@@ -436,7 +428,7 @@ def test_cleaning_does_not_hide_damage(tmp_path, monkeypatch):
     make_small(monkeypatch)
     store = DiskStore(tmp_path, {0: Record(4)})
     store.write(np.arange(40), random_rows(0, 40, seed=1))
-    position = int(store._logs[0].places.locate(np.array([7]))[0])
+    position = int(store._logs[0].index.locate(np.array([7]))[0])
     segment = store._logs[0].segments[position >> 20]
     os.pwrite(segment.rows.number, b"\0", HEADER + 20 * (position & INDEX_MASK) + 3)
     with pytest.raises(DiskError, match="row 7 of table 0, is damaged"):
@@ -546,7 +538,7 @@ def test_more_files_than_allowed_raise_the_limit(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("width", [16, 65])
 def test_bytes_on_disk_stay_below_one_and_a_half_payloads(width, tmp_path, monkeypatch):
-    """At every call, whatever is overwritten, and with points and snapshots in between."""
+    """At every call, whatever is overwritten, and with durable points in between."""
     monkeypatch.setattr(room_module, "SLACK", 1 << 18)
     rows, batch, rng = 60_000, 2000, np.random.default_rng(0)
     store = DiskStore(tmp_path / "store", {0: Record(width)}, room=1.5, files=Quick())
@@ -604,7 +596,7 @@ def test_rows_are_read_while_they_are_moved(tmp_path, monkeypatch):
     still, busy = np.arange(0, 3000, 3), np.setdiff1d(np.arange(3000), np.arange(0, 3000, 3))
     order = np.random.default_rng(0).permutation(3000)
     store.write(order, np.repeat(order[:, None], 8, 1).astype(np.float32))
-    moved = store._logs[0].places.locate(still)
+    moved = store._logs[0].index.locate(still)
     reads = 0
 
     def read() -> None:
@@ -628,7 +620,7 @@ def test_rows_are_read_while_they_are_moved(tmp_path, monkeypatch):
     done.set()
     thread.join(60)
     assert not thread.is_alive() and not errors, errors
-    assert reads > 3 and (store._logs[0].places.locate(still) != moved).mean() > 0.5
+    assert reads > 3 and (store._logs[0].index.locate(still) != moved).mean() > 0.5
     store.close()
 
 
@@ -783,17 +775,15 @@ def test_a_manifest_without_its_facts_is_refused(tmp_path: Path) -> None:
             DiskStore(tmp_path / "s", {0: Record(2)})
 
 
-def test_a_snapshot_with_rows_beyond_the_table_is_refused_by_its_name(tmp_path: Path) -> None:
-    from skirl.store import MemoryStore, SnapshotError
-
+def test_frozen_rows_beyond_the_table_are_refused_by_their_folder(tmp_path: Path) -> None:
     memory = MemoryStore({0: Record(2)})
     memory.write(np.array([1, 99]), np.ones((2, 2), np.float32))
-    memory.snapshot(tmp_path / "m")
+    frozen.save(memory, tmp_path / "m")
     with (
         DiskStore(tmp_path / "s", {0: Record(2)}, rows={0: 50}) as store,
-        pytest.raises(SnapshotError, match="m does not fit: row 99 of table 0 is there"),
+        pytest.raises(CheckpointError, match="m does not fit: row 99 of table 0 is there"),
     ):
-        store.restore(tmp_path / "m")
+        frozen.load(store, tmp_path / "m")
 
 
 @pytest.mark.parametrize("claimed", [10**9, 10**15, -5])

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skirl.store import Layout, MemoryStore, Record, SnapshotError, open_store
+from skirl.store import Layout, MemoryStore, Record, open_store
 from skirl.store.gate import Gate
 from skirl.store.memory import arena as arena_module
 from skirl.store.memory import store as memory_module
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
-from skirl.tools.sealed_json import seal
-from tests.store.conformance import StoreConformance, contents, filled, same_bits
+from tests.store import frozen
+from tests.store.conformance import StoreConformance, contents, filled
 
 
 class TestMemoryStore(StoreConformance):
@@ -234,71 +234,41 @@ def _interrupt(*args) -> None:
     raise KeyboardInterrupt
 
 
-def test_snapshot_of_another_kind_or_version_is_refused(tmp_path):
-    store = filled(MemoryStore)
-    store.snapshot(tmp_path)
-    header = tmp_path / "snapshot.json"
-    body = json.loads(header.read_text())
-    assert body.pop("~sha256") and body["skirl"]
-
-    def tampered(**changes) -> None:
-        header.write_bytes(seal(body | changes))
-
-    facts, arrays = body["facts"], body["arrays"]
-    name = next(name for name in arrays if name.startswith("keys"))
-    cases = [
-        ({"format_version": 2, "skirl": "9.9"}, "written by skirl 9.9 in format 2"),
-        ({"format": "other"}, "damaged"),
-        ({"facts": facts | {"kind": "model"}}, "snapshot of 'model'"),
-        ({"facts": facts | {"layout": 3}}, "does not describe rows"),
-        ({"facts": facts | {"layout": [[0, -4, "float32"]]}}, "does not describe rows"),
-        ({"arrays": {}}, "names no keys"),
-        ({"arrays": 3}, "arrays is 3"),
-        ({"facts": 3}, "facts is 3"),
-        ({"skirl": 3}, "damaged"),
-        ({"facts": facts | {"layout": [[0.0, 4, "float32"]]}}, "does not describe rows"),
-        ({"arrays": arrays | {name: arrays[name] | {"shape": [1 << 60]}}}, "were written"),
-        ({"arrays": arrays | {name: arrays[name] | {"shape": [-1]}}}, "damaged"),
-        ({"arrays": arrays | {name: arrays[name] | {"shape": "x"}}}, "damaged"),
-        ({"arrays": arrays | {name: arrays[name] | {"dtype": "|O"}}}, "keys"),
-        ({"arrays": arrays | {name: arrays[name] | {"file": "../secret"}}}, "outside its folder"),
-        ({"arrays": {k: v | {"file": arrays[name]["file"]} for k, v in arrays.items()}}, "were written|damaged|float"),
-    ]
-    for changes, words in cases:
-        tampered(**changes)
-        with pytest.raises(SnapshotError, match=words):
-            MemoryStore(store.layout).restore(tmp_path)
-    tampered()
-    MemoryStore(store.layout).restore(tmp_path)
-
-
-def test_snapshot_arrays_are_plain_npy_files(tmp_path):
+def test_unchanged_rows_are_in_the_files_before(tmp_path):
+    """Until those take twice the bytes of the rows held: then all rows are written again."""
     store = MemoryStore({0: Record(2)})
-    store.write(np.array([4, 3]), np.array([[1, 2], [3, 4]], np.float32))
-    store.snapshot(tmp_path)
-    entries = json.loads((tmp_path / "snapshot.json").read_text())["arrays"]
-    keys = np.load(tmp_path / entries["keys-2-float32"]["file"], allow_pickle=False)
-    rows = np.load(tmp_path / entries["rows-2-float32"]["file"], allow_pickle=False)
-    assert keys.tolist() == [4, 3] and same_bits(rows, np.array([[1, 2], [3, 4]], np.float32))
+    store.write(np.arange(100), np.ones((100, 2), np.float32))
+    since = frozen.save(store, tmp_path)
+    sizes = []
+    for i in range(60):
+        store.write(np.arange(10), np.full((10, 2), i, np.float32))
+        since = frozen.save(store, tmp_path, since)
+        sizes.append(since["files"][-1]["columns"]["keys-2-float32"][1][0])
+        assert len(since["files"]) == len({entry["file"] for entry in since["files"]})
+    assert set(sizes) == {10, 100} and sizes[0] == 10 and sizes.count(100) > 1
+    again = MemoryStore({0: Record(2)})
+    frozen.load(again, tmp_path)
+    assert contents_of(again) == contents_of(store)
+    frozen.save(store, tmp_path, since)
+    assert len(frozen.facts_in(tmp_path)["files"]) == len(since["files"]), "nothing has changed: no file more"
 
 
-def test_snapshot_leaves_files_of_others_alone(tmp_path):
-    for name in ("notes.npy", "dense-0.npy"):
-        (tmp_path / name).write_bytes(b"mine")
-    stale = tmp_path / "rows-4-float32-0123456789abcdef.npy"
-    stale.write_bytes(b"cut short by a kill")
-    filled(MemoryStore).snapshot(tmp_path)
-    assert (tmp_path / "notes.npy").exists() and (tmp_path / "dense-0.npy").exists()
-    assert not stale.exists()
+def contents_of(store: MemoryStore) -> dict[int, list[float]]:
+    keys = np.concatenate(list(store.keys()))
+    out = np.zeros((keys.size, 2), np.float32)
+    assert store.read(keys, out).all()
+    return dict(zip(keys.tolist(), out.tolist(), strict=True))
 
 
-def test_kill_during_snapshots_leaves_a_whole_one(tmp_path):
-    """kill -9 at any moment of the 2nd, 3rd ... snapshot into one folder: what restores is one of them, whole."""
+def test_kill_while_frozen_rows_are_written_leaves_a_whole_state(tmp_path):
+    """kill -9 at any moment of the 2nd, 3rd ... state in one folder: what thaws is one of them, whole."""
     code = (
-        "import sys, numpy as np; from skirl.store import MemoryStore, Record; s = MemoryStore({0: Record(64)})\n"
+        "import sys, numpy as np; from pathlib import Path; from skirl.store import MemoryStore, Record\n"
+        "from tests.store import frozen\n"
+        "s, since = MemoryStore({0: Record(64)}), None\n"
         "for i in range(1, 1000):\n"
         "    s.write(np.arange(4000), np.full((4000, 64), i, np.float32))\n"
-        "    s.snapshot(sys.argv[1]); print(i, flush=True)"
+        "    since = frozen.save(s, Path(sys.argv[1]), since); print(i, flush=True)"
     )
     rng = np.random.default_rng(0)
     for turn in range(3):
@@ -311,7 +281,7 @@ def test_kill_during_snapshots_leaves_a_whole_one(tmp_path):
         child.stdout.close()
         child.wait()
         store, out = MemoryStore({0: Record(64)}), np.zeros((4000, 64), np.float32)
-        store.restore(folder)
+        frozen.load(store, folder)
         assert store.read(np.arange(4000), out).all()
         assert store.generation in (last, last + 1) and (out == store.generation).all()
 

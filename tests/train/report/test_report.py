@@ -9,7 +9,8 @@ from skirl.cli import main
 from skirl.train.commands import Report
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart, svg
-from skirl.train.report.report import Left, _moving, facts
+from skirl.train.report.report import Left, _moving, as_text, drawn, facts
+from tests.pages import NONE, mistakes
 
 FLAGS = [
     "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "60", "--valid", "10%",
@@ -75,9 +76,41 @@ def test_a_column_is_set_as_numbers_or_as_text_not_both():
     assert page.html().count('class="number"') == 3, "the head of steps and its two cells"
 
 
-def test_names_of_lines_lie_above_the_lines():
+LONG = {
+    "step": 1_250_000, "samples": 1_280_000_000, "fetched": 9_876_543_210, "new": 123_456_789, "written": 9_999_999_999,
+    "touched": 987_654_321, "seconds": 12_345.6, "samples_per_second": 103_680.5, "stall": 9430.25, "read": 1234.5,
+    "loss": 0.123456, "auc": 0.81234, "ne": 0.9, "lr": 0.001234, "dense_lr": 1.5e-7,
+    "busy": {"plan": 1.25, "fetch": 9431.5, "write": 0.001, "load": 88.0},
+    "blame": {"plan": 0.5, "fetch": 9430.0, "write": 0.0},
+}  # fmt: skip
+
+
+def test_no_text_is_cut_off_or_lies_on_a_line(browse, tmp_path):
+    """Lines that fill their charts, the longest figures, and flags that are one long word."""
+    lines = [
+        LONG
+        | {name: LONG[name] * n // 8 for name in ("step", "samples", "fetched", "new", "written")}
+        | {"samples_per_second": 9e5 * (n % 3 + 1), "loss": 0.7 / n, "auc": 0.5 + n / 16, "lr": 0.01 / n}
+        for n in range(1, 9)
+    ]
+    scores = {"step": 625_000, "seconds": 99.9} | dict.fromkeys(
+        ("test_logloss", "test_auc", "test_ne", "test_calibration"), 0.4512
+    )
+    config = {
+        "flags": {"data": "parquet:/" + "long/" * 40, "model": "deep-cross-tiny", "valid": None},
+        "started": "2024-01-01T00:00:00", "begun_at": 0, "versions": {"torch": "2.13.0", "numba": "0.62.1"},
+        "machine": {"processor": "Some Processor at 2.10 GHz", "cores": 64},
+    }  # fmt: skip
+    left = Left(config, lines, [scores], None)
+    page = drawn("deep-cross-tiny-parquet-2024-01-01T00-00-00", left, as_text(facts(left))).html()
+    assert mistakes(browse, tmp_path, page) == NONE
+
+
+def test_names_of_lines_stand_above_the_lines():
     text = svg([Chart("t", "x", {"first": [(1, 2.0), (9, 3.0)], "second": [(1, 3.0), (9, 3.0)]})])
-    assert text.rindex("<polyline") < text.index(">first<")
+    names = [float(y) for y in re.findall(r'y="([0-9.]+)"[^>]*>(?:first|second)<', text)]
+    heights = [float(pair.split(",")[1]) for line in re.findall(r'points="([^"]*)"', text) for pair in line.split()]
+    assert len(names) == 2 and max(names) < min(heights)
 
 
 def test_a_run_that_was_killed(run, tmp_path, capsys):

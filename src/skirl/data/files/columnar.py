@@ -1,9 +1,4 @@
-"""Parquet and Arrow (Feather) files, in parts of at most 65,536 rows.
-
-A part is a row group, or a slice of one that is larger: a file written as a single row group would be held in memory whole.
-Slices of one row group are read by one worker, since whoever reads the last one has decoded all before it. Names of columns
-are all that has to agree with the schema; a column may be stored as text, as numbers or as a dictionary.
-"""
+"""Parquet and Arrow (Feather) files, in parts of at most 65,536 rows: a row group, or a slice of a larger one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -91,7 +86,7 @@ class ColumnFile:
         ]
 
     def _batch(self, part: int) -> Any:
-        """The slices of a group come one after the other; another order begins the group anew."""
+        """The slices of a group come one after the other; for another order the group is read again from its start."""
         group, first, _ = self._parts[part]
         if self._going is None or self._going[0] != part:
             slices = self._slices(group)
@@ -154,15 +149,15 @@ class ArrowFile(ColumnFile):
             yield batch.slice(first, self._slice)
 
 
-def check_columns(path: str, found: pa.Schema, schema: FileSchema) -> None:
+def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
     """Refuse a file whose columns are not those of the schema."""
     lists = {column.column or column.name for column in schema.ids if column.list}
     for name in schema.needed:
-        at = found.get_all_field_indices(name)
+        at = stored.get_all_field_indices(name)
         if len(at) != 1:
             what = f"has no column {name!r}" if not at else f"has {len(at)} columns {name!r}"
-            raise BadSchema(f"{path}: {what} (there are {', '.join(found.names[:50])}): mend the schema, or the file")
-        kind = found.field(at[0]).type
+            raise BadSchema(f"{path}: {what} (there are {', '.join(stored.names[:50])}): mend the schema, or the file")
+        kind = stored.field(at[0]).type
         inner = kind.value_type if pt.is_dictionary(kind) or (is_list(kind) and name in lists) else kind
         if is_list(kind) and name not in lists:
             raise BadSchema(f"{path}: column {name!r} holds lists: write list = true in the schema, at an id column")

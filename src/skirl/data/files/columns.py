@@ -1,10 +1,4 @@
-"""An Arrow column as NumPy arrays: numbers, texts, which values are missing and which malformed.
-
-Values that stand for nothing become Arrow's nulls first, so there is one notion of missing whatever a file uses. Text
-is turned into numbers by Arrow's own cast, 10 ns a value: it takes a whole column or none of it, so only a column that
-it refuses is looked at value by value. A parser of ours would say at once which value is wrong, and be a second one to
-keep right.
-"""
+"""An Arrow column as NumPy arrays: numbers, texts, which values are missing and which malformed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,9 +30,9 @@ def plain(column: Any, missing: Sequence[str]) -> pa.Array:
         if not pt.is_string(column.type):
             column = pa.Array.from_buffers(pa.string(), len(column), column.buffers(), offset=column.offset)
         for text in missing:
-            found = pc.equal(column, text)
-            if pc.any(found).as_py():
-                column = pc.if_else(found, None, column)
+            equal = pc.equal(column, text)
+            if pc.any(equal).as_py():
+                column = pc.if_else(equal, None, column)
     return column
 
 
@@ -66,8 +60,8 @@ def kinds_of(column: pa.Array) -> np.ndarray:
         return np.full(len(column), NONE, np.uint8)
     bits = np.frombuffer(column.buffers()[0], np.uint8)[column.offset // 8 :]
     begin = column.offset % 8
-    there = np.unpackbits(bits, count=begin + len(column), bitorder="little")[begin:]
-    return (there ^ 1) * np.uint8(NONE)
+    valid = np.unpackbits(bits, count=begin + len(column), bitorder="little")[begin:]
+    return (valid ^ 1) * np.uint8(NONE)
 
 
 def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:

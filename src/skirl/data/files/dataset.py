@@ -1,9 +1,4 @@
-"""Files in order, cut into parts that any process can read by themselves.
-
-A place in the data is (file, part, row of the part), and the parts between two places are the same for whoever walks them: a
-run that resumes, a worker that reads every third one, the split into training and validation. Nothing is counted unless
-asked for: the number of rows of text is known after a pass that looks for line ends only (3 GB/s from memory).
-"""
+"""Files in order, cut into parts that any process can read by themselves."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -80,8 +75,8 @@ class Dataset:
             while file.has(part):
                 if end is not None and (number, part, 0) >= end:
                     break
-                if (own := file.share(part)) != last:
-                    share, last = share + 1, own
+                if (its := file.share(part)) != last:
+                    share, last = share + 1, its
                 low = begin.row if (number, part) == (begin.file, begin.part) else 0
                 high = end.row if end is not None and (number, part) == (end.file, end.part) else None
                 yield Part(number, part, low, high, share)

@@ -1,8 +1,6 @@
 """Columns of a file become what a batch is made of: labels, dense numbers, rows of tables.
 
-A piece of a file is encoded column by column, so that each loop runs over one Arrow buffer; 26 columns of ids and 13 of
-numbers take 30 us a thousand rows, where a loop over rows in Python takes 30 ms. What is malformed is marked on the way
-and judged at the end: the first such row is the error, or all of them are left out and counted.
+Malformed rows are marked on the way; at the end the first is the error, or all are left out and counted.
 """
 
 from collections.abc import Callable, Mapping
@@ -122,7 +120,7 @@ class Fingerprints:
 
     @property
     def described(self) -> str:
-        """How ids become rows, those of training: nobody else goes on from a state with fingerprints."""
+        """How ids become rows in training: only an open vocabulary resumes from a state with fingerprints."""
         return BY_OPEN
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:

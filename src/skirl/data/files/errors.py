@@ -1,6 +1,6 @@
 """What malformed input is refused with: where it is, what was found, what was expected, what to do.
 
-A `BadRow` can be left out (`--bad-rows skip`); a `BadFile` cannot: nobody knows what its rest would have been.
+A `BadRow` can be left out (`--bad-rows skip`); a `BadFile` cannot: what the rest of it would have been is not known.
 """
 
 LONGEST = 60

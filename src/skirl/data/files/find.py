@@ -1,8 +1,4 @@
-"""Which files a path means, in which order, and what each one is.
-
-What a file is, is found by looking at its first bytes: names lie, and `day_3` has no ending at all. Files of a folder or a
-pattern come in natural order, day_2 before day_10, since the order of rows is the order of time.
-"""
+"""Which files a path means, in which order, and what each one is by its first bytes."""
 
 import glob
 import re
@@ -34,31 +30,31 @@ def find(paths: str) -> list[str]:
     Traceback (most recent call last):
     skirl.data.files.errors.BadFile: /no/such/file: there is no such file or folder: set data to one that exists
     """
-    found: list[str] = []
+    files: list[str] = []
     for path in paths.split(","):
         path = path.strip()
         if not path:
             raise ValueError(f"data names {paths!r}: write a path before and after each comma")
         if Path(path).is_dir():
-            here = [
+            matches = [
                 str(p) for p in Path(path).iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._"
             ]
-            if not here:
+            if not matches:
                 raise BadFile(
                     path,
                     "the folder holds no data files",
                     f"set data to another, or to a pattern like {path}/*/*.parquet",
                 )
         elif Path(path).exists():
-            here = [path]
+            matches = [path]
         elif glob.has_magic(path):
-            here = [p for p in glob.glob(path, recursive=True) if Path(p).is_file()]
-            if not here:
+            matches = [p for p in glob.glob(path, recursive=True) if Path(p).is_file()]
+            if not matches:
                 raise BadFile(path, "no file matches this pattern", "set data to one that does")
         else:
             raise BadFile(path, "there is no such file or folder", "set data to one that exists")
-        found += sorted(here, key=natural)
-    return found
+        files += sorted(matches, key=natural)
+    return files
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -87,8 +83,8 @@ def kind_of(path: str) -> Kind:
         return "gzip"
     for magic, what in _OTHERS.items():
         if head.startswith(magic):
-            found, _, then = what.partition(": ")
-            raise BadFile(path, f"is {found}", then)
+            kind, _, then = what.partition(": ")
+            raise BadFile(path, f"is {kind}", then)
     check_text(path, head)
     return "text"
 

@@ -1,29 +1,16 @@
-"""From the value of an id to 64 bits, and from those to a row.
-
-The fingerprint of a value is 64 bits: of a number by a bijection, so two numbers never share one (0 stands for what is
-missing, and the one number that would have it has 1); of a text by a hash over its bytes, so two texts do with
-probability 2**-64: among 100 million texts of a table any two collide with 0.03%. `hex` is read as a number, so
-Criteo's ids are exact. The seed is the table's: one column's collisions are not another's.
-
-A fingerprint becomes a row by multiplication (`fp * rows >> 64`, in halves), 1 ns, where a remainder takes 8. Row 0 is
-that of a missing value. With n distinct values hashed to m rows a value shares its row with probability 1 - exp(-n /
-m): 63% at n = m, 10% at m = 10 n. A vocabulary has no such collisions and costs a pass over the data.
-
-Buffers are Arrow's, read where they lie: offsets and bytes of texts, no Python object a value. A text takes 4 ns a word
-of 8 bytes; xxHash's vector code would be faster from 64 bytes on, ids are shorter.
-"""
+"""From the value of an id to a fingerprint of 64 bits, and from that to a row."""
 
 import zlib
 
 import numpy as np
 
 from skirl.core.initial import _MIX1, _MIX2, mix
+from skirl.data.skew import GOLDEN, fold
 from skirl.tools.jit import kernel
 
 BY_HASH, BY_OPEN = "by hash", "by an open vocabulary"
 """How ids become rows, as a stream's state says it and an export reads it."""
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SALT = 0x736B69726C6461
 _S8, _S32 = np.uint64(8), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -50,8 +37,8 @@ def seed_of(table: str) -> np.uint64:
 def hash_numbers(values, seed, out):
     """Fingerprints of int64 numbers; 0 is not one of them."""
     for i in range(values.size):
-        found = mix(np.uint64(values[i]) ^ seed)
-        out[i] = found if found != 0 else _ONE
+        mixed = mix(np.uint64(values[i]) ^ seed)
+        out[i] = mixed if mixed != 0 else _ONE
 
 
 def numbers_of(fingerprints: np.ndarray, seed: np.uint64) -> np.ndarray:
@@ -77,13 +64,13 @@ def hash_texts(offsets, data, seed, out):
     """Fingerprints of texts: bytes data[offsets[i]:offsets[i + 1]], words of 8 bytes little-endian, the last one padded."""
     for i in range(out.size):
         begin, end = offsets[i], offsets[i + 1]
-        state = mix(seed ^ (np.uint64(end - begin) * _GOLDEN))
+        state = mix(seed ^ (np.uint64(end - begin) * GOLDEN))
         at = begin
         while at < end:
             word = np.uint64(0)
             for j in range(min(8, end - at)):
                 word |= np.uint64(data[at + j]) << (_S8 * np.uint64(j))
-            state = mix((state ^ word) + _GOLDEN)
+            state = fold(state, word)
             at += 8
         out[i] = state if state != 0 else _ONE
 

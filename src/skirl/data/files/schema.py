@@ -1,27 +1,4 @@
-"""Which columns a file has and what they mean: a TOML file of at most a page, or one of those built in.
-
-    session = "visit"                      # optional, not read yet: kept for session deduplication, planned
-    time = "hour"                          # optional: for --valid "time>=..."
-
-    [file]                                 # text only
-    columns = ["label", "I1", "I2", "C1"]  # in order, for files without a header
-    delimiter = "tab"
-
-    [[label]]
-    name = "label"
-
-    [[dense]]
-    names = ["I1", "I2"]
-    transform = "log"
-
-    [[id]]
-    name = "C1"
-    type = "hex"
-    rows = 100_000
-
-A schema is declared, never inferred: whether 10 is a number or a name cannot be seen from a file, and a wrong guess would
-train without a word. Each kind of column is a dataclass that owns its fields and checks them.
-"""
+"""Which columns a file has and what they mean: a TOML file, or a schema that is built in. README.md here has the format."""
 
 import difflib
 import tomllib
@@ -221,7 +198,7 @@ class FileSchema:
         >>> schema.rows_of("1000"), schema.rows_of("1000,b=70"), schema.rows_of(None)
         ({'a': 1000, 'b': 50}, {'a': 1000, 'b': 70}, {'a': 1000000, 'b': 50})
         """
-        found = {column.table or column.name: column.rows for column in self.ids}
+        numbers = {column.table or column.name: column.rows for column in self.ids}
         general = DEFAULT_ROWS
         for part in (rows or "").split(","):
             name, named, number = part.rpartition("=")
@@ -232,12 +209,12 @@ class FileSchema:
             if not named:
                 general = int(number)
                 continue
-            if name.strip() not in found:
-                raise ValueError(f"rows is {rows!r}: there is no table {name!r}; there are {', '.join(found)}")
+            if name.strip() not in numbers:
+                raise ValueError(f"rows is {rows!r}: there is no table {name!r}; there are {', '.join(numbers)}")
             if any((c.table or c.name) == name.strip() and c.encode == "row" for c in self.ids):
                 raise ValueError(f"rows is {rows!r}: table {name!r} is indexed by row, its number stands in the schema")
-            found[name.strip()] = int(number)
-        return {name: number or general for name, number in found.items()}
+            numbers[name.strip()] = int(number)
+        return {name: number or general for name, number in numbers.items()}
 
     def tables(self, dim: int, rows: Mapping[str, int]) -> list[Table]:
         """The tables that the id columns look rows up in."""
@@ -274,7 +251,7 @@ class FileSchema:
             raise BadSchema(f"is no TOML ({error}): docs/data.md has an example") from None
         layout = read.pop("file", {})
         columns = {kind: _columns(kind, read.pop(kind, [])) for kind in cls.KINDS}
-        own = {name: read.pop(name) for name in ("session", "time", "missing", "nan_is_missing") if name in read}
+        top = {name: read.pop(name) for name in ("session", "time", "missing", "nan_is_missing") if name in read}
         if read:
             raise BadSchema(
                 _unknown(next(iter(read)), [*cls.KINDS, "file", "session", "time", "missing", "nan_is_missing"])
@@ -282,7 +259,7 @@ class FileSchema:
         return _make(
             cls,
             "schema",
-            own
+            top
             | {
                 "labels": columns["label"],
                 "dense": columns["dense"],

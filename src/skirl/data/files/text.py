@@ -1,10 +1,6 @@
 """TSV and CSV files, plain or packed by gzip, in parts that Arrow's CSV reader parses one by one.
 
-Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the text. So a part is found by a seek and a
-look for two line ends, whoever reads it: a worker process, or a run that resumes there. Splitting lines into columns is
-Arrow's, 400 MB/s on one core with 2 MiB at a time; handing it the whole file would be as fast and would leave us
-neither line numbers nor a place to resume at. A packed file has no places to seek to: what lies before a part is
-unpacked again, at 250 MB/s.
+Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the text.
 """
 
 import os

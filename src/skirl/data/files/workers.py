@@ -1,13 +1,4 @@
-"""Encoded pieces of a data set in order, read by this process or by several.
-
-Worker w of n walks the same parts as everyone and reads those whose share is w modulo n; the pieces are taken from the
-workers in the order of the parts, so what comes out is the same for any n, 0 too. A worker waits in its pipe until its
-piece is taken: one piece ahead each is all that is held. Threads would do as well for Arrow, which lets go of the GIL,
-and not for the Python between its calls, which would slow the training loop.
-
-Processes come from a fork server, which has imported what they need, and not from the training process: a fork would
-copy locks that its threads hold. They live as long as the pass, all epochs of it.
-"""
+"""Encoded pieces of a data set in order, read by this process or by several: what comes out is the same."""
 
 import multiprocessing
 import os

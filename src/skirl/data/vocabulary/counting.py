@@ -1,11 +1,6 @@
-"""How often each value occurs, counted exactly in bounded memory.
+"""How often each value occurs: counted exactly, in bounded memory.
 
-Counts stand in a hash table a column; when the tables fill the memory they are allowed, they are sorted and written to
-disk as a run, and begin anew. At the end the runs are merged a range of fingerprints at a time, so that a range fits.
-All counts are exact, whatever the memory: 12 bytes of disk an entry of a run buy what a sketch (count-min,
-space-saving) would give only roughly, and a threshold on rough counts lets another set of ids in at each change of the
-sketch. Criteo Terabyte's 880 million values take 11 GB of RAM or, in less, runs on disk. What is kept at the end has
-to fit: 16 bytes an id that reaches the threshold, which training holds as well.
+Tables that fill their memory are sorted and written to disk as a run; the runs are merged at the end.
 """
 
 import shutil
@@ -16,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from skirl.data.vocabulary.probing import SMALLEST, places_for, probe
 from skirl.tools.jit import kernel
 
 ENTRY = 12
 """Bytes of a place in a table: a fingerprint and a count."""
-SMALLEST = 1 << 10
 
 
 class Counter:
@@ -41,10 +36,10 @@ class Counter:
 
     def grown(self, more: int) -> int:
         """Bytes of its table with room for more keys."""
-        return max(self.keys.size, 1 << (2 * (self.used + more) - 1).bit_length()) * ENTRY
+        return max(self.keys.size, places_for(self.used + more)) * ENTRY
 
     def add(self, fingerprints: np.ndarray) -> None:
-        """Count each of them once more."""
+        """Count each of them once."""
         size = self.grown(len(fingerprints)) // ENTRY
         if size > self.keys.size:
             keys, counts = self.keys, self.counts
@@ -54,13 +49,13 @@ class Counter:
 
     def sorted(self) -> tuple[np.ndarray, np.ndarray]:
         """Fingerprints in rising order, and how often each came."""
-        there = np.flatnonzero(self.keys)
-        keys = self.keys[there]
+        held = np.flatnonzero(self.keys)
+        keys = self.keys[held]
         order = np.argsort(keys)
-        return keys[order], self.counts[there][order].astype(np.uint64)
+        return keys[order], self.counts[held][order].astype(np.uint64)
 
     def clear(self) -> None:
-        """Begin anew, with a small table."""
+        """Forget all counts; the table is small again."""
         self._allocate(SMALLEST)
 
 
@@ -92,7 +87,7 @@ class Counters:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, table: str, fingerprints: np.ndarray) -> None:
-        """Count a column's fingerprints once more; 0 is not counted."""
+        """Count a column's fingerprints; 0 is not counted."""
         counter = self._counters[table]
         # A table that grows holds its old places until it is done.
         others = sum(c.nbytes for c in self._counters.values())
@@ -153,15 +148,12 @@ _NO_COUNTS = np.empty(0, np.uint32)
 @kernel
 def _count(keys, counts, more, times):
     """Add keys to a table, each once or times[i]; how many were new. A count stays at its largest value."""
-    mask = np.uint64(keys.size - 1)
     new = 0
     for i in range(more.size):
         key = more[i]
         if key == 0:
             continue
-        place = key & mask
-        while keys[place] != key and keys[place] != 0:
-            place = (place + np.uint64(1)) & mask
+        place = probe(keys, key)
         if keys[place] == 0:
             keys[place] = key
             new += 1

@@ -1,17 +1,4 @@
-"""An open vocabulary: ids get rows of their own while training goes on, once they have come often enough.
-
-Every value is counted as the batches come. At its `admit`-th time it gets the next free row of its table; before that,
-and when the table is full, it shares row 1 with all others like it; row 0 is that of a missing value. A value that no
-batch of the last `stale` had is forgotten, its count too, which bounds the memory: 64 to 128 bytes a value that is
-remembered, and 32 for each snapshot alive. Comes it again, it begins anew and gets a new row. Rows are never given to
-another value: the row's record would have to be made anew at the same step on the device, in the cache and in the
-store, and the bits of a run would hang on it. The price is that the records of forgotten values stay in the store, so
-`rows` has to allow for all that are ever admitted; and 8 to 16 bytes of memory for each, which say what it was given to.
-
-What a batch's rows are depends on all batches before. The state of a stream therefore holds the whole vocabulary, as it
-was at most 64 batches ago, and how many batches followed: going on reads those again. Copying it at each batch would
-cost more than training on it.
-"""
+"""An open vocabulary: an id gets a row of its own while training goes on, once it has come often enough."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +11,7 @@ import torch
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.tables import Table
 from skirl.data.files.stream import Files
+from skirl.data.vocabulary.probing import SMALLEST, look_up, places_for, probe
 from skirl.data.vocabulary.vocabulary import FIRST
 from skirl.tools.jit import kernel
 from skirl.tools.shape_of import ANY, COUNT, misfit
@@ -33,7 +21,7 @@ SNAPSHOT = 64
 
 
 class Kept(np.ndarray):
-    """An array that nobody writes to: a copy of a state shares it."""
+    """An array that is never written to, so copies of a state share it."""
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> "Kept":
         return self
@@ -48,7 +36,7 @@ class Growth:
         """The next free row."""
         self._admitted = np.zeros(0, np.uint64)
         """The fingerprints that rows were given to, that of row 2 first, and room for more; what stands there stays."""
-        self._allocate(1 << 10)
+        self._allocate(SMALLEST)
 
     def _allocate(self, size: int) -> None:
         self.keys = np.zeros(size, np.uint64)
@@ -62,7 +50,7 @@ class Growth:
     def grow(self, fingerprints: np.ndarray, now: int) -> np.ndarray:
         """The rows of a batch's values, in order; those that come often enough are admitted on the way."""
         if 2 * (self.used + len(fingerprints)) > len(self.keys):
-            self._refill(self.entries(), 2 * (self.used + len(fingerprints)))
+            self._refill(self.entries(), self.used + len(fingerprints))
         out = np.empty(len(fingerprints), np.int64)
         self._make_room(len(fingerprints))
         added, self.next = _grow(
@@ -75,7 +63,7 @@ class Growth:
     def look_up(self, fingerprints: np.ndarray) -> np.ndarray:
         """The rows of values, as they are; nothing is counted."""
         out = np.empty(len(fingerprints), np.int64)
-        _find(self.keys, self.rows, fingerprints, out)
+        look_up(self.keys, self.rows, fingerprints, out)
         return out
 
     def forget(self, before: int) -> None:
@@ -86,8 +74,8 @@ class Growth:
 
     def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Fingerprints, rows, counts and last batches of what is remembered."""
-        there = np.flatnonzero(self.keys)
-        return self.keys[there], self.rows[there], self.counts[there], self.last[there]
+        held = np.flatnonzero(self.keys)
+        return self.keys[held], self.rows[held], self.counts[held], self.last[held]
 
     @property
     def admitted(self) -> np.ndarray:
@@ -104,7 +92,7 @@ class Growth:
 
     def _refill(self, entries: Sequence[np.ndarray], room: int = 0) -> None:
         keys, rows, counts, last = entries
-        self._allocate(max(1 << 10, 1 << max(room, 2 * len(keys)).bit_length()))
+        self._allocate(places_for(max(room, len(keys))))
         _place(self.keys, self.rows, self.counts, self.last, keys, rows, counts, last)
         self.used = len(keys)
 
@@ -124,7 +112,7 @@ class Growth:
     def checked(self, state: Mapping[str, Any], admitted: Any) -> tuple[list[np.ndarray], np.ndarray]:
         """The entries of a state, and what its rows were given to; refused where it is the state of no such vocabulary."""
         keys, rows, counts, last = (_numbers(state, name) for name in ("keys", "rows", "counts", "last"))
-        given, free, there = _numbers({"admitted": admitted}, "admitted").view(np.uint64), state["next"], rows != 0
+        given, free, has_row = _numbers({"admitted": admitted}, "admitted").view(np.uint64), state["next"], rows != 0
         wrong = None
         if len({len(array) for array in (keys, rows, counts, last)}) != 1:
             wrong = "its arrays are of different lengths"
@@ -134,9 +122,9 @@ class Growth:
             wrong = f"its next row is {free!r}, of {self.limit:,}"
         elif not free - FIRST <= len(given) <= max(0, self.limit - FIRST):
             wrong = f"it has rows without a value, {len(given):,} values and {free:,} rows"
-        elif ((rows[there] < FIRST) | (rows[there] >= free)).any():
+        elif ((rows[has_row] < FIRST) | (rows[has_row] >= free)).any():
             wrong = f"a row in it is not from {FIRST} to {free - 1}"
-        elif (given[rows[there] - FIRST] != keys[there].view(np.uint64)).any():
+        elif (given[rows[has_row] - FIRST] != keys[has_row].view(np.uint64)).any():
             wrong = "a row in it was given to another id"
         elif len(keys) and not (0 <= min(counts.min(), last.min()) <= max(counts.max(), last.max()) < _MOST):
             wrong = "a count in it is below 0, or beyond all that could be counted"
@@ -290,10 +278,10 @@ class Growing:
         """Refuse a state of another stream, or of none, saying what is wrong; nothing else happens."""
         grown = isinstance(state, Mapping) and "tables" in state
         self.inner.check_state(state.get("files", {}) if grown else state)
-        own = dict.fromkeys(self.growths, _TABLE)
+        per_table = dict.fromkeys(self.growths, _TABLE)
         admitted = dict.fromkeys(self.growths, ANY)
-        form = {"files": ANY, "tables": own, "admitted": admitted, "since": COUNT, "admit": ANY, "stale": ANY}
-        if (wrong := misfit(state, form)) is not None:
+        expected = {"files": ANY, "tables": per_table, "admitted": admitted, "since": COUNT, "admit": ANY, "stale": ANY}
+        if (wrong := misfit(state, expected)) is not None:
             raise ValueError(f"the state is none of an open vocabulary ({wrong}): give what state_dict() returned")
         for name in ("admit", "stale"):
             if state[name] != getattr(self, name):
@@ -312,7 +300,7 @@ class Growing:
         self._resume = self._state = state
 
     def _again(self, batches: Iterator[Batch], since: int) -> None:
-        """Read batches that were handed out before once more."""
+        """Read again the batches that were handed out before."""
         for number in range(since):
             if next(batches, None) is None:
                 raise ValueError(
@@ -355,16 +343,13 @@ class HeldOut:
 @kernel
 def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, admitted, out):
     """Rows of values, which are counted; how many were new, and the next free row."""
-    mask = np.uint64(keys.size - 1)
     added = 0
     for i in range(fingerprints.size):
         key = fingerprints[i]
         if key == 0:
             out[i] = 0
             continue
-        place = key & mask
-        while keys[place] != key and keys[place] != 0:
-            place = (place + np.uint64(1)) & mask
+        place = probe(keys, key)
         if keys[place] == 0:
             keys[place] = key
             added += 1
@@ -379,21 +364,7 @@ def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, admit
 
 
 @kernel
-def _find(keys, rows, fingerprints, out):
-    mask = np.uint64(keys.size - 1)
-    for i in range(fingerprints.size):
-        key = fingerprints[i]
-        place = key & mask
-        while keys[place] != key and keys[place] != 0:
-            place = (place + np.uint64(1)) & mask
-        out[i] = 0 if key == 0 else rows[place] if keys[place] == key and rows[place] != 0 else 1
-
-
-@kernel
 def _place(keys, rows, counts, last, from_keys, from_rows, from_counts, from_last):
-    mask = np.uint64(keys.size - 1)
     for i in range(from_keys.size):
-        place = from_keys[i] & mask
-        while keys[place] != 0:
-            place = (place + np.uint64(1)) & mask
+        place = probe(keys, from_keys[i])
         keys[place], rows[place], counts[place], last[place] = from_keys[i], from_rows[i], from_counts[i], from_last[i]

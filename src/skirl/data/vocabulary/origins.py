@@ -1,9 +1,4 @@
-"""Which id a row belongs to, as the state of a stream of files tells it.
-
-An open vocabulary is part of a checkpoint: it remembers the fingerprint of each id that it gave a row to, 8 bytes. That of a
-number, or of hexadecimal digits, is a bijection, so the id itself is had back; of a text the fingerprint is all there is. To
-keep the texts would take their length in memory for each id ever admitted, for the sake of an export.
-"""
+"""Which id a row belongs to, as the state of a stream of files says it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,6 +63,6 @@ class Origins:
         if kinds[table] in ("hex", "numbers"):
             numbers = numbers_of(prints, seed_of(table))
             shown = numbers.view(np.uint64).tolist() if kinds[table] == "hex" else numbers.tolist()
-            form = "x" if kinds[table] == "hex" else "d"
-            texts = [format(number, form) if there else None for number, there in zip(shown, has.tolist())]
+            digits = "x" if kinds[table] == "hex" else "d"
+            texts = [format(number, digits) if known else None for number, known in zip(shown, has.tolist())]
         return names.tolist(), texts, prints

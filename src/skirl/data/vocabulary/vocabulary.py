@@ -1,12 +1,4 @@
-"""A vocabulary: the ids that came often enough, each with a row of its own.
-
-Row 0 is that of a missing value, row 1 is shared by all values that are rare or new, and rows 2, 3, ... are those of
-the vocabulary, the most frequent first. The file holds fingerprints (see hashing.py), not values: 8 bytes an id,
-whatever its length. In memory an id takes 24 to 48 bytes, in each worker process too; looking one up takes 10 to 60 ns.
-
-The file is safetensors: `NAME.keys` (uint64, in order of rows) and `NAME.counts` (uint64) for each table, and a JSON
-text under `skirl` in its metadata. Nothing in it is executed, and its sizes are checked before anything is allocated.
-"""
+"""A vocabulary: the ids that came often enough, each with a row of its own. README.md here has the file's format."""
 
 import json
 import os
@@ -22,6 +14,7 @@ from safetensors.numpy import save_file
 
 from skirl.data.files.hashing import NONE
 from skirl.data.files.schema import FileSchema
+from skirl.data.vocabulary.probing import look_up, places_for, probe
 from skirl.tools.jit import kernel
 from skirl.tools.shape_of import ANY, COUNT, NUMBER, TEXT, Kind, misfit
 
@@ -74,7 +67,7 @@ class Vocabulary:
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """The row of each value."""
         out = np.empty(len(fingerprints), np.int32)
-        _look_up(*self.tables[table], fingerprints, kinds, out)
+        look_up(*self.tables[table], np.where(kinds == NONE, np.uint64(0), fingerprints), out)
         return out
 
     def check(self, schema: FileSchema) -> None:
@@ -85,10 +78,10 @@ class Vocabulary:
         for table, kind in kinds.items():
             if table not in self.rows:
                 raise BadVocabulary(f"vocabulary {self.path}: it has no table {table!r}: make it anew with this schema")
-            found = self.facts.types[table]
-            if found and kind and found != kind:  # a converted file says how its values were read
+            stored = self.facts.types[table]
+            if stored and kind and stored != kind:  # a converted file says how its values were read
                 raise BadVocabulary(
-                    f"vocabulary {self.path}: its ids of {table!r} are {found}, not {kind}: make it anew with this data"
+                    f"vocabulary {self.path}: its ids of {table!r} are {stored}, not {kind}: make it anew with this data"
                 )
         for table in {column.table or column.name for column in schema.ids if column.encode == "row"} & set(self.rows):
             raise BadVocabulary(
@@ -129,9 +122,9 @@ def load(path: str) -> Vocabulary:
             keys = {table: file.get_tensor(f"{table}.keys") for table in facts.types}
     except (OSError, SafetensorError, UnicodeEncodeError) as error:
         missing = isinstance(error, FileNotFoundError)
-        then = "set vocab to one that `skirl vocab` made"
-        found = "there is no such file" if missing else f"is no vocabulary, or a damaged one ({error})"
-        raise BadVocabulary(f"vocabulary {path}: {found}: {then}") from None
+        mend = "set vocab to one that `skirl vocab` made"
+        problem = "there is no such file" if missing else f"is no vocabulary, or a damaged one ({error})"
+        raise BadVocabulary(f"vocabulary {path}: {problem}: {mend}") from None
     tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
     for table, array in sorted(keys.items()):
         tables[table] = _placed(array)
@@ -169,32 +162,16 @@ def _facts(path: str, text: str | None) -> Facts:
 
 
 def _placed(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    size = max(16, 1 << (2 * len(keys) - 1).bit_length()) if len(keys) else 16
-    places, rows = np.zeros(size, np.uint64), np.full(size, -1, np.int32)
+    size = places_for(len(keys))
+    places, rows = np.zeros(size, np.uint64), np.zeros(size, np.int32)
     _place(keys, places, rows)
     return places, rows
 
 
 @kernel
 def _place(keys, places, rows):
-    mask = np.uint64(places.size - 1)
     for i in range(keys.size):
-        place = keys[i] & mask  # fingerprints are spread well already
-        while rows[place] >= 0 and places[place] != keys[i]:
-            place = (place + np.uint64(1)) & mask
-        if rows[place] < 0:
+        place = probe(places, keys[i])
+        if places[place] != keys[i]:  # the first of two equal ones counts
             places[place] = keys[i]
             rows[place] = i + FIRST
-
-
-@kernel
-def _look_up(places, rows, fingerprints, kinds, out):
-    mask = np.uint64(places.size - 1)
-    for i in range(out.size):
-        if kinds[i] == NONE:
-            out[i] = 0
-            continue
-        place = fingerprints[i] & mask
-        while rows[place] >= 0 and places[place] != fingerprints[i]:
-            place = (place + np.uint64(1)) & mask
-        out[i] = rows[place] if rows[place] >= 0 else 1

@@ -1,8 +1,4 @@
-"""What holds the cache and computes on it: host memory (`host.py`) or a GPU (`gpu.py`); `base.py` says what both do.
-
-`open_device` is the one place that knows the names. A GPU's kernels need Triton, which torch's CUDA builds bring along;
-it is imported only when one is asked for: 0.2 s.
-"""
+"""What holds the cache and computes on it: host memory (`host.py`) or a GPU (`gpu.py`); `base.py` says what both do."""
 
 import numpy as np
 import torch
@@ -10,11 +6,15 @@ import torch
 from skirl.engine.device.base import Device
 
 INTERPRET = "interpret"
-"""The GPU's code in Triton's interpreter, on the CPU: for tests, and to step through it."""
+"""The name for the GPU's code in Triton's interpreter, on the CPU: for tests, and to step through it."""
 
 
 def torch_device(name: str | torch.device) -> torch.device:
-    """Where the tensors of a device of that name are; a name that is none is refused.
+    """Where the tensors of a device are; an unknown name is refused.
+
+    **Arguments**
+
+    - `name`: "cpu", "cuda", "cuda:1" or "interpret".
 
     >>> torch_device("interpret"), torch_device("cuda:1")
     (device(type='cpu'), device(type='cuda', index=1))
@@ -30,7 +30,12 @@ def torch_device(name: str | torch.device) -> torch.device:
 
 
 def open_device(name: str | torch.device, dtype: np.dtype) -> Device:
-    """The device of that name: "cpu", "cuda", "cuda:1" or "interpret".
+    """The device of that name.
+
+    **Arguments**
+
+    - `name`: "cpu", "cuda", "cuda:1" or "interpret".
+    - `dtype`: in which it computes.
 
     >>> open_device("cpu", np.dtype(np.float32)).at
     device(type='cpu')

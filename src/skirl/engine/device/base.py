@@ -1,13 +1,4 @@
-"""What an engine asks of whatever holds one bank's cache and computes on it: host memory, or a GPU.
-
-The engine decides nothing and neither does this: a Step says which rows come, go and change, and an implementation moves
-them by its own means. Two of them: `host.py`, where all of it happens in the caller's thread when it is asked for, and
-`gpu.py`, where it is put on streams and happens later. One class with a branch for each operation would be half as long,
-and no reader could say of a line on which of the two it runs.
-
-Rows and gradients are torch tensors of the device, ids and keys are numpy arrays of the host: it is the oracle's, which
-plans on the host for all.
-"""
+"""What an engine asks of whatever holds one bank's cache and computes on it: host memory, or a GPU."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -34,28 +25,28 @@ class BankFacts:
     width: int
     """Numbers in a record: the weight and its optimizer's state; of half precision, words of two."""
     features: int
-    """Rows of the output a sample; 1 where nothing is pooled."""
+    """Rows of the output for each sample; 1 where nothing is pooled."""
     dtype: np.dtype
     optimizer: RowOptimizer
     initial: InitialTable
     seed: int
     half: torch.dtype | None = None
-    """What rows are held in, where it is not dtype."""
+    """What rows are held in, if not in dtype."""
 
 
 @dataclass(slots=True)
 class Update:
-    """What a backward brings: how the rows of a step change."""
+    """What a backward brings to change the rows of a step."""
 
     work: Work
     grads: list[torch.Tensor | None]
-    """One a micro-batch: of the output, [bags, dim]."""
+    """One for each micro-batch: of the output, [bags, dim]."""
     live: np.ndarray
     """Which rows of the outputs have a gradient: by row % size."""
     scalars: np.ndarray
     """Of the optimizer, [tables, k]."""
     step: int
-    """Counted from the run's first; decides how halves are rounded."""
+    """Counted from the start of the run; part of the seed by which halves are rounded."""
 
 
 def joined_scales(ids: Sequence[BankIds], dtype: np.dtype) -> np.ndarray:
@@ -74,7 +65,10 @@ def joined_bags(ids: Sequence[BankIds]) -> np.ndarray:
 
 
 class BankRows(ABC):
-    """The cache of one bank, the buffers of rows on their way, and what is computed on them."""
+    """The cache of one bank, the buffers of rows on their way, and what is computed on them.
+
+    Rows and gradients are torch tensors on the device; ids and keys are numpy arrays on the host, where the oracle plans.
+    """
 
     def __init__(self, facts: BankFacts) -> None:
         self.facts = facts
@@ -87,7 +81,7 @@ class BankRows(ABC):
     @property
     @abstractmethod
     def buffers_in_use(self) -> int:
-        """How many of them have an owner."""
+        """How many of these buffers have an owner."""
 
     @property
     @abstractmethod
@@ -96,17 +90,17 @@ class BankRows(ABC):
 
     @abstractmethod
     def allocate(self, slots: int, staging_rows: int) -> Records:
-        """Make the cache; what was in one before is gone."""
+        """Make the cache; the one before is gone. staging_rows: how many rows free buffers may hold."""
 
     @abstractmethod
     def forget_moves(self) -> None:
-        """All is written and nothing will be forwarded any more: let go of what is on its way."""
+        """Everything is written and nothing will be forwarded: release what is on its way."""
 
-    # A step's way. `arriving` and `shipped` run in the fetch stage, `written` in the write stage, all else in the loop.
+    # The way of a step. `arriving` and `shipped` run in the fetch stage, `written` in the write stage, the rest in the loop.
 
     @abstractmethod
     def arriving(self, work: Work) -> Any:
-        """Room for what a step fetches; `room(arrival)` is where to read it to."""
+        """Make room for what a step fetches; `room(arrival)` is where to read it to."""
 
     @abstractmethod
     def room(self, arrival: Any) -> np.ndarray:
@@ -114,19 +108,19 @@ class BankRows(ABC):
 
     @abstractmethod
     def shipped(self, arrival: Any, work: Work) -> None:
-        """They were read: send them on their way."""
+        """The records were read: send them to the device."""
 
     @abstractmethod
     def load(self, work: Work, arrival: Any) -> Any:
-        """Evict, forward, put what was fetched, make what is new; gives what left."""
+        """Evict, forward, put what was fetched, make new rows; returns the rows that leave."""
 
     @abstractmethod
     def landed(self, leaving: Any) -> np.ndarray:
-        """The records of rows that left, on the host; waits for them."""
+        """The records of rows that left, on the host; waits until they are there."""
 
     @abstractmethod
     def written(self, leaving: Any) -> None:
-        """They are in the store."""
+        """The rows that left are in the store."""
 
     # Computing.
 
@@ -136,7 +130,7 @@ class BankRows(ABC):
 
     @abstractmethod
     def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
-        """The same out of records given by the host: `place` is where each id's is."""
+        """The same, out of records on the host; place: which record each id has."""
 
     @abstractmethod
     def update(self, update: Update) -> None:
@@ -144,9 +138,9 @@ class BankRows(ABC):
 
     @abstractmethod
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
-        """For each position the dot product of its bag's gradient with its row, before the row changes."""
+        """For each position, the dot product of its bag's gradient and its row before the update."""
 
-    # Rows by their slots, for what is not training.
+    # Rows by their slots, for everything but training.
 
     @abstractmethod
     def read(self, slots: np.ndarray) -> np.ndarray:
@@ -158,18 +152,18 @@ class BankRows(ABC):
 
 
 class Device(ABC):
-    """Makes the banks of one engine, and the memory of what they give out."""
+    """Makes the banks of one engine, and memory for their outputs."""
 
     at: torch.device
     """Where the outputs are."""
 
     @abstractmethod
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
-        """One for each."""
+        """One bank for each."""
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Memory for a cache that is free now."""
+        """Bytes free now for a cache."""
 
     @abstractmethod
     def empty(self, rows: int, dim: int) -> torch.Tensor:

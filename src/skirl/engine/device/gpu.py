@@ -1,18 +1,4 @@
-"""The cache in a GPU's memory: rows come and go on streams of their own, and the loop's stream never waits for the host.
-
-Each step of one bank is two copies in, one out, and a handful of kernels (nn/gpu.py). The hazards, and what orders them:
-
-    fetched rows and plan are copied before they are used      the loop's stream waits for the inward event
-    a block is not filled anew while its rows are in use       the inward stream waits for the event of its last use
-    rows that leave are gathered before they are copied out    the outward stream waits for an event of the loop's
-    the store gets rows that are there                         the write stage waits for the outward event, on the host,
-    a block is not gathered into while it is copied out        and lets go of the block only then
-
-All else is in order because it is on the loop's stream, or on the host because a block has an owner. Moving cache rows on a
-stream of their own would save the loop some microseconds a step (a 4 MB gather at 1 TB/s is 4 us), and each move would need
-an event against forward and backward. **Not run on a GPU yet**: tests drive this code in Triton's interpreter, on streams
-that are as late as the events allow.
-"""
+"""The cache in a GPU's memory. Rows and plans come and go on streams of their own. **Not run on a GPU yet.**"""
 
 import os
 import sys
@@ -31,15 +17,23 @@ from skirl.engine.work import Work
 from skirl.oracle.step import Step
 from skirl.tools.machine import free_bytes
 
+# What has to hold between streams, and what sees to it. All else is ordered by the loop's stream, or by a block's owner.
+#
+# fetched rows and plan are copied before they are used      the loop's stream waits for the inward event
+# a block is not filled again while its rows are in use      the inward stream waits for the event of its last use
+# rows that leave are gathered before they are copied out    the outward stream waits for an event of the loop's
+# the store gets rows that are there                         the write stage waits for the outward event, on the host,
+# a block is not gathered into while it is copied out        and releases the block only then
+
 _TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 PLANS_KEPT = 4
-"""Plans' buffers that wait for use: as many as steps are on their way."""
+"""Free buffers of plans that are kept: as many as steps are on their way."""
 _PIECE = 32 << 20
-"""Bytes of rows that are read at a time where all of them are wanted."""
+"""Bytes of rows that are read at a time when the whole cache is read."""
 
 
 def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
-    """A GPU; the interpreter where its tensors are on the CPU."""
+    """A GPU; Triton's interpreter where the tensors are on the CPU."""
     if at.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(
@@ -78,7 +72,7 @@ class Gpu(Device):
     def free_bytes(self) -> int:
         if self.at.type != "cuda":
             return free_bytes()
-        # What torch keeps and does not use is free to it.
+        # What torch has reserved and does not use is free for a cache.
         kept = torch.cuda.memory_reserved(self.at) - torch.cuda.memory_allocated(self.at)
         return torch.cuda.mem_get_info(self.at)[0] + kept
 
@@ -86,8 +80,8 @@ class Gpu(Device):
         return torch.empty((rows, dim), dtype=self.dtype, device=self.at)
 
     def up(self, array: np.ndarray) -> torch.Tensor:
-        """A small array, copied on the current stream. torch keeps the pinned memory until the copy is done."""
-        tensor = torch.from_numpy(np.array(array))  # a copy: torch has no arrays that may not be written to
+        """Copy a small array to the device, on the current stream. torch keeps the pinned memory until that is done."""
+        tensor = torch.from_numpy(np.array(array))  # a copy, since torch takes no read-only arrays
         return tensor if self.at.type != "cuda" else tensor.pin_memory().to(self.at, non_blocking=True)
 
 
@@ -103,14 +97,14 @@ class GpuRows(BankRows):
         """Of rows on their way."""
         self.plans = Blocks(gpu.at, self._streams.here, most=1 << 62, kept=PLANS_KEPT)
         self.cache = torch.empty((0, facts.width), dtype=gpu.dtype, device=gpu.at)
-        """As records travel,"""
+        """The records, as they travel."""
         self.rows = self.cache
-        """and as their numbers are."""
+        """The same memory, in the dtype of its numbers."""
         self._pending: dict[int, Departure] = {}
         self._now: Arrival | None = None
-        """Of the current step."""
+        """That of the current step."""
         self._bags: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
-        """Where the ids of a batch with one id a bag go, which is the same for all of that size."""
+        """By size, the bags of a batch with one id a bag: all batches of that size have the same."""
         self._small: dict[str, tuple[bytes, torch.Tensor]] = {}
         self._nothing = torch.empty(0, dtype=torch.int32, device=gpu.at)
         self._no_scale = torch.empty(0, dtype=gpu.dtype, device=gpu.at)
@@ -145,7 +139,7 @@ class GpuRows(BankRows):
         return DeviceRecords(self)
 
     def forget_moves(self) -> None:
-        # What was planned and not executed may still arrive, and what nobody waited for may still leave.
+        # Rows that were planned and not used may still arrive, and rows that nobody waited for may still leave.
         for stream in (self._streams.compute, self._streams.inward, self._streams.outward):
             stream.record().synchronize()
         self._pending.clear()
@@ -165,7 +159,7 @@ class GpuRows(BankRows):
         plan = self.plans.take(packed.nbytes)
         for block in (rows, plan):
             if block.copied is not None:
-                block.copied.synchronize()  # before the host's side is written to; long ago, as a rule
+                block.copied.synchronize()  # before the host's side is written to; mostly long past
         return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, shared)
 
     def room(self, arrival: Arrival) -> np.ndarray:
@@ -233,7 +227,7 @@ class GpuRows(BankRows):
         self.blocks.release(leaving.block)
 
     def _let_go(self, step: Step) -> None:
-        """What the steps before this one do not need any more."""
+        """Release what the steps before this one needed."""
         for number in [n for n in self._pending if n < step.hold_from]:
             self._release(self._pending.pop(number).block)
         if self._now is not None:
@@ -245,7 +239,7 @@ class GpuRows(BankRows):
         (blocks or self.blocks).release(block)
 
     def _shared_bags(self, ids: list[BankIds]) -> torch.Tensor | None:
-        """The bags of a batch with one id a bag: sent once, as every such batch has the same."""
+        """The bags of a batch with one id a bag: sent once, since every such batch has the same."""
         if len(ids) > 1 or not ids[0].one_each or not ids[0].pooled or len(ids[0].scale):
             return None
         bags = ids[0].bag_of
@@ -337,7 +331,7 @@ class GpuRows(BankRows):
         return self._streams.compute.now(lambda: self._gpu.up(array))
 
     def _remembered(self, name: str, array: np.ndarray) -> torch.Tensor:
-        """A small array that is mostly the same from step to step: copied only when it has changed."""
+        """A small array on the device, copied again only when it has changed."""
         content = array.tobytes()
         if name not in self._small or self._small[name][0] != content:
             self._small[name] = content, self._gpu.up(array)
@@ -359,10 +353,10 @@ class GpuRows(BankRows):
         self._streams.compute.now(lambda: self._kernels.put(self.cache, up(part), up(records)))
 
     def copied(self, places: np.ndarray) -> "OnItsWay":
-        """Records of some slots as they are behind everything that the loop's stream has to do."""
+        """Records of some slots as they will be after all work that the loop's stream has now."""
         compute, outward = self._streams.compute, self._streams.outward
         rows, gathered = compute.now(lambda: (self._gathered(places), self._streams.here()))
-        compute.wait(gathered)  # the loop may have gone on on another stream while this thread was on its last one
+        compute.wait(gathered)  # the loop may have moved to another stream, while this thread gathered on its last one
         host = torch.empty(rows.shape, dtype=rows.dtype, device="cpu", pin_memory=rows.device.type == "cuda")
         outward.wait(gathered)
         outward.run(lambda: copy(host, rows))

@@ -1,8 +1,4 @@
-"""The cache in host memory: everything happens at once, in the thread that asks for it.
-
-Moves between staging and cache cost one copy of 15,000 x 260 bytes a step at batch 16,384 (about 1 ms), and in the loop's
-thread they need no lock against forward and backward. A thread for them would need one for each row that it touches.
-"""
+"""The cache in host memory: everything happens at once, in the thread that asks for it."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +8,7 @@ import torch
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
 from skirl.engine.device.base import BankFacts, BankRows, Device, Update, joined_bags, joined_scales
-from skirl.engine.kernels import cpu, wide
+from skirl.engine.kernels import choice, cpu
 from skirl.engine.kernels.buffers import Reused, empty
 from skirl.engine.staging import Staging
 from skirl.engine.work import Work
@@ -22,7 +18,7 @@ from skirl.tools.threads import run
 
 
 def array_of(bank: BankRows) -> np.ndarray:
-    """The cache itself, for benchmarks that fill it by hand."""
+    """The cache's array, for benchmarks that fill it by hand."""
     assert isinstance(bank, HostRows), "only a cache in host memory is an array"
     return bank.array
 
@@ -46,7 +42,7 @@ class Host(Device):
 
 
 class HostRows(BankRows):
-    """One bank in host memory. An arrival is the array that was read into, and so are rows that leave."""
+    """One bank in host memory. An arrival is the array that the store reads into; rows that leave are an array too."""
 
     def __init__(self, facts: BankFacts, buffers: Reused) -> None:
         super().__init__(facts)
@@ -73,7 +69,7 @@ class HostRows(BankRows):
                 f"rows of {self.facts.half} are trained on a GPU: set device='cuda', or dtype=torch.float32"
             )
         self.staging.most = staging_rows
-        # From a cache line on, in huge pages; they are backed when first written.
+        # It begins on a cache line; pages are backed when first written.
         self.array = empty(slots * self.facts.width, self.facts.dtype).reshape(slots, self.facts.width)
         return self.array
 
@@ -122,7 +118,7 @@ class HostRows(BankRows):
         dim, features = self.facts.dim, self.facts.features
         out = self._buffers.take(ids.bags, dim)
         into, offsets = out.numpy(), ids.offsets[:0] if ids.one_each else ids.offsets
-        kernel = wide.pool_for(dim, rows.shape[1], into, ids.one_each)
+        kernel = choice.pool_for(dim, rows.shape[1], into, ids.one_each)
         self._run(kernel, len(out), rows, dim, place, offsets, features, ids.scale, into)
         return out
 
@@ -140,7 +136,7 @@ class HostRows(BankRows):
                     grads[end - i.bags : end] = part.numpy()
         step, optimizer = work.steps[facts.number], facts.optimizer
         self._run(
-            wide.update_for(facts.dim, facts.dtype, optimizer.kind), len(step.rows), self.array, facts.dim, optimizer.kind,
+            choice.update_for(facts.dim, facts.dtype, optimizer.kind), len(step.rows), self.array, facts.dim, optimizer.kind,
             step.rows, step.keys, step.group_start, step.group_pos, joined_bags(ids),
             joined_scales(ids, facts.dtype), grads, update.live, update.scalars,
             facts.dtype.type(optimizer.clip_norm), work=step.group_start,

@@ -1,11 +1,4 @@
-"""Buffers in pairs, one in pinned host memory and one on the device, used again and again.
-
-What travels has its place on both sides from the beginning, so a copy is one call and no allocation; pinning memory anew for
-each step would lock the device's driver each time. A block has owners, like those of `staging.py`;
-what is more here is that an owner on the device may not be done when it lets go. So each block keeps the events of its last
-copy and its last use, and whoever takes it makes his stream, never the loop, wait for them. Three blocks, for plans, fetched
-and leaving rows, one ring each would be tighter, and one slow write-back would block its ring.
-"""
+"""Buffers in pairs, one in pinned host memory and one on the device, used again and again."""
 
 import threading
 from collections.abc import Callable
@@ -18,13 +11,14 @@ from skirl.engine.device.streams import Event
 from skirl.engine.staging import rounded
 
 SMALLEST = 1 << 12
+"""Bytes of the smallest buffer."""
 ALWAYS = 1 << 16
-"""Bytes that may wait for use however small the cache is: as much as its steps need."""
+"""Bytes of free blocks that are kept however small the cache is: what its steps need."""
 
 
 @dataclass(eq=False)
 class Block:
-    """One pair of buffers, of bytes."""
+    """One pair of buffers, of bytes. Whoever takes it makes his stream wait for its two events."""
 
     host: torch.Tensor
     device: torch.Tensor
@@ -32,7 +26,7 @@ class Block:
     copied: Event | None = None
     """The last copy between the two."""
     used: Event | None = None
-    """The last use of the device's side."""
+    """The last use of the device's side, which may come after its owner has released it."""
 
     def on_host(self, rows: int, width: int, dtype: np.dtype) -> np.ndarray:
         """The host's side as an array."""
@@ -44,7 +38,14 @@ class Block:
 
 
 class Blocks:
-    """Gives blocks out; in all threads.
+    """Gives out blocks, to any thread.
+
+    **Arguments**
+
+    - `device`: where the second buffer of a pair is.
+    - `here`: gives an event of the stream for which torch allocates.
+    - `most`: bytes of all blocks beyond which a released one is not kept.
+    - `kept`: how many free blocks are kept at most.
 
     >>> from skirl.engine.device.streams import no_streams
     >>> blocks = Blocks(torch.device("cpu"), no_streams().here, most=1 << 20)
@@ -55,11 +56,8 @@ class Blocks:
     """
 
     def __init__(self, device: torch.device, here: Callable[[], Event], most: int, kept: int = 1 << 30) -> None:
-        """here: gives an event of the stream that torch takes new memory for."""
         self.most = most
-        """Bytes of all blocks: beyond that, none waits for use."""
         self.kept = kept
-        """Blocks that wait for use, at most."""
         self._device = device
         self._here = here
         self._lock = threading.Lock()
@@ -69,16 +67,16 @@ class Blocks:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all blocks on one side, in use or free."""
+        """Bytes of all blocks, used or free, on one side."""
         return self._size
 
     @property
     def in_use(self) -> int:
-        """Blocks that have an owner."""
+        """How many blocks have an owner."""
         return len(self._used)
 
     def take(self, nbytes: int) -> Block:
-        """A block of at least so many bytes, whose events the caller has to wait for."""
+        """A block of at least so many bytes. The caller has to wait for its events."""
         with self._lock:
             fits = [b for b in self._free if nbytes <= b.host.numel() <= max(2 * nbytes, SMALLEST)]
             if fits:
@@ -103,19 +101,19 @@ class Blocks:
                 f"{size >> 10:,} KiB for rows on their way, or for a step's plan, are not free on {self._device}: set "
                 "cache or prefetch to less, or make batches smaller"
             ) from error
-        return Block(host, device, used=self._here())  # the memory may be another tensor's, whose work is not done yet
+        return Block(host, device, used=self._here())  # the memory may have been a tensor's that is still worked on
 
     def choose(self, fits: list[Block]) -> Block:
-        """Of free blocks, from the one that is unused for longest: its events have most likely passed."""
+        """The free block that has been unused for longest: its events have most likely passed."""
         return fits[0]
 
     def retain(self, block: Block) -> None:
-        """One more owner."""
+        """Add an owner."""
         with self._lock:
             block.owners += 1
 
     def release(self, block: Block) -> None:
-        """One owner less; the last one gives the block back."""
+        """Remove an owner; the last one gives the block back."""
         with self._lock:
             if block not in self._used:  # forgotten by `reset`
                 return
@@ -126,7 +124,7 @@ class Blocks:
                 self._shrink()
 
     def reset(self) -> None:
-        """Forget all owners. Nothing may be on its way any more; blocks are not used again, for a thread may be stuck."""
+        """Forget all owners and their blocks, which a stuck thread may still write to. Nothing may be on its way."""
         with self._lock:
             self._size -= sum(block.host.numel() for block in self._used)
             self._used.clear()
@@ -137,4 +135,4 @@ class Blocks:
             self._size -= block.host.numel()
             for event in (block.copied, block.used):
                 if event is not None:
-                    event.synchronize()  # torch may give the memory to another stream at once
+                    event.synchronize()  # torch may give the memory to another stream

@@ -1,14 +1,4 @@
-"""The three streams that a GPU's cache needs, and the events between them.
-
-Work that is put on one stream runs in order, later; between streams only an event orders anything. All that the cache asks
-of CUDA is in these few methods, so tests put streams of their own in their place, which run everything as late, and in as
-odd an order, as the events allow: a hazard without an event shows on any machine. To find one on a real GPU takes luck:
-TorchRec's rows were read while another stream still wrote them, and most runs were right.
-
-    compute   the training loop's own stream: whatever is current where it takes a batch, looks rows up or comes back
-    inward    host to device: fetched rows and plans
-    outward   device to host: rows that leave
-"""
+"""The three streams that a GPU's cache needs, and the events between them. Tests put streams of their own in their place."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,30 +23,33 @@ class Stream(Protocol):
         """Put work on the stream."""
 
     def now(self, work: Callable[[], T]) -> T:
-        """The same, of the loop's stream: the caller's own work comes after it."""
+        """Put work on the loop's stream, before the caller's own work."""
         ...
 
     def record(self) -> Event:
-        """An event behind all work so far."""
+        """An event after all work so far."""
         ...
 
     def wait(self, event: Event) -> None:
         """Work from here on runs after the event."""
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """The tensor is used here, and may be let go of before that is done."""
+        """The tensor is used here, and its last owner may release it before that is done."""
 
 
 @dataclass
 class Streams:
-    """Those of one engine."""
+    """The streams of one engine."""
 
     compute: Stream
+    """The training loop's own: the one that is current where it takes a batch, looks rows up or comes back."""
     inward: Stream
+    """From host to device: fetched rows and plans."""
     outward: Stream
+    """From device to host: rows that leave."""
 
     def begin(self) -> None:
-        """The loop uses rows, on whatever stream is current there."""
+        """The loop is about to use rows, on the stream that is current there."""
 
     def here(self) -> Event:
         """Where the calling thread's current stream is."""
@@ -78,9 +71,7 @@ class CudaStream:
             return work()
 
     def record(self) -> Event:
-        event = torch.cuda.Event(
-            blocking=True
-        )  # who waits for it on the host sleeps: writers would spin on a core each
+        event = torch.cuda.Event(blocking=True)  # a host thread that waits sleeps, instead of spinning on a core
         event.record(self.stream)
         return event
 
@@ -93,7 +84,12 @@ class CudaStream:
 
 
 class CudaStreams(Streams):
-    """On a GPU."""
+    """The streams on a GPU.
+
+    **Arguments**
+
+    - `device`: which GPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._loop = CudaStream(torch.cuda.current_stream(device))
@@ -101,7 +97,7 @@ class CudaStreams(Streams):
         self._device = device
 
     def begin(self) -> None:
-        """Who goes on on another stream, to warm a graph up say, finds rows, outputs and gradients in order."""
+        """Keep the order when the loop moves to another stream, to warm up a graph for example."""
         stream = torch.cuda.current_stream(self._device)
         if stream != self._loop.stream:
             stream.wait_stream(self._loop.stream)
@@ -117,7 +113,7 @@ class _Passed:
 
 
 class Immediate:
-    """No stream at all: work is done when it is put there."""
+    """No stream: work is done at once."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
@@ -136,5 +132,5 @@ class Immediate:
 
 
 def no_streams() -> Streams:
-    """In the interpreter."""
+    """The streams of Triton's interpreter."""
     return Streams(Immediate(), Immediate(), Immediate())

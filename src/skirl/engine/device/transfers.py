@@ -1,9 +1,4 @@
-"""What travels between the host and a GPU: a step's fetched rows and its plan, and rows that leave.
-
-A plan is what the device has to know of a step: where its rows come from and go to, and for computing the slots, groups and
-bags. All of it is about 20 bytes an id. A batch with exactly one id a bag needs neither offsets nor bags of its own: they
-are the same for each such batch, and 4 bytes an id less to send.
-"""
+"""What travels between the host and a GPU: a step's fetched rows and its plan, and rows that leave."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,16 +17,16 @@ from skirl.oracle.step import Step
 
 @dataclass(eq=False)
 class Arrival:
-    """What a step of one bank brings: fetched rows and its plan."""
+    """What a step brings to one bank: fetched rows and its plan."""
 
     work: Work
     rows: Block
     plan: Block
     packed: Packed
     scales: list[np.ndarray]
-    """Factors of each micro-batch as they were sent: the loop may set others."""
+    """The factors of each micro-batch that were sent; the loop may set others."""
     forwards: list[tuple[int, int, int]]
-    """From which step, and which of the plan's forwarded rows."""
+    """Of each step that rows are forwarded from: its number, first and end among the plan's forwarded rows."""
     shared_bags: torch.Tensor | None
     came: Event | None = None
     views: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -46,7 +41,7 @@ class Departure:
 
 
 class OnItsWay:
-    """Records that a checkpoint takes."""
+    """Records that a checkpoint reads, on their way to the host."""
 
     def __init__(self, host: torch.Tensor, device: torch.Tensor, there: Event) -> None:
         self._host, self._device, self._there = host, device, there
@@ -65,7 +60,7 @@ def copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def by_step(forward_step: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Forwarded rows ordered by the step that evicted them, and where each step's are.
+    """The order of forwarded rows by the step that evicted them, and where each step's rows are in it.
 
     >>> by_step(np.array([7, 5, 7]))
     (array([1, 0, 2]), [(5, 0, 1), (7, 1, 3)])
@@ -79,7 +74,17 @@ def by_step(forward_step: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, 
 def plan_of(
     step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """What the device needs to know of a step."""
+    """What the device needs to know of a step: about 20 bytes an id.
+
+    **Arguments**
+
+    - `step`: the oracle's.
+    - `ids`: of each micro-batch.
+    - `scale`: the factors of all positions, or empty.
+    - `order`: of the forwarded rows, from `by_step`.
+    - `bags`: the output's row of each position. None where the device has them from another batch: with one id a bag, all
+      batches of one size have the same, and need no offsets either.
+    """
     arrays = {
         "slots": step.slots,
         "keys": step.keys,

@@ -1,39 +1,41 @@
-"""The hot loops on the CPU: pool rows into bags, and fold gradients and the row optimizer into one pass.
+"""The plain loops on the CPU: pool rows into bags, and apply gradients and the row optimizer in one pass.
 
-The oracle has grouped the positions of a step by row, so backward is a plain loop: a row's gradients are summed into one
-scratch row that stays in L1, and the row is read and written once. FBGEMM's fused operator sorts the ids in backward;
-with the grouping done beforehand, in the planner's thread, a prototype of these loops ran the embedding step 1.5-2.7x
-faster than it on one core. A scatter-add, as nn.EmbeddingBag does, writes a row once for each of its positions instead.
-
-The bits are promised. Every sum has one order, written out here and once more in reference.py, and no reduction runs over
-the vector lanes: loops over a row's elements treat each on its own, and a sum over a row is a halving tree. So threads may
-split the bags or the rows (lo, hi) as they like, and the vector width of the processor does not show.
-
-    position  one id of a step, feature-major: (micro-batch, feature in bank order, sample, place in its bag)
-    bag       the positions of one feature and sample; its row in `out` and `grads` is sample * features + feature
-    scale     one factor a position (its weight, 1 / count for means), or an empty array when every factor is 1
-    slot      row of the cache; a record there is [weight(dim) | state]
-
-Arrays of floats all have the dtype of the cache. Slots are trusted: they come from the oracle, which knows the cache.
+Every sum has one order, whatever the threads and the processor's vectors.
 """
 
 from math import inf
 
 import numpy as np
 
+from skirl.core.keys import ROW_BITS
 from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 from skirl.engine.kernels.hot_rows import STRETCH
 from skirl.tools.jit import kernel
+
+# position  one id of a step, feature-major: (micro-batch, feature in bank order, sample, place in its bag)
+# bag       the positions of one feature and sample; its row in `out` and `grads` is sample * features + feature
+# scale     one factor for each position (its weight, 1 / count for means), or an empty array when every factor is 1
+# slot      row of the cache; a record there is [weight(dim) | state]
+#
+# Arrays of floats have the cache's dtype. Slots are trusted: they come from the oracle, which knows the cache.
 
 
 @kernel
 def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
     """Sum the rows of each bag into out, for rows lo..hi of out.
 
-    cache [rows, width]; slots int32[n]; offsets int32[features * batch + 1], feature-major, into slots and scale, or empty
-    where every bag has exactly one position; scale [n] or empty; out [batch * features, dim]. An empty bag is zeros.
+    An empty bag gives zeros. Bags are visited in the order of `out`, which is faster than that of `offsets`.
 
-    Bags are visited in the order of out, not of offsets: writing 256 bytes in every 6 KB took 1.5x as long (26 features).
+    **Arguments**
+
+    - `cache`: [rows, width], the records.
+    - `dim`: numbers in a row.
+    - `slots`: int32 [n], of each position.
+    - `offsets`: int32 [features * batch + 1], feature-major, into slots and scale; empty where every bag has one position.
+    - `features`: how many there are.
+    - `scale`: [n] or empty.
+    - `out`: [batch * features, dim].
+    - `lo`, `hi`: the rows of `out` to fill.
     """
     one = offsets.size == 0
     batch = (slots.size if one else offsets.size - 1) // features
@@ -77,11 +79,23 @@ def update(
 ):  # fmt: skip
     """Sum the gradients of distinct rows lo..hi and apply the row optimizer to each.
 
-    rows int32[u]: their slots; keys int64[u]; group_start int32[u + 1] and group_pos int32[n]: the positions of each,
-    ascending; bag_of int32[n]: the row of grads for each position; grads [bags, dim]; live bool[features]: does the feature
-    of a bag (bag % features) have a gradient; scalars [tables, k] from the optimizer; clip: its clip_norm.
-    Positions are summed in stretches of STRETCH, as nn/stretches.py tells.
-    A row none of whose features has a gradient is left as it is.
+    Positions are summed in stretches, see hot_rows.py. A row none of whose features has a gradient stays as it is.
+
+    **Arguments**
+
+    - `cache`: [rows, width], the records.
+    - `dim`: numbers in a row.
+    - `kind`: the row optimizer's, one of `KIND_...`.
+    - `rows`: int32 [u], the slot of each row.
+    - `keys`: int64 [u], the key of each row.
+    - `group_start`, `group_pos`: int32 [u + 1] and [n], the positions of each row, ascending.
+    - `bag_of`: int32 [n], the row of `grads` for each position.
+    - `scale`: [n] or empty.
+    - `grads`: [bags, dim], of the output.
+    - `live`: bool [features], whether the feature of a bag (bag % features) has a gradient.
+    - `scalars`: [tables, k], the optimizer's numbers.
+    - `clip`: the optimizer's clip_norm, inf for none.
+    - `lo`, `hi`: the rows to update.
     """
     g = np.empty(dim, cache.dtype)
     work = np.empty(dim, cache.dtype)
@@ -90,7 +104,7 @@ def update(
     scaled = scale.size > 0
     all_live = live.all()
     for u in range(lo, hi):
-        # Written out here: as a function of its own, where LLVM cannot see that g overlaps nothing, it took 1.3x as long.
+        # Written out here: in a function, where LLVM cannot see that g overlaps nothing, it took 1.3 times as long.
         count = 0
         first, end = group_start[u], group_start[u + 1]
         hot = end - first > STRETCH
@@ -123,7 +137,7 @@ def update(
         if clip < inf:
             _clip(g, work, dim, most)
         slot = rows[u]
-        table = keys[u] >> 48
+        table = keys[u] >> ROW_BITS
         if kind == KIND_SGD:
             _sgd(cache, slot, dim, g, scalars[table, 0])
         elif kind == KIND_ADAGRAD:
@@ -138,7 +152,14 @@ def update(
 def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
     """The gradient of each position's weight: out[pos] = dot(grads[bag], row), 0 for a feature without gradient.
 
-    Positions lo..hi. For a mean the caller divides by the count of the bag.
+    For a mean the caller divides by the bag's count.
+
+    **Arguments**
+
+    - `cache`, `dim`, `slots`: as in `pool`.
+    - `bag_of`, `grads`, `live`: as in `update`.
+    - `out`: [n].
+    - `lo`, `hi`: the positions to fill.
     """
     work = np.empty(dim, cache.dtype)
     zero = cache.dtype.type(0)
@@ -149,7 +170,7 @@ def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
             continue
         for d in range(dim):
             work[d] = grads[bag, d] * cache[slot, d]
-        out[pos] = zero + tree_sum(work, dim)  # from 0 as every sum, so never -0.0
+        out[pos] = zero + tree_sum(work, dim)  # from 0, as every sum: never -0.0
 
 
 @kernel
@@ -174,9 +195,9 @@ def put(cache, slots, rows, lo, hi):
 
 @kernel
 def tree_sum(v, n):
-    """The sum of v[:n] by halves: fold the upper half onto the lower until one is left. Overwrites v.
+    """The sum of v[:n] by halves: add the upper half to the lower until one is left. Overwrites v.
 
-    One order for every processor, and each fold is a plain vector loop.
+    The order is the same on every processor, and each addition of halves is a plain vector loop.
     """
     half = 1
     while half < n:

@@ -1,27 +1,6 @@
-"""The hot loops on a GPU, in Triton: those of cpu.py, bit for bit.
+"""The hot loops on a GPU, in Triton: those of cpu.py, bit for bit. **Not run on a GPU yet**: block sizes are reasoned.
 
-Triton rather than CUDA C++: no compiler at install, no binary that must match torch's, and its interpreter runs the same
-source on a CPU, which is how all of this is tested where there is no GPU. **Not run on a GPU yet**: block sizes are
-reasoned, not measured, and what the interpreter cannot show (rounding of the real instructions) tests read off the PTX.
-
-What the equal bits rest on:
-
-- A bag or a row is summed by one thread for each element, in order of position: no atomics, no sort, no split of a sum.
-  Only the stretches of a hot row are summed apart, at borders that `nn/stretches.py` fixes.
-- No fused multiply-add: every kernel is launched with enable_fp_fusion=False. Division and root round to nearest (div_rn,
-  sqrt_rn); what `/` and `tl.sqrt` give for float32 is off by an ulp or two.
-- A sum that starts at +0.0 never becomes -0.0, so lanes with nothing to add may add +0.0. That spares a select.
-- The bits of a NaN are the processor's own, here 0x7fffffff; everything else is equal.
-
-Launchers take torch tensors, run on the current stream, allocate nothing and never synchronise. There is no autotuner: it
-synchronises, and chooses by timings. What varies from step to step is no reason to compile again (do_not_specialize): a
-compile takes a second, in the middle of a run. Widths and strides are constants of a kernel: they tell where loads of 16
-bytes are in order.
-
-Shapes and names are those of cpu.py: slots, rows, offsets, group_start, group_pos and bag_of are int32, keys int64; grads,
-out, scale and scalars have one dtype, float32 or float64. So has the cache, or it is float16 or bfloat16 beside float32:
-rows are read, worked on in float32 and rounded when they are written (nn/gpu_update.py). An array's last dimension is
-contiguous; its rows need not be.
+Launchers run on the current stream, allocate nothing and never synchronise. Shapes and names are those of cpu.py.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -37,6 +16,7 @@ except ImportError as error:  # pragma: no cover
 
 from skirl.core.initial import NORMAL, UNIFORM
 from skirl.engine.kernels.gpu_math import (
+    ROW_BITS,
     as_bytes,
     block,
     fold,
@@ -51,7 +31,7 @@ from skirl.engine.kernels.gpu_math import (
 )
 from skirl.engine.kernels.gpu_update import update
 
-__all__ = ["expand", "fill", "move", "pool", "put", "take", "update", "weight_grad"]
+__all__ = ["fill", "move", "pool", "put", "take", "update", "weight_grad"]
 
 WIDEST = 1024
 """Columns that one program copies; records of Adam are three times their dim."""
@@ -64,10 +44,7 @@ def pool(
     cache: torch.Tensor, dim: int, slots: torch.Tensor, offsets: torch.Tensor, features: int, scale: torch.Tensor,
     out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Sum the rows of each bag into out [batch * features, dim], as cpu.pool over all of it.
-
-    offsets: empty where every bag has exactly one position; scale: empty where every factor is 1.
-    """
+    """Sum the rows of each bag into `out`, as cpu.pool over all of it, with its arguments."""
     n = out.shape[0]
     shape = block(dim)
     launch(
@@ -81,7 +58,10 @@ def weight_grad(
     cache: torch.Tensor, dim: int, slots: torch.Tensor, bag_of: torch.Tensor, grads: torch.Tensor, live: torch.Tensor,
     out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """The gradient of each position's weight, as cpu.weight_grad over all positions. live: empty where all have one."""
+    """The gradient of each position's weight, as cpu.weight_grad over all positions, with its arguments.
+
+    `live` may be empty where all features have a gradient.
+    """
     n = slots.numel()
     shape = block(dim)
     launch(
@@ -101,23 +81,17 @@ def put(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
 
 
 def move(source: torch.Tensor, index: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """Copy records out of a block that was evicted into the cache: cache[slots[i]] = source[index[i]]."""
+    """Copy records of evicted rows back into the cache: cache[slots[i]] = source[index[i]]."""
     _move(source, index, cache, slots, slots.numel())
-
-
-def expand(rows: torch.Tensor, inverse: torch.Tensor, out: torch.Tensor) -> None:
-    """Undo a deduplication: out[i] = rows[inverse[i]]. A row may be asked for many times."""
-    _move(rows, inverse, out, None, inverse.numel())
 
 
 def fill(
     keys: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, dim: int, seed: int, kind: torch.Tensor,
     scale: torch.Tensor, quantiles: torch.Tensor, state_value: float,
 ) -> None:  # fmt: skip
-    """Write the first record of each key to its slot, as initial.fill over all keys.
+    """Write the first record of each key to its slot, as initial.fill over all keys, with its arguments.
 
-    Half-precision rows get the float32 value rounded to nearest. It happens once to a row, so no bias adds up that random
-    rounding would have to undo, and rows that start from a constant start equal.
+    Half-precision rows get the float32 value rounded to nearest: once for each row, so that no bias adds up.
     """
     n = keys.numel()
     shape = block(dim)
@@ -163,7 +137,7 @@ def _pool(
         first = tl.load(offsets + bag, mask=inside, other=0)
         length = tl.load(offsets + bag + 1, mask=inside, other=0) - first
         for i in range(0, tl.max(length), 4):
-            # Four at a time, each kind of load for all of them before the next kind, so that they wait for memory together.
+            # Four at a time, one kind of load for all of them before the next kind, so that they wait for memory together.
             on0, on1, on2, on3 = i < length, i + 1 < length, i + 2 < length, i + 3 < length
             at = first + i
             slot0 = tl.load(slots + at, mask=on0, other=0)
@@ -231,7 +205,7 @@ def _fill(
     inside = i < n
     key = tl.load(keys + i, mask=inside, other=0)
     slot = tl.load(slots + i, mask=inside, other=0).to(tl.int64)
-    table = key >> 48
+    table = key >> ROW_BITS
     how = tl.load(kind + table, mask=inside, other=0)[:, None]
     times = tl.load(scale + table, mask=inside, other=0)[:, None]
     column = tl.arange(0, D)[None, :]

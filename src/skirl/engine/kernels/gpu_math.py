@@ -1,10 +1,6 @@
 """What the Triton kernels of gpu.py and gpu_update.py are made of: sizes, the launch, arithmetic that rounds once.
 
-A program works on a block [ROWS, D]: D is a row's dim filled up to a power of two, masked, so that one kernel serves every
-dim; a dim of 65 wastes half its lanes, which costs instructions and no bandwidth. Kernels written out for each dim, as
-wide.py has them on the CPU, would save those and double the source.
-
-The same counter generator as initial.py's stands here once more, on the host in Python's integers and on the GPU.
+A program works on a block [ROWS, D]: D is a row's dim filled up to a power of two and masked, so one kernel serves all dims.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -16,9 +12,12 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from skirl.core import keys
+
 INTERPRETED = bool(knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1 before triton is imported), on CPU tensors."""
 
+ROW_BITS = tl.constexpr(keys.ROW_BITS)
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX2 = tl.constexpr(0x94D049BB133111EB)
@@ -27,8 +26,11 @@ _MIX2 = tl.constexpr(0x94D049BB133111EB)
 def block(dim: int, elements: int = 1024) -> dict[str, int]:
     """Lanes, rows and warps of a program for rows of dim.
 
-    Four warps at eight elements a thread: two loads of 16 bytes in flight for each of up to 2,048 threads of a
-    multiprocessor are 64 KB, three times what latency times bandwidth asks for on an H100. Reasoned, not measured.
+    **Arguments**
+
+    - `dim`: numbers in a row.
+    - `elements`: of a block. 1024 are four warps at eight elements a thread, so two loads of 16 bytes in flight for each.
+      Reasoned, not measured.
 
     >>> block(64), block(1000)
     ({'D': 64, 'ROWS': 16, 'num_warps': 4}, {'D': 1024, 'ROWS': 1, 'num_warps': 4})
@@ -39,7 +41,7 @@ def block(dim: int, elements: int = 1024) -> dict[str, int]:
 
 
 def power_of_two(n: int) -> int:
-    """The first that is not below n.
+    """The first power of two that is not below n.
 
     >>> [power_of_two(n) for n in (1, 64, 65)]
     [1, 64, 128]
@@ -48,14 +50,19 @@ def power_of_two(n: int) -> int:
 
 
 def quiet() -> AbstractContextManager[Any]:
-    """Infinities and NaN are as silent in the interpreter, which is numpy, as they are on a GPU."""
+    """No warnings about infinities and NaN in the interpreter, which is numpy: a GPU gives none."""
     return np.errstate(all="ignore") if INTERPRETED else nullcontext()
 
 
 def launch(kernel: Any, n: int, *args: Any, tiles: int = 1, **options: Any) -> None:
-    """Run a kernel over n rows, times `tiles`, on the current stream, with nothing fused.
+    """Run a kernel on the current stream, with no multiply and add fused; not at all where there are no rows.
 
-    Nothing is launched for nothing. The interpreter drops the options that it has no use for.
+    **Arguments**
+
+    - `kernel`: of Triton.
+    - `n`: how many rows there are.
+    - `args`, `options`: the kernel's; `ROWS` among the options says how many rows a program takes.
+    - `tiles`: programs for each block of rows.
     """
     if n == 0:
         return
@@ -64,7 +71,7 @@ def launch(kernel: Any, n: int, *args: Any, tiles: int = 1, **options: Any) -> N
 
 
 def mix(z: int) -> int:
-    """The finaliser of splitmix64, on the host: what goes into a kernel is one number.
+    """The finaliser of splitmix64, in Python's integers on the host.
 
     >>> hex(mix(1))
     '0x5692161d100b05e5'
@@ -75,7 +82,7 @@ def mix(z: int) -> int:
 
 
 def signed(z: int) -> int:
-    """64 bits as the int64 that kernels declare.
+    """An unsigned number of 64 bits as the int64 that kernels declare.
 
     >>> signed(2**64 - 1)
     -1
@@ -100,7 +107,7 @@ def scramble(z):
 def uniform(base, part: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
     """24 random bits for each element of a part of a record, [ROWS, D] int32; base: uint64 [ROWS].
 
-    Part 0 draws as initial.fill does. Two elements come out of one scramble, and lie side by side in a thread.
+    Part 0 draws as initial.fill does. One scramble gives two elements, which lie side by side in a thread.
     """
     count = tl.arange(0, D // 2).to(tl.uint64) + (part * 4294967296 + 1)
     z = scramble(base[:, None] + count[None, :] * GOLDEN)
@@ -144,7 +151,7 @@ def fold(x, ROWS: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def nearest(x, dtype: tl.constexpr):
-    """A float32 as the nearest number of dtype. By hand for bfloat16, for which the interpreter would cut off."""
+    """A float32 as the nearest number of dtype. By hand for bfloat16, which the interpreter would truncate to."""
     if dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         up = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -156,5 +163,5 @@ def nearest(x, dtype: tl.constexpr):
 
 @triton.jit
 def rows_at(cache, slot, stride: tl.constexpr, column, mask, dtype: tl.constexpr):
-    """Rows of the cache in the dtype of the arithmetic; zeros where masked. 64 bits: slot * stride passes 2**31."""
+    """Rows of the cache in the arithmetic's dtype, zeros where masked. slot * stride is computed in 64 bits."""
     return tl.load(cache + slot.to(tl.int64)[:, None] * stride + column, mask=mask, other=0).to(dtype)

@@ -1,13 +1,7 @@
-"""The backward on a GPU: sum a row's gradients and apply the row optimizer, in one pass over the row. In Triton, as gpu.py.
+"""The backward on a GPU, in Triton: sum a row's gradients and apply the row optimizer, in one pass over the row.
 
-A hot row would hold its program up: a row with 20,000 positions, summed in order by one thread for each element, takes
-milliseconds, while a whole batch takes tens of microseconds. So the order of summation has stretches (skirl/nn/cpu.py):
-`_stretches` sums those of the rows that have more than one, all at once, and `_update` adds a row's partial sums in order.
-Atomics or a split by load would be as fast, and give other bits each time.
-
-Half-precision rows are rounded stochastically: up with the probability of what was cut off, so small updates are not lost
-but in expectation exact. The random bits are a pure function of (seed, step, key, place in the record), so a run repeats.
-Numbers beyond the largest of float16 become infinite, as by rounding to nearest. Not run on a GPU yet, as all of gpu.py.
+Half-precision rows are stored with stochastic rounding, seeded by (seed, step, key, place in the record), so that a run
+repeats. **Not run on a GPU yet.**
 """
 
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
@@ -22,6 +16,7 @@ import triton.language as tl
 from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 from skirl.engine.kernels.gpu_math import (
     GOLDEN,
+    ROW_BITS,
     as_bytes,
     block,
     divide,
@@ -47,9 +42,13 @@ def update(
 ) -> None:  # fmt: skip
     """Sum the gradients of distinct rows and apply the row optimizer to each, as cpu.update over all rows.
 
-    live: bool or uint8 [features], empty where all have a gradient. stretches: int32 [m, 3] from `stretches_of`; partial:
-    contiguous scratch [at least m, dim] in the dtype of grads; marks: scratch, int32, at least m + rows. Neither is read
-    before it is written, and with m = 0 they may be empty. rounding: (seed, step) for rows of half precision.
+    **Arguments**, beside those of cpu.update:
+
+    - `live`: bool or uint8 [features]; empty where all have a gradient.
+    - `stretches`: int32 [m, 3], from `stretches_of`.
+    - `partial`: contiguous scratch [m or more, dim] in the dtype of `grads`; may be empty where m is 0.
+    - `marks`: scratch, int32, of m + rows or more; may be empty where m is 0.
+    - `rounding`: (seed, step) for rows of half precision, and for no others.
     """
     n, m = rows.numel(), stretches.shape[0]
     half = cache.dtype in (torch.float16, torch.bfloat16)
@@ -61,7 +60,7 @@ def update(
     options = {"dim": dim, **strides, "SCALED": scale.numel() > 0, "LIVE": live.numel() > 0}
     lives = live.numel()
     live = as_bytes(live)
-    # Few rows a program and one warp each: there are some hundred stretches, and as many multiprocessors to use.
+    # Few rows for each program, and one warp: there are some hundred stretches, and as many multiprocessors.
     shape = block(dim, elements=128)
     shape["num_warps"] = max(1, shape["D"] // 256)
     launch(
@@ -79,7 +78,7 @@ def update(
 
 @triton.jit
 def _bag(group_pos, bag_of, live, lives, at, on, LIVE: tl.constexpr):
-    """A place in group_pos: its position, its bag, and whether it counts."""
+    """Of a place in group_pos: its position, its bag, and whether it counts."""
     pos = tl.load(group_pos + at, mask=on, other=0)
     bag = tl.load(bag_of + pos, mask=on, other=0)
     if LIVE:
@@ -131,7 +130,7 @@ def _stretches(
     tl.constexpr, partial_stride: tl.constexpr, dim: tl.constexpr, SCALED: tl.constexpr, LIVE: tl.constexpr, D:
     tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Sum each stretch into its row of partial. marks: how many positions of each counted, then each row's first stretch."""
+    """Sum each stretch into its row of partial. marks gets how many positions of each counted, then each row's first."""
     s = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = s < m
     u = tl.load(stretches + 3 * s, mask=inside, other=0)
@@ -198,12 +197,11 @@ def _update(
         over = norm > most
         g = tl.where(over, g * divide(most, tl.where(over, norm, 1.0)), g)
 
-    # What a row has one of is [ROWS, 1], not [ROWS]: loaded so, it lies where the block needs it, and is not sent through
-    # shared memory. Adam's four numbers a table cost eight barriers before.
+    # What a row has one of is loaded as [ROWS, 1], not [ROWS]: so it lies where the block needs it, without barriers.
     key = tl.load(keys + u, mask=inside, other=0)
     base = scramble((key ^ random).to(tl.uint64, bitcast=True))
     record = (cache + tl.load(rows + u, mask=inside, other=0).to(tl.int64) * stride)[:, None]
-    number = (scalars + (key >> 48) * columns)[:, None]
+    number = (scalars + (key >> ROW_BITS) * columns)[:, None]
     one = some[:, None]
     column = tl.arange(0, D)[None, :]
     to = record + column
@@ -261,10 +259,10 @@ def _write_one(to, x, mask, base, HALF: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def _rounded(x, random, dtype: tl.constexpr):
-    """A float32 rounded to one of its two neighbours of dtype, by 24 random bits.
+    """A float32 rounded to one of its two neighbours in dtype, by 24 random bits.
 
-    Adding random bits below the last one that stays carries into it as often as is right, and cutting them off does the
-    rest. Numbers below the smallest normal of float16 lose more bits than that: their neighbours are 2**-24 apart.
+    Random bits are added below the last bit that stays and then cut off, so that they carry with the right probability.
+    Numbers below the smallest normal of float16 are rounded apart: their neighbours are 2**-24 from each other.
     """
     bits = x.to(tl.uint32, bitcast=True)
     finite = (bits & 0x7F800000) != 0x7F800000

@@ -1,9 +1,6 @@
-"""Stretches: the order of summation cuts a row's positions every STRETCH, so that a GPU can sum a hot row in parts.
+"""Stretches: a row's positions are summed in parts of STRETCH, so that a GPU can sum a hot row by many threads.
 
-Each stretch is summed from zero in order, then the stretches' sums are added to zero in order. A row of up to STRETCH
-positions has one stretch, and so the bits of a plain sum. 256: of Criteo's rows in a batch of 8,192 some hundreds have more,
-and 256 positions one after the other take a GPU some 20 us. Shorter stretches would change the bits of more rows and leave
-more partial sums to write; without any, a row of 20,000 positions would take a GPU milliseconds.
+Each stretch is summed from zero in order, then the sums of the stretches are added to zero in order.
 """
 
 import numpy as np
@@ -11,11 +8,16 @@ import numpy as np
 from skirl.tools.jit import kernel
 
 STRETCH = 256
+"""Positions of a stretch. A row of no more has the bits of a plain sum."""
 
 
 @kernel
 def stretches_of(group_start):
-    """All stretches of the rows that have more than one: int32 [m, 3], each (row, first, last place in group_pos).
+    """The stretches of all rows that have more than one: int32 [m, 3], each (row, first, end in group_pos).
+
+    **Arguments**
+
+    - `group_start`: int32 [rows + 1], where each row's positions begin in group_pos.
 
     >>> stretches_of(np.array([0, 256, 513], np.int32)).tolist()
     [[1, 256, 512], [1, 512, 513]]

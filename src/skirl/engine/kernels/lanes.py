@@ -1,16 +1,6 @@
 """A row as one value in a kernel: `load` it, do arithmetic on it, `store` it; and hints about memory to come.
 
-Numba compiles `g[d] = g[d] + x[d]` over two arrays to a loop that first asks whether they overlap and keeps g in memory.
-Where dim is known at compile time a row fits in registers, but LLVM unrolls such a loop before it vectorises it, and then
-cannot: with 64 constant in place of a variable, gathering rows took 30 ms in place of 9. So the vectors are written out
-here, 16 floats each, for a row of any multiple of 16; gathering takes 5.5 ms then, 3.5 with `stream`. A C++ extension
-would have intrinsics for all of it, and its own build for each platform.
-
-Every operation is the IEEE one, element by element, rounded once; nothing is contracted or reordered, and `total` adds by
-halves as `tree_sum` does. So the bits are those of the plain loops in cpu.py, whatever vectors the processor has.
-
-Used inside of kernels only: a numpy array cannot be told apart from a row there, and NUMBA_DISABLE_JIT=1 takes the plain
-loops. `n`, and the lanes of a row, have to be constants of the kernel: literals or variables of the function around it.
+`n`, and the lanes of a row, have to be constants of the kernel: literals, or variables of the function around it.
 """
 
 import operator
@@ -24,7 +14,7 @@ from numba.core.datamodel import PrimitiveModel, register_default
 from numba.extending import intrinsic, overload
 
 BYTES = 64
-"""Of a piece: a cache line, and the widest vector there is. Narrower processors take two or four instructions for it."""
+"""Of a piece: a cache line, and the widest vector of any processor. Narrower ones take two or four instructions for it."""
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOATS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
@@ -32,7 +22,7 @@ _INTO_L2, _INTO_L1 = 2, 3
 
 
 def _inlined(typed: Callable[..., Any]) -> Any:
-    """A function of kernels, by its type and the instructions that it stands for."""
+    """Make a function for kernels out of its type and its instructions."""
     return intrinsic(prefer_literal=True)(typed)
 
 
@@ -49,13 +39,13 @@ class Lanes(types.Type):
 
     @property
     def pieces(self) -> int:
-        """Vectors it takes."""
+        """How many vectors it takes."""
         return self.n // self.wide
 
 
 @register_default(Lanes)
 class _Model(PrimitiveModel):
-    """In LLVM: a struct of vectors. One vector of 48 floats would be cut into twelve of four wherever two branches meet."""
+    """In LLVM: a struct of vectors. LLVM would cut one vector of 48 floats into twelve of four wherever branches meet."""
 
     def __init__(self, manager: Any, lanes: Lanes) -> None:
         piece = ir.VectorType(_FLOATS[lanes.dtype], lanes.wide)
@@ -74,7 +64,7 @@ def _joined(builder: Any, pieces: list[Any]) -> Any:
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any) -> Any:
-    """To array[row, column] of an array in C order."""
+    """A pointer to array[row, column] of an array in C order."""
     made = context.make_array(array_type)(context, builder, array)
     width = cgutils.unpack_tuple(builder, made.shape)[1]
     return builder.gep(made.data, [builder.add(builder.mul(row, width), column)])
@@ -128,12 +118,12 @@ store = _inlined(_storing(False))
 """store(array, row, column, lanes): array[row, column : column + n] = lanes."""
 
 stream = _inlined(_storing(True))
-"""As `store`, past the caches: a line is not read before it is overwritten. Its address has to be a multiple of 64."""
+"""As `store`, past the caches: a line is not read before it is overwritten. The address must be a multiple of 64."""
 
 
 @_inlined
 def zeros(typingctx, array, n):
-    """Lanes of 0 in the dtype of an array."""
+    """Lanes of 0, in an array's dtype."""
     lanes = Lanes(array.dtype, n.literal_value)
     return lanes(array, n), lambda context, builder, signature, args: ir.Constant(context.get_value_type(lanes), None)
 
@@ -154,7 +144,7 @@ def _spread(typingctx, like, number):
 
 @_inlined
 def root(typingctx, lanes):
-    """The square root of each."""
+    """The square root of each lane."""
 
     def codegen(context, builder, signature, args):
         pieces = _cut(builder, args[0])
@@ -168,7 +158,7 @@ def root(typingctx, lanes):
 
 @_inlined
 def total(typingctx, lanes):
-    """The sum by halves: fold the upper half onto the lower until one is left."""
+    """The sum by halves, as `tree_sum`: add the upper half to the lower until one is left."""
 
     def codegen(context, builder, signature, args):
         pieces = _cut(builder, args[0])
@@ -244,7 +234,7 @@ soon = _inlined(_hinting(_INTO_L1, 0))
 """soon(array, row, n): array[row, :n] will be read after some tens of others; start fetching it."""
 
 later = _inlined(_hinting(_INTO_L2, 0))
-"""As `soon`, for farther ahead: into L2, which holds more on its way."""
+"""As `soon`, for rows further ahead: into L2, which can wait for more at once."""
 
 written_soon = _inlined(_hinting(_INTO_L1, 1))
-"""As `soon`, for a row that will be written as well."""
+"""As `soon`, for a row that will also be written."""

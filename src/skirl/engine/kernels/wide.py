@@ -1,61 +1,55 @@
-"""The hot loops for rows that are a multiple of 16 floats: those of cpu.py with dim known, a row being one value.
+"""The loops of cpu.py for rows that are a multiple of 16 floats, compiled for each dim, with a row as one value."""
 
-Made for each dim when first used: 0.4 s of compiling, cached on disk; for 16 to 256 floats, beyond which a row no longer
-fits in registers. Both loops are bound by memory: each asks for the rows that it will need in `AHEAD` positions, which took
-pooling from 7.5 to 5.3 ms and updating from 7.0 to 4.0 ms at 8192 x 26 x 64 on one core. Records that begin on a cache
-line (a RowwiseAdagrad record has one number too many for that) brought nothing on top. Other dims and float64 take the
-plain loops, at two to four times the time: a second set of vectors for what is left over would double this file.
-
-Arguments are those of `cpu.pool` and `cpu.update`, and so are the bits.
-"""
-
-from collections.abc import Callable
 from functools import cache as remember
 from math import inf
-from typing import Any
 
 import numpy as np
-from numba import config
 
+from skirl.core.keys import ROW_BITS
 from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
-from skirl.engine.kernels import cpu
+from skirl.engine.kernels.buffers import empty
 from skirl.engine.kernels.hot_rows import STRETCH
-from skirl.engine.kernels.lanes import BYTES, later, load, root, soon, store, stream, total, written_soon, zeros
-from skirl.tools.jit import kernel
+from skirl.engine.kernels.lanes import later, load, root, soon, store, stream, total, written_soon, zeros
+from skirl.tools.jit import Kernel, kernel
 
-WIDEST = 256
 AHEAD = 64
-"""Positions between asking for a row and using it. At 24 dim 16 took 1.15x as long, from 64 to 96 all are alike."""
+"""How many positions ahead of its use a row is asked for."""
 ROWS_AHEAD = 16
-STREAMED = 32 << 20
-"""Bytes of an output from which it is written past the caches: its reader would not find it there anyway."""
-
-Kernel = Callable[..., Any]
 
 
-def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
-    """The kernel that pools rows out of records of `width` into `out`; one: exactly one id a bag, and offsets are empty."""
-    if not _fits(dim, out.dtype):
-        return cpu.pool
-    across = width % 16 != 0
-    return (_gather if one else _pool)(dim, across, out.nbytes >= STREAMED and out.ctypes.data % BYTES == 0)
+@kernel
+def _every_operation(rows):
+    a = load(rows, 0, 0, 16)
+    soon(rows, 1, 16)
+    later(rows, 2, 16)
+    written_soon(rows, 3, 16)
+    a = zeros(rows, 16) + (rows[0, 1] * a - a / root(a * a))
+    store(rows, 1, 0, a)
+    stream(rows, 2, 0, a)
+    rows[3, 0] = total(a)
 
 
-def update_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
-    """The kernel that applies a kind of row optimizer to rows of `dim`."""
-    return _update(dim, kind) if _fits(dim, dtype) else cpu.update
-
-
-def _fits(dim: int, dtype: np.dtype) -> bool:
-    return (
-        dtype == np.float32 and dim % 16 == 0 and dim <= WIDEST and not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
-    )
+def check() -> None:
+    """Raise an error where rows as values cannot be compiled, or compute something else than plain loops."""
+    rows = empty(4 * 16, np.float32).reshape(4, 16)
+    rows[0] = np.arange(1, 17)
+    _every_operation(rows)
+    expected = rows[0, 1] * rows[0] - np.float32(1)  # x / sqrt(x * x) is 1 for whole numbers
+    if not (rows[1:3] == expected).all() or rows[3, 0] != expected.sum():
+        raise ArithmeticError("vectors of a row give wrong numbers")
 
 
 @remember
-def _gather(n: int, across: bool, streams: bool) -> Kernel:
-    """Exactly one id a bag: no offsets to read, no inner loop."""
-    near = n + across  # a row that does not begin on a cache line ends on one more
+def gather_kernel(n: int, across: bool, streams: bool) -> Kernel:
+    """Pooling where each bag has exactly one id: no offsets to read, no inner loop.
+
+    **Arguments**
+
+    - `n`: numbers in a row.
+    - `across`: whether rows may not begin on a cache line, so that they end on one more.
+    - `streams`: whether the output is written past the caches.
+    """
+    near = n + across
 
     @kernel
     def gather(cache, dim, slots, offsets, features, scale, out, lo, hi):
@@ -87,7 +81,8 @@ def _gather(n: int, across: bool, streams: bool) -> Kernel:
 
 
 @remember
-def _pool(n: int, across: bool, streams: bool) -> Kernel:
+def pool_kernel(n: int, across: bool, streams: bool) -> Kernel:
+    """Pooling, with the arguments of `gather_kernel`."""
     near = n + across
 
     @kernel
@@ -123,7 +118,8 @@ def _pool(n: int, across: bool, streams: bool) -> Kernel:
 
 
 @remember
-def _update(n: int, which: int) -> Kernel:
+def update_kernel(n: int, which: int) -> Kernel:
+    """Summing gradients and updating rows of `n` numbers by the row optimizer `which`, one of `KIND_...`."""
     width = {KIND_SGD: n, KIND_ADAGRAD: 2 * n, KIND_ROWWISE_ADAGRAD: n + 1, KIND_ADAM: 3 * n}[which]
 
     @kernel
@@ -144,7 +140,7 @@ def _update(n: int, which: int) -> Kernel:
             g = nothing
             first, last = group_start[u], group_start[u + 1]
             if last - first > STRETCH:
-                last = first  # `update` comes back to it: a loop over stretches here took 1.07x as long at dim 16
+                last = first  # left to `hot`: a loop over stretches here took 1.07 times as long at dim 16
             for i in range(first, last):
                 if i + AHEAD < end:
                     later(grads, bag_of[group_pos[i + AHEAD]], n)
@@ -163,7 +159,7 @@ def _update(n: int, which: int) -> Kernel:
                 if norm > number(clip):
                     g = (number(clip) / norm) * g
             slot = rows[u]
-            table = keys[u] >> 48
+            table = keys[u] >> ROW_BITS
             w = load(cache, slot, 0, n)
             if which == KIND_SGD:
                 w = w - scalars[table, 0] * g
@@ -227,11 +223,11 @@ def _update(n: int, which: int) -> Kernel:
     def update(
         cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi
     ):  # fmt: skip
-        # Not a kernel: Numba finds none in its cache that calls others made here, and compiled it in every process anew.
+        # Not a kernel: one that calls kernels made in this function is never found on disk again.
         once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi)
         slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, live, lo, hi)
         if len(slots):
-            # From here on they are rows with one position each, whose gradient is the sum.
+            # Now they are rows with one position each, whose gradient is the sum.
             each = np.arange(len(slots) + 1, dtype=np.int32)
             once(
                 cache, dim, kind, slots, names, each, each[:-1], each[:-1], scale[:0], sums, np.ones(1, np.bool_),

@@ -1,10 +1,4 @@
-"""What checkpoints cost a run: how long training stands still, how much slower it is meanwhile, bytes, memory.
-
-A store is filled with rows as if they had been trained, a small model trains on skewed ids of them, and a checkpoint is
-saved at each interval: the first writes every row, later ones what has changed since. Training is timed step by step, so
-that a pause (the save call, and steps that waited for the writer) is told from a core that the writer shares. A run that
-touches so many rows by training them would take hours, and change nothing: what counts is the rows that are held.
-"""
+"""What checkpoints cost a run: how long training stands still, how much slower it is meanwhile, bytes, memory."""
 
 import os
 import statistics
@@ -22,6 +16,7 @@ from skirl.checkpoint import Saving, save
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.optim import RowwiseAdagrad
 from skirl.core.tables import Table
+from skirl.measure.bench.helpers import at_least_one
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.pipeline.lookahead import lookahead
 from skirl.tools.machine import machine
@@ -56,9 +51,7 @@ class Checkpoint:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        for name in ("touched", "dim", "batch", "features", "checkpoints"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "touched", "dim", "batch", "features", "checkpoints")
         if not self.seconds > 0:
             raise ValueError(f"seconds is {self.seconds}: set it above 0")
 
@@ -127,7 +120,7 @@ class Checkpoint:
                 before = time.perf_counter()
             trained = time.perf_counter() - began
             savings[-1].wait()
-        waited = sum(cache.marks.waited for cache in engine.caches)
+        waited = sum(cache.changes.waited for cache in engine.caches)
         pause = sum(saving.pause for saving in savings)
         middle = statistics.median(quiet)
         return {
@@ -144,7 +137,7 @@ class Checkpoint:
             "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
             "resident_bytes": resident,
             "resident_growth": most - resident,
-            "set_aside_bytes": max((cache.marks.most_aside for cache in engine.caches), default=0),
+            "set_aside_bytes": max((cache.changes.most_aside for cache in engine.caches), default=0),
         }
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:

@@ -1,15 +1,7 @@
-"""What a step of skirl costs as the work grows: over batch, tables, dim, depth, rows and threads.
-
-The cost is CPU time, of all threads of the process: planning, fetching, pooling, updating and writing back, everything but
-a dense model, whose dot products grow with the square of the tables. Wall time would say more about who else is on the
-machine; CPU time repeats within some percent. The points of an axis take turns, and each is the median of its turns.
-
-Work grows along batch, tables and dim. Along depth and threads it stays, and the cost should stay with it; along rows it
-grows slowly, because ids repeat less in larger tables and each distinct row of a batch is looked for, moved and updated.
-"""
+"""What a step of skirl costs in CPU time as the work grows: over batch, tables, dim, depth, rows and threads."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -21,9 +13,9 @@ import torch
 from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD
 from skirl.core.tables import Table
+from skirl.measure.bench.helpers import at_least_one, result
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.pipeline.lookahead import lookahead
-from skirl.tools.machine import machine
 from skirl.train.report.plot import Chart, svg
 
 BOUND = 1.2
@@ -152,9 +144,7 @@ class Curves:
         for name in self.names:
             if name not in AXES:
                 raise ValueError(f"axes has {name!r}: set it to some of {', '.join(AXES)}")
-        for name in ("steps", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "steps", "rounds")
         if self.plot is not None and self.plot.suffix != ".svg":
             raise ValueError(f"plot is {str(self.plot)!r}: set it to a file that ends with .svg")
 
@@ -170,22 +160,20 @@ class Curves:
             curves = {name: self._walk(name) for name in self.names}
         finally:
             torch.set_num_threads(before)
-        result = {
-            "bench": "curves",
-            "base": asdict(Point()),
-            "curves": {name: [[x, round(1e3 * cost, 4)] for x, cost in line] for name, line in curves.items()},
-            "to_linear": {name: round(worst(line, grows=True), 3) for name, line in curves.items()},
-            "to_flat": {n: round(worst(line, grows=False), 3) for n, line in curves.items() if n not in GROWS},
-            "steps": self.steps,
-            "rounds": self.rounds,
-            "seed": self.seed,
-            "machine": machine(),
-        }
-        over = [name for name, value in result["to_linear"].items() if value > BOUND]
-        result["failed"] = f"above {BOUND} times linear: {', '.join(over)}" if over else None
+        to_linear = {name: round(worst(line, grows=True), 3) for name, line in curves.items()}
+        over = [name for name, value in to_linear.items() if value > BOUND]
         if self.plot is not None:
-            self.plot.write_text(svg([_chart(name, line) for name, line in curves.items()]))
-        return result
+            self.plot.write_text(drawn(curves))
+        return result(
+            "curves",
+            self,
+            "steps rounds seed",
+            base=asdict(Point()),
+            curves={name: [[x, round(1e3 * cost, 4)] for x, cost in line] for name, line in curves.items()},
+            to_linear=to_linear,
+            to_flat={n: round(worst(line, grows=False), 3) for n, line in curves.items() if n not in GROWS},
+            failed=f"above {BOUND} times linear: {', '.join(over)}" if over else None,
+        )
 
     def _walk(self, axis: str) -> list[tuple[int, float]]:
         values = AXES[axis][: self.most or None]
@@ -219,7 +207,12 @@ def worst(line: list[tuple[int, float]], grows: bool) -> float:
     return max((cost / before / (x / first if grows else 1) for (first, before), (x, cost) in pairs), default=1.0)
 
 
-def _chart(name: str, line: list[tuple[int, float]]) -> Chart:
+def drawn(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """The curves as one SVG, each beside the straight line that it should not exceed."""
+    return svg([_chart(name, line) for name, line in curves.items()], width=320, height=250)
+
+
+def _chart(name: str, line: Sequence[tuple[int, float]]) -> Chart:
     (first, cost), grows = line[0], name in GROWS
     yardstick = [(x, 1e3 * cost * (x / first if grows else 1)) for x, _ in line]
     lines = {"a step": [(x, 1e3 * c) for x, c in line], "~linear" if grows else "~flat": yardstick}

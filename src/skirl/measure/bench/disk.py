@@ -1,33 +1,22 @@
-"""Rows through the disk store, beside what the device itself does, in the same run on the same folder.
-
-Three rates of the device come first: a file written and read from front to back, and records of the store's size read and
-written at random places of that file with one plain `pread` and `pwrite` each, as a hash table in a file would. The store
-should reach the first when it writes, since it appends, and beat the second when it reads, since it sorts. The file is as
-large as the rows, so the time is about that of writing them four times. A tool like fio says more of the device, but not
-with the same record size, threads and page cache state as the store beside it.
-
-"Cold": the page cache was told to forget the files before each call. On a virtual machine the host may still have them, so
-a cold rate can exceed that of a real disk; the ratios then say what the store adds to a call.
-"""
+"""Rows through the disk store, beside what the device itself does, in the same run on the same folder."""
 
 import contextlib
 import os
 import secrets
 import shutil
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from skirl.measure.bench.helpers import Watch, at_least_one, result, seconds
 from skirl.store import DiskStore, Record
 from skirl.store.disk.os_files import Files, Handle
 from skirl.store.disk.records import READERS, fill
 from skirl.tools.jit import kernel
-from skirl.tools.machine import machine
 from skirl.tools.progress import size
 from skirl.tools.threads import Threads, run
 
@@ -60,9 +49,7 @@ class Disk:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        for name in ("rows", "width", "batch", "calls"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "rows", "width", "batch", "calls")
         if self.rows < self.batch:
             raise ValueError(f"batch is {self.batch}, there are {self.rows} rows: set batch to {self.rows} or less")
         if self.overwrite < 0:
@@ -83,14 +70,13 @@ class Disk:
             store = self._store()
         finally:
             shutil.rmtree(self.folder)
-        return {
-            "bench": "disk",
-            "rows": self.rows,
-            "record_bytes": self.record_bytes,
-            "batch": self.batch,
-            "device": device,
-            "store": store,
-            "ratios": {
+        return result(
+            "disk",
+            self,
+            "rows record_bytes batch",
+            device=device,
+            store=store,
+            ratios={
                 "fill_to_sequential_write": round(store["fill"]["mb_s"] / device["sequential_write_mb_s"], 3),
                 "overwrite_to_sequential_write": round(
                     store["overwrite"]["written_mb_s"] / device["sequential_write_mb_s"], 3
@@ -99,8 +85,7 @@ class Disk:
                 "cold_read_to_pread": round(store["read_cold"]["rows_s"] / device["random_read_cold_rows_s"], 3),
                 "warm_read_to_pread": round(store["read_warm"]["rows_s"] / device["random_read_warm_rows_s"], 3),
             },
-            "machine": machine(),
-        }
+        )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -132,19 +117,16 @@ class Disk:
         piece = _aligned(_PIECE)
         piece[:] = np.frombuffer(rng.bytes(_PIECE), np.uint8)
         with Handle(files, lambda: files.create(path)) as file:
-            start = time.perf_counter()
-            for offset in range(0, total, _PIECE):
-                files.write(file.number, piece.data, offset)
-                files.send(file.number, offset, _PIECE)
-            files.sync(file.number)
-            written = time.perf_counter() - start
+            with Watch() as written:
+                for offset in range(0, total, _PIECE):
+                    files.write(file.number, piece.data, offset)
+                    files.send(file.number, offset, _PIECE)
+                files.sync(file.number)
             data = np.zeros(self.batch * self.width, np.float32)
             _forget(self.folder)
-            with _unbuffered(path, file.number) as direct:
-                start = time.perf_counter()
+            with _unbuffered(path, file.number) as direct, Watch() as read:
                 for offset in range(0, total, _PIECE):
                     os.preadv(direct, [piece.data], offset)
-                read = time.perf_counter() - start
             pool = Threads()
             rates = {}
             for state in ("cold", "warm"):
@@ -155,31 +137,23 @@ class Disk:
                         _forget(self.folder)
                     else:
                         _plain_reads(file.number, records, self.record_bytes, data, 0, self.batch)
-                    start = time.perf_counter()
-                    run(
-                        _plain_reads,
-                        self.batch,
-                        file.number,
-                        records,
-                        self.record_bytes,
-                        data,
-                        threads=READERS,
-                        pool=pool,
-                    )
-                    times.append(time.perf_counter() - start)
+                    given = file.number, records, self.record_bytes, data
+                    with Watch() as watch:
+                        run(_plain_reads, self.batch, *given, threads=READERS, pool=pool)
+                    times.append(watch.seconds)
                 rates[state] = self.batch / statistics.median(times)
             times, row = [], piece[: self.record_bytes].tobytes()
             for _ in range(min(self.calls, 5)):
                 places = (rng.choice(self.rows, self.batch, replace=False) * self.record_bytes).tolist()
-                start = time.perf_counter()
-                for place in places:
-                    os.pwrite(file.number, row, place)
-                files.sync(file.number)
-                times.append(time.perf_counter() - start)
+                with Watch() as watch:
+                    for place in places:
+                        os.pwrite(file.number, row, place)
+                    files.sync(file.number)
+                times.append(watch.seconds)
         path.unlink()
         return {
-            "sequential_write_mb_s": round(total / written / 1e6, 1),
-            "sequential_read_mb_s": round(total / read / 1e6, 1),
+            "sequential_write_mb_s": round(total / written.seconds / 1e6, 1),
+            "sequential_read_mb_s": round(total / read.seconds / 1e6, 1),
             "random_read_cold_rows_s": round(rates["cold"]),
             "random_read_warm_rows_s": round(rates["warm"]),
             "random_write_rows_s": round(self.batch / statistics.median(times)),
@@ -195,12 +169,11 @@ class Disk:
         counting = _Counting()
         path = self.folder / "store"
         store = self._open(path, counting)
-        start = time.perf_counter()
-        for i in range(0, keys.size, self.batch):
-            part = keys[i : i + self.batch]
-            store.write(part, rows[: part.size])
-        store.flush()
-        filled = time.perf_counter() - start
+        with Watch() as filled:
+            for i in range(0, keys.size, self.batch):
+                part = keys[i : i + self.batch]
+                store.write(part, rows[: part.size])
+            store.flush()
 
         def some() -> np.ndarray:
             return keys[rng.choice(self.rows, self.batch, replace=False)]
@@ -211,42 +184,41 @@ class Disk:
                 _forget(path)
             else:
                 store.read(wanted, out)
-            return _seconds(lambda: store.read(wanted, out))
+            return seconds(store.read, wanted, out)
 
         cold = statistics.median(read(True) for _ in range(self.calls))
         warm = statistics.median(read(False) for _ in range(self.calls))
-        index = sum(log.places.nbytes for log in store._logs) / self.rows
+        index = sum(log.index.nbytes for log in store._logs) / self.rows
         before, most, longest = counting.written, 0, 0.0
         turns = max(1, round(self.overwrite * self.rows / self.batch))
-        start = time.perf_counter()
-        for _ in range(turns):
-            longest = max(longest, _seconds(lambda: store.write(some(), rows)))
-            most = max(most, store.bytes_on_disk)
-        store.flush()
-        overwritten = time.perf_counter() - start
+        with Watch() as overwritten:
+            for _ in range(turns):
+                longest = max(longest, seconds(lambda: store.write(some(), rows)))
+                most = max(most, store.bytes_on_disk)
+            store.flush()
         payload = turns * self.batch * self.record_bytes
         store.write(some(), rows)
-        flush = _seconds(store.flush)
+        flush = seconds(store.flush)
         store.close()
         _forget(path)
-        start = time.perf_counter()
-        with self._open(path, Files()) as again:
-            opened = time.perf_counter() - start
+        with Watch() as opened:
+            again = self._open(path, Files())
+        with again:
             assert len(again) == self.rows
         return {
-            "fill": self._rate(self.rows, filled),
+            "fill": self._rate(self.rows, filled.seconds),
             "read_cold": self._rate(self.batch, cold),
             "read_warm": self._rate(self.batch, warm),
-            "overwrite": self._rate(turns * self.batch, overwritten)
+            "overwrite": self._rate(turns * self.batch, overwritten.seconds)
             | {
                 "amplification": round((counting.written - before) / payload, 3),
-                "written_mb_s": round((counting.written - before) / overwritten / 1e6, 1),
+                "written_mb_s": round((counting.written - before) / overwritten.seconds / 1e6, 1),
                 "longest_call_s": round(longest, 3),
             },
             "index_bytes_a_row": round(index, 2),
             "disk_bytes_to_payload": round(most / (self.rows * self.record_bytes), 3),
             "flush_ms": round(1000 * flush, 2),
-            "open_s": round(opened, 3),
+            "open_s": round(opened.seconds, 3),
         }
 
     def _open(self, path: Path, files: Files) -> DiskStore:
@@ -262,8 +234,8 @@ class Disk:
             store.read(keys, np.empty_like(rows))
         shutil.rmtree(path)
 
-    def _rate(self, rows: int, seconds: float) -> dict[str, float]:
-        return {"rows_s": round(rows / seconds), "mb_s": round(rows * self.record_bytes / seconds / 1e6, 1)}
+    def _rate(self, rows: int, took: float) -> dict[str, float]:
+        return {"rows_s": round(rows / took), "mb_s": round(rows * self.record_bytes / took / 1e6, 1)}
 
 
 class _Counting(Files):
@@ -282,12 +254,6 @@ def _plain_reads(file: Any, records: Any, record_bytes: Any, out: Any, lo: int, 
     data = out.view(np.uint32)
     for i in range(lo, hi):
         fill(file, data[i * words : (i + 1) * words], record_bytes, records[i] * record_bytes)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def _forget(folder: Path) -> None:

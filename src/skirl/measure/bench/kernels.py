@@ -1,15 +1,5 @@
-"""The GPU's kernels against the memory they read and write: bytes that have to move, over the time, over a copy's rate.
+"""The GPU's kernels beside a copy: the bytes that they have to move, over their time, over the copy's rate."""
 
-Ids are uniform over a cache many times the second-level cache, so every row comes from memory. What has to move is counted
-once each: rows read and outputs written in forward; gradients read, records read and written in backward, and the plan's
-integers in both. The rate to compare with is that of a device-to-device copy, measured between the rounds. A profiler's
-counters would say more, and cannot be had on every machine.
-
-A kernel of 0.1 ms takes Python half as long to launch. So the GPU sleeps before each, until launch and events are queued:
-else the time would be that of an idle GPU waiting for Python.
-"""
-
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -20,7 +10,7 @@ import torch
 
 from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
 from skirl.engine.device import torch_device
-from skirl.tools.machine import machine
+from skirl.measure.bench.helpers import at_least_one, result, seconds
 
 SLEEP = 2_000_000
 """Clock cycles: about a millisecond."""
@@ -48,9 +38,7 @@ class Kernels:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        for name in ("dim", "batch", "features", "cache", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "dim", "batch", "features", "cache", "rounds")
         if self.device == "cpu":
             raise ValueError("device is 'cpu': set it to cuda; for the kernels of the CPU there is skirl bench rows")
         torch_device(self.device)
@@ -67,22 +55,19 @@ class Kernels:
         work["forward"] = shared.forward()
         for name, optimizer in ROW_OPTIMIZERS.items():
             work[f"backward, {name}"] = shared.backward(optimizer())
-        seconds: dict[str, list[float]] = {name: [] for name in work}
+        spent: dict[str, list[float]] = {name: [] for name in work}
         for _ in range(self.rounds + 2):  # the first two compile and warm up
             for name, (launch, _) in work.items():
-                seconds[name].append(_timed(launch, gpu.at))
-        rates = {name: nbytes / median(seconds[name][2:]) for name, (_, nbytes) in work.items()}
-        return {
-            "bench": "kernels",
-            "device": self.device if gpu.at.type == "cpu" else torch.cuda.get_device_name(gpu.at),
-            "dim": self.dim, "batch": self.batch, "features": self.features, "cache_rows": self.cache, "seed": self.seed,
-            "distinct": shared.distinct,
-            "copy_gb_s": round(rates["copy"] / 1e9, 1),
-            "share_of_copy": {name: float(f"{rate / rates['copy']:.3g}") for name, rate in rates.items() if name != "copy"},
-            "ms": {name: round(1e3 * median(times[2:]), 4) for name, times in seconds.items()},
-            "spread": {name: round(max(times[2:]) / min(times[2:]), 2) for name, times in seconds.items()},
-            "machine": machine(),
-        }  # fmt: skip
+                spent[name].append(_timed(launch, gpu.at))
+        rates = {name: nbytes / median(spent[name][2:]) for name, (_, nbytes) in work.items()}
+        return result(
+            "kernels", self, "dim batch features seed", cache_rows=self.cache, distinct=shared.distinct,
+            device=self.device if gpu.at.type == "cpu" else torch.cuda.get_device_name(gpu.at),
+            copy_gb_s=round(rates["copy"] / 1e9, 1),
+            share_of_copy={name: float(f"{rate / rates['copy']:.3g}") for name, rate in rates.items() if name != "copy"},
+            ms={name: round(1e3 * median(times[2:]), 4) for name, times in spent.items()},
+            spread={name: round(max(times[2:]) / min(times[2:]), 2) for name, times in spent.items()},
+        )  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -153,9 +138,7 @@ class _Shared:
 def _timed(launch: Callable[[], object], at: torch.device) -> float:
     """Seconds of one launch, by the device's own clock where there is one."""
     if at.type != "cuda":
-        began = time.perf_counter()
-        launch()
-        return time.perf_counter() - began
+        return seconds(launch)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(SLEEP)
     before.record()

@@ -1,12 +1,4 @@
-"""One model, one stream of batches, and the ways to hold its rows that `skirl bench train` compares.
-
-Each mode is a loop of its own that stands still between slices, so that modes take turns in one process and a noisy
-neighbour slows all of them. Every mode has its own model, with the same initial weights and rows, and keeps all of it in
-memory at once: 2.2 GB a mode that holds every row of Criteo Kaggle at dim 16. Processes side by side would need no turns,
-and would share two cores.
-
-SGD everywhere, for rows and for dense weights: the one optimizer that all peers define alike.
-"""
+"""One model, one stream of batches, and the ways to hold its rows that `skirl bench train` compares."""
 
 import os
 import time
@@ -23,6 +15,7 @@ from torch import nn
 from skirl.core.batch import Batch, moved
 from skirl.core.ids import Captured
 from skirl.core.initial import InitialTable, fill
+from skirl.core.keys import key_of
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
 from skirl.engine.device import torch_device
@@ -99,7 +92,7 @@ class Slice:
 
 
 class Stream:
-    """Batches that nobody changes, from the first at every pass."""
+    """The same batches at every pass; they never change."""
 
     yields_fresh = True
 
@@ -144,7 +137,7 @@ class Mode:
         return Slice(seconds, used, received_then - received, sent_then - sent, calls_then - calls, others, numbers)
 
     def rest(self) -> None:
-        """Return when nothing moves any more before the loop goes on."""
+        """Wait until nothing moves."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -256,7 +249,7 @@ def _everything(step: Step) -> Step:
 
 
 class TorchTables(nn.Module):
-    """Every row in nn.EmbeddingBag, one a table, with sparse gradients."""
+    """Every row in nn.EmbeddingBag, one for each table, with sparse gradients."""
 
     def __init__(self, tables: Sequence[Table], seed: int) -> None:
         super().__init__()
@@ -274,9 +267,9 @@ class TorchTables(nn.Module):
         ids, on_device = (moved(part, at) for part in (sparse.values(), offsets))
         vectors = []
         for i, bag in enumerate(self.bags):
-            here = on_device[i * batch : (i + 1) * batch]
+            begins = on_device[i * batch : (i + 1) * batch]
             first, last = int(offsets[i * batch]), int(offsets[(i + 1) * batch])
-            vectors.append(bag(ids[first:last], here - first))
+            vectors.append(bag(ids[first:last], begins - first))
         return SimpleNamespace(stacked=lambda: torch.stack(vectors, dim=1))
 
 
@@ -287,8 +280,8 @@ class FbgemmTables(nn.Module):
         super().__init__()
         self.tables = tables
         self.rows = fbgemm(tables, lr=lr)
-        for here, weights in zip(self.rows.split_embedding_weights(), first_weights(tables, seed)):
-            here.copy_(weights)
+        for table, weights in zip(self.rows.split_embedding_weights(), first_weights(tables, seed)):
+            table.copy_(weights)
 
     def forward(self, sparse: Any) -> Any:
         flat = self.rows(sparse.values(), sparse.offsets())
@@ -296,7 +289,7 @@ class FbgemmTables(nn.Module):
 
 
 def machine_busy() -> float:
-    """Seconds that all cores of this machine have worked since it was started; 0 where nobody says."""
+    """Seconds that all cores of this machine have worked since it was started; 0 where the system does not say."""
     try:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -324,7 +317,7 @@ def first_weights(tables: Sequence[Table], seed: int) -> Iterator[torch.Tensor]:
         out = np.empty((table.rows, table.dim), np.float32)
         for begin in range(0, table.rows, 1 << 20):
             part = out[begin : begin + (1 << 20)]
-            keys = np.arange(begin, begin + len(part)) + (number << 48)
+            keys = key_of(number, np.arange(begin, begin + len(part)))
             slots = np.arange(len(part), dtype=np.int32)
             fill(keys, slots, part, table.dim, seed, initial.kind, initial.scale, initial.quantiles, 0.0, 0, len(part))
         yield torch.from_numpy(out)

@@ -1,9 +1,4 @@
-"""How fast the oracle plans: ids a second, slots, grouping and every hazard included; no row moves.
-
-Batches are made and given to the planner one by one; only the planner's calls are timed, entering and planning one batch
-each once the window is full. The window is the real one, so its memory is in the peak of the process. Made beforehand, the
-batches alone would take 0.7 GB at depth 200, and the planner would be measured with them in the processor's cache.
-"""
+"""How fast the oracle plans: ids a second, slots, grouping and every hazard included; no row moves."""
 
 import time
 from collections.abc import Iterator
@@ -17,10 +12,11 @@ from skirl.core.initial import mix
 from skirl.core.positions import Positions
 from skirl.core.tables import MAX_ROWS, Schema, Table
 from skirl.data.synthetic import Synthetic
+from skirl.measure.bench.helpers import at_least_one, result
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.seen import Seen
 from skirl.tools.jit import kernel
-from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.machine import peak_bytes
 
 
 @dataclass
@@ -46,9 +42,7 @@ class Oracle:
     """Print the result as JSON."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "depth", "threads", "cache", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "batch", "depth", "threads", "cache", "steps")
 
     def run(self) -> dict[str, Any]:
         """Fill the window, then time a batch after the other."""
@@ -74,26 +68,21 @@ class Oracle:
                 moved["evicted"] += len(step.evict_keys)
         enter, plan = np.array(times).T * 1e3
         both = enter + plan
-        return {
-            "bench": "oracle",
-            "batch": self.batch,
-            "tables": len(schema.tables),
-            "depth": self.depth,
-            "threads": self.threads,
-            "ids": self.ids,
-            "cache": self.cache,
-            "steps": self.steps,
-            "ids_per_s": ids / (both.sum() / 1e3),
-            "ids_per_s_best_batch": ids / self.steps / (both.min() / 1e3),
-            "ms_per_batch": float(both.mean()),
-            "enter_ms": float(enter.mean()),
-            "plan_ms": float(plan.mean()),
-            "median_ms": float(np.median(both)),
-            "window_rows": planner.window_rows,
-            "rows_a_batch": {name: n / self.steps for name, n in moved.items()},
-            "peak_rss_mb": peak_bytes() / (1 << 20),
-            "machine": machine(),
-        }
+        return result(
+            "oracle",
+            self,
+            "batch depth threads ids cache steps",
+            tables=len(schema.tables),
+            ids_per_s=ids / (both.sum() / 1e3),
+            ids_per_s_best_batch=ids / self.steps / (both.min() / 1e3),
+            ms_per_batch=float(both.mean()),
+            enter_ms=float(enter.mean()),
+            plan_ms=float(plan.mean()),
+            median_ms=float(np.median(both)),
+            window_rows=planner.window_rows,
+            rows_a_batch={name: n / self.steps for name, n in moved.items()},
+            peak_rss_mb=peak_bytes() / (1 << 20),
+        )
 
     def _rows(self, table: Table) -> int:
         return MAX_ROWS if self.ids == "hashed64" else table.rows

@@ -1,7 +1,4 @@
-"""FBGEMM's table-batched operator on the CPU, as the benchmarks drive it: the fastest peer there is, where it is installed.
-
-It is loaded by name at the time of use: a user's install has none of it, and type checkers need not know it either.
-"""
+"""FBGEMM's table-batched operator on the CPU, as the benchmarks drive it, loaded by name where it is installed."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,7 +7,7 @@ from typing import Any
 
 from skirl.core.tables import Table
 
-INSTALL = "fbgemm: not installed; pip install --no-deps -r constraints/peers.txt"
+INSTALL = "fbgemm: not installed; pip install --no-deps -r constraints/others.txt"
 
 
 def has_fbgemm() -> bool:

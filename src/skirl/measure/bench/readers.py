@@ -1,15 +1,9 @@
-"""How fast files become batches: Criteo as text and converted, beside TorchRec's preprocessing of text.
-
-Every reader gives the same batches of labels, dense features and hashed ids; TorchRec's writes arrays that a training run
-still has to load, and hashes nothing. The rows are made up with the skew of Criteo Kaggle and the widths of its columns. For
-memory the text is read again and again, as many files one after the other, and the process's resident size is fitted with a
-line: a reader that keeps anything of what it has read shows as a slope.
-"""
+"""How fast files become batches: Criteo as text and converted, beside TorchRec's preprocessing of text."""
 
 import gc
 import tempfile
-import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,10 +15,11 @@ import torch
 
 from skirl.data.flags import DataFlags
 from skirl.data.synthetic import Synthetic
-from skirl.tools.machine import machine, peak_bytes
+from skirl.measure.bench.helpers import Watch, at_least_one, result
+from skirl.tools.machine import peak_bytes
 
-PEERS = ("torchrec", "iopath")
-INSTALL = "not installed, or without iopath; pip install --no-deps -r constraints/peers.txt"
+OTHERS = ("torchrec", "iopath")
+INSTALL = "not installed, or without iopath; pip install --no-deps -r constraints/others.txt"
 
 
 @dataclass
@@ -48,14 +43,12 @@ class Readers:
     """Print the result as JSON."""
 
     def __post_init__(self) -> None:
-        for name in ("samples", "peer_samples", "batch", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "samples", "peer_samples", "batch", "rounds")
         if not 0 <= self.stream_gb <= 10_000:
             raise ValueError(f"stream_gb is {self.stream_gb}: set it between 0 and 10000")
 
     def run(self) -> dict[str, Any]:
-        """Write the file in each form, read each; the peer last."""
+        """Write the file in each form, read each; TorchRec last."""
         from skirl.data.commands import Convert
 
         torch.set_num_threads(1)
@@ -73,23 +66,18 @@ class Readers:
             read = {
                 name: self._read(data, None if name == "converted" else "1000000") for name, data in sources.items()
             }
-            peer = self._torchrec(few)
-            result = {
-                "bench": "readers",
-                "samples": self.samples,
-                "batch": self.batch,
-                "rounds": self.rounds,
-                "workers": self.workers,
-                "seed": self.seed,
-                "bytes": {"text": text.stat().st_size, "converted": Path(rows).stat().st_size},
-                "rows_per_s": read,
-                "torchrec": peer,
-                "times_torchrec": None if peer is None else read["text"]["per_cpu_s"] / peer["per_cpu_s"],
-                "memory": self._memory(str(text)) if self.stream_gb else None,
-                "peak_rss_mb": peak_bytes() / (1 << 20),
-                "machine": machine(),
-            }
-        return result
+            other = self._torchrec(few)
+            return result(
+                "readers",
+                self,
+                "samples batch rounds workers seed",
+                bytes={"text": text.stat().st_size, "converted": Path(rows).stat().st_size},
+                rows_per_s=read,
+                torchrec=other,
+                times_torchrec=None if other is None else read["text"]["per_cpu_s"] / other["per_cpu_s"],
+                memory=self._memory(str(text)) if self.stream_gb else None,
+                peak_rss_mb=peak_bytes() / (1 << 20),
+            )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -98,11 +86,11 @@ class Readers:
             f"{one['per_cpu_s']:,.0f} a CPU second"
             for name, one in result["rows_per_s"].items()
         }
-        peer, memory = result["torchrec"], result["memory"]
+        other, memory = result["torchrec"], result["memory"]
         lines["torchrec"] = INSTALL
-        if peer is not None:
+        if other is not None:
             lines["torchrec"] = (
-                f"{peer['median']:,.0f} rows/s, {peer['per_cpu_s']:,.0f} a CPU second; "
+                f"{other['median']:,.0f} rows/s, {other['per_cpu_s']:,.0f} a CPU second; "
                 f"text takes {result['times_torchrec']:.1f} times less CPU"
             )
         if memory is not None:
@@ -114,19 +102,8 @@ class Readers:
 
     def _read(self, data: str, rows: str | None) -> dict[str, float]:
         files = DataFlags(data, batch=self.batch, rows=rows, workers=self.workers).stream()
-        rates, cpu = [], []
-        for _ in range(self.rounds + 1):
-            started, used = time.perf_counter(), time.process_time()
-            samples = sum(len(batch.labels) for batch in files)
-            rates.append(samples / (time.perf_counter() - started))
-            cpu.append(samples / (time.process_time() - used))
-        rates = rates[1:]  # the first compiles
-        return {
-            "median": float(np.median(rates)),
-            "low": min(rates),
-            "high": max(rates),
-            "per_cpu_s": float(np.median(cpu[1:])),
-        }
+        sum(len(batch.labels) for batch in files)  # the first pass compiles
+        return _rates(lambda: sum(len(batch.labels) for batch in files), self.rounds)
 
     def _memory(self, text: str) -> dict[str, float]:
         """Read the text over and over; how the resident size goes with what was read."""
@@ -144,21 +121,37 @@ class Readers:
         return {"gb": times * size / 1e9, "slope_mb_per_gb": slope, "first_mb": resident[half], "last_mb": resident[-1]}
 
     def _torchrec(self, text: Path) -> dict[str, float] | None:
-        if not all(map(find_spec, PEERS)):
+        if not all(map(find_spec, OTHERS)):
             return None
         utils = import_module("torchrec.datasets.criteo").BinaryCriteoUtils
         samples = min(self.peer_samples, self.samples)
         outs = [str(text.with_suffix(f".{name}.npy")) for name in ("dense", "sparse", "labels")]
-        rates, cpu = [], []
+
+        def read() -> int:
+            utils.tsv_to_npys(str(text), *outs, dataset_name="criteo_kaggle")
+            return samples
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files to the garbage collector
-            for _ in range(3):
-                started, used = time.perf_counter(), time.process_time()
-                utils.tsv_to_npys(str(text), *outs, dataset_name="criteo_kaggle")
-                rates.append(samples / (time.perf_counter() - started))
-                cpu.append(samples / (time.process_time() - used))
+            rates = _rates(read, rounds=3)
             gc.collect()
-        return {"median": float(np.median(rates)), "per_cpu_s": float(np.median(cpu)), "samples": samples}
+        return {**rates, "samples": samples}
+
+
+def _rates(read: Callable[[], int], rounds: int) -> dict[str, float]:
+    """Rows a second and a CPU second, of a call that returns how many it read."""
+    rates, cpu = [], []
+    for _ in range(rounds):
+        with Watch() as watch:
+            rows = read()
+        rates.append(rows / watch.seconds)
+        cpu.append(rows / watch.cpu)
+    return {
+        "median": float(np.median(rates)),
+        "low": min(rates),
+        "high": max(rates),
+        "per_cpu_s": float(np.median(cpu)),
+    }
 
 
 def criteo_lines(samples: int, seed: int) -> list[bytes]:

@@ -1,22 +1,7 @@
-"""The embedding step, all rows resident: skirl's kernels beside FBGEMM's CPU operator and nn.EmbeddingBag.
-
-One step is forward, backward and the row optimizer, on the ids of a synthetic Criteo-Kaggle stream. The sides take turns on
-the same batch in one process, so that a busy neighbour slows all of them, and what is reported is the median of their
-ratios; a benchmark of one side after the other moved by 1.3x between two runs on a shared machine. FBGEMM sorts the ids
-in its backward; skirl's oracle has found the distinct rows and grouped the positions in another thread by then. That is
-timed apart and added to our side for the figures that count, and left out for those named `kernels`.
-
-All sides take memory from one allocator, and it is measured twice. `system` is a process as anybody starts it: what malloc
-has no room for is mapped anew, page by page, in every step, save where a side keeps its buffers. `kept` is glibc told to
-give nothing back and to use huge pages, so that nobody ever waits for a page and only the loops are left. That can be set
-before a process starts and never after, so each is a child process; elsewhere than on glibc both are `system`.
-"""
+"""The embedding step, all rows resident: skirl's kernels beside FBGEMM's CPU operator and nn.EmbeddingBag."""
 
 import json
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import geometric_mean, median
@@ -27,23 +12,24 @@ import torch
 
 from skirl.core.batch import KeyedJagged
 from skirl.core.ids import Resolver
+from skirl.core.keys import row_of, table_of
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
-from skirl.core.tables import Schema, Table, row_of, table_of
+from skirl.core.tables import Schema, Table
 from skirl.data import Synthetic
 from skirl.engine.work import Micro
+from skirl.measure.bench.helpers import Watch, at_least_one, child, result
 from skirl.measure.bench.others import INSTALL, has_fbgemm
 from skirl.measure.bench.sides import EmbeddingBag, Fbgemm, Given, Side, Skirl
 from skirl.oracle import loops
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.distinct import Finder
 from skirl.oracle.seen import Seen
-from skirl.tools.machine import machine
 
 OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
 KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
 """GLIBC_TUNABLES under which no page is given back."""
 Memory = Literal["system", "kept"]
-PEERS = ("fbgemm", "embeddingbag")
+OTHERS = ("fbgemm", "embeddingbag")
 
 
 @dataclass(frozen=True)
@@ -78,9 +64,7 @@ class Rows:
                 raise ValueError(f"{name} is empty: name at least one")
             if isinstance(values[0], int) and min(values) < 1:
                 raise ValueError(f"{name} is {min(values)}: set it to 1 or more")
-        for name in ("rounds", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "rounds", "threads")
         if any(dim % 4 for dim in self.dim):
             raise ValueError(f"dim is {self.dim}: FBGEMM takes multiples of 4 only, set it to such")
         Synthetic(self.data, rows_scale=self.rows_scale)  # it checks rows_scale
@@ -89,22 +73,15 @@ class Rows:
         """Measure every case in a child process for each kind of memory."""
         first, *others = [self._child(memory) for memory in self.memory]
         cases = first.pop("cases")
-        for other in others:
-            cases += other["cases"]
-            first |= {f"{other['memory']}_{key}": value for key, value in other.items() if "_vs_" in f"_{key}"}
+        for more in others:
+            cases += more["cases"]
+            first |= {f"{more['memory']}_{key}": value for key, value in more.items() if "_vs_" in f"_{key}"}
         return first | {"memory": list(self.memory), "cases": cases}
 
     def _child(self, memory: Memory) -> dict[str, Any]:
-        child = subprocess.run(
-            [sys.executable, "-m", "skirl.measure.bench.rows", json.dumps(asdict(self) | {"memory": [memory]})],
-            env={**os.environ, **({"GLIBC_TUNABLES": KEPT} if memory == "kept" else {})},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if child.returncode:
-            raise RuntimeError(f"the measuring process ended with exit code {child.returncode}; it said why above")
-        return json.loads(child.stdout.splitlines()[-1])
+        flags = json.dumps(asdict(self) | {"memory": [memory]})
+        env = {"GLIBC_TUNABLES": KEPT} if memory == "kept" else {}
+        return child(["-m", "skirl.measure.bench.rows", flags], env)
 
     def measure(self) -> dict[str, Any]:
         """Measure every case here, whatever the allocator is."""
@@ -116,18 +93,11 @@ class Rows:
                     for optimizer in self.optimizer:
                         case = _Case(self, batch, dim, optimizer, pooling)
                         cases.append(case.measure())
-        return {
-            "bench": "rows",
-            "memory": self.memory[0],
-            **_overall(cases),
-            "threads": self.threads,
-            "data": self.data,
-            "rows": sum(Synthetic(self.data, rows_scale=self.rows_scale).rows.values()),
-            "rounds": self.rounds,
-            "cases": cases,
-            "missing": None if has_fbgemm() else INSTALL,
-            "machine": machine(),
-        }
+        return result(
+            "rows", self, "threads data rounds", memory=self.memory[0], **_overall(cases), cases=cases,
+            rows=sum(Synthetic(self.data, rows_scale=self.rows_scale).rows.values()),
+            missing=None if has_fbgemm() else INSTALL,
+        )  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -139,18 +109,18 @@ class Rows:
             several = f", {case['pooling']} ids a bag" if case["pooling"] > 1 else ""
             name = f"{case['memory']} {case['batch']} x {case['dim']} {case['optimizer']}{several}"
             facts[name] = f"{case['ms']['skirl']:8.2f} ms" + "".join(
-                f"   {peer} {case[f'vs_{peer}']:.2f} (kernels {case[f'kernels_vs_{peer}']:.2f})"
-                for peer in PEERS
-                if case[f"vs_{peer}"] is not None
+                f"   {other} {case[f'vs_{other}']:.2f} (kernels {case[f'kernels_vs_{other}']:.2f})"
+                for other in OTHERS
+                if case[f"vs_{other}"] is not None
             )
         for memory in result["memory"]:
             before = "" if memory == result["memory"][0] else f"{memory}_"
-            for peer in PEERS:
-                if result[f"{before}vs_{peer}_geomean"] is not None:
-                    facts[f"{memory}, {peer}"] = (
-                        f"{result[f'{before}vs_{peer}_geomean']:.2f} in geometric mean, "
-                        f"{result[f'{before}vs_{peer}_min']:.2f} at least; "
-                        f"kernels {result[f'{before}kernels_vs_{peer}_geomean']:.2f}"
+            for other in OTHERS:
+                if result[f"{before}vs_{other}_geomean"] is not None:
+                    facts[f"{memory}, {other}"] = (
+                        f"{result[f'{before}vs_{other}_geomean']:.2f} in geometric mean, "
+                        f"{result[f'{before}vs_{other}_min']:.2f} at least; "
+                        f"kernels {result[f'{before}kernels_vs_{other}_geomean']:.2f}"
                     )
         if result["thread_scaling_geomean"]:
             facts["threads"] = f"{result['threads']} are {result['thread_scaling_geomean']:.2f} times as fast as one"
@@ -160,10 +130,10 @@ class Rows:
 
 
 def _overall(cases: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Geometric mean and minimum over the cases that have a peer."""
+    """Geometric mean and minimum over the cases that have the other library."""
     facts: dict[str, float | None] = {}
-    for peer in PEERS:
-        for key in (f"vs_{peer}", f"kernels_vs_{peer}"):
+    for other in OTHERS:
+        for key in (f"vs_{other}", f"kernels_vs_{other}"):
             ratios = [case[key] for case in cases if case[key] is not None]
             facts[f"{key}_geomean"] = round(geometric_mean(ratios), 3) if ratios else None
             facts[f"{key}_min"] = min(ratios) if ratios else None
@@ -222,17 +192,19 @@ class _Case:
         ms = {name: round(median(r[name] for r in rounds) * 1e3, 3) for name in rounds[0]}
         ms["kernels"], ms["skirl"] = ms["skirl"], round(median(r["skirl"] + r["group"] for r in rounds) * 1e3, 3)
         facts: dict[str, Any] = {**self.named, "ids": len(self.given[0].step.slots), "ms": ms}
-        for peer in PEERS:
-            has = peer in self.sides
-            facts[f"vs_{peer}"] = round(median(r[peer] / (r["skirl"] + r["group"]) for r in rounds), 3) if has else None
-            facts[f"kernels_vs_{peer}"] = round(median(r[peer] / r["skirl"] for r in rounds), 3) if has else None
+        for other in OTHERS:
+            has = other in self.sides
+            facts[f"vs_{other}"] = (
+                round(median(r[other] / (r["skirl"] + r["group"]) for r in rounds), 3) if has else None
+            )
+            facts[f"kernels_vs_{other}"] = round(median(r[other] / r["skirl"] for r in rounds), 3) if has else None
         scales = self.bench.threads > 1
         facts["thread_scaling"] = round(median(r["one_thread"] / r["skirl"] for r in rounds), 3) if scales else None
         return facts
 
-    def _compare(self, what: str, found: dict[str, torch.Tensor]) -> None:
-        ours = found["skirl"]
-        for name, theirs in found.items():
+    def _compare(self, what: str, outs: dict[str, torch.Tensor]) -> None:
+        ours = outs["skirl"]
+        for name, theirs in outs.items():
             if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
                 worst = float((ours - theirs).abs().max())
                 raise AssertionError(
@@ -241,7 +213,7 @@ class _Case:
 
 
 def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
-    """A batch and its Step, slots laid out as in the peers' tables."""
+    """A batch and its Step, slots laid out as in the others' tables."""
     schema = Schema.of(tables)
     resolver = Resolver(schema, np.dtype(np.float32), pooled=True)
     micro = Micro.of(resolver.capture(sparse), resolver)
@@ -262,9 +234,9 @@ def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:
     rows, ids = given.step.rows, len(batch)
 
     def group() -> None:
-        layout, found, first = finder.find_all(batch)
+        layout, distinct, first = finder.find_all(batch)
         out = (np.empty(ids, np.int32), np.empty(len(rows) + 1, np.int32), np.empty(ids, np.int32))
-        loops.group(whole, layout.parts, layout.first, layout.at, first, found.row_of, rows, *out, 0, 1)
+        loops.group(whole, layout.parts, layout.first, layout.at, first, distinct.row_of, rows, *out, 0, 1)
 
     return group
 
@@ -274,9 +246,9 @@ def _step(side: Side, given: Given) -> None:
 
 
 def _time(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
-    started = time.perf_counter()
-    result = call(*args)
-    return time.perf_counter() - started, result
+    with Watch() as watch:
+        out = call(*args)
+    return watch.seconds, out
 
 
 if __name__ == "__main__":

@@ -1,9 +1,4 @@
-"""The embedding step of `skirl bench rows`, by skirl and by its peers: one class a side, all driven alike.
-
-A side is given the same tables, the same batches and the same gradient, and keeps what is not part of the step (steps that
-the oracle made, offsets, index types) from before the clock starts. Every side goes through its own module and autograd:
-calling our kernels bare against whole operators would leave 0.1 to 0.3 ms of Python a step out of our time only.
-"""
+"""The embedding step of `skirl bench rows`, by skirl and by the others: one class a side, all driven alike."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import KeyedJagged
+from skirl.core.keys import key_of
 from skirl.core.optim import SGD, RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.access import make
@@ -30,7 +26,7 @@ class Given:
 
     sparse: KeyedJagged
     step: Step
-    """Of skirl's oracle; its slots are those of tables that lie one after the other, as the peers have them."""
+    """Of skirl's oracle; its slots are those of tables that lie one after the other, as the others have them."""
     micro: Micro
 
     @cached_property
@@ -63,7 +59,7 @@ class Skirl:
         engine = self.module.engine
         rows = sum(table.rows for table in tables)
         engine.make_caches([rows], [1], in_flight=1)
-        keys = np.concatenate([np.arange(t.rows, dtype=np.int64) | i << 48 for i, t in enumerate(tables)])
+        keys = np.concatenate([key_of(i, np.arange(t.rows, dtype=np.int64)) for i, t in enumerate(tables)])
         make(engine, 0, keys, np.arange(rows, dtype=np.int32), array_of(engine.banks[0]))
         self.module.opened(cast(Any, self))  # as a lookahead: it says which step is next
         self.grad = grad
@@ -111,7 +107,7 @@ class Fbgemm:
 
 
 class EmbeddingBag:
-    """nn.EmbeddingBag with sparse gradients, one a table, and torch.optim.SGD.
+    """nn.EmbeddingBag with sparse gradients, one for each table, and torch.optim.SGD.
 
     The outputs are stacked to [batch, features, dim], which the others return as they are: all sides make the same thing.
     """

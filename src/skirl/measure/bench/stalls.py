@@ -1,9 +1,4 @@
-"""How long a thread of this process waits for the interpreter: the GIL, measured from outside the work.
-
-A thread sleeps a millisecond in a kernel without the GIL, takes the time there, returns, and takes it again: the
-difference is its wait for the interpreter and nothing else, whatever the scheduler did to its sleep. It costs 0.1% of a
-core. Sampling stacks would name who held it, and could not tell a wait for the interpreter from one for a core.
-"""
+"""How long a thread of this process waits for the interpreter: the GIL, measured from outside the work."""
 
 import ctypes
 import os
@@ -47,12 +42,12 @@ class Waits:
 
     def __init__(self) -> None:
         self.us: list[float] = []
-        """Microseconds, one a sample."""
+        """Microseconds of each wait."""
         self._stop = threading.Event()
         self._pid = os.getpid()
-        here = np.zeros(2, np.int64)
-        _now(here)
-        _sleep(here)  # compiled before anything is measured
+        clock = np.zeros(2, np.int64)
+        _now(clock)
+        _sleep(clock)  # compiled before anything is measured
         self._thread = threading.Thread(target=self._watch, name="skirl-waits", daemon=True)
 
     def _watch(self) -> None:

@@ -1,16 +1,9 @@
 """Rows brought in again on a trace of ids: by an executed run, and by MIN, LRU, LFU and BagPipe's rule beside it.
 
-The run is the real one: a collection of one table, lookahead with prefetch, forward and backward on every batch. Its
-counters must equal what the planner alone says, else there is no report. Counting in a simulator only would be 5 to 10
-times faster, and would not notice a row that is moved and was not planned.
-
-`min` and `lru` come from `benchmarks/traffic_peers.py`, which shares no code with skirl and is no part of the package:
-without a checkout they are reported as missing. `lfu` and `ttl` are skirl's planner under those policies, without rows.
-Ids of a trace may be sparse and huge: they are renumbered 0, 1, 2, ... in rising order, and the table has as many rows.
+`min` and `lru` are counted by `benchmarks/traffic_others.py`, which shares no code with skirl.
 """
 
 import importlib.util
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +16,13 @@ import torch
 from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
+from skirl.measure.bench.helpers import Watch, at_least_one, result
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.oracle.options import Depth, Plan
 from skirl.pipeline.lookahead import lookahead
 from skirl.pipeline.simulate import Totals, simulate
-from skirl.tools.machine import machine
 
-PEERS = Path(__file__).parents[3] / "benchmarks" / "traffic_peers.py"
+INDEPENDENT = Path(__file__).parents[4] / "benchmarks" / "traffic_others.py"
 """Where a checkout has the independent counts."""
 
 COUNTS = ("skirl", "min", "lru", "lfu", "ttl")
@@ -64,9 +57,7 @@ class Traffic:
             )
         if not self.trace.is_file():
             raise ValueError(f"trace is {str(self.trace)!r}, which is no file: set it to one that exists")
-        for name in ("batch", "capacity"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "batch", "capacity")
         if self.policy not in ("min", "lru", "lfu", "ttl"):
             raise ValueError(f"policy is {self.policy!r}: set it to min, lru, lfu or ttl")
         _ = self.plan  # it checks depth and prefetch
@@ -91,36 +82,31 @@ class Traffic:
         counted = self._count(batches, len(distinct), self.plan, hold_rows)
         if executed != counted:
             raise AssertionError(f"the executed run moved {executed}, its plan says {counted}: this is a bug in skirl")
-        peers = load_peers()
+        counted = independent_counts()
         counts = {
             "skirl": executed.fetched,
-            "min": peers and peers.minimum(ids, self.batch, self.capacity),
-            "lru": peers and peers.least_recent(ids, self.batch, self.capacity),
+            "min": counted and counted.minimum(ids, self.batch, self.capacity),
+            "lru": counted and counted.least_recent(ids, self.batch, self.capacity),
             "lfu": self._count(batches, len(distinct), Plan(1, self.prefetch, "lfu")).fetched,
             "ttl": self._count(batches, len(distinct), self._ttl_plan(len(batches))).fetched,
         }
         least = counts["min"]
-        return {
-            "bench": "traffic",
-            "trace": self.trace.name,
-            "batches": len(batches),
-            "batch": self.batch,
-            "capacity": self.capacity,
-            "depth": self.depth,
-            "policy": self.policy,
-            "prefetch": self.prefetch,
-            "ramp": self.ramp,
-            "distinct": len(distinct),
-            "first_uses": executed.new,
+        return result(
+            "traffic",
+            self,
+            "batch capacity depth policy prefetch ramp",
+            trace=self.trace.name,
+            batches=len(batches),
+            distinct=len(distinct),
+            first_uses=executed.new,
             **counts,
-            "to_min": {name: round(n / least, 4) if least and n is not None else None for name, n in counts.items()},
-            "forwarded": executed.forwarded,
-            "written": executed.written,
-            "missing": None if peers else f"min and lru: {PEERS.name} is not there; run skirl from a checkout",
-            "seconds": round(seconds, 3),
-            "stages": stages,
-            "machine": machine(),
-        }
+            to_min={name: round(n / least, 4) if least and n is not None else None for name, n in counts.items()},
+            forwarded=executed.forwarded,
+            written=executed.written,
+            missing=None if counted else f"min and lru: {INDEPENDENT.name} is not there; run skirl from a checkout",
+            seconds=round(seconds, 3),
+            stages=stages,
+        )
 
     def _check_capacity(self, batches: np.ndarray) -> None:
         needs = [len(np.unique(batch)) for batch in batches]
@@ -145,18 +131,16 @@ class Traffic:
             policy=plan.policy,
             ramp=plan.ramp,
         )
-        started = time.perf_counter()
-        with ahead as steps:
+        with Watch() as watch, ahead as steps:
             for ids in steps:
                 embeddings(ids)["id"].sum().backward()
-        seconds = time.perf_counter() - started
         engine = embeddings.engine
         counters = engine.counters
         moved = Totals(counters.steps, counters.fetched, counters.forwarded, counters.new, counters.written)
         times = ahead.times.busy | {"stall": ahead.times.stall, "read": ahead.times.read}
         hold_rows = engine.capacity.halves
         embeddings.close()
-        return moved, hold_rows, seconds, {name: round(value, 3) for name, value in times.items()}
+        return moved, hold_rows, watch.seconds, {name: round(value, 3) for name, value in times.items()}
 
     def _count(self, batches: np.ndarray, rows: int, plan: Plan, hold_rows: list[int] | None = None) -> Totals:
         """What the planner alone says; the one table is number 0, so a row is its own key."""
@@ -189,7 +173,7 @@ class Traffic:
 class _Loader:
     """One sample an access, one id a sample."""
 
-    yields_fresh = True  # batches are views of the trace, which nobody changes
+    yields_fresh = True  # batches are views of the trace, which never changes
 
     def __init__(self, batches: np.ndarray) -> None:
         self._batches = batches
@@ -199,11 +183,11 @@ class _Loader:
             yield KeyedJagged.one_hot(["id"], torch.from_numpy(batch)[:, None])
 
 
-def load_peers() -> ModuleType | None:
+def independent_counts() -> ModuleType | None:
     """The independent counts, by path; None outside a checkout."""
-    if not PEERS.is_file():
+    if not INDEPENDENT.is_file():
         return None
-    spec = importlib.util.spec_from_file_location("skirl_traffic_peers", PEERS)
+    spec = importlib.util.spec_from_file_location("traffic_others", INDEPENDENT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

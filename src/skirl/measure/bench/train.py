@@ -1,14 +1,4 @@
-"""Training speed of skirl beside every peer, on one stream of batches in one process.
-
-All modes take turns in slices of some steps: a machine that others share gets slower and faster by half within seconds, and
-a ratio of two slices that follow each other survives that. The result is the median of the ratios of the quieter half of
-the rounds, by what other processes took of the machine. Running each mode through on its own would be simpler, and its
-ratios wandered by 30% here.
-
-A slice's clock starts when nothing moves and stops when nothing moves any more, so that no mode travels on another's time.
-All modes train on the same batches, and their losses have to agree: to the last bit among skirl's own, to 1e-3 with peers
-that sum in another order.
-"""
+"""Training speed of skirl beside the others, on one stream of batches in one process, all taking turns."""
 
 import json
 import shutil
@@ -20,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from skirl.core.tables import Schema
+from skirl.measure.bench.helpers import at_least_one
 from skirl.measure.bench.modes import Ahead, Alone, Mode, OnDemand, Setting, Slice, TorchTables, fbgemm_or_none, rows_of
 from skirl.measure.bench.stalls import Waits
 from skirl.store import Link
@@ -83,9 +74,7 @@ class TrainSpeed:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        for name in ("warm", "slice", "rounds", "depth", "dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        at_least_one(self, "warm", "slice", "rounds", "depth", "dim")
         for name in self.names:
             if name not in (*FAMILY, "torch", "fbgemm"):
                 raise ValueError(f"modes has {name!r}: set it to some of {', '.join((*FAMILY, 'torch', 'fbgemm'))}")
@@ -146,14 +135,14 @@ class TrainSpeed:
         recipe.use_threads()
         stream = recipe.stream()
         batches = list(stream)
-        touched, each = rows_of(batches, Schema.of(recipe.tables()))
+        touched, rows_a_batch = rows_of(batches, Schema.of(recipe.tables()))
         setting = Setting(
             model=self.model, tables=recipe.tables(), dense_features=stream.dense_features, batches=batches, lr=self.lr,
             seed=self.seed, depth=self.depth, prefetch=self.prefetch, cache=int(recipe.cache_size(touched)),
-            touched=touched, largest=max(each), link=Link.parse(self.link) if self.link else Link(), store=self.store,
-            device=self.device,
+            touched=touched, largest=max(rows_a_batch), link=Link.parse(self.link) if self.link else Link(),
+            store=self.store, device=self.device,
         )  # fmt: skip
-        return setting, each
+        return setting, rows_a_batch
 
     def _make(self, name: str, setting: Setting) -> Mode | None:
         match name:
@@ -262,7 +251,7 @@ class TrainSpeed:
 
 
 def quietest(slices: dict[str, list[Slice]]) -> dict[str, list[Slice]]:
-    """The half of the rounds in which other processes took least; what they took is told, and not what came of it."""
+    """The half of the rounds in which other processes took least: chosen by that, and not by their ratios."""
     rounds = range(len(next(iter(slices.values()))))
     others = [sum(turns[i].others * turns[i].seconds for turns in slices.values()) for i in rounds]
     chosen = sorted(sorted(rounds, key=lambda i: others[i])[: (len(rounds) + 1) // 2])

@@ -1,10 +1,4 @@
-"""What to choose, from the curves: a cache, a depth, and what a smaller row would save.
-
-The rule. With a link and a time of a step: the smallest cache behind whose steps the movement hides. Without: the
-smallest that brings in again at most 5% of the rows that batches use, or else the largest that was tried. Then the
-smallest depth that moves at most 5% more than the least possible, or 1% of the rows used: what a deeper window saves
-below that costs more memory than it is worth. A cost model in money would need prices that we do not have.
-"""
+"""What to choose, from the curves: a cache, a depth, and what a smaller row would save."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -133,13 +127,13 @@ def reductions(
     optimizer's state. `dim`: what it is now.
     """
     full = 4 * sum(records[dim])
-    found = []
+    kinds = []
     for name, asked, half in [(f"dim {d}", d, False) for d in records] + [(f"dim {dim}, 16 bits a number", dim, True)]:
         weights, state = records[asked]
         record = 4 * (words(weights + state) if half else weights + state)
         rows = int(cache * full / record)
         moved = moved_at(points, rows)
-        found.append(
+        kinds.append(
             {
                 "rows as": name,
                 "record_bytes": record,
@@ -149,4 +143,4 @@ def reductions(
                 "bytes_a_step": moved / max(1, steps) * record,
             }
         )
-    return found
+    return kinds

@@ -1,8 +1,4 @@
-"""Rows moved against cache size: the production planner, run over a survey for each cache, policy and depth.
-
-The counts are those of a run, not a model of one: `simulate` drives the same code. 36 points over 200 batches of 16,384 x 26
-take about a minute on one core. Stack distances give LRU's whole curve in one pass, and nothing of a window.
-"""
+"""Rows moved against cache size: the planner that trains, run over a survey for each cache, policy and depth."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,15 +84,15 @@ def point(survey: Survey, cache: int, plan: Plan) -> Point:
 
 
 def curves(
-    survey: Survey, sizes: Sequence[int], prefetch: int, told: Callable[[str, int], None] = lambda name, cache: None
+    survey: Survey, sizes: Sequence[int], prefetch: int, on_point: Callable[[str, int], None] = lambda name, cache: None
 ) -> dict[str, list[Point]]:
-    """Every curve over every size; `told` hears which point comes next."""
-    found: dict[str, list[Point]] = {name: [] for name in KINDS}
+    """Every curve over every size; `on_point` is called with the point that comes next."""
+    lines: dict[str, list[Point]] = {name: [] for name in KINDS}
     for name, cache in runs(sizes):
-        told(name, cache)
+        on_point(name, cache)
         depth, policy = KINDS[name]
-        found[name].append(point(survey, cache, Plan(depth, prefetch, policy)))
-    return found
+        lines[name].append(point(survey, cache, Plan(depth, prefetch, policy)))
+    return lines
 
 
 def runs(sizes: Sequence[int]) -> Iterator[tuple[str, int]]:

@@ -1,13 +1,4 @@
-"""How much of the movement hides behind computation: a pipeline of three clocks, step by step.
-
-    read      one step's rows after the other over the link, at most `prefetch` steps ahead of the loop
-    compute   waits for its rows, then takes a step's time
-    write     what left, after the step that made it leave
-
-It is a model where the counts beside it are not: the store answers at the rate of the link, and computing takes no longer
-when rows move beside it. A formula, max(compute, bytes / rate), would miss that movement comes in bursts: the first steps of
-a run bring nothing again, and later ones more than the average.
-"""
+"""How much of the movement hides behind computation, estimated: reading, computing and writing as three clocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

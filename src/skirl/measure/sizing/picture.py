@@ -1,14 +1,11 @@
-"""The page of `skirl size`: the same facts as its text, with the curves drawn.
-
-It is made from the result, which is plain data: a page can be drawn again from a saved JSON line.
-"""
+"""The page of `skirl size`, made from its result: the same facts as its text, with the curves drawn."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from skirl.tools.progress import size
 from skirl.train.report.page import Page
-from skirl.train.report.plot import Chart, svg
+from skirl.train.report.plot import Chart
 
 
 def drawn(result: Mapping[str, Any]) -> Page:
@@ -25,7 +22,7 @@ def drawn(result: Mapping[str, Any]) -> Page:
         }
     )
     page.heading("Rows brought in again")
-    page.picture(svg([_moved(result), _in_bytes(result)], columns=2, width=470, height=300))
+    page.charts([_moved(result), _in_bytes(result)])
     page.note(
         "Counted by the planner that trains, on this data. The lowest line is Belady's minimum: no cache of that size can "
         "bring in fewer rows. A row used for the first time is made on the device and never counted here."
@@ -87,7 +84,7 @@ def drawn(result: Mapping[str, Any]) -> Page:
             "on a GPU alone."
         )
     page.heading("The data")
-    page.picture(svg([_working_set(result), _new(result)], columns=2, width=470, height=260))
+    page.charts([_working_set(result), _new(result)])
     page.table(
         ["table", "rows", "touched", "accesses", "hottest 1% of touched take", "hottest 10%"],
         [
@@ -111,7 +108,7 @@ def _moved(result: Mapping[str, Any]) -> Chart:
         name: [(point["cache"], 100 * point["moved"] / used) for point in points]
         for name, points in result["curves"].items()
     }
-    return Chart("% of the rows used that come in again", "rows of cache", lines, log=(True, False), names_right=True)
+    return Chart("% of the rows used that come in again", "rows of cache", lines, log=(True, False))
 
 
 def _in_bytes(result: Mapping[str, Any]) -> Chart:
@@ -119,7 +116,7 @@ def _in_bytes(result: Mapping[str, Any]) -> Chart:
         name: [(point["cache"], point["bytes_a_step"] / 2**20) for point in result["curves"][name]]
         for name in ("depth 200", "LRU")
     }
-    return Chart("MiB read and written a step", "rows of cache", lines, log=(True, False), names_right=True)
+    return Chart("MiB read and written a step", "rows of cache", lines, log=(True, False))
 
 
 def _working_set(result: Mapping[str, Any]) -> Chart:
@@ -129,4 +126,4 @@ def _working_set(result: Mapping[str, Any]) -> Chart:
 
 def _new(result: Mapping[str, Any]) -> Chart:
     points = [(float(i), float(n)) for i, n in enumerate(result["new_a_batch"], start=1)]
-    return Chart("rows never used before", "batch", {"rows": points}, log=(False, False), dots=False, names_right=True)
+    return Chart("rows never used before", "batch", {"rows": points}, log=(False, False), dots=False)

@@ -1,12 +1,6 @@
 """One pass over the ids of a run: which rows each batch uses, how often, how many new ones.
 
-Rows are numbered as they come, and each batch's distinct rows are kept in a file, 4 bytes each. All that follows reads
-that file: a stream is decoded once, however many caches are tried on it. Criteo Terabyte in batches of 16,384 makes a
-file of some 100 GB; memory is some 60 bytes a touched row. A sample of the ids would do with less, and is wrong about just
-what is asked: rare rows, and when they come back.
-
-The number of a row says nothing of its table, so a bank becomes one table with as many rows as were touched. Its batches
-keep their order of rows, by table and last position, and with it every tie that a policy breaks.
+Rows are numbered as they come, and each batch's distinct rows are kept in a file, 4 bytes each.
 """
 
 import tempfile
@@ -21,7 +15,7 @@ from skirl.core.ids import capture, positions_of
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema, Table
 from skirl.oracle.distinct import Finder
-from skirl.oracle.row_states import Rows
+from skirl.oracle.row_states import RowStates
 from skirl.tools.jit import kernel
 
 WINDOWS = (1, 10, 50, 200)
@@ -98,14 +92,14 @@ class Survey:
 
     def tables(self) -> list[TableUse]:
         """What was asked of each table."""
-        found: dict[int, TableUse] = {}
+        uses: dict[int, TableUse] = {}
         for bank in self._banks:
             table_of = bank.rows.key[: bank.touched] >> ROW_BITS
             for i in bank.tables:
                 counts = bank.counts[: bank.touched][table_of == i]
                 table = self.schema.tables[i]
-                found[i] = TableUse(table.name, table.rows, len(counts), int(counts.sum()), hottest(counts))
-        return [found[i] for i in sorted(found)]
+                uses[i] = TableUse(table.name, table.rows, len(counts), int(counts.sum()), hottest(counts))
+        return [uses[i] for i in sorted(uses)]
 
     def hottest(self) -> dict[str, float]:
         """Share of all accesses that the hottest of all touched rows take."""
@@ -113,12 +107,12 @@ class Survey:
 
     def working_set(self, windows: Sequence[int] = WINDOWS) -> dict[int, float]:
         """Distinct rows of so many batches in a row, on average; windows side by side, only whole ones."""
-        found = {}
+        sizes = {}
         for window in windows:
             whole = self.steps // window
             if whole:
-                found[window] = sum(_distinct(bank, window, whole) for bank in self._banks) / whole
-        return found
+                sizes[window] = sum(_distinct(bank, window, whole) for bank in self._banks) / whole
+        return sizes
 
     def close(self) -> None:
         """Drop the file."""
@@ -149,7 +143,7 @@ class Batches:
 class _Bank:
     def __init__(self, schema: Schema, bank: int) -> None:
         self.tables = schema.banks[bank].tables
-        self.rows = Rows(schema, self.tables, room=0)  # nothing is ever released, so handles are 0, 1, 2, ...
+        self.rows = RowStates(schema, self.tables, room=0)  # nothing is ever released, so handles are 0, 1, 2, ...
         self.counts = np.zeros(1024, np.int64)
         self.touched = 0
         self.new: list[int] = []

@@ -1,7 +1,6 @@
 """The interface of an eviction policy: which resident rows leave when a batch needs room.
 
-A policy sees slots, never keys, and is told of three events. It answers with whole arrays, one call a step: a call a victim
-would cost 15,000 interpreter calls at batch 16,384.
+A policy sees slots, never keys. Three methods tell it what happens, with whole arrays, once a step.
 """
 
 from collections.abc import Callable

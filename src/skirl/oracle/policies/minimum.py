@@ -1,10 +1,7 @@
-"""Belady's MIN by batches, inside the window: the victim is the row whose next batch is farthest.
+"""Belady's MIN by batches, inside the window: the row whose next batch is farthest leaves.
 
-Rows of unknown future come first, the least recently used before the others: outside the window MIN degrades to LRU, and
-so it never fetches more than LRU does. They wait in a queue, in the order of their last use; a row that the window calls
-after all leaves a gap there. Rows with the same next batch share a list, in pieces of 15 slots, a cache line each. So a use
-costs one write to a line at hand, and 15 victims one read. A heap would cost 20 comparisons a use at a million rows; links
-from slot to slot a chain of reads, each waiting 100 ns for the one before.
+Rows of unknown future leave first, the least recently used before the others. They wait in a queue; a row that enters the
+window later leaves a gap there. Rows with the same next batch share a list, in pieces of 15 slots.
 """
 
 import numpy as np

@@ -1,9 +1,4 @@
-"""The smallest few of many by two keys, for policies that choose among all residents.
-
-A selection and a sort of the few chosen: 0.3 ms for 300 of 31,489, where sorting all by two keys takes 2.5 ms. The chosen
-are sorted because a selection alone leaves them in an order that depends on the processor's vector width, and the slots
-would depend on it too.
-"""
+"""The smallest few of many by two keys, for policies that choose among all residents."""
 
 import numpy as np
 

@@ -1,9 +1,7 @@
 """BagPipe's rule, for comparison: a row stays until the last batch of the window that uses it, its time to live.
 
-As in BagPipe, the time to live is set when a batch that uses the row is planned, from the window of that moment, and a later
-batch that enters the window does not lengthen it. Expired rows leave at a clean-up every quarter of the window, needed room
-or not. BagPipe's release has no answer when the rows alive do not fit; here those leave then whose time to live ends last,
-since they block room longest. To lengthen it as batches enter would fetch less, and would be neither BagPipe nor MIN.
+The time to live is set when a batch that uses the row is planned, and batches that enter later do not lengthen it. Expired
+rows leave at a clean-up every quarter of the window. If the rows alive do not fit, those that would live longest leave.
 """
 
 import numpy as np

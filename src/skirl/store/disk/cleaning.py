@@ -1,9 +1,7 @@
-"""Keeps a disk store within its room: at most 1.5 times the payload of its rows, garbage included.
+"""Keeps a disk store within its limit: at most 1.5 times the payload of its rows, garbage included.
 
-A log grows with every write. So rows of the segment with the most garbage are appended again, after which the segment is
-dead, and a durable point that no longer names it lets its files go. Every write does its share, `_PACE` records for each
-one that it brings, once the store is full: a thread of its own would clean in the background, and would be behind when it
-matters. Where rows are overwritten at random, a room of 1.5 has each written 2.1 times in all, a room of 3 1.1 times.
+Live rows of the segment with the most garbage are appended again, until the segment has none and its files can go. Every
+write does a part of this work, once the store is full.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,10 +16,14 @@ _PACE = 4  # records cleaned for each one written, once garbage has to go
 _WORTH = 0.92  # a segment fuller than this is not cleaned
 
 
-class Room:
-    """The room of some logs. Not safe for threads: it is the writer's.
+class Cleaner:
+    """Cleans the logs of a store. Only the thread that writes may call it.
 
-    share: bytes on disk for each byte of rows, at most. point: makes a durable point, after which dead segments are gone.
+    **Arguments**
+
+    - `logs`: the logs.
+    - `share`: bytes on disk for each byte of rows, at most.
+    - `point`: makes a durable point, after which dead segments are gone.
     """
 
     def __init__(self, logs: list[Log], share: float, point: Callable[[], None]) -> None:
@@ -38,12 +40,12 @@ class Room:
     @property
     def limit(self) -> float:
         """What the rows held may take on disk."""
-        payload = sum(log.places.count * (log.stride - 4) for log in self._logs)
-        stored = sum(log.places.count * log.footprint for log in self._logs)
+        payload = sum(log.index.count * (log.stride - 4) for log in self._logs)
+        stored = sum(log.index.count * log.footprint for log in self._logs)
         return max(self._share * payload, _LEAST_SHARE * stored) + SLACK
 
-    def make(self, log: Log, n: int) -> None:
-        """Clean, so that `n` rows more stay within the limit; a little at a time where that will do."""
+    def make_room(self, log: Log, n: int) -> None:
+        """Clean, so that `n` more rows of a log stay within the limit; a little at a time while that is enough."""
         coming = n * log.footprint
         limit = self.limit
         segment = max(log.capacity * log.footprint for log in self._logs)
@@ -67,7 +69,7 @@ class Room:
             self._cleaning = None
 
     def _clean_some(self) -> int | None:
-        """Clean a piece of a segment; how many records it had, None when there is nothing worth it."""
+        """Clean a piece of a segment; how many records it had. None when no segment is worth cleaning."""
         if self._cleaning is None:
             victims = [
                 (log.used(s), s.ordinal, s, log)

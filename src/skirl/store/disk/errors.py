@@ -1,7 +1,6 @@
-"""What a disk store raises, and where its sentences come from.
+"""What a disk store raises, and the advice that comes with it.
 
-The layers below raise what they found: an `Unusable` for files, an OSError from the system. What to do about it is known up
-here, where the store's path, its limit and the free space are; one place for the advice keeps the sentences alike.
+Lower layers raise what they found: `Unusable`, or an OSError of the system. What to do about it is added here.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
     try:
         yield
     except Unusable as error:
-        advice = error.advice or "restore a snapshot into a new store, or name an empty folder"
+        advice = error.advice or "load a checkpoint into a new store, or name an empty folder"
         raise DiskError(f"{error}: {advice}") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull):
@@ -51,5 +50,5 @@ def _full(path: Path, more: int) -> str:
         free = "its free space is not known"
     return (
         f"the disk of {path} is full: {free}, and the store needs up to {more:,} more to go on. Nothing is lost; "
-        "free that much and try again, or resume on a larger disk from a snapshot"
+        "free that much and try again, or resume on a larger disk from a checkpoint"
     )

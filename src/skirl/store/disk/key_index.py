@@ -1,17 +1,7 @@
 """Where the newest record of each key stands: key to position, in 6.7 to 7.4 bytes a row of tables whose sizes are known.
 
-Keys pass a bijection and stand sorted by the result, with gaps: each at its share of the table or as soon after it as there
-is room. So the place alone tells most bits of a key, and only the lower 16 of its hash are kept (quotienting): enough while
-there are no more than 100 rows in the tables for each one held. Two or four bytes more a row hold the lower 32 bits, or all
-64 where sizes are not known: 8.9 to 9.8, and 13.3 to 14.7 bytes. Beside them stands the position, 4 bytes; nothing else.
-Between 82 and 90% of the places are full: a key is found after 5 of them on average, which is one cache line of each array.
-
-Being sorted it grows in place, by a tenth, block by block from the end; a table that is filled anew would be there twice
-for a moment. Unlike `_directory.py`, whose positions never change, a log moves its rows: keys cannot stand in order of
-position.
-
-Not taken: positions and 8 bits of each key, with the rest checked on disk, is 6 bytes a row, and makes every write wait for
-a random read (15,000 a second, one at a time) where a log needs none.
+A hash table, sorted by hash, with gaps: a key stands at its share of the table or soon after it. So its place tells most
+bits of its hash, and only the lower 16, 32 or 64 bits are kept.
 """
 
 from collections.abc import Mapping
@@ -19,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.core.tables import MAX_ROWS, ROW_BITS
+from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.store.disk.records import INDEX_BITS, Keys, Number, hash_key
 from skirl.store.memory.arena import Arena
 from skirl.tools.jit import kernel
@@ -281,12 +271,14 @@ class _Table:
         return self._words.array, self._positions.array, self.shape
 
 
-class Places:
-    """The position of each key. Not safe for threads: the gate is.
+class KeyIndex:
+    """The position of each key. Threads have to take turns: the gate sees to that.
 
-    rows: how many there are of each table that has keys here; None: any key may come, and takes twice the memory.
+    **Arguments**
 
-    >>> places, arrays = Places({0: 100}), [np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64)]
+    - `rows`: how many rows each table has whose keys come here. None: any key may come, and each takes twice the memory.
+
+    >>> places, arrays = KeyIndex({0: 100}), [np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64)]
     >>> places.reserve(2)
     >>> places.place(np.array([70, 50]), 0, *arrays)
     >>> places.locate(np.array([50, 60]))
@@ -342,7 +334,7 @@ class Places:
         return int(_stranger(keys, self._base))
 
     def expect(self, count: int) -> None:
-        """So many keys are about to be placed: grow once, not by a tenth again and again."""
+        """Called before so many keys are placed: grow once, not by a tenth again and again."""
         if count > self._size * _FULL:
             self._grow(int(count / _AS_LOADED) + 1)
 
@@ -385,7 +377,7 @@ class Places:
         return out
 
     def standing(self, keys: Keys, first: int) -> NDArray[np.int64]:
-        """Those i whose key's position is first + i: its newest record."""
+        """Each i for which the newest record of keys[i] is at first + i."""
         return np.flatnonzero(self.locate(keys) == first + np.arange(keys.size))
 
     def place(

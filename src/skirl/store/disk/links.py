@@ -1,8 +1,4 @@
-"""Files of a store and of its snapshots: put in place at one moment, shared by name, removed when nobody names them.
-
-Segments never change, so a snapshot on the same file system is a second name for each of their files, and costs no byte
-until the store lets one go. Copying 20 GB of rows at each checkpoint would take longer than training between two of them.
-"""
+"""Files of a store and of what is frozen of it: shared by name, replaced at one moment, removed when nobody needs them."""
 
 import contextlib
 import os
@@ -12,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from skirl.store.disk.os_files import Files
-from skirl.store.disk.segment import Entry
-from skirl.store.snapshot import SnapshotError
+from skirl.store.disk.segment import SegmentEntry
+from skirl.tools.sealed_json import CheckpointError
 
-OURS = re.compile(r"[0-9a-f]{16}\.(rows|keys)(\.tmp)?|(store|snapshot)\.json-[0-9a-f]{16}\.tmp")
+OURS = re.compile(r"[0-9a-f]{16}\.(rows|keys)(\.tmp)?|store\.json-[0-9a-f]{16}\.tmp")
 """Names that the store gives, but for its manifest's and its lock's."""
 
 
@@ -32,7 +28,7 @@ def replace(files: Files, folder: Path, name: str, content: bytes) -> None:
     files.sync_folder(folder)
 
 
-def take_over(files: Files, entries: list[Entry], source: Path, target: Path, added: list[Path]) -> None:
+def take_over(files: Files, entries: list[SegmentEntry], source: Path, target: Path, added: list[Path]) -> None:
     """Segments' files, from one folder to another that may have some of them already; `added` are named there."""
     for entry in entries:
         for name, size in entry.least().items():
@@ -44,17 +40,11 @@ def take_over(files: Files, entries: list[Entry], source: Path, target: Path, ad
             files.share(source / name, target / name)
 
 
-def undo(files: Files, added: list[Path], header: Path, before: bytes | None) -> None:
-    """Remove files that were added, unless the header that names them is there already: its rename came through."""
-    if content(header) == before:
-        for path in added:
-            with contextlib.suppress(OSError):
-                files.remove(path)
-
-
-def content(header: Path) -> bytes | None:
-    """The bytes of a header; None where there is none."""
-    return header.read_bytes() if header.is_file() else None
+def undo(files: Files, added: list[Path]) -> None:
+    """Remove files that were added."""
+    for path in added:
+        with contextlib.suppress(OSError):
+            files.remove(path)
 
 
 def remove_but(files: Files, folder: Path, known: set[str]) -> None:
@@ -65,10 +55,10 @@ def remove_but(files: Files, folder: Path, known: set[str]) -> None:
 
 
 def check_sizes(folder: Path, sizes: Mapping[str, int]) -> None:
-    """A SnapshotError where a file is missing, or not of its size."""
+    """A CheckpointError where a file is missing, or not of its size."""
     for name, size in sizes.items():
         path = folder / name
         if not path.is_file():
-            raise SnapshotError(f"{path} is missing: use another snapshot, or copy the whole folder again")
+            raise CheckpointError(f"{path} is missing: use another checkpoint, or copy the whole folder again")
         if (found := path.stat().st_size) != size:
-            raise SnapshotError(f"{path} has {found:,} bytes, {size:,} were written: use another snapshot")
+            raise CheckpointError(f"{path} has {found:,} bytes, {size:,} were written: use another checkpoint")

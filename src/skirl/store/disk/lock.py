@@ -1,8 +1,4 @@
-"""One process to a store: a lock that the system forgets when its process ends, however it ends.
-
-A file that merely exists would have to be removed by hand after every kill. The lock's file stays; only what is said in it,
-and by whom, changes. A forked child shares the file, so it lets go at once: it would hold the lock after its parent is gone.
-"""
+"""One process for each store: a lock that the system releases when the process ends, however it ends."""
 
 import os
 import socket
@@ -17,7 +13,11 @@ _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 class Lock:
-    """Whose a folder is, from here to `release`.
+    """This process has the folder, from here to `release`.
+
+    **Arguments**
+
+    - `folder`: the folder; a `DiskError` names the process that has it already.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

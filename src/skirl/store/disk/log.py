@@ -1,8 +1,6 @@
-"""The rows of one kind on disk: a log of segments, and where in it each row's newest record stands.
+"""The rows of one kind on disk: a log of segments, and where in it the newest record of each row stands.
 
-Rows are only ever appended. What was there before is garbage, and goes with its segment once the rows of that segment which
-are not have been appended again (`rewrite`). The store says when; here is how. Order in the log decides which record of a
-key is the newest, so a log is read in order to find out what it holds.
+Rows are only appended. Order in the log decides which record of a key is the newest.
 """
 
 import secrets
@@ -13,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from skirl.core.tables import MAX_ROWS, ROW_BITS
+from skirl.core.keys import row_of, table_of
 from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
-from skirl.store.disk.key_index import MOST_PLACED, Places
+from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
 from skirl.store.disk.os_files import Files, Handle
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
-from skirl.store.disk.segment import Entry, Segment, Unusable, check_header, header, stride
+from skirl.store.disk.segment import Segment, SegmentEntry, Unusable, check_header, header, stride
 from skirl.store.gate import Gate
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
@@ -33,9 +31,16 @@ _MANY = 8  # small segments that are worth writing into one
 
 
 class Log:
-    """Not safe for threads, but that `rows_at` reads beside `append`: the store has a lock for the rest.
+    """`rows_at` may run beside `append`; all else needs the store's lock.
 
-    rows: how many each table has whose records these are, None where that is not known.
+    **Arguments**
+
+    - `folder`: where its files are.
+    - `record`: the records of this log.
+    - `files`: the calls to the system.
+    - `gate`: keeps readers out while the index changes.
+    - `rows`: how many rows each table of this log has; None: not known.
+    - `layout`: the records of all tables of the store, to tell keys of others; None: those of `rows`, or of table 0.
     """
 
     def __init__(
@@ -49,7 +54,7 @@ class Log:
     ) -> None:
         self.folder, self.record = folder, record
         self._files, self._gate = files, gate
-        self.places = Places(rows)
+        self.index = KeyIndex(rows)
         self._rows = rows or {}
         self._layout = layout or Layout(dict.fromkeys(rows or {0: 0}, record))
         self.stride = stride(record)
@@ -75,7 +80,7 @@ class Log:
     @property
     def capacity(self) -> int:
         """Records that a segment begun now would take."""
-        return min(1 << INDEX_BITS, max(SMALLEST, self.places.count // _SHARE))
+        return min(1 << INDEX_BITS, max(SMALLEST, self.index.count // _SHARE))
 
     def bytes(self) -> int:
         """Bytes on disk, garbage included."""
@@ -90,14 +95,14 @@ class Log:
         """The part of a segment's records that is not garbage."""
         return float(self.live[segment.slot] / max(1, self.ends[segment.slot]))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SegmentEntry]:
         """What a manifest says of this log: all that is in it now, but dead segments."""
-        out: list[Entry] = []
+        out: list[SegmentEntry] = []
         for segment in self.segments.values():
             if self.live[segment.slot]:
                 count, state = int(self.ends[segment.slot]), int(self._sums[segment.slot])
                 sizes = HEADER + count * self.stride, HEADER + count * 8
-                out.append(Entry(segment.name, self.record, count, state, *sizes))
+                out.append(SegmentEntry(segment.name, self.record, count, state, *sizes))
         return out
 
     # Reading
@@ -126,7 +131,7 @@ class Log:
         stop = min(start + MOST_PLACED, int(self.ends[segment.slot]))
         with self._opened(segment.keys_path) as file:  # the segment's own is the writer's, who may close it
             keys = self._keys(segment, file.number, start, stop)
-        keys = keys[self.places.standing(keys, segment.slot << INDEX_BITS | start)]
+        keys = keys[self.index.standing(keys, segment.slot << INDEX_BITS | start)]
         return keys, stop if stop < self.ends[segment.slot] else 0
 
     @contextmanager
@@ -191,7 +196,7 @@ class Log:
     # Writing
 
     def append(self, keys: Keys, rows: Words) -> None:
-        """Hold rows, flat; returns when all are readable. On an error some may be held."""
+        """Hold rows, flat; returns when all are readable. After an error some may be held."""
         if (beyond := self.beyond(keys)) is not None:
             raise ValueError(f"{beyond}: open the store with as many rows as there are")
         done = 0
@@ -203,9 +208,9 @@ class Log:
             self._files.write(segment.keys.number, np.ascontiguousarray(some).data, HEADER + end * 8)
             try:
                 with self._gate.lookup():
-                    self.places.reserve(some.size)
+                    self.index.reserve(some.size)
                     first = segment.slot << INDEX_BITS | end
-                    self.places.place(some, first, self.ends, self.live, self._sums)
+                    self.index.place(some, first, self.ends, self.live, self._sums)
             finally:
                 self._gate.copied()
             done += some.size
@@ -233,16 +238,16 @@ class Log:
             segment.sent = end
 
     def seal(self) -> None:
-        """Write to no segment of those begun any more."""
+        """The segments there are get no more records."""
         self.active = None
 
     def beyond(self, keys: Keys) -> str | None:
         """Which key is no row of the tables, in words; None where all are."""
-        stranger = self.places.stranger(keys)
+        stranger = self.index.stranger(keys)
         return self._beyond(keys[stranger]) if stranger >= 0 else None
 
     def _beyond(self, key: int) -> str:
-        return f"{_named(key)} is there, which has {self._rows.get(int(key) >> ROW_BITS, 0):,} rows here"
+        return f"{_named(key)} is there, which has {self._rows.get(table_of(int(key)), 0):,} rows here"
 
     def _begin(self) -> Segment:
         """A new segment to append to; small ones before it are written into it."""
@@ -285,7 +290,7 @@ class Log:
         """Append a segment's live rows again, some at a time; yields how many records that dealt with."""
         with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own in the midst of this
             for start, keys in self._all_keys(segment, file.number):
-                picks = self.places.standing(keys, segment.slot << INDEX_BITS | start)
+                picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
                 if picks.size:
                     rows = np.empty(picks.size * self._words, np.uint32)
                     bad = self._checked(segment, keys, start, picks, rows)
@@ -295,7 +300,7 @@ class Log:
                 yield keys.size
 
     def sync(self) -> None:
-        """Make all records last, and what is in the files; their names are the folder's."""
+        """Wait until all records last; the names of their files are the folder's."""
         for segment in [s for s in self.segments.values() if s.suspect]:
             for _ in self.rewrite(segment):
                 pass
@@ -336,8 +341,8 @@ class Log:
 
     # Opening
 
-    def load(self, entry: Entry) -> None:
-        """Take in a segment of an earlier life, after those before it in the log."""
+    def load(self, entry: SegmentEntry) -> None:
+        """Take in a segment that an earlier process wrote, after those before it in the log."""
         paths = [self.folder / name for name in entry.files()]
         for name, size in entry.least().items():
             if (found := _size(self.folder / name)) < size:
@@ -354,12 +359,12 @@ class Log:
                 keys = self._keys(segment, file, start, min(start + MOST_PLACED, entry.count))
                 if not other and (at := self._layout.stranger(keys, self.record)) >= 0:
                     other = f"{segment.keys_path} is damaged: {_named(keys[at])} has no such records"
-                stranger = self.places.stranger(keys)
+                stranger = self.index.stranger(keys)
                 if stranger >= 0:
                     what = f"{segment.keys_path} is damaged, or {self._beyond(keys[stranger])}"
                     raise Unusable(what, "give the table as many rows as it had")
-                self.places.reserve(keys.size)
-                self.places.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
+                self.index.reserve(keys.size)
+                self.index.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
         if int(self._sums[slot]) != entry.keys_hash:
             self._sums[slot] = entry.keys_hash
             self.check(segment)  # names the record, if it can be told
@@ -368,9 +373,9 @@ class Log:
         segment.behind = sum(_size(path) for path in paths) - sum(entry.least().values())
 
     def trim(self) -> None:
-        """Cut off what an earlier life left behind the last record of a segment.
+        """Cut off what an earlier process left behind the last record of a segment.
 
-        Not where a snapshot has the file too: it was taken later than the manifest that is opened, and has a use for it.
+        Not if the file has a second name: then a frozen state, newer than the manifest that is opened, has a use for it.
         """
         for segment in self.segments.values():
             if segment.behind and not (_shared(segment.rows_path) or _shared(segment.keys_path)):
@@ -381,7 +386,7 @@ class Log:
 
 
 def _named(key: int) -> str:
-    return f"row {key & (MAX_ROWS - 1)} of table {key >> ROW_BITS}"
+    return f"row {row_of(key)} of table {table_of(key)}"
 
 
 def _flat(rows: Rows) -> Words:

@@ -1,8 +1,4 @@
-"""The logs of a store, one for each kind of record, handled as one.
-
-Tables with equal records share a log: 26 tables of one dim are one file to append to and one to sync. Records of all widths
-in one log would be one for any tables, and each would need its width beside it and could not be found by counting.
-"""
+"""The logs of a store, one for each kind of record, handled as one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +13,7 @@ KEY_BYTES = 8
 
 
 def empty(folder: Path, layout: Layout, files: Files, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
-    """A log for each kind, in their order; rows: of each table, where that is known."""
+    """A log for each kind, in their order; rows: how many each table has, None where that is not known."""
     logs: list[Log] = []
     for record in layout.kinds:
         of = None if rows is None else {t: rows[t] for t, held in layout.records.items() if held == record}
@@ -26,10 +22,10 @@ def empty(folder: Path, layout: Layout, files: Files, gate: Gate, rows: Mapping[
 
 
 def load(logs: list[Log], manifest: Manifest) -> None:
-    """Take in the segments of an earlier life."""
+    """Take in the segments that a manifest names."""
     for log, count in zip(logs, manifest.rows):
         names = [entry.name for entry in manifest.segments if entry.record == log.record]
-        log.places.expect(min(count, _most_keys(log.folder, names)))  # a file may claim any number
+        log.index.expect(min(count, _most_keys(log.folder, names)))  # a file may claim any number
     by_record = {log.record: log for log in logs}
     for entry in manifest.segments:
         by_record[entry.record].load(entry)
@@ -47,7 +43,7 @@ def paths(logs: list[Log]) -> list[Path]:
 
 
 def sync(logs: list[Log], files: Files, *, anew: bool = False) -> None:
-    """Rows and their files' names last; anew: the names are given by someone else, and count as new."""
+    """Wait until rows and the names of their files last; anew: others gave the names, so all of them count as new."""
     for log in logs:
         log.sync()
     new = [s for log in logs for s in log.segments.values() if anew or not s.named]

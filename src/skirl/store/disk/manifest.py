@@ -1,21 +1,15 @@
-"""What a disk store holds at a durable point: which segments, how much of each, under which name and generation.
-
-One small text file, replaced whole by a rename. Its last entry is the checksum of the rest. A log of changes to it would
-make a point cheaper (40 KB are written for 400 segments), and opening would have to replay it.
-"""
+"""What a disk store holds at a durable point: which segments and how much of each, in one small file, replaced whole."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skirl.store import snapshot
-from skirl.store.base import Layout, Record
-from skirl.store.disk.segment import FORMAT_VERSION, Entry, Unusable
+from skirl.store.base import DISK_ROWS, Layout
+from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry, Unusable
 from skirl.tools.sealed_json import CheckpointError, read_sealed, seal, skirl_version
 
 NAME = "store.json"
 FORMAT = "skirl-disk-store"
-KIND = snapshot.DISK_ROWS
 
 
 @dataclass(frozen=True)
@@ -25,7 +19,7 @@ class Manifest:
     identity: str
     generation: int
     layout: Layout
-    segments: list[Entry]
+    segments: list[SegmentEntry]
     """In order of the log, kind by kind."""
     rows: tuple[int, ...] = ()
     """How many rows of each kind there are; empty where that is not known. Only a hint: it makes opening faster."""
@@ -33,11 +27,11 @@ class Manifest:
     def facts(self) -> dict[str, Any]:
         """For `from_facts`, in anything that JSON can say."""
         return {
-            "kind": KIND,
+            "kind": DISK_ROWS,
             "segment_format": FORMAT_VERSION,
             "identity": self.identity,
             "generation": self.generation,
-            "layout": [[table, r.width, r.dtype] for table, r in self.layout.records.items()],
+            "layout": self.layout.facts(),
             "segments": [entry.to_text() for entry in self.segments],
             "rows": list(self.rows),
         }
@@ -46,10 +40,10 @@ class Manifest:
     def from_facts(cls, facts: dict[str, Any]) -> "Manifest":
         """An Unusable where `facts` are not those of rows on disk."""
         try:
-            if facts["kind"] != KIND or facts["segment_format"] != FORMAT_VERSION:
+            if facts["kind"] != DISK_ROWS or facts["segment_format"] != FORMAT_VERSION:
                 raise Unusable(f"is of {facts['kind']!r} in format {facts['segment_format']}")
-            layout = Layout({table: Record(width, dtype) for table, width, dtype in facts["layout"]})
-            segments = [Entry.from_text(entry) for entry in facts["segments"]]
+            layout = Layout.from_facts(facts["layout"])
+            segments = [SegmentEntry.from_text(entry) for entry in facts["segments"]]
             if not isinstance(facts["identity"], str) or not isinstance(facts["generation"], int):
                 raise TypeError("identity and generation")
             if {entry.record for entry in segments} - set(layout.kinds):
@@ -61,15 +55,8 @@ class Manifest:
 
     def sealed(self) -> bytes:
         """The text of a store's own manifest."""
-        return self._sealed(FORMAT, FORMAT_VERSION, {})
-
-    def sealed_snapshot(self) -> bytes:
-        """The text of a snapshot's header, which `Snapshot` reads."""
-        return self._sealed(snapshot.FORMAT, snapshot.FORMAT_VERSION, {"arrays": {}})
-
-    def _sealed(self, format: str, version: int, more: dict[str, Any]) -> bytes:
-        head = {"format": format, "format_version": version, "skirl": skirl_version()}
-        return seal(head | {"facts": self.facts()} | more)
+        head = {"format": FORMAT, "format_version": FORMAT_VERSION, "skirl": skirl_version()}
+        return seal(head | {"facts": self.facts()})
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":

@@ -1,10 +1,7 @@
 """All that the disk store asks of the operating system, in one place, so that a test can stand in between.
 
-A crash test records these calls and replays every prefix of them with unsynced writes dropped, reordered or torn; whatever
-went past this class would not be tested. Rows are read by the kernels in `_records.py`, which only look.
-
-What is on a disk after a power loss: the bytes of a file as of its last `sync`, and the names of a folder as of the
-folder's. Anything later may be there, in any order, or not.
+What a power loss leaves: the bytes of a file as of its last `sync`, and the names of a folder as of the folder's. Anything
+later may be there, in any order, or not. Rows are read by the kernels in `records.py`, which change nothing.
 """
 
 import contextlib

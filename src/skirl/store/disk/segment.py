@@ -1,10 +1,4 @@
-"""One stretch of a log: a file of records and a file of their keys, written from front to back and never changed.
-
-Keys have a file of their own so that a store opens by reading 8 bytes a row, and not all rows. Both files begin with 64
-bytes that say what they are, in which format, and which segment: files of different stores, copied over each other, are
-told apart. What is a file's content is said by the manifest: how many records, and a hash of the keys; bytes behind that
-were never promised to last.
-"""
+"""One part of a log: a file of records and a file of their keys, written from front to back and never changed."""
 
 import hashlib
 import re
@@ -32,7 +26,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SegmentEntry:
     """A segment as a manifest names it."""
 
     name: str
@@ -49,7 +43,7 @@ class Entry:
         return f"{self.name} {record.width} {record.dtype} {self.count} {self.keys_hash:016x} {sizes}"
 
     @classmethod
-    def from_text(cls, text: str) -> "Entry":
+    def from_text(cls, text: str) -> "SegmentEntry":
         """A TypeError or ValueError where `text` is none."""
         name, width, dtype, count, keys_hash, rows_bytes, keys_bytes = text.split(" ")
         if not re.fullmatch("[0-9a-f]{16}", name):
@@ -66,7 +60,7 @@ class Entry:
         """The names of its files, and the size of each."""
         return {f"{self.name}.rows": self.rows_bytes, f"{self.name}.keys": self.keys_bytes}
 
-    def sized(self, folder: Path) -> "Entry":
+    def sized(self, folder: Path) -> "SegmentEntry":
         """With the sizes of its files as they are in a folder."""
         rows_bytes, keys_bytes = ((folder / name).stat().st_size for name in self.files())
         return replace(self, rows_bytes=rows_bytes, keys_bytes=keys_bytes)
@@ -96,13 +90,13 @@ class Segment:
     sent: int = 0
     """Records that the disk was asked to begin with."""
     synced: int = 0
-    """Records that last; -1 in a file of an earlier life, whose size may not."""
+    """Records that last; -1 in a file of an earlier process, whose size may not last."""
     named: bool = False
     """Its files' names last."""
     suspect: bool = False
     """A sync failed: what the system then holds for written may never reach the disk."""
     behind: int = 0
-    """Bytes in the files behind the last record, which another name of theirs has a use for."""
+    """Bytes in the files behind the last record, which a frozen state has a use for."""
 
 
 def stride(record: Record) -> int:

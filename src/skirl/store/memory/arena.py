@@ -1,11 +1,4 @@
-"""An array that grows in place, without a second copy of itself.
-
-np.resize, or a list that doubles, holds the old and the new array at once: three times the rows for a moment. An
-anonymous memory map is grown by mremap instead: the kernel moves page table entries, 8 bytes for each 4 KiB, and not
-one row. Pages never touched take no memory, so growing by half each time costs address space only. Where there is no
-mremap (macOS) the map is copied after all. Fixed segments would need no moving anywhere, but every access would look
-its segment up first.
-"""
+"""An array that grows in place, without a second copy of itself."""
 
 import mmap
 from typing import Any
@@ -17,9 +10,13 @@ _SMALLEST = 64 << 10
 
 
 class Arena:
-    """`array` has room for `len(arena)` items of a dtype and shape; new room is all zero bytes.
+    """`array` has room for `len(arena)` items; new room is all zero bytes.
 
-    `reserve` may move the array: whoever uses it takes it from `array` anew, and keeps no view meanwhile.
+    `reserve` may move the array: take it from `array` again after a call, and keep no view while it runs.
+
+    **Arguments**
+
+    - `dtype`, `shape`: of one item; a number by default.
 
     >>> arena = Arena("float32", (3,))
     >>> arena.reserve(2)
@@ -45,9 +42,9 @@ class Arena:
         return np.frombuffer(self._map, self._dtype, numbers).reshape(len(self), *self._shape)
 
     def reserve(self, items: int, *, spare: float = 0.5) -> None:
-        """Make room for `items` in all, and by `spare` more than there was when that is more.
+        """Make room for `items` in all, or for `spare` more than there was, whichever is more.
 
-        What is spare takes no memory, and counts all the same where the process has a limit (RLIMIT_DATA).
+        Spare room takes no memory until it is written to, but counts where the process has a limit (RLIMIT_DATA).
         """
         if items > len(self):
             self._map = _grown(self._map, _whole_pages(max(items * self._item, int(len(self._map) * (1 + spare)))))

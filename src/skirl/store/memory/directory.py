@@ -1,25 +1,18 @@
-"""Where a row stands in an array that only grows: key to position, in 15 to 18 bytes a row.
-
-Positions are given out in order of arrival, so the key of each position is an array of its own (8 bytes a row), which
-also lists the keys and can make the hash table again. The table then needs positions only: int32, 40 to 60% full. It
-grows by half, from the keys, with the old table let go first. `HashIndex` keeps keys in the table, which
-saves a cache miss a lookup, and costs 24 to 48 bytes a row; a store pays for all rows ever touched, the planner only
-for those of a window.
-"""
+"""Where each row stands in an array that only grows: key to position, in 15 to 18 bytes a row."""
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from skirl.store.memory.arena import Arena
 from skirl.tools.hash_index import mix
+from skirl.tools.jit import kernel
 
 MAX_POSITIONS = (1 << 31) - 1
 _MAX_PLACES = (1 << 32) - 1  # `mix` has 32 bits
 _HALF = np.uint64(32)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _probe(table: NDArray[np.int32], held: NDArray[np.int64], key: int) -> int:
     """The place of a key in the table, or the free place (0) where it belongs. The table holds positions + 1."""
     # A product spreads 32 bits over any size, where a mask would need a power of two: growth by half, not by doubling.
@@ -31,7 +24,7 @@ def _probe(table: NDArray[np.int32], held: NDArray[np.int64], key: int) -> int:
     return place  # pyright: ignore[reportReturnType]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _locate(
     table: NDArray[np.int32], held: NDArray[np.int64], keys: NDArray[np.int64], positions: NDArray[np.int32]
 ) -> None:
@@ -39,7 +32,7 @@ def _locate(
         positions[i] = table[_probe(table, held, keys[i])] - 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _place(
     table: NDArray[np.int32],
     held: NDArray[np.int64],
@@ -56,7 +49,7 @@ def _place(
         positions[i] = table[place] - 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _refill(table: NDArray[np.int32], held: NDArray[np.int64], count: int) -> None:
     for position in range(count):
         table[_probe(table, held, held[position])] = position + 1

@@ -1,20 +1,32 @@
-"""A page that is one file: text, tables and charts as HTML, with nothing to fetch.
-
-It opens from a disk, a mail or a bucket, years later. A template engine would be a dependency for forty lines of markup;
-everything that comes from outside is escaped here, in one place.
-"""
+"""A page that is one file and opens offline: text, tables and charts as HTML, with nothing to fetch."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from skirl.train.report.plot import COLORS, Chart, svg
+
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 980px; margin: 2em auto; padding: 0 1em; }
+p, h1, .facts td { overflow-wrap: anywhere; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; border-bottom: 1px solid #ddd; }
-table { border-collapse: collapse; margin: .6em 0; } th, td { padding: .15em .9em .15em 0; text-align: left; }
-th { vertical-align: bottom; color: #555; font-weight: 600; }
-th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; margin: .6em 0; }
+th, td { padding: .15em .9em .15em 0; text-align: left; vertical-align: top; }
+th { color: #555; font-weight: 600; } thead th { vertical-align: bottom; }
+th.number, td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+thead th.number { white-space: normal; }
 .lead { background: #eef5fb; border-left: 4px solid #1b6ca8; padding: .7em 1em; font-size: 1.05em; }
-.note { color: #666; font-size: .9em; } svg { max-width: 100%; height: auto; } code { background: #f3f3f3; padding: 0 .2em; }
+.note { color: #666; font-size: .9em; }
+.wide { overflow-x: auto; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1em; }
+.charts svg { width: 100%; }
+.bars { width: 100%; } .bars th { white-space: nowrap; }
+.bars td:last-child { width: 45%; } .bars div { height: 1.1em; margin-top: .2em; min-width: 1px; }
+@media (max-width: 600px) {
+  body { margin: 1em auto; }
+  .bars th { white-space: normal; }
+  .bars tr { display: grid; grid-template-columns: 8em 1fr; margin-bottom: .5em; }
+  .bars td:last-child { grid-column: 1 / 3; width: auto; }
+}
 """
 
 
@@ -49,32 +61,43 @@ class Page:
         self._parts.append(f'<p class="note">{escape(text)}</p>')
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Columns whose cells all begin with a digit, or are -, are set as numbers."""
+        """Columns whose cells all begin with a digit, or are -, are set as numbers. A wide table scrolls by itself."""
         numbers = [bool(rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in rows) for i in range(len(head))]
-        out = ["<table>"]
-        for tag, row in [("th", head), *(("td", row) for row in rows)]:
-            out += ["<tr>", *(_cell(cell, tag, number) for cell, number in zip(row, numbers, strict=True)), "</tr>"]
-        self._parts.append("".join([*out, "</table>"]))
+        top = _row("th", head, numbers)
+        body = "".join(_row("td", row, numbers) for row in rows)
+        self._parts.append(f'<div class="wide"><table><thead>{top}</thead><tbody>{body}</tbody></table></div>')
 
     def facts(self, facts: Mapping[str, str]) -> None:
         """A table of two columns, without a head."""
         rows = (f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
-        self._parts.append("".join(["<table>", *rows, "</table>"]))
+        self._parts.append("".join(['<table class="facts">', *rows, "</table>"]))
 
-    def picture(self, svg: str) -> None:
-        """An SVG of our own: it is not escaped."""
-        self._parts.append(svg)
+    def charts(self, charts: Sequence[Chart]) -> None:
+        """Charts, as many beside each other as there is room for."""
+        self._parts.append("".join(['<div class="charts">', *(svg([chart]) for chart in charts), "</div>"]))
+
+    def bars(self, bars: Mapping[str, tuple[float, str]]) -> None:
+        """One horizontal bar for each value, and what is said of it."""
+        most = max((value for value, _ in bars.values()), default=0.0) or 1.0
+        rows = (
+            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td>"
+            f'<td><div style="width:{100 * value / most:.1f}%;background:{COLORS[i % len(COLORS)]}"></div></td></tr>'
+            for i, (name, (value, text)) in enumerate(bars.items())
+        )
+        self._parts.append("".join(['<table class="bars">', *rows, "</table>"]))
 
     def html(self) -> str:
         """The whole file."""
         body = "\n".join(self._parts)
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>'
-            f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>\n{body}\n'
-            "</body></html>\n"
+            f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n'
+            f"<body>\n{body}\n</body></html>\n"
         )
 
 
-def _cell(text: str, tag: str, number: bool) -> str:
-    kind = ' class="number"' if number else ""
-    return f"<{tag}{kind}>{escape(text)}</{tag}>"
+def _row(tag: str, cells: Sequence[str], numbers: Sequence[bool]) -> str:
+    kinds = (' class="number"' if number else "" for number in numbers)
+    return "".join(
+        ["<tr>", *(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True)), "</tr>"]
+    )

@@ -1,16 +1,17 @@
-"""Small line charts and bars as SVG: enough for the pages that skirl writes, and no dependency.
+"""Small line charts as SVG, for the pages and pictures that skirl writes.
 
-Text that git can compare, 4 KB a chart, that stands inside a page which is one file. matplotlib draws better and is 30 MB;
-a charting library in the page would have to be fetched, or be a megabyte of every report.
+Names stand above the lines and labels outside of the axes, each where its width fits: no text lies on a curve.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
 COLORS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8e6c8a", "#e08e1b", "#555555")
-LEFT, TOP, RIGHT, BOTTOM = 48, 26, 12, 36
+SIZE, LINE = 13, 17
+"""Height of text, and of a line of it."""
+EDGE = 8
 MOST_POINTS = 400
 """A longer line is thinned out: more points than pixels show nothing."""
 
@@ -29,12 +30,10 @@ class Chart:
     log: tuple[bool, bool] = (True, True)
     """Whether x and y are logarithmic."""
     dots: bool = True
-    """Whether points are drawn; each tells its values when it is pointed at."""
-    names_right: bool = False
-    """Names of lines stand at the right, where falling lines leave room."""
+    """Whether points are drawn; each shows its values when the mouse is on it."""
 
 
-def svg(charts: Sequence[Chart], columns: int = 3, width: int = 300, height: int = 210) -> str:
+def svg(charts: Sequence[Chart], columns: int = 2, width: int = 440, height: int = 300) -> str:
     """All charts, side by side.
 
     >>> text = svg([Chart("a < b", "batch", {"cost": [(1, 2.0), (10, 20.0)]})])
@@ -45,7 +44,7 @@ def svg(charts: Sequence[Chart], columns: int = 3, width: int = 300, height: int
     wide, high = min(columns, len(charts)) * width, rows * height
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" '
-        'font-family="sans-serif" font-size="10">',
+        f'style="max-width:100%;height:auto" font-family="sans-serif" font-size="{SIZE}">',
         f'<rect width="{wide}" height="{high}" fill="white"/>',
     ]
     for i, chart in enumerate(charts):
@@ -55,71 +54,110 @@ def svg(charts: Sequence[Chart], columns: int = 3, width: int = 300, height: int
     return "\n".join([*out, "</svg>", ""])
 
 
-def bars(values: Mapping[str, float], told: Mapping[str, str], width: int = 620) -> str:
-    """One horizontal bar a value, with what is told of it beside.
-
-    >>> bars({"read": 2.0, "plan": 1.0}, {"read": "2 s", "plan": "1 s"}).count("<rect")
-    2
-    """
-    most = max(values.values(), default=0.0) or 1.0
-    high = 22 * len(values) + 4
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {high}" width="{width}" height="{high}" '
-        'font-family="sans-serif" font-size="12">'
-    ]
-    for i, (name, value) in enumerate(values.items()):
-        y, long = 22 * i + 4, max(1.0, (width - 380) * value / most)
-        out.append(f'<text x="150" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
-        out.append(f'<rect x="158" y="{y}" width="{long:.1f}" height="16" fill="{COLORS[i % len(COLORS)]}"/>')
-        out.append(f'<text x="{164 + long:.1f}" y="{y + 12}" fill="#444">{escape(told[name])}</text>')
-    return "\n".join([*out, "</svg>", ""])
-
-
 def _chart(chart: Chart, width: int, height: int) -> list[str]:
     points = [point for line in chart.lines.values() for point in line]
-    right, low = width - RIGHT, height - BOTTOM
-    across = _Scale([x for x, _ in points], LEFT, right, chart.log[0])
-    up = _Scale([y for _, y in points] + list(chart.marks), low, TOP, chart.log[1])
-    out = [f'<text x="{LEFT}" y="14" font-size="12" font-weight="bold">{escape(chart.title)}</text>']
-    for value in across.ticks():
-        x = across(value)
-        out.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{low}" stroke="#eee"/>')
-        out.append(f'<text x="{x:.1f}" y="{low + 13}" text-anchor="middle">{short(value)}</text>')
-    for value in up.ticks():
-        y = up(value)
-        out.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#eee"/>')
-        out.append(f'<text x="{LEFT - 4}" y="{y + 3:.1f}" text-anchor="end">{short(value)}</text>')
+    across, up = (
+        _Scale([x for x, _ in points], chart.log[0]),
+        _Scale([y for _, y in points] + [*chart.marks], chart.log[1]),
+    )
+    title = _wrapped([(word, _width(word, bold=True)) for word in chart.title.split()], 5, width - 2 * EDGE)
+    names = _wrapped([(name, _width(name.removeprefix("~")) + 20) for name in chart.lines], 14, width - 2 * EDGE)
+    top = EDGE + LINE * (len(title) + len(names)) + 6
+    low = height - 2 * LINE - EDGE
+    left = EDGE + 6 + max((_width(short(value)) for value in up.ticks()), default=0.0)
+    right = width - EDGE - 6 - max((_width(short(mark)) for mark in chart.marks), default=0.0)
+    across.between(left, right)
+    up.between(low, top)
+    out = []
+    for n, row in enumerate(title, start=1):
+        out.append(_text(EDGE, EDGE + LINE * n - 4, " ".join(word for word, _ in row), 'font-weight="bold"'))
+    for value, x in _apart(across, (_width(short(value)) + 8 for value in across.ticks())):
+        out.append(f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{low}" stroke="#eee"/>')
+        half = _width(short(value)) / 2
+        at = min(max(x, half + 2), width - half - 2)
+        out.append(_text(at, low + LINE - 1, short(value), 'text-anchor="middle"'))
+    for value, y in _apart(up, (LINE for _ in up.ticks())):
+        out.append(f'<line x1="{left:.1f}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}" stroke="#eee"/>')
+        out.append(_text(left - 6, y + 4, short(value), 'text-anchor="end"'))
     for mark in chart.marks:
         y = up(mark)
-        out.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#888" stroke-dasharray="2 3"/>')
-        out.append(f'<text x="{right}" y="{y - 3:.1f}" text-anchor="end" fill="#666">{short(mark)}</text>')
+        out.append(
+            f'<line x1="{left:.1f}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}" stroke="#888" stroke-dasharray="2 3"/>'
+        )
+        out.append(_text(right + 4, y + 4, short(mark), 'fill="#666"'))
     label = chart.x + (f"  ·  {chart.y}" if chart.y else "")
-    out.append(f'<text x="{(LEFT + right) / 2}" y="{height - 8}" text-anchor="middle">{escape(label)}</text>')
-    colors, names = iter(COLORS * 3), list[str]()
-    for n, (name, line) in enumerate(chart.lines.items()):
-        dashed = name.startswith("~")
-        color = "#777" if dashed else next(colors)
-        style = f'stroke="{color}"' + (' stroke-dasharray="4 3"' if dashed else "")
+    out.append(_text((left + right) / 2, height - EDGE, label, 'text-anchor="middle" fill="#555"'))
+    styles = _styles(chart.lines)
+    for n, row in enumerate(names, start=len(title) + 1):
+        at = float(EDGE)
+        for name, room in row:
+            y = EDGE + LINE * n - 4
+            out.append(
+                f'<line x1="{at:.1f}" y1="{y - 4}" x2="{at + 16:.1f}" y2="{y - 4}" stroke-width="2" {styles[name]}/>'
+            )
+            out.append(_text(at + 20, y, name.removeprefix("~"), 'fill="#333"'))
+            at += room + 14
+    for name, line in chart.lines.items():
         drawn = _thin(line)
         where = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in drawn)
-        out.append(f'<polyline points="{where}" fill="none" stroke-width="1.6" {style}/>')
-        if chart.dots and not dashed:
+        out.append(f'<polyline points="{where}" fill="none" stroke-width="1.6" {styles[name]}/>')
+        if chart.dots and not name.startswith("~"):
             out += [
-                f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.4" fill="{color}">'
+                f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.4" {styles[name].replace("stroke", "fill")}>'
                 f"<title>{escape(name)}: {short(x)}, {short(y)}</title></circle>"
                 for x, y in drawn
             ]
-        place = f'x="{right - 4}" text-anchor="end"' if chart.names_right else f'x="{LEFT + 6}"'
-        # legible where a line runs under it, and the line still seen
-        place += ' stroke="#fff" stroke-opacity="0.7" stroke-width="3" paint-order="stroke"'
-        names.append(f'<text {place} y="{TOP + 10 + 12 * n}" fill="{color}">{escape(name.removeprefix("~"))}</text>')
-    return out + names  # above all lines
+    return out
+
+
+def _styles(names: Iterable[str]) -> dict[str, str]:
+    """How each line is drawn."""
+    colors = iter(COLORS * 3)
+    return {
+        name: 'stroke="#777" stroke-dasharray="4 3"' if name.startswith("~") else f'stroke="{next(colors)}"'
+        for name in names
+    }
+
+
+def _text(x: float, y: float, text: str, style: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
+
+
+def _width(text: str, bold: bool = False) -> float:
+    """Pixels that a text takes, at most, in the widest of the usual fonts."""
+    of = (0.42 if c in " iljtfr.,:;'|!()[]/" else 1.0 if c in "mwMW%@" else 0.78 if c.isupper() else 0.65 for c in text)
+    return SIZE * sum(of) * (1.14 if bold else 1.0)
+
+
+def _wrapped(items: Sequence[tuple[str, float]], gap: float, width: float) -> list[list[tuple[str, float]]]:
+    """Rows of items with the room that each takes, as many in a row as fit.
+
+    >>> _wrapped([("a", 40), ("b", 40), ("c", 40)], 10, 100)
+    [[('a', 40), ('b', 40)], [('c', 40)]]
+    """
+    rows, at = list[list[tuple[str, float]]](), width + 1.0
+    for name, room in items:
+        if at + room > width:
+            rows.append([])
+            at = 0.0
+        rows[-1].append((name, room))
+        at += room + gap
+    return rows
+
+
+def _apart(scale: "_Scale", rooms: Iterable[float]) -> list[tuple[float, float]]:
+    """Ticks and their places; one that would touch the tick before it is left out."""
+    kept = list[tuple[float, float]]()
+    for value, room in zip(scale.ticks(), rooms):
+        if not kept or abs(scale(value) - kept[-1][1]) >= room:
+            kept.append((value, scale(value)))
+    return kept
 
 
 class _Scale:
-    """An axis between two places in the picture."""
+    """An axis; `between` says where in the picture it lies."""
 
-    def __init__(self, values: Sequence[float], first: float, last: float, log: bool) -> None:
+    def __init__(self, values: Sequence[float], log: bool) -> None:
         if log and min(values) <= 0:
             raise ValueError(f"{min(values)} has no place on a logarithmic axis: plot values above 0")
         self._log = log
@@ -127,6 +165,10 @@ class _Scale:
         least = 0.3 if log else (abs(high) or 1.0) * 1e-6
         room = max(high - low, least) * 0.06
         self.low, self.high = low - room, max(high, low + least) + room
+        self._first, self._last = 0.0, 1.0
+
+    def between(self, first: float, last: float) -> None:
+        """The axis lies between these two places."""
         self._first, self._last = first, last
 
     def _place(self, value: float) -> float:
@@ -142,11 +184,11 @@ class _Scale:
             return self._linear()
         steps = (1, 2, 5) if self.high - self.low < 2.2 else (1,)
         every = 10.0 ** math.floor(self.low)
-        found = []
+        ticks = []
         while every <= 10**self.high:
-            found += [every * step for step in steps if self.low <= math.log10(every * step) <= self.high]
+            ticks += [every * step for step in steps if self.low <= math.log10(every * step) <= self.high]
             every *= 10
-        return found
+        return ticks
 
     def _linear(self) -> list[float]:
         every = 10.0 ** math.floor(math.log10(self.high - self.low))

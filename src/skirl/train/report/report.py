@@ -1,8 +1,4 @@
-"""`skirl report RUN`: what a run folder tells, as text and as one page.
-
-It reads the files that a run leaves behind (`run_folder.py` says what is in them), so it also shows a run that was killed,
-or one that is still going on. TensorBoard shows runs side by side, and needs a server; this is one file to send.
-"""
+"""`skirl report RUN`: what a run folder says, as text and as one page; of a run that was killed or still goes on, too."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +9,7 @@ from typing import Any
 from skirl.tools.progress import clock
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
 from skirl.train.report.page import Page
-from skirl.train.report.plot import Chart, bars, svg
+from skirl.train.report.plot import Chart
 from skirl.train.report.run_folder import CONFIG, METRICS, RESULT, lines_of
 
 Line = Mapping[str, Any]
@@ -32,6 +28,10 @@ OF_CONFIG: dict[str, Any] = {
     "flags": {...: ANY}, "started": TEXT, "begun_at": COUNT, "versions": {...: TEXT},
     "machine": {"processor": ANY, "cores": ANY},
 }  # fmt: skip
+STAGES = {
+    "plan": "planning", "fetch": "fetching rows", "write": "writing rows", "load": "loading into the cache",
+}  # fmt: skip
+"""As the page calls them."""
 OF_RESULT: dict[str, Any] = {"checkpoints": {"stopped_by": ANY}}
 
 
@@ -41,7 +41,7 @@ class Left:
 
     config: Mapping[str, Any]
     lines: Sequence[Line]
-    """One a logged interval."""
+    """One for each logged interval."""
     evaluations: Sequence[Line]
     result: Mapping[str, Any] | None
     """None where the run did not end."""
@@ -52,25 +52,25 @@ class Left:
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
         path, result = folder / METRICS, folder / RESULT
-        found: dict[str, list[Line]] = {kind: [] for kind in FORMS}
+        by_kind: dict[str, list[Line]] = {kind: [] for kind in FORMS}
         for number, line in enumerate(lines_of(folder), start=1):
             if line["kind"] in FORMS:
                 _checked(f"{path}, line {number}", line, FORMS[line["kind"]])
-                found[line["kind"]].append(line)
+                by_kind[line["kind"]].append(line)
         return cls(
             config=_checked(str(folder / CONFIG), _read(folder / CONFIG), OF_CONFIG),
-            lines=found["train"],
-            evaluations=found["eval"],
+            lines=by_kind["train"],
+            evaluations=by_kind["eval"],
             result=_checked(str(result), _read(result), OF_RESULT) if result.is_file() else None,
         )
 
     def sums(self, name: str) -> dict[str, float]:
         """Seconds of the whole run by stage, of what lines have under this name."""
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for line in self.lines:
             for stage, seconds in line.get(name, {}).items():
-                found[stage] = found.get(stage, 0.0) + seconds
-        return found
+                sums[stage] = sums.get(stage, 0.0) + seconds
+        return sums
 
     def sum(self, name: str) -> float:
         """Of the whole run."""
@@ -82,9 +82,9 @@ def report(folder: Path, page: Path | None) -> dict[str, Any]:
     left = Left.of(folder)
     page = page or folder / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    found = facts(left)
-    page.write_text(drawn(folder.name, left, told(found)).html(), encoding="utf-8", errors="replace")
-    return {"command": "report", "run": str(folder), "page": str(page), **found}
+    numbers = facts(left)
+    page.write_text(drawn(folder.name, left, as_text(numbers)).html(), encoding="utf-8", errors="replace")
+    return {"command": "report", "run": str(folder), "page": str(page), **numbers}
 
 
 def facts(left: Left) -> dict[str, Any]:
@@ -112,34 +112,32 @@ def facts(left: Left) -> dict[str, Any]:
     }
 
 
-def told(found: Mapping[str, Any]) -> dict[str, str]:
+def as_text(run: Mapping[str, Any]) -> dict[str, str]:
     """The facts as people read them."""
-    flags, steps = found["flags"], max(1, found["steps"])
-    state = f"stopped by {found['stopped_by']}" if found["stopped_by"] else "ended"
-    state = state if found["ended"] else "still going on, killed, or failed"
+    flags, steps = run["flags"], max(1, run["steps"])
+    state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended"
+    state = state if run["ended"] else "still going on, killed, or failed"
     lines = {
         "run": f"{flags.get('model')} on {flags.get('data')}, {state}",
-        "steps": f"{found['steps']:,}, {found['samples']:,} samples in {clock(found['seconds'])}",
-        "speed": f"{found['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
+        "steps": f"{run['steps']:,}, {run['samples']:,} samples in {clock(run['seconds'])}",
+        "speed": f"{run['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
     }
-    if not found["samples"]:
+    if not run["samples"]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
-    lines["loss"] = f"{found['loss']:.4f} at last"
-    if found["auc"] is not None:
-        lines["AUC"] = f"{found['auc']:.4f} of all predictions, each made before its sample was trained on"
-    if found["best"] is not None:
-        best = found["best"]
+    lines["loss"] = f"{run['loss']:.4f} at last"
+    if run["auc"] is not None:
+        lines["AUC"] = f"{run['auc']:.4f} of all predictions, each made before its sample was trained on"
+    if run["best"] is not None:
+        best = run["best"]
         lines["test"] = (
             f"log loss {best['test_logloss']:.4f}, AUC {_number(best['test_auc'])} at step {best['step']:,}, its best"
         )
     lines["rows"] = (
-        f"{found['touched']:,} touched; {found['fetched'] / steps:,.0f} brought in again, {found['new'] / steps:,.0f} made "
-        f"and {found['written'] / steps:,.0f} written a step"
+        f"{run['touched']:,} touched; {run['fetched'] / steps:,.0f} brought in again, {run['new'] / steps:,.0f} made "
+        f"and {run['written'] / steps:,.0f} written a step"
     )
-    lines["hidden"] = f"{found['hidden']:.0%} of the movement"
-    lines["waited"] = f"{found['stall']:.2f} s for rows, {found['read']:.2f} s for the loader" + _culprits(
-        found["blame"]
-    )
+    lines["hidden"] = f"{run['hidden']:.0%} of the movement"
+    lines["waited"] = f"{run['stall']:.2f} s for rows, {run['read']:.2f} s for the loader" + _culprits(run["blame"])
     return lines
 
 
@@ -149,27 +147,17 @@ def drawn(name: str, left: Left, text: Mapping[str, str]) -> Page:
     page.facts(text)
     if left.lines:
         page.heading("Learning")
-        page.picture(svg(_learning(left), columns=2, width=470, height=260))
+        page.charts(_learning(left))
         page.heading("Speed and movement")
-        page.picture(svg(_moving(left), columns=2, width=470, height=260))
+        page.charts(_moving(left))
         page.heading("Where time went")
-        busy, blame = left.sums("busy"), left.sums("blame")
-        names = {
-            "plan": "planning",
-            "fetch": "fetching rows",
-            "write": "writing rows",
-            "load": "loading into the cache",
-        }
-        page.picture(
-            bars(
-                {names.get(stage, stage): seconds for stage, seconds in busy.items()}
-                | {"waiting for rows": left.sum("stall"), "waiting for the loader": left.sum("read")},
-                {names.get(stage, stage): _seconds(seconds, blame.get(stage)) for stage, seconds in busy.items()}
-                | {
-                    "waiting for rows": _seconds(left.sum("stall")),
-                    "waiting for the loader": _seconds(left.sum("read")),
-                },
-            )
+        blame = left.sums("blame")
+        page.bars(
+            {STAGES.get(n, n): (seconds, _seconds(seconds, blame.get(n))) for n, seconds in left.sums("busy").items()}
+            | {
+                name: (left.sum(what), _seconds(left.sum(what)))
+                for name, what in (("waiting for rows", "stall"), ("waiting for the loader", "read"))
+            }
         )
         page.note(
             "Planning, fetching and writing run beside the training loop; loading and waiting are on its own time. A "
@@ -186,7 +174,7 @@ def drawn(name: str, left: Left, text: Mapping[str, str]) -> Page:
             ],
         )  # fmt: skip
     page.heading("Flags")
-    page.table(["flag", "value"], [[f"--{n.replace('_', '-')}", str(v)] for n, v in left.config["flags"].items()])
+    page.facts({f"--{name.replace('_', '-')}": str(value) for name, value in left.config["flags"].items()})
     page.note(
         f"Begun {left.config['started']}, at step {left.config['begun_at']}. "
         + ", ".join(f"{package} {version}" for package, version in left.config["versions"].items())
@@ -228,8 +216,8 @@ def _moving(left: Left) -> list[Chart]:
 
 
 def _chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
-    there = {name: points for name, points in lines.items() if points}
-    return Chart(title, "step", there or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False, names_right=True)
+    drawn_lines = {name: points for name, points in lines.items() if points}
+    return Chart(title, "step", drawn_lines or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False)
 
 
 def _points(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
@@ -244,7 +232,7 @@ def _culprits(blame: Mapping[str, float]) -> str:
 
 
 def _seconds(seconds: float, blamed: float | None = None) -> str:
-    return f"{seconds:.2f} s" + (f", {blamed:.2f} s of them while the loop waited" if blamed else "")
+    return f"{seconds:,.2f} s" + (f", {blamed:,.2f} s of them while the loop waited" if blamed else "")
 
 
 def _number(value: float | None) -> str:
@@ -258,8 +246,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged ({error}): there is no report without it") from error
 
 
-def _checked(where: str, read: Any, form: Any) -> Any:
-    wrong = misfit(read, form)
+def _checked(where: str, read: Any, expected: Any) -> Any:
+    wrong = misfit(read, expected)
     if wrong is not None:
         raise ValueError(f"{where} is damaged, or of another skirl ({wrong}): there is no report of it")
     return read

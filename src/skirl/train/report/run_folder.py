@@ -1,40 +1,4 @@
-"""The run folder: what a run was, how it went and how it ended, in files that outlive it.
-
-    runs/dlrm-synthetic-20260102-030405/
-      config.json                 the run's flags as they were resolved, versions, machine; written at the start
-      metrics.jsonl               a line of JSON every --log-every steps, and one for each evaluation; grows while it runs
-      events.out.tfevents.*       the same numbers for TensorBoard
-      result.json                 what `skirl train --json` prints; written at the end, and when SIGTERM ends the run
-
-config.json has `command`, `flags` (by name, null where not set), `versions` (python, skirl, torch, numpy, numba), `machine`,
-`started` (UTC) and `begun_at` (the step that a resumed run went on from, else 0).
-
-A line of metrics.jsonl of kind "train", where "since" means since the line before, and "so far" over the whole run,
-resumed ones too:
-
-    kind                          "train"
-    step, samples                 done so far
-    seconds                       since, evaluations and checkpoints left out
-    samples_per_second            since
-    loss                          mean of the steps' losses, since
-    auc, logloss, ne, calibration so far, of predictions made before their sample was trained on; null: not defined yet
-    fetched, new, written, forwarded  rows so far, as in `counters` of the result
-    touched                       distinct rows so far
-    filled                        share of the cache's slots that hold a row
-    hidden                        share of the movement that the loop did not wait for, since
-    stall, read                   seconds since that the loop waited for rows; for the loader
-    busy                          seconds since of each stage: plan, fetch, write, load
-    blame                         of each stage, seconds since that it was at work while the loop waited
-    lr, dense_lr                  learning rates of the step to come
-    window                        batches that the oracle knows beyond this one
-
-and one of kind "eval": `step`, `seconds` it took, `test_samples`, `test_auc`, `test_logloss`, `test_ne`, `test_calibration`,
-`best_step` (that of the least log loss so far). A run that is resumed goes on in the folder of the run that was saved, and
-lines after the step that it goes on from are dropped; a half line that a kill left is too.
-
-A line takes 3 ms, most of it the AUC: 0.6% of 50 steps of 10 ms. One file of lines and no database: `tail -f`, pandas and
-`skirl report` read it, and a kill costs half a line at most.
-"""
+"""The run folder: what a run was, how it went and how it ended, in files that outlive it. README.md here has the format."""
 
 import json
 import os
@@ -61,7 +25,7 @@ CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 
 
 class RunFolder:
-    """Writes one run down; enter it when it is known where the run goes on. Part of a checkpoint, so that it is found again.
+    """Writes a run folder. It is part of a checkpoint, so that a resumed run finds it again.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -96,7 +60,7 @@ class RunFolder:
             raise ValueError(f"{self.folder} already holds a run: set run to another folder, or resume that one")
 
     def begin(self, batches: Lookahead, meter: Meter) -> "RunFolder":
-        """The run begins here, or goes on; then enter this."""
+        """Note the step that the run starts at; then enter this."""
         self.begun_at = batches.step
         self._since.begin(batches, meter)
         return self
@@ -278,7 +242,7 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     data = path.read_bytes()
-    found = []
+    lines = []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
         read: Any = None
         try:
@@ -289,8 +253,8 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
             wrong = misfit(read, LINE)
         if wrong is not None:
             raise ValueError(f"{path}, line {number}: is no line of metrics ({wrong}): mend it, or take it out")
-        found.append(read)
-    return found
+        lines.append(read)
+    return lines
 
 
 LINE = {"kind": TEXT, "step": COUNT}
@@ -309,17 +273,17 @@ def _tagged(line: Mapping[str, Any]) -> list[tuple[str, Any]]:
     [('train/loss', 0.5), ('rate/lr', 0.1), ('busy/plan', 2.0)]
     """
     group_of = {name: group for group, names in GROUPS.items() for name in names}
-    found: list[tuple[str, Any]] = []
+    tagged: list[tuple[str, Any]] = []
     for name, value in line.items():
         if name in ("kind", "step"):
             continue
         if isinstance(value, Mapping):
-            found += [(f"{name}/{inner}", number) for inner, number in value.items()]
+            tagged += [(f"{name}/{inner}", number) for inner, number in value.items()]
         elif line["kind"] == "eval":
-            found.append((f"test/{name.removeprefix('test_')}", value))
+            tagged.append((f"test/{name.removeprefix('test_')}", value))
         else:
-            found.append((f"{group_of.get(name, 'train')}/{name}", value))
-    return found
+            tagged.append((f"{group_of.get(name, 'train')}/{name}", value))
+    return tagged
 
 
 def _stages(batches: Lookahead) -> dict[str, dict[str, float]]:
@@ -329,8 +293,8 @@ def _stages(batches: Lookahead) -> dict[str, dict[str, float]]:
 def _seconds_of(batches: Lookahead) -> dict[tuple[str, str], float]:
     """Every time there is, by kind and stage."""
     times = batches.times
-    found = {("loop", "stall"): times.stall, ("loop", "read"): times.read}
-    return found | {(kind, stage): s for kind, stages in _stages(batches).items() for stage, s in stages.items()}
+    loop = {("loop", "stall"): times.stall, ("loop", "read"): times.read}
+    return loop | {(kind, stage): s for kind, stages in _stages(batches).items() for stage, s in stages.items()}
 
 
 def _new_folder(runs: Path, name: str) -> Path:

@@ -1,0 +1,64 @@
+"""What the benchmarks share: checks of flags, a clock, child processes, and the facts of a result."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from skirl.tools.machine import machine
+
+
+def at_least_one(flags: Any, *names: str) -> None:
+    """Refuse flags below 1."""
+    for name in names:
+        if getattr(flags, name) < 1:
+            raise ValueError(f"{name} is {getattr(flags, name)}: set it to 1 or more")
+
+
+def result(bench: str, flags: Any, names: str, **figures: Any) -> dict[str, Any]:
+    """What a benchmark says: its name, the flags of these names, its figures, and the machine."""
+    return {
+        "bench": bench, **{name: getattr(flags, name) for name in names.split()}, **figures, "machine": machine(),
+    }  # fmt: skip
+
+
+class Watch:
+    """What a block takes.
+
+    >>> with Watch() as watch:
+    ...     total = sum(range(1000))
+    >>> watch.seconds > 0 and watch.cpu >= 0
+    True
+    """
+
+    seconds: float
+    """On the clock."""
+    cpu: float
+    """Of the processor, all threads of this process together."""
+
+    def __enter__(self) -> Self:
+        self._began, self._used = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds, self.cpu = time.perf_counter() - self._began, time.process_time() - self._used
+
+
+def seconds(call: Callable[..., Any], *args: Any) -> float:
+    """What a call takes."""
+    with Watch() as watch:
+        call(*args)
+    return watch.seconds
+
+
+def child(arguments: Sequence[str], env: Mapping[str, str]) -> Any:
+    """What the last line of another Python process says, as JSON."""
+    ran = subprocess.run(
+        [sys.executable, *arguments], env={**os.environ, **env}, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if ran.returncode:
+        raise RuntimeError(f"the measuring process ended with exit code {ran.returncode}; it said why above")
+    return json.loads(ran.stdout.splitlines()[-1])

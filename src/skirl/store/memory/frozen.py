@@ -1,0 +1,94 @@
+"""The rows of a memory store at one moment, in files: all of them, or those changed since the frozen state before."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows
+from skirl.store.changes import Taken
+from skirl.tools.sealed_json import CheckpointError
+from skirl.tools.tensor_file import Reader, Writer
+
+PIECE = 1 << 16
+"""Keys handled at a time: it bounds the wait for the store's lock, and the room that is made too early."""
+
+
+class FrozenRows(Frozen):
+    """Rows that wait to be written. `write` adds one file to those that an earlier frozen state has left.
+
+    **Arguments**
+
+    - `folder`: where the files go.
+    - `layout`: the store's.
+    - `facts`: identity and generation of this state, and the files that are in the folder already.
+    - `counts`: how many rows of each kind are to be written.
+    - `take`: gives some of the rows of a kind that are still to be written, None when there are no more.
+    - `release`: tells the store that this is over: with the generation if it was written, with None otherwise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        facts: Facts,
+        counts: list[int],
+        take: Callable[[int], Taken | None],
+        release: Callable[[int | None], None],
+    ) -> None:
+        self._folder, self._layout, self._facts, self._counts = folder, layout, facts, counts
+        self._take, self._release = take, release
+        self._written = False
+
+    def write(self) -> Facts:
+        columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        for record, n in zip(self._layout.kinds, self._counts, strict=True):
+            columns[f"keys-{_name(record)}"] = np.dtype(np.int64), (n,)
+            columns[f"rows-{_name(record)}"] = np.dtype(record.dtype), (n, record.width)
+        files = self._facts["files"]
+        if any(self._counts):
+            path = self._folder / f"store-{secrets.token_hex(8)}.safetensors"
+            with Writer(path, columns, {"format": "skirl-rows"}) as writer:
+                for kind, record in enumerate(self._layout.kinds):
+                    while (taken := self._take(kind)) is not None:
+                        writer.write(f"keys-{_name(record)}", taken[0])
+                        writer.write(f"rows-{_name(record)}", taken[1])
+            files = [*files, writer.entry]
+        self._written = True
+        return {"kind": MEMORY_ROWS, **self._facts, "layout": self._layout.facts(), "files": files}
+
+    def release(self) -> None:
+        self._release(self._facts["generation"] if self._written else None)
+
+
+def frozen_rows(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    """What `FrozenRows` wrote, in the order in which to write it to a store: later rows replace earlier ones."""
+    identity_of(folder, facts, layout)
+    for entry in facts["files"]:
+        reader = Reader(folder, entry)
+        for record in layout.kinds:
+            yield from reader.pairs(f"keys-{_name(record)}", f"rows-{_name(record)}", layout, PIECE)
+
+
+def identity_of(folder: Path, facts: Facts, layout: Layout) -> tuple[str, int]:
+    """Identity and generation of frozen rows; a CheckpointError where a store of this layout cannot take them."""
+    if facts.get("kind") == DISK_ROWS:
+        raise CheckpointError(
+            f"{folder} holds the rows of a disk store, which need not fit in memory: set store='disk:FOLDER', with a new or "
+            "an empty folder"
+        )
+    try:
+        found, identity, generation = Layout.from_facts(facts["layout"]), facts["identity"], facts["generation"]
+        if facts["kind"] != MEMORY_ROWS or not isinstance(identity, str) or not isinstance(generation, int):
+            raise ValueError(f"{facts['kind']!r} of {identity!r}, {generation!r}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder} does not describe rows ({error}): use another checkpoint") from None
+    if found != layout:
+        raise CheckpointError(f"{folder} has records {found}, this store {layout}: open it with the same tables")
+    return identity, generation
+
+
+def _name(record: Record) -> str:
+    return f"{record.width}-{record.dtype}"

@@ -1,0 +1,196 @@
+"""Compiled kernels on disk, in folders named by what they were compiled from."""
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llvmlite
+import numba
+import numpy as np
+from numba.core import config
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
+from numba.misc.appdirs import AppDirs
+
+log = logging.getLogger("skirl")
+
+PACKAGE = Path(__file__).parents[1]
+KEPT = 4
+"""Folders of one module that stay, however old they are: other checkouts and environments may use them."""
+YOUNG = 86400.0
+"""Seconds since its last use for which a folder stays in any case: a process that runs now may use it."""
+
+_IMPORT = re.compile(rb"^[ \t]*(?:from|import) skirl([.\w]*)", re.MULTILINE)
+_VERSIONS = (numba.__version__, llvmlite.__version__, np.__version__, sys.version)
+
+
+def _stamps() -> dict[Path, tuple[int, int]]:
+    paths = (Path(folder, name) for folder, _, names in os.walk(PACKAGE) for name in names if name.endswith(".py"))
+    return {path: _stamp(path) for path in paths}
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return -1, -1
+    return found.st_mtime_ns, found.st_size
+
+
+_AT_START = _stamps()
+"""The sources when this process began: one that changes later may or may not have been imported before."""
+
+
+class _Source(NamedTuple):
+    digest: bytes
+    imports: tuple[Path, ...]
+
+
+@cache
+def _source(path: Path) -> _Source:
+    text = path.read_bytes()
+    names = {match.decode() for match in _IMPORT.findall(text)}
+    return _Source(hashlib.sha256(text).digest(), tuple(found for name in names for found in _files(name)))
+
+
+def _files(dotted: str) -> list[Path]:
+    """The file of `skirl` + dotted; of a package every file below it, since any of them may be meant."""
+    place = PACKAGE.joinpath(*dotted.split(".")[1:])
+    module = place.with_suffix(".py")
+    return [module] if module in _AT_START else [path for path in _AT_START if place in path.parents]
+
+
+def sources_of(path: Path) -> set[Path]:
+    """The files of the package that can enter a kernel defined in this one: itself and all that it imports."""
+    found, todo = set[Path](), [path]
+    while todo:
+        path = todo.pop()
+        if path not in found:
+            found.add(path)
+            todo += _source(path).imports
+    return found
+
+
+@cache
+def kernel_folder() -> Path | None:
+    """Where compiled kernels lie: NUMBA_CACHE_DIR, else beside the package, else the user's cache; None: nowhere.
+
+    The first of them that can be written to.
+    """
+    places = [PACKAGE / "__pycache__" / "kernels", Path(AppDirs("skirl", appauthor=False).user_cache_dir) / "kernels"]
+    if config.CACHE_DIR:  # pyright: ignore[reportAttributeAccessIssue]
+        places.insert(0, Path(config.CACHE_DIR).absolute() / "skirl-kernels")  # pyright: ignore[reportAttributeAccessIssue]
+    for place in places:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=place).close()
+        except OSError:
+            continue
+        return place
+    log.warning("kernels are compiled anew in each process: no folder can be written to, set NUMBA_CACHE_DIR to one")
+    return None
+
+
+@cache
+def _folder_of(path: Path) -> Path | None:
+    """The folder of a module's kernels."""
+    sources = sorted(sources_of(path))
+    top = kernel_folder()
+    if top is None or any(_stamp(source) != _AT_START[source] for source in sources):
+        return None
+    digest = hashlib.sha256(repr(_VERSIONS).encode())
+    for source in sources:
+        digest.update(f"\n{source.relative_to(PACKAGE)} ".encode() + _source(source).digest)
+    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    folder = top / f"{name}-{digest.hexdigest()[:16]}"
+    try:
+        os.utime(folder)
+    except FileNotFoundError:
+        folder.mkdir(exist_ok=True)
+        _clear(top, name)
+    except OSError:  # another user's
+        pass
+    return folder
+
+
+def _clear(top: Path, name: str) -> None:
+    """Remove a module's folders that nobody has used for long."""
+    used = sorted(((_stamp(folder)[0] / 1e9, folder) for folder in top.glob(f"{name}-*")), reverse=True)
+    for last, folder in used[KEPT:]:
+        if last < time.time() - YOUNG:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Files(IndexDataCacheFile):
+    """One file a signature. In Numba's index two processes can give two signatures the same number."""
+
+    def __init__(self, folder: Path, base: str) -> None:
+        super().__init__(str(folder), base, None)
+        self._base = base
+
+    def load(self, key: Any) -> Any:
+        try:
+            kept, data = self._load_data(self._name(key))
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # cut off
+            log.warning("a compiled kernel in %s cannot be read, and is compiled anew: %r", self._cache_path, error)
+            return None
+        return data if kept == key else None
+
+    def save(self, key: Any, data: Any) -> None:
+        self._save_data(self._name(key), (key, data))
+
+    def flush(self) -> None:
+        for path in Path(self._cache_path).glob(f"{self._base}.*.nbc"):
+            path.unlink(missing_ok=True)
+
+    def _name(self, key: Any) -> str:
+        return f"{self._base}.{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
+
+
+class _Impl(CompileResultCacheImpl):
+    """What Numba's cache asks about the place of a function."""
+
+    def __init__(self, function: Callable[..., Any], folder: Path) -> None:
+        self._lineno = function.__code__.co_firstlineno
+        self._py_file = function.__code__.co_filename
+        self._folder = folder
+        self._locator = self
+        self._filename_base = f"{function.__qualname__.replace('<locals>', '')}-{self._lineno}"
+
+    def ensure_cache_path(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+
+class KernelCache(FunctionCache):
+    """Numba's cache of one function, in a folder of ours."""
+
+    def __init__(self, function: Callable[..., Any], folder: Path) -> None:
+        self._name = repr(function)
+        self._py_func = function
+        self._impl = _Impl(function, folder)
+        self._cache_path = str(folder)
+        self._cache_file = _Files(folder, self._impl.filename_base)
+        self.enable()
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            log.warning("a compiled kernel is not kept on disk: %s", error)
+
+
+def cache_for(function: Callable[..., Any]) -> KernelCache | None:
+    """The cache of a kernel; None where its source is not in the package, or has changed since this process began."""
+    path = Path(function.__code__.co_filename)
+    folder = _folder_of(path) if path in _AT_START else None
+    return None if folder is None else KernelCache(function, folder)

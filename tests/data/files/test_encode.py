@@ -1,0 +1,164 @@
+"""Columns become labels, numbers and rows: against a plain reading of each value."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.data import DataFlags
+from skirl.data.files.encode import Encoded, Encoder, Hashed, Raw, taken
+from skirl.data.files.errors import BadRow
+from skirl.data.files.schema import FileSchema
+from tests.cases import cases
+from tests.data import logs
+from tests.data.corpus import SCHEMA, parquet
+from tests.data.files.read import INTS, ids_of
+
+MIXED = FileSchema.parse(
+    """
+    [[label]]
+    name = "y"
+    [[dense]]
+    name = "x"
+    transform = "log"
+    fill = -1.0
+    indicator = true
+    [[id]]
+    name = "item"
+    type = "int"
+    rows = 40
+    encode = "row"
+    [[id]]
+    name = "tags"
+    list = true
+    separator = " "
+    rows = 100
+    """
+)
+ROW = st.tuples(
+    st.sampled_from(["0", "1", "1.0", "2", "x"]),
+    st.sampled_from(["", "0", "-3", "7", "0.5", "1e3", "nan", "y"]),
+    st.sampled_from(["0", "39", "40", "-1", "", "7"]),
+    st.sampled_from(["", "a", "a b", "b a b"]),
+)
+
+
+def piece(rows: list[tuple[str, ...]]) -> Raw:
+    columns = {
+        name: pa.array([row[i] for row in rows], pa.string()) for i, name in enumerate(("y", "x", "item", "tags"))
+    }
+    return Raw(columns, len(rows), "file", lambda row: f"row {row}", [])
+
+
+def encoder(**other: Any) -> Encoder:
+    rows = MIXED.rows_of(None)
+    return Encoder(MIXED, Hashed(rows), rows, {}, **other)
+
+
+def plainly(row: tuple[str, ...]) -> tuple[float, float, float, int, list[int]] | None:
+    """Label, number, whether it is missing, row, rows of tags; None where the row is malformed."""
+    y, x, item, tags = row
+    if y not in ("0", "1", "1.0") or x in ("nan", "y") or item not in ("0", "39", "7"):
+        return None
+    number = -1.0 if x == "" else float(np.float32(math.log1p(max(float(x), 0))))
+    return (
+        float(y),
+        number,
+        float(x == ""),
+        int(item),
+        [logs.row_of(logs.text_hash(tag.encode(), "tags"), 100) for tag in tags.split()],
+    )
+
+
+@given(rows=st.lists(ROW, max_size=30))
+@cases(200)
+def test_every_value_is_that_of_a_plain_reading(rows: list[tuple[str, ...]]) -> None:
+    done = encoder(skip=True)(piece(rows))
+    plain = [plainly(row) for row in rows]
+    good = [i for i, values in enumerate(plain) if values is not None]
+    expected = [plain[i] for i in good]
+    assert done.places.tolist() == good and done.bad == len(rows) - len(good) and len(done) == len(good)
+    assert done.labels[:, 0].tolist() == [values[0] for values in expected if values]
+    assert done.dense.tolist() == [pytest.approx([values[1], values[2]], rel=1e-6) for values in expected if values]
+    assert done.ids[0].tolist() == [values[3] for values in expected if values] and done.lengths[0] is None
+    assert done.ids[1].tolist() == [tag for values in expected if values for tag in values[4]]
+    assert done.lengths[1] is not None and done.lengths[1].tolist() == [len(values[4]) for values in expected if values]
+
+
+@given(rows=st.lists(ROW, min_size=1, max_size=30))
+@cases(100)
+def test_the_first_malformed_row_is_the_error(rows: list[tuple[str, ...]]) -> None:
+    bad = [i for i, row in enumerate(rows) if plainly(row) is None]
+    if not bad:
+        assert len(encoder()(piece(rows))) == len(rows)
+        return
+    with pytest.raises(BadRow) as caught:
+        encoder()(piece(rows))
+    assert caught.value.where == f"row {bad[0]}"
+
+
+@given(rows=st.lists(ROW, max_size=20), low=st.integers(0, 20), size=st.integers(0, 20))
+@cases(100)
+def test_a_stretch_of_a_piece_is_encoded_like_the_whole(rows: list[tuple[str, ...]], low: int, size: int) -> None:
+    whole = encoder(skip=True)(piece(rows))
+    part = encoder(skip=True)(piece(rows).between(low, low + size))
+    within = np.flatnonzero((whole.places >= low) & (whole.places < low + size))
+    same(part, taken(whole, within))
+
+
+def same(a: Encoded, b: Encoded) -> None:
+    for x, y in zip((a.labels, a.dense, a.places, *a.ids), (b.labels, b.dense, b.places, *b.ids), strict=True):
+        assert np.array_equal(x, y)
+    for x, y in zip(a.lengths, b.lengths, strict=True):
+        assert x is y is None or np.array_equal(x, y)
+
+
+@given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=20), data=st.data())
+@cases(100)
+def test_rows_are_taken_with_their_lists(sizes: list[int], data: st.DataObject) -> None:
+    n = len(sizes)
+    lists = [[100 * i + j for j in range(size)] for i, size in enumerate(sizes)]
+    whole = Encoded(
+        np.arange(n, dtype=np.float32)[:, None], np.zeros((n, 0), np.float32),
+        [np.array([v for one in lists for v in one], np.int64)], [np.array(sizes, np.int64)], np.arange(n),
+    )  # fmt: skip
+    rows = data.draw(st.lists(st.integers(0, n - 1), max_size=30))
+    part = taken(whole, np.array(rows, np.int64))
+    assert part.ids[0].tolist() == [v for row in rows for v in lists[row]]
+    assert part.labels[:, 0].tolist() == rows == part.places.tolist()
+
+
+def test_nan_may_stand_for_nothing(tmp_path: Path) -> None:
+    parquet(x=[0.5, float("nan"), 1, 2], item=[1.0, float("nan"), 3.0, 4.0])(tmp_path / "file")
+    (tmp_path / "schema.toml").write_text("nan_is_missing = true\n" + SCHEMA)
+    files = DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "schema.toml")).files()
+    (batch,) = files
+    assert batch.dense[:, 0].tolist() == [0.5, 0.0, 1.0, 2.0]
+    assert batch.sparse.values()[:4].tolist()[1] == 0 and batch.sparse.lengths()[4:].tolist() == [1, 0, 2, 0]
+
+
+def test_hexadecimal_digits_are_no_whole_number(tmp_path: Path) -> None:
+    """Arrow's cast takes 0x1f for 31."""
+    for value in (b"0x1f", b"0X1"):
+        with pytest.raises(BadRow, match=rf"line 2: column item is '{value.decode()}', expected a whole number"):
+            ids_of(tmp_path, b"1,7\n0," + value + b"\n", INTS)
+        assert ids_of(tmp_path, b"1,7\n0," + value + b"\n", INTS, bad_rows="skip") == ids_of(tmp_path, b"1,7\n", INTS)
+
+
+def test_a_float_in_text_is_a_whole_number_where_the_schema_says_so(tmp_path: Path) -> None:
+    floats = INTS.replace('"int"', '"float"')
+    plain = ids_of(tmp_path, b"1,7\n1,-2\n1,1000\n1,9007199254740993\n", INTS)
+    assert ids_of(tmp_path, b"1,7.0\n1,-2.\n1,1e3\n1,9007199254740993\n", floats) == plain
+    for value in (b"7.5", b"1e30", b"9223372036854775808", b"nan", b"x"):
+        with pytest.raises(BadRow, match="line 2: column item is"):
+            ids_of(tmp_path, b"1,7\n1," + value + b"\n", floats)
+
+
+def test_a_label_beyond_float32_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRow, match="label y is '1e39', expected a number that fits a float32"):
+        ids_of(tmp_path, b"1e39,7\n", INTS)

@@ -1,0 +1,123 @@
+"""Schema files: what is refused, what survives being written and read, and what a schema says of its tables."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.data.files.errors import BadSchema
+from skirl.data.files.schema import BUILT_IN, DEFAULT_ROWS, Dense, FileSchema, Id, Label, Text
+from tests.cases import cases
+from tests.data.corpus import SCHEMAS
+
+NAMES = st.lists(st.text(min_size=1, max_size=6), min_size=2, max_size=7, unique=True)
+
+
+@st.composite
+def schemas(draw: Any) -> FileSchema:
+    """Any schema that means something: names of any characters, tables that several columns share."""
+    names = draw(NAMES)
+    n_ids = draw(st.integers(1, len(names) - 1))
+    tables = draw(st.lists(st.sampled_from(["", "", "shared"]), min_size=n_ids, max_size=n_ids))
+    ids = []
+    for name, table in zip(names[:n_ids], tables):
+        kind = draw(st.sampled_from(["string", "hex", "int", "float", "fingerprint"]))
+        lists = draw(st.booleans())
+        ids.append(
+            Id(
+                name, type=kind, table=table, list=lists, rows=None if table else draw(st.none() | st.integers(2, 1 << 48)),
+                separator=draw(st.sampled_from(["", " ", "|"])) if lists else "",
+                of=draw(st.sampled_from(["", "hex"])) if kind == "fingerprint" else "",
+            )
+        )  # fmt: skip
+    dense = tuple(
+        Dense(name, transform=draw(st.sampled_from(["none", "log", "standardise", "hour"])),
+              fill=draw(st.floats(-1e30, 1e30)), indicator=draw(st.booleans()))
+        for name in names[n_ids:]
+    )  # fmt: skip
+    label = Label(draw(st.text(min_size=1, max_size=4)), draw(st.sampled_from(["binary", "number"])))
+    return FileSchema(
+        (label,), dense, tuple(ids), session=draw(st.none() | st.just("visit")), time=draw(st.none() | st.just("hour")),
+        missing=tuple(draw(st.lists(st.text(max_size=3), max_size=3))), nan_is_missing=draw(st.booleans()),
+        text=Text(draw(st.sampled_from([",", "tab", ";"])), header=draw(st.sampled_from(["auto", "yes", "no"]))),
+    )  # fmt: skip
+
+
+@given(schema=schemas())
+@cases(200)
+def test_what_is_written_is_read_again(schema: FileSchema) -> None:
+    assert FileSchema.parse(schema.toml()) == schema
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_schema_survives_as_toml(name: str) -> None:
+    assert FileSchema.parse(BUILT_IN[name].toml()) == BUILT_IN[name]
+
+
+@given(schema=schemas(), general=st.none() | st.integers(2, 1 << 40))
+@cases(100)
+def test_each_table_has_the_rows_that_were_asked_for(schema: FileSchema, general: int | None) -> None:
+    rows = schema.rows_of(None if general is None else str(general))
+    for column in schema.ids:
+        assert rows[column.table or column.name] == (column.rows or general or DEFAULT_ROWS)
+    tables = schema.tables(3, rows)
+    assert [table.name for table in tables] == list(rows) and {table.dim for table in tables} == {3}
+    assert sorted(f for table in tables for f in table.features) == sorted(column.name for column in schema.ids)
+
+
+@given(schema=schemas())
+@cases(100)
+def test_what_a_schema_needs_of_a_file(schema: FileSchema) -> None:
+    named = {schema.labels[0].name, *(c.name for c in (*schema.dense, *schema.ids)), *filter(None, [schema.time])}
+    assert set(schema.needed) == named and len(schema.needed) == len(named)
+    assert schema.dense_features == sum(2 if column.indicator else 1 for column in schema.dense)
+    assert [column.name for column in schema.standardised] == [
+        c.name for c in schema.dense if c.transform == "standardise"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("many", "set it to a number from 2"),
+        ("1", "set it to a number from 2"),
+        ("1000,x=5", "there is no table 'x'; there are a, b"),
+        ("b=70", "table 'b' is indexed by row, its number stands in the schema"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(rows: str, said: str) -> None:
+    schema = FileSchema((Label("y"),), (), (Id("a"), Id("b", type="int", encode="row", rows=50)))
+    with pytest.raises(ValueError, match=re.escape(said)):
+        schema.rows_of(rows)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_wrong_schema_is_refused_in_its_words(name: str) -> None:
+    toml, said = SCHEMAS[name]
+    with pytest.raises(BadSchema) as caught:
+        FileSchema.parse(toml)
+    assert said in str(caught.value)
+
+
+@given(at=st.integers(0, 3000), cut=st.integers(0, 20), put=st.text(max_size=12))
+@cases(150)
+def test_mutated_schema(at: int, cut: int, put: str) -> None:
+    toml = BUILT_IN["avazu"].toml()
+    at %= len(toml)
+    try:
+        schema = FileSchema.parse(toml[:at] + put + toml[at + cut :])
+    except BadSchema:
+        return
+    assert FileSchema.parse(schema.toml()) == schema
+
+
+INTS = '[[label]]\nname = "y"\n[[id]]\nname = "item"\n[file]\ncolumns = ["y", "item"]\n'
+
+
+def test_a_fill_beyond_float32_is_refused() -> None:
+    with pytest.raises(BadSchema, match="fill is 1e\\+39"):
+        FileSchema.parse(INTS + '[[dense]]\nname = "y"\nfill = 1e39\n')
+    with pytest.raises(BadSchema, match="set it to a finite number"):
+        FileSchema.parse(INTS + f'[[dense]]\nname = "y"\nfill = {"9" * 400}\n')

@@ -1,0 +1,69 @@
+"""Frozen rows in a folder under a header, which a checkpoint would have besides much else: the least that a test needs."""
+
+import secrets
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from skirl.checkpoint import whole
+from skirl.store import Store
+from skirl.store.base import Facts, Frozen
+from skirl.tools.sealed_json import read_sealed, write_sealed
+
+HEADER = "frozen.json"
+
+
+def body_of(facts: Facts) -> dict[str, Any]:
+    return {"format": "frozen", "format_version": 1, "skirl": "test", "facts": facts}
+
+
+def facts_in(folder: Path) -> Facts:
+    return read_sealed(folder / HEADER, format="frozen", version=1, what="frozen state")["facts"]
+
+
+def files_of(facts: Facts) -> set[str]:
+    """What a frozen state's facts name."""
+    names = {entry["file"] for entry in facts.get("files", [])}
+    return names | {
+        f"{text.split(' ')[0]}.{suffix}" for text in facts.get("segments", []) for suffix in ("rows", "keys")
+    }
+
+
+def put(folder: Path, facts: Facts) -> None:
+    write_sealed(folder / HEADER, body_of(facts), secrets.token_hex(8))
+
+
+def sweep(folder: Path) -> None:
+    """Remove what the header does not name."""
+    known = {HEADER} | (files_of(facts_in(folder)) if (folder / HEADER).exists() else set())
+    for path in folder.iterdir():
+        if path.name not in known:
+            path.unlink()
+
+
+def finish(frozen: Frozen, folder: Path, put: Callable[[Path, Facts], None] = put) -> Facts:
+    """Write a frozen state and its header; whatever fails, the folder then holds this state or the one before."""
+    try:
+        try:
+            facts = frozen.write()
+        finally:
+            frozen.release()
+        put(folder, facts)
+    finally:
+        sweep(folder)
+    return facts
+
+
+def save(store: Store, folder: Path, since: Facts | None = None) -> Facts:
+    """Make the rows of a store those in a folder. since: what the last call for this store and folder gave."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return finish(store.freeze(folder, since), folder)
+
+
+def load(store: Store, folder: Path, over: Iterable[tuple[np.ndarray, Any]] = ()) -> None:
+    """Give a store the rows of a folder, which is checked first, as a checkpoint is."""
+    facts = facts_in(folder)
+    whole.check(folder, facts)
+    store.thaw(folder, facts, over)

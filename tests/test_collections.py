@@ -1,0 +1,244 @@
+"""Several collections in one model: tables of different modules, pooled beside unpooled, one lookahead over all."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import skirl
+from skirl.engine.access import peek
+from skirl.engine.capacity import DoesNotFit
+from tests.cases import cases
+
+USERS = [skirl.Table("user", 40, 4), skirl.Table("city", 9, 4, pooling="mean")]
+ITEMS = [skirl.Table("item", 60, 6, features=("clicked", "bought"))]
+FEATURES = ["user", "city", "clicked", "bought"]
+
+
+class Two(nn.Module):
+    """Bags of users beside sequences of items, each in a module of its own."""
+
+    def __init__(self, cache: int | str = 12, store: str = "memory", **options: Any) -> None:
+        super().__init__()
+        second = store if store == "memory" else f"{store}-items"
+        self.users = skirl.EmbeddingBagCollection(
+            USERS, optimizer=skirl.Adam(lr=0.1), cache=cache, store=store, seed=3, **options
+        )
+        self.items = skirl.EmbeddingCollection(
+            ITEMS, optimizer=skirl.Adagrad(lr=0.2), cache=cache, store=second, seed=4, **options
+        )
+
+    def loss(self, sparse: Any) -> torch.Tensor:
+        users, items = self.users(sparse), self.items(sparse)
+        return sum(((1 + i) * out).square().sum() for i, out in enumerate((*users.values(), *items.values())))
+
+
+def loader(batches: int, seed: int = 0, samples: int = 3) -> list[skirl.KeyedJagged]:
+    rng, made = np.random.default_rng(seed), []
+    for _ in range(batches):
+        lengths = rng.integers(0, 3, len(FEATURES) * samples)
+        rows = np.repeat(np.repeat([40, 9, 60, 60], samples), lengths)
+        made.append(
+            skirl.KeyedJagged(
+                FEATURES, torch.from_numpy(rng.integers(0, rows)), lengths=torch.from_numpy(lengths.astype(np.int64))
+            )
+        )
+    return made
+
+
+def train(model: Two, data: list[skirl.KeyedJagged], **options: Any) -> list[float]:
+    losses = []
+    with skirl.lookahead(data, model, sparse=lambda batch: batch, **options) as batches:
+        for sparse in batches:
+            loss = model.loss(sparse)
+            loss.backward()
+            losses.append(loss.item())
+    return losses
+
+
+def rows_of(collection: Any) -> bytes:
+    found = [b""]
+    for number, table in enumerate(collection.tables):
+        bank = next(i for i, bank in enumerate(collection.engine.schema.banks) if number in bank.tables)
+        keys = np.arange(table.rows) | number << 48
+        found.append(peek(collection.engine, keys, bank)[0].tobytes())
+    return b"".join(found)
+
+
+def bits(model: Two) -> bytes:
+    return rows_of(model.users) + rows_of(model.items)
+
+
+@pytest.mark.parametrize("options", [{}, {"depth": 3, "prefetch": 0}, {"depth": "epoch"}, {"policy": "lru"}])
+def test_two_collections_train_as_each_does_alone(options: dict[str, Any]):
+    """Their losses add up, so neither hears of the other: a run of each by itself has the same bits."""
+    data, both = loader(30), Two()
+    losses = train(both, data, **options)
+    apart = Two(cache="100%")
+    for collection in (apart.users, apart.items):
+        with skirl.lookahead(data, collection, sparse=lambda batch: batch) as batches:
+            for sparse in batches:
+                out = list(collection(sparse).values())
+                first = 0 if collection is apart.users else len(USERS)
+                sum(((1 + first + i) * part).square().sum() for i, part in enumerate(out)).backward()
+    assert bits(both) == bits(apart)
+    assert both.users.engine.counters.fetched > 0 and both.items.engine.counters.fetched > 0
+    assert losses == train(Two(cache="100%"), data)
+
+
+def test_micro_batches_of_two_collections():
+    data = loader(24)
+    few, many = Two(cache=20), Two(cache="100%")
+    assert train(few, data, accumulate=3) == train(many, data, accumulate=3)
+    assert bits(few) == bits(many)
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_two_collections_are_saved_and_loaded(tmp_path: Path, store: str):
+    data = loader(20)
+
+    def made(name: str) -> Two:
+        return Two(store="memory" if store == "memory" else f"disk:{tmp_path / name}")
+
+    whole = made("whole")
+    expected = train(whole, data)
+    saved = made("saved")
+    with skirl.lookahead(data, saved, sparse=lambda batch: batch) as batches:
+        for sparse in batches:
+            saved.loss(sparse).backward()
+            if batches.step in (4, 8):
+                skirl.save(tmp_path / "c", model=saved, data=batches)
+            if batches.step == 10:
+                break
+    resumed, losses = made("resumed"), []
+    with skirl.lookahead(data, resumed, sparse=lambda batch: batch) as batches:
+        skirl.load(tmp_path / "c", model=resumed, data=batches)
+        for sparse in batches:
+            loss = resumed.loss(sparse)
+            loss.backward()
+            losses.append(loss.item())
+    assert losses == expected[8:]
+    assert bits(resumed) == bits(whole)
+
+
+def test_rows_of_two_collections_go_out_and_in(tmp_path: Path):
+    trained = Two()
+    train(trained, loader(10))
+    skirl.export(trained, tmp_path / "rows.safetensors")
+    skirl.save(tmp_path / "c", model=trained)
+    for source in (tmp_path / "c", tmp_path / "rows.safetensors"):
+        other = Two()
+        assert skirl.import_rows(other, source).keys() == {"user", "city", "item"}
+        weights = [t.state_dict_of_rows()["identity"] for t in (other.users, trained.users)]
+        assert weights[0] != weights[1]
+        ids = loader(3, seed=5)
+        with torch.no_grad():
+            assert [trained.loss(one).item() for one in ids] == [other.loss(one).item() for one in ids]
+
+
+def test_another_model_is_refused(tmp_path: Path):
+    skirl.save(tmp_path, model=Two())
+    with pytest.raises(skirl.CheckpointError, match="has the collections 'users', 'items', this model ''"):
+        skirl.load(tmp_path, model=Two().users)
+    with pytest.raises(ValueError, match="two collections of the model have a table 'user': pass one"):
+        skirl.export(nn.ModuleList([Two(), Two()]), tmp_path / "x.safetensors")
+
+
+# Widths of their own.
+
+DIMS = (3, 5, 8)
+
+
+@st.composite
+def needs(draw: st.DrawFn) -> tuple[int, list[list[list[int]]]]:
+    """Batches of rows of two or three dims."""
+    widths = draw(st.integers(2, 3))
+    rows = st.lists(st.integers(0, 19), max_size=6)
+    return widths, draw(st.lists(st.lists(rows, min_size=widths, max_size=widths), min_size=1, max_size=24))
+
+
+def jagged(batch: list[list[int]]) -> skirl.KeyedJagged:
+    ids = torch.tensor([row for rows in batch for row in rows], dtype=torch.int64)
+    return skirl.KeyedJagged([f"f{i}" for i in range(len(batch))], ids, lengths=torch.tensor([len(r) for r in batch]))
+
+
+def run(widths: int, batches: list[list[list[int]]], cache: int | str, **options: Any) -> tuple[list[float], bytes]:
+    tables = [skirl.Table(f"f{i}", 20, dim) for i, dim in enumerate(DIMS[:widths])]
+    rows = skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(lr=0.3), cache=cache, seed=1)
+    losses = []
+    with skirl.lookahead([jagged(b) for b in batches], rows, sparse=lambda batch: batch, **options) as ahead:
+        for sparse in ahead:
+            loss = sum(((1 + i) * out).square().sum() for i, out in enumerate(rows(sparse).values()))
+            loss.backward()
+            losses.append(loss.item())
+    if isinstance(cache, int):
+        unused = widths - 1  # a bank of which no batch has a row has one slot all the same
+        assert rows.engine.capacity.split is None or sum(rows.engine.capacity.split.slots) <= cache + unused
+    return losses, rows_of(rows)
+
+
+def least(batches: list[list[list[int]]]) -> int:
+    """The fewest rows that hold every batch."""
+    return max(1, max(sum(len(set(rows)) for rows in batch) for batch in batches))
+
+
+@cases(300)
+@given(given=needs(), depth=st.sampled_from([1, 3, "auto", "epoch"]), prefetch=st.integers(0, 2))
+def test_the_least_cache_holds_every_batch_however_its_widths_change(given: Any, depth: Any, prefetch: int):
+    widths, batches = given
+    assert run(widths, batches, least(batches), depth=depth, prefetch=prefetch) == run(widths, batches, "100%")
+
+
+def test_a_batch_that_no_split_holds_is_an_error_that_names_it():
+    batches = [[[1, 2], [1]], [[1], [1, 2]], [[1, 2], [1, 2]], [[1], [1]]]
+    with pytest.raises(DoesNotFit, match=r"cache 3 is 3 rows, batch 2 needs 4 \(2 of dim 3\): set cache to 4 or more"):
+        run(2, batches, 3)
+    run(2, batches, 4)
+
+
+def test_without_a_lookahead_the_cache_is_split_anew_as_well():
+    tables = [skirl.Table("f0", 20, 3), skirl.Table("f1", 20, 5)]
+    batches = [[[1, 2, 3], []], [[], [4, 5, 6]], [[1], [4, 5]], [[1, 2, 3], []]] * 3
+
+    def trained(cache: int | str) -> bytes:
+        rows = skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.3), cache=cache)
+        for batch in batches:
+            sum(out.square().sum() for out in rows(jagged(batch)).values()).backward()
+        return rows_of(rows)
+
+    assert trained(3) == trained("100%")
+
+
+def test_a_run_goes_on_after_a_split_that_a_checkpoint_saw(tmp_path: Path):
+    rng = np.random.default_rng(1)
+    batches = [[list(rng.integers(0, 20, n)), list(rng.integers(0, 20, 6 - n))] for n in rng.integers(0, 7, 30)]
+    tables = [skirl.Table("f0", 20, 3), skirl.Table("f1", 20, 5)]
+    data = [jagged(batch) for batch in batches]
+
+    def made() -> skirl.EmbeddingBagCollection:
+        return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.3), cache=least(batches))
+
+    def step(rows: Any, sparse: Any) -> None:
+        sum(out.square().sum() for out in rows(sparse).values()).backward()
+
+    whole, cut = made(), made()
+    with skirl.lookahead(data, whole, sparse=lambda batch: batch, depth=4) as ahead:
+        for sparse in ahead:
+            step(whole, sparse)
+    with skirl.lookahead(data, cut, sparse=lambda batch: batch, depth=4) as ahead:
+        for sparse in ahead:
+            step(cut, sparse)
+            if ahead.step == 17:
+                skirl.save(tmp_path, model=cut, data=ahead)
+                break
+    resumed = made()
+    with skirl.lookahead(data, resumed, sparse=lambda batch: batch, depth=4) as ahead:
+        skirl.load(tmp_path, model=resumed, data=ahead)
+        for sparse in ahead:
+            step(resumed, sparse)
+    assert rows_of(resumed) == rows_of(whole)

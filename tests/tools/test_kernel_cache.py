@@ -1,0 +1,215 @@
+"""Compiled kernels never outlive what they were compiled from."""
+
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numba import config
+
+from skirl.core import positions
+from skirl.engine.kernels import hot_rows
+from skirl.tools import kernel_cache
+from skirl.tools.kernel_cache import KernelCache, cache_for, kernel_folder, sources_of
+from tests.test_layers import FILES, HOUSE, imports_of
+
+compiled = pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
+
+SUMMING = """
+import numpy as np
+from skirl.engine.kernels.hot_rows import STRETCH
+from skirl.tools.jit import kernel
+
+@kernel
+def total(x):
+    whole = np.float32(0)
+    for first in range(0, len(x), STRETCH):
+        part = np.float32(0)
+        for i in range(first, min(first + STRETCH, len(x))):
+            part = part + x[i]
+        whole = whole + part
+    return whole
+"""
+RUN = """
+import numpy as np
+from skirl.engine.kernels.summing import total
+print(np.float32(total(np.full(600, 0.1, np.float32))).tobytes().hex(), len(getattr(total, "_cache_hits", ())))
+"""
+
+
+def test_a_changed_constant_of_another_file_gives_new_bits(tmp_path):
+    """As cpu.py, whose sums take their stretches from hot_rows.py; but without torch, and so in a second."""
+    shutil.copytree(HOUSE, tmp_path / "skirl", ignore=shutil.ignore_patterns("__pycache__"))
+    kernels = tmp_path / "skirl/engine/kernels"
+    (kernels / "summing.py").write_text(SUMMING)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment["PYTHONPATH"] = str(tmp_path)
+
+    def bits(**more):
+        run = [sys.executable, "-c", RUN]
+        done = subprocess.run(run, env=environment | more, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found, hits = done.stdout.split()
+        return found, int(hits)
+
+    first, _ = bits()
+    assert bits() == (first, 1)  # the second process compiles nothing
+    constant = kernels / "hot_rows.py"
+    constant.write_text(constant.read_text().replace("STRETCH = 256", "STRETCH = 3"))
+    second, hits = bits()
+    assert second != first and hits == 0
+    assert second == bits(NUMBA_DISABLE_JIT="1")[0]
+    folders = [path.name.split("-")[0] for path in (tmp_path / "skirl/__pycache__/kernels").iterdir()]
+    assert folders.count("engine.kernels.summing") == 2
+
+
+def test_the_stretch_is_set_in_one_file():
+    assert [str(path) for path in FILES if "STRETCH = 256" in (HOUSE / path).read_text()] == [
+        "engine/kernels/hot_rows.py"
+    ]
+
+
+def test_every_import_counts_as_a_source():
+    """What the digest reads as an import, held against Python's own parser."""
+    for path in FILES:
+        wanted = {HOUSE / path} | {HOUSE / imported for _, imported in imports_of(path)}
+        assert wanted <= sources_of(HOUSE / path), path
+
+
+def test_one_constant_changes_few_kernels():
+    """A kernel's sources are what it imports, not the whole package: a change elsewhere compiles nothing anew."""
+    assert HOUSE / "engine/kernels/hot_rows.py" in sources_of(HOUSE / "engine/kernels/cpu.py")
+    assert HOUSE / "engine/kernels/hot_rows.py" not in sources_of(HOUSE / "oracle/loops.py")
+
+
+def test_nothing_is_kept_in_a_cache_of_numbas_own():
+    keepers = re.compile(r"cache=True|\bnjit\(")
+    assert [str(path) for path in FILES if keepers.search((HOUSE / path).read_text())] == [
+        "measure/bench/stalls.py",  # two kernels that are not kept
+        "tools/jit.py",
+    ]
+
+
+def test_folders_long_unused_are_removed(tmp_path):
+    day = 86400
+    for name, age in (
+        ("a.b-1", 0),
+        ("a.b-2", 9),
+        ("a.b-3", 2),
+        ("a.b-4", 0.5),
+        ("a.b-5", 8),
+        ("a.b-6", 7),
+        ("a-7", 99),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kernel.nbc").touch()
+        then = tmp_path.stat().st_mtime - age * day
+        os.utime(tmp_path / name, (then, then))
+    kernel_cache._clear(tmp_path, "a.b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-7", "a.b-1", "a.b-3", "a.b-4", "a.b-6"]
+
+
+def test_folders_that_may_be_in_use_stay(tmp_path):
+    for number in range(9):
+        (tmp_path / f"a-{number}").mkdir()
+    kernel_cache._clear(tmp_path, "a")
+    assert len(list(tmp_path.iterdir())) == 9
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """Where kernels may lie: a folder of the package's and the user's."""
+    (tmp_path / "package").mkdir()
+    monkeypatch.setattr(kernel_cache, "PACKAGE", tmp_path / "package")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.setattr(config, "CACHE_DIR", "")
+    return tmp_path
+
+
+def test_kernels_lie_beside_the_package(places):
+    assert kernel_folder.__wrapped__() == places / "package/__pycache__/kernels"
+
+
+def test_the_users_choice_comes_first(places, monkeypatch):
+    monkeypatch.setattr(config, "CACHE_DIR", str(places / "mine"))
+    assert kernel_folder.__wrapped__() == places / "mine/skirl-kernels"
+
+
+def test_a_package_that_cannot_be_written_to_uses_the_users_cache(places):
+    (places / "package/__pycache__").touch()
+    assert kernel_folder.__wrapped__() == places / "user/skirl/kernels"
+
+
+def test_without_any_folder_kernels_are_compiled_all_the_same(places, caplog):
+    (places / "package/__pycache__").touch()
+    (places / "user").touch()
+    assert kernel_folder.__wrapped__() is None
+    assert "set NUMBA_CACHE_DIR" in caplog.text
+
+
+def source_of(kernel):
+    return getattr(kernel, "py_func", kernel)
+
+
+def test_a_source_that_changed_since_the_process_began_is_not_kept(monkeypatch):
+    kernel = source_of(positions._keys)
+    assert cache_for(kernel) is not None
+    monkeypatch.setitem(kernel_cache._AT_START, HOUSE / "core/tables.py", (0, 0))  # it imports that
+    kernel_cache._folder_of.cache_clear()
+    try:
+        assert cache_for(kernel) is None
+    finally:
+        kernel_cache._folder_of.cache_clear()
+
+
+def test_a_kernel_outside_the_package_is_not_kept():
+    assert cache_for(test_a_kernel_outside_the_package_is_not_kept) is None
+
+
+def files_of(folder):
+    cache = KernelCache(source_of(hot_rows.stretches_of), folder)
+    cache._impl.ensure_cache_path()
+    return cache._cache_file
+
+
+def test_two_processes_that_keep_two_signatures_do_not_mix_them(tmp_path):
+    one, other = files_of(tmp_path), files_of(tmp_path)
+    assert one.load("float32") is None and other.load("float64") is None  # both begin before either has ended
+    one.save("float32", b"single")
+    other.save("float64", b"double")
+    assert files_of(tmp_path).load("float32") == b"single"
+    assert files_of(tmp_path).load("float64") == b"double"
+
+
+def test_a_file_that_was_cut_off_is_written_anew(tmp_path, caplog):
+    files = files_of(tmp_path)
+    files.save("key", b"code")
+    (path,) = tmp_path.glob("*.nbc")
+    path.write_bytes(path.read_bytes()[:-3])
+    assert files.load("key") is None
+    assert str(tmp_path) in caplog.text
+    files.save("key", b"code")
+    assert files.load("key") == b"code"
+    path.write_bytes(pickle.dumps(("another key", b"other code")))
+    assert files.load("key") is None
+
+
+@compiled
+def test_a_folder_that_goes_away_costs_a_warning(tmp_path, caplog, monkeypatch):
+    from numba import njit
+
+    def plus(x):
+        return x + 1
+
+    kernel = njit(plus)
+    (tmp_path / "gone").touch()
+    kernel._cache = KernelCache(plus, tmp_path / "gone")
+    assert kernel(np.float32(1)) == 2
+    assert "is not kept on disk" in caplog.text
+    (tmp_path / "gone").unlink()  # a folder that another process has cleared is made again
+    assert kernel(np.float64(1)) == 2
+    assert list((tmp_path / "gone").iterdir())
