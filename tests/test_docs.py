@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from skirl.cli import COMMANDS, CONFIGURED, main
+from skirl.oracle.policies import base as policies
 from skirl.tools.flags import flags_of
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +50,7 @@ def test_every_fence_is_known():
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.runs for b in blocks_of(p))], ids=lambda p: p.stem)
 def test_snippets_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(policies, "POLICIES", dict(policies.POLICIES))  # a page may add its own
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks_of(page):
         if not block.runs:
@@ -62,6 +64,17 @@ def test_snippets_run(page, tmp_path, monkeypatch, capsys):
                 assert main(words[1:]) == 0, f"{line}\n{''.join(capsys.readouterr())}"
             elif words:
                 subprocess.run(["bash", "-e", "-c", line], check=True, timeout=200)
+
+
+def test_the_readme_has_every_folder():
+    tree = re.search(r"```text\nsrc/skirl/\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert tree
+    listed = set(re.findall(r"^[│├└─ ]*(\w+)/ ", tree[1], re.MULTILINE))
+    house = ROOT / "src" / "skirl"
+    rooms = {file.parent.name for file in house.rglob("__init__.py") if file.parent != house}
+    shown = {name for name in listed if not (ROOT / name).is_dir()}
+    assert shown <= rooms and {room.parent.name for room in house.glob("*/__init__.py")} <= listed
+    assert {name for name in listed if (ROOT / name).is_dir()} == {"benchmarks", "docs", "dev", "examples", "tests"}
 
 
 def commands() -> list[tuple[str, str]]:

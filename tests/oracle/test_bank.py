@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from skirl import Table
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
+from skirl.oracle.policies.base import POLICIES
 from skirl.oracle.row_states import EVICTED
 from skirl.oracle.seen import Seen
 from tests.cases import cases
@@ -15,7 +16,7 @@ from tests.oracle import brute
 from tests.oracle.execute import Cache
 from tests.oracle.traces import BANK, SCHEMA, drive, keys_of, largest, random_trace, traces, windows
 
-POLICIES = st.sampled_from(["min", "min", "lru", "lfu", "ttl"])
+NAMES = st.sampled_from(["min", *POLICIES])
 
 
 def planner_of(capacity: int, **options) -> BankPlanner:
@@ -24,7 +25,7 @@ def planner_of(capacity: int, **options) -> BankPlanner:
 
 
 @cases(300)
-@given(data=st.data(), trace=traces(), policy=POLICIES, hold=st.integers(0, 5), hold_rows=st.sampled_from([0, 2, 99]))
+@given(data=st.data(), trace=traces(), policy=NAMES, hold=st.integers(0, 5), hold_rows=st.sampled_from([0, 2, 99]))
 def test_every_step_keeps_its_promises(data, trace, policy, hold, hold_rows):
     capacity = largest(trace) + data.draw(st.integers(0, 6))
     batches = [keys_of(batch) for batch in trace]

@@ -1,14 +1,5 @@
-"""Save and load everything that a run needs, so that it goes on with the bits of a run that never stopped.
-
-What a folder of checkpoints holds is drawn in `folder.py` and documented in docs/checkpoints.md. A checkpoint is rows with
-their optimizer state, the dense part, optimizers, random generators and the place in the data; what the oracle knows of the
-rows follows from these. Nothing is pickled, and files are checked against their size and SHA-256 before anything changes.
-
-- Atomic: nothing is written over, and the rename of its header makes a checkpoint, so a kill at any moment leaves the one
-  before whole.
-- Incremental: rows that have not changed since the checkpoint before are in its files.
-- In the background: training stands still while rows are frozen (`saving.py`), and goes on while they are written. The
-  alternative, a copy of all rows, takes twice the memory and the time of the copy.
+"""Save and load everything that a run needs to go on with the bits of a run that never stopped; docs/checkpoints.md
+says how, and what the files hold.
 """
 
 import logging
@@ -66,11 +57,19 @@ def save(
 ) -> Saving:
     """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and place in the data.
 
-    Call it after `dense.step()`, or outside the loop. optimizers: also schedulers, metrics or whatever else has
-    `state_dict` and `load_state_dict`. data: the lookahead, or a loader with these methods. keep: checkpoints that stay in
-    the folder, the newest ones. wait: False returns once training may go on; the checkpoint is then written in the
-    background, `Saving.wait` says when it is there, and the next save waits for it. One process at a time may save to a
-    folder.
+    Call it after `dense.step()`, or outside the loop. One process at a time may save to a folder.
+
+    **Arguments**
+
+    - `path`: the folder of checkpoints; made if it is not there.
+    - `model`: the model, with its embeddings.
+    - `optimizers`: dense optimizers, schedulers, metrics and whatever else has `state_dict` and `load_state_dict`. None
+      by default, since the rows' optimizer is part of the model.
+    - `data`: the lookahead, or a loader with these two methods; without it a resumed run starts its data from the
+      beginning.
+    - `keep`: how many checkpoints stay in the folder, the newest ones; 1 takes the least room.
+    - `wait`: return only when the checkpoint is on disk. That is the default because a script may end right after a
+      save. False returns once training may go on; `Saving.wait` says when it is there, and the next save waits for it.
 
     >>> import tempfile, skirl
     >>> def made():
@@ -167,7 +166,7 @@ def save(
 
 
 def _settled(engines: Mapping[str, Engine]) -> Saving | None:
-    """The last checkpoint of these rows, on disk; raises, once, what kept it from getting there."""
+    """The last checkpoint of these rows, once it is on disk; if it could not be written, its error is raised, once."""
     last = [engine.saving for engine in engines.values()]
     for saving in last:
         if saving is None:
@@ -178,9 +177,8 @@ def _settled(engines: Mapping[str, Engine]) -> Saving | None:
             if saving.done:
                 _remember(engines, saving.given_up())
             raise
-    return (
-        last[0] if all(saving is last[0] for saving in last) else None
-    )  # of a part of them alone: all is written anew
+    # If only some of them had a part in it, all is written again.
+    return last[0] if all(saving is last[0] for saving in last) else None
 
 
 def _remember(engines: Mapping[str, Engine], saving: Saving | None) -> None:
@@ -189,17 +187,20 @@ def _remember(engines: Mapping[str, Engine], saving: Saving | None) -> None:
 
 
 def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), data: Any = None) -> None:
-    """Go on from a checkpoint: into a model, optimizers and a lookahead made as those of the run that saved it.
+    """Resume from a checkpoint: make model, optimizers and lookahead as in the run that saved it, then load into them.
 
-    Load before the loop: `with skirl.lookahead(...) as batches: skirl.load(..., data=batches)`, then iterate; a run over
-    several passes goes on with `range(batches.epochs, n)`. `optimizers` and `data` may be left out to evaluate. The cache
-    starts empty; its size, depth and prefetch may differ from the run that saved, and change no bit.
+    Load before the loop: `with skirl.lookahead(...) as batches: skirl.load(..., data=batches)`, then iterate; a run
+    over several passes goes on with `range(batches.epochs, n)`. The cache starts empty; its size, depth and prefetch
+    may differ from the run that saved, and change no bit. There is an example at `skirl.save`.
 
-    path: the folder, or the header of one of its checkpoints. Of a folder it is the newest checkpoint that is whole: one
-    that is damaged is named in a warning, and the one before it is used. Where none is left, or the checkpoint is of other
-    tables, a `CheckpointError` says so and nothing has changed.
+    **Arguments**
 
-    The example is that of `skirl.save`.
+    - `path`: the folder, or the header of one of its checkpoints. In a folder the newest checkpoint that is whole is
+      taken: a damaged one is named in a warning, and the one before it is used. If none is left, or the checkpoint is
+      of other tables, a `CheckpointError` says so and nothing has changed.
+    - `model`: the model to load into.
+    - `optimizers`: as given to `skirl.save`, in the same order; may be left out to evaluate.
+    - `data`: as given to `skirl.save`; may be left out to evaluate.
     """
     collections = collections_of(model)
     engines = {name: collection.engine for name, collection in collections.items()}
@@ -241,7 +242,7 @@ def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), 
         collection.forget()
     try:
         _apply(run, saved, model, collections, parts, data)
-    except Exception as error:  # a header that somebody has written: its checksum is right, and it is none of ours
+    except Exception as error:  # somebody else wrote this header, with a checksum that is right
         wrong = f"{header} is not what skirl.save writes ({error!r}): load another checkpoint"
         for engine in engines.values():
             engine.damage = wrong
@@ -261,7 +262,7 @@ def _apply(
     parts: list[Any],
     data: Any,
 ) -> None:
-    """All but the rows."""
+    """Load everything but the rows."""
     for name, collection in collections.items():
         collection.optimizer.load_state_dict(run["rows"][name]["handle"])
     model.load_state_dict(with_metadata(saved["state"], saved["metadata"]))
@@ -276,13 +277,13 @@ def _apply(
 
 
 class _Mismatch(CheckpointError):
-    """The checkpoint is whole, and of something else: an older one would be, too."""
+    """The checkpoint is whole, but of another run; older ones in the folder would be too."""
 
 
 def _read(
     header: Path, model: nn.Module, collections: Mapping[str, Collection], parts: list[Any], data: Any
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """A checkpoint's header, its run and its model, all files seen to be whole, and of this model."""
+    """A checkpoint's header, run and model, once all its files are seen to be whole and to fit this model."""
     body = folder.read(header)
     try:
         if len(body["definition"]) == len(collections) == 1:  # wherever in the model it was
@@ -307,7 +308,7 @@ def _read(
             check_data(run["data"], data, [collection.engine for collection in collections.values()])
         except CheckpointError as error:
             raise _Mismatch(str(error)) from None
-        except ValueError as error:  # of the loader or the lookahead, which know no file
+        except ValueError as error:  # from the loader or the lookahead, which do not know the file
             raise _Mismatch(f"{header} does not fit: {error}") from None
         for name, collection in collections.items():
             if not collection.engine.capacity.allows(run["rows"][name]["split"]):
@@ -331,5 +332,5 @@ def _restore_rows(header: Path, rows: dict[str, Any], run: dict[str, Any], engin
         )
     except CheckpointError:
         raise
-    except (ValueError, TypeError) as error:  # keys of no table, under a checksum that somebody has made
+    except (ValueError, TypeError) as error:  # keys of no table, with a checksum that is right
         raise CheckpointError(f"{header} does not fit the tables ({error}): use another checkpoint") from error

@@ -1,12 +1,5 @@
-"""State dicts as JSON and named tensors: what a checkpoint holds, without pickle.
-
-A pickle can run any code when it is read, so a checkpoint from elsewhere could not be opened; and it breaks when a class
-moves. State dicts of torch consist of few types, and each is written in a way that brings back the same value: floats by
-their shortest exact text, tensors and arrays bit for bit. A value of any other type is refused when it is saved, by its
-place; with pickle it would be found when the run is resumed.
-
-Values that JSON has no word for are objects with one key that starts with "~"; real dicts with such a key, or with keys
-that are no strings, are lists of pairs.
+"""State dicts as JSON and named tensors, without pickle. What JSON cannot say is an object with one key that starts
+with "~"; dicts with such a key, or with keys that are not strings, become lists of pairs.
 """
 
 from collections import Counter, OrderedDict
@@ -24,7 +17,7 @@ _DTYPES = frozenset(_STORABLE.values())
 
 
 def encode(value: Any, where: str) -> tuple[Any, dict[str, Tensor]]:
-    """A value as JSON, and its tensors by name, on the CPU and in memory of their own.
+    """A value as JSON, and its tensors by name, copied to the CPU.
 
     >>> encode({"lr": 0.1, "state": {0: {"step": torch.tensor(3.0)}}}, "adam")
     ({'lr': 0.1, 'state': {'~dict': [[0, {'step': {'~tensor': 'adam.state.0.step'}}]]}}, {'adam.state.0.step': tensor(3.)})
@@ -60,7 +53,7 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return items if kind is list else {"~tuple": items}
     if kind is Counter:
         return {"~counter": _pairs(value, where, tensors)}
-    if isinstance(value, dict):  # subclasses too: torch's are a plain dict's equal, and come back as one
+    if isinstance(value, dict):  # torch's subclasses too: each equals a plain dict, and comes back as one
         if all(type(key) is str and not key.startswith("~") for key in value):
             return {key: _encode(item, f"{where}.{key}", tensors) for key, item in value.items()}
         return {"~dict": _pairs(value, where, tensors)}
@@ -136,7 +129,7 @@ def _decode_tagged(tag: str, content: Any, tensors: Mapping[str, Tensor]) -> Any
 
 
 def with_metadata(state: dict[str, Any], metadata: Any) -> "OrderedDict[str, Any]":
-    """A module's state dict as torch made it: versions of its modules are an attribute of the dict."""
+    """A module's state dict as torch made it, with the versions of its modules as an attribute."""
     out = OrderedDict(state)
     if metadata is not None:
         out._metadata = metadata  # type: ignore[attr-defined]

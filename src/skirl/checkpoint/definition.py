@@ -1,8 +1,5 @@
-"""Whether a checkpoint and a run belong together: what a run is made of, compared field by field.
-
-Everything that gives a row or a number of the dense part its meaning is compared before anything changes, and the first
-difference is named with both values. Trusting shapes alone would load a table with another initialiser, or Adam's moments
-into Adagrad's sums.
+"""Whether a checkpoint fits a run: everything that gives its rows and parameters their meaning is compared field by
+field before anything changes, and the first difference is named with both values.
 """
 
 import json
@@ -21,10 +18,10 @@ from skirl.tools.sealed_json import CheckpointError
 
 
 def definition(collection: Collection) -> dict[str, Any]:
-    """What makes rows mean what they mean: the same for the run that saves and the one that loads."""
+    """What gives rows their meaning; it has to be equal in the run that saves and the one that loads."""
     engine = collection.engine
     optimizer = {"type": type(engine.optimizer).__name__} | asdict(engine.optimizer)
-    del optimizer["lr"]  # it is state: the handle has it
+    del optimizer["lr"]  # that is state, which the handle keeps
     tables = [
         {
             "name": table.name,
@@ -56,7 +53,7 @@ def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
 
 
 def check_definition(saved: Any, here: Any, path: Path, where: str = "") -> None:
-    """Name the first field that differs."""
+    """Refuse a difference, naming the first field that differs."""
     if isinstance(saved, dict) and isinstance(here, dict) and saved.keys() == here.keys():
         for key in here:
             check_definition(saved[key], here[key], path, f"{where}.{key}" if where else key)
@@ -130,7 +127,7 @@ def listed(optimizers: Sequence[Any]) -> list[Any]:
 
 
 def parameters(part: Any, names: dict[int, str]) -> list[list[str]] | None:
-    """The parameters of an optimizer, by group and by name; None for what is no optimizer."""
+    """The names of an optimizer's parameters, by group; None for anything else."""
     if not isinstance(part, torch.optim.Optimizer):
         return None
     return [[names.get(id(p), "?") for p in group["params"]] for group in part.param_groups]

@@ -1,10 +1,5 @@
-"""The dense part of a checkpoint: one safetensors file, in a folder that torch.distributed.checkpoint reads as its own.
-
-Everything that is no row goes here as named tensors: parameters, buffers, optimizer states, random generators. DCP's usual
-writer would do, but for its metadata, which is a pickle, and a pickle runs any code when it is read. DCP has a second
-format, that of Hugging Face: a folder of safetensors files and no pickle. A file alone is such a folder, so
-`torch.distributed.checkpoint.load(state, storage_reader=HuggingFaceStorageReader(folder))` reads ours, sharded or not,
-while writing it needs neither DCP's import (0.7 s) nor a process group.
+"""The dense part of a checkpoint, everything that is not a row: one safetensors file in a folder of its own, which
+torch.distributed.checkpoint reads with its HuggingFaceStorageReader.
 """
 
 import hashlib
@@ -22,7 +17,7 @@ NAME = "model.safetensors"
 
 
 def write(folder: Path, mark: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Write tensors, made to last; what the header says of them."""
+    """Write tensors and wait until they are on disk; returns what the header says of them."""
     own = folder / f"dense-{mark}"
     own.mkdir()
     path = own / NAME
@@ -36,7 +31,7 @@ def write(folder: Path, mark: str, tensors: dict[str, torch.Tensor]) -> dict[str
 
 
 def read(folder: Path, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """What `write` was given; its checksum is compared first."""
+    """The tensors that `write` was given; the file's checksum is compared first."""
     if (wrong := misfit(entry, {"file": TEXT, "bytes": COUNT, "sha256": TEXT})) is not None:
         raise CheckpointError(f"the dense part lacks something ({wrong}): use another checkpoint")
     path = folder / entry["file"]

@@ -1,9 +1,5 @@
-"""Write trained rows to one safetensors file, for anybody to read.
-
-Rows are streamed (see `tensorfile.py`), their sizes being known once the ids are. Memory is 24 bytes a touched row while ids
-are sorted, and a piece of 65,536 records. 2 million rows of 65 floats took 3.1 s on one busy core, and 25 MB of memory.
-
-Rows are sorted by id, so the file does not depend on cache, store or timing.
+"""Write trained rows to one safetensors file that anybody can read: streamed, and sorted by id, so that the file does
+not depend on cache, store or timing.
 """
 
 import json
@@ -34,11 +30,19 @@ def export(
 ) -> None:
     """Write the rows of one table, or of all, to a safetensors file; inside a lookahead, as the steps so far left them.
 
-    For a table: `ids` int64 [n], ascending; `weight` [n, dim]; and each part of the optimizer's state by the name that
-    torch gives it (`sum`, `exp_avg`, ...), [n, numbers a row]. For all tables the names begin with the table's and a dot.
-    untouched: every row of the tables instead, those never trained at their initial values; `weight` [rows, dim] only.
-    A file larger than `limit` is refused. Its metadata has, under `tables`, a JSON object: of each table its `rows` and the
-    `steps` that trained it, without which Adam's moments mean nothing.
+    For one table the file has `ids`, int64 `[n]`, ascending; `weight`, `[n, dim]`; and each part of the optimizer's
+    state by the name that torch gives it (`sum`, `exp_avg`, ...). For all tables these names begin with the table's
+    name and a dot. Its metadata has a JSON object under `tables`: the `rows` of each table, and the `steps` that
+    trained it, without which Adam's moments mean nothing.
+
+    **Arguments**
+
+    - `model`: the model, or the collection itself.
+    - `path`: the file to write; it is replaced only once the new one is complete.
+    - `table`: the table to write; None, the default, writes all.
+    - `untouched`: write every row of the tables instead, those never trained with their initial values, and `weight`
+      alone. False because a table may have billions of rows that nobody has used.
+    - `limit`: a file larger than this is refused, in bytes or as text; the default keeps a slip from filling the disk.
 
     >>> import tempfile, skirl, torch
     >>> from safetensors.numpy import load_file
@@ -90,7 +94,7 @@ def export(
 
 
 def rows_of(model: nn.Module, table: str | None = None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The touched rows of one table, or of all: its name, some row numbers, ascending, and their weights."""
+    """The touched rows of one table, or of all, in pieces: the table's name, row numbers ascending, and weights."""
     chosen = _chosen(model, table)
     keys = _touched(chosen)
     for name, place in chosen.items():
@@ -125,7 +129,7 @@ def _touched(chosen: Mapping[str, Place]) -> dict[str, np.ndarray]:
 
 
 def _pieces(place: Place, keys: np.ndarray | None) -> Iterator[np.ndarray]:
-    """The keys to write, some at a time; all of the table's without `keys`."""
+    """The keys to write, in pieces; all of the table's if `keys` is None."""
     n = place.table.rows if keys is None else len(keys)
     for start in range(0, n, _PIECE):
         stop = min(n, start + _PIECE)

@@ -1,9 +1,5 @@
-"""Take rows from elsewhere: a state dict of nn.EmbeddingBag, a file of `skirl.export`, another checkpoint.
-
-Rows are read a piece at a time (files are mapped into memory, not read whole), so a table larger than memory goes into a
-disk store. All of a table's rows come along, those that were never trained too: a state dict cannot tell them apart. Their
-optimizer state starts anew unless the source has it, of the same optimizer and with the steps that Adam counts. A file that
-could run code when it is read is refused: torch's own format is read with `weights_only=True`.
+"""Take rows from elsewhere, a piece at a time: a state dict of nn.EmbeddingBag, a file of `skirl.export`, another
+checkpoint. No file can run code when it is read: torch's own format is read with `weights_only=True`.
 """
 
 import json
@@ -35,11 +31,19 @@ _WHOLE = (torch.int64, torch.int32)
 def import_rows(
     model: nn.Module, source: str | Path | Mapping[str, Tensor], *, names: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """Take the rows of every table that the source has; how many, for each. Not while a lookahead iterates.
+    """Take the rows of every table that the source has; returns how many, by table. Not while a lookahead iterates.
 
-    source: a state dict, a file of one (.safetensors, or what torch.save wrote), a file that `skirl.export` wrote, or a
-    folder of checkpoints, of which rows alone are taken. names: the source's name for a table's weight where it is none of
-    `weight`, `TABLE`, `TABLE.weight` or one that ends with `.TABLE.weight`.
+    A state dict has all rows of a table and cannot tell which were trained, so all of them are stored. The optimizer's
+    state starts from its initial value, unless the source has it, from the same optimizer and with the steps that Adam
+    counts.
+
+    **Arguments**
+
+    - `model`: the model, or the collection itself.
+    - `source`: a state dict; a file of one (.safetensors, or what torch.save wrote); a file that `skirl.export` wrote;
+      or a folder of checkpoints, from which rows alone are taken.
+    - `names`: by table, what the source calls its weight; needed only where that is none of `weight`, `TABLE`,
+      `TABLE.weight` and does not end with `.TABLE.weight`.
 
     >>> import skirl
     >>> bag = torch.nn.EmbeddingBag(10, 2, mode="sum")
@@ -112,7 +116,7 @@ def _from_checkpoint(tables: Mapping[str, Place], path: Path) -> dict[str, int]:
 
 
 def _copy(place: Place, source: Place, same: bool) -> int:
-    """The touched rows of one table, with their optimizer's state where it is the `same`; how many."""
+    """Copy the touched rows of one table, with their state if the optimizer is the `same`; how many there were."""
     taken, bank = 0, bank_of(source.engine, source.number)
     for keys in source.engine.store.keys():  # noqa: SIM118
         keys = np.sort(keys[table_of(keys) == source.number])
@@ -125,13 +129,13 @@ def _copy(place: Place, source: Place, same: bool) -> int:
 
 
 class Tensors:
-    """Tensors by name, some rows at a time."""
+    """Tensors by name, read in pieces."""
 
     def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
         self._file: Any = None
         self.where = "the state dict"
         self.about: dict[str, str] = {}
-        """What a file of `skirl.export` says of itself; nothing for others."""
+        """The metadata of a file of `skirl.export`; empty for other sources."""
         if isinstance(source, Mapping):
             self._tensors = {n: t for n, t in source.items() if isinstance(t, Tensor)}
             self.names = set(self._tensors)
@@ -152,12 +156,12 @@ class Tensors:
             if zipfile.is_zipfile(source):
                 _refuse_damaged(source)
                 state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
-            else:  # of an old torch: mapped, a read of more than there is takes no memory
+            else:  # from an old torch; mapped, since a size in it that is not true then takes no memory
                 with open(source, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                     state = torch.load(mapped, map_location="cpu", weights_only=True)  # pyright: ignore[reportArgumentType]
         except MemoryError:
             raise
-        except Exception as error:  # of whatever class: it is torch's to choose, and so is its length
+        except Exception as error:  # torch chooses its class, and how long it is
             why = str(error).partition("\n")[0][:200]
             raise ValueError(f"{source} is no state dict that torch.load(weights_only=True) reads ({why})") from None
         state = state.get("state_dict", state) if isinstance(state, dict) else {}
@@ -166,7 +170,7 @@ class Tensors:
 
     @property
     def alone(self) -> str | None:
-        """The one table that a file of `skirl.export` has, whose tensors stand there without its name."""
+        """The only table of a file of `skirl.export`: its tensors are there without the table's name."""
         try:
             known = json.loads(self.about.get("tables", "{}"))
             return str(next(iter(known))) if len(known) == 1 else None
@@ -202,7 +206,7 @@ class Tensors:
 
 
 def _refuse_damaged(source: str | Path) -> None:
-    """Compare the checksums in torch's file, which it does not look at when the file is mapped into memory."""
+    """Compare the checksums in torch's file, which torch ignores when it maps the file into memory."""
     with zipfile.ZipFile(source) as file:
         for entry in file.infolist():
             if entry.CRC:  # 0 where torch was told to write none
@@ -224,7 +228,7 @@ def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool)
 
 
 def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
-    """Where the tensors beside a weight are that `skirl.export` wrote: ids, and the optimizer's state; None: all rows."""
+    """What the names of the tensors beside a weight begin with, where `skirl.export` wrote ids; None: it has all rows."""
     base = name.removesuffix("weight")
     has_ids = name.endswith("weight") and f"{base}ids" in tensors.names
     shape = tensors.shape(name)
@@ -245,18 +249,18 @@ def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
 
 @dataclass(frozen=True)
 class _State:
-    """What of the optimizer's state comes along."""
+    """Which part of the optimizer's state is taken along."""
 
     names: tuple[str, ...] = ()
-    """Its parts; none: it begins anew."""
+    """Its parts; empty: it starts from its initial value."""
     steps: int | None = None
-    """Updates that the table had; None: those of the model stay."""
+    """How many updates the table had; None keeps the model's count."""
 
 
 def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptimizer) -> _State:
-    """What a source has of the optimizer's state; refused where it would mean something else here."""
+    """What a source has of the optimizer's state; refused where it would mean something else in this model."""
     if base is None:
-        return _State(steps=0)  # every row is replaced, and its state begins anew
+        return _State(steps=0)  # every row is replaced, and its state starts from its initial value
     by = tensors.about.get("optimizer", type(optimizer).__name__)
     places = {name: part for name, part in optimizer.unpack(table.dim).items() if name != "weight"}
     if by != type(optimizer).__name__ or not all(base + name in tensors.names for name in places):

@@ -1,9 +1,5 @@
-"""A checkpoint on its way: frozen in the training loop, written by a thread of its own.
-
-What stops training is `skirl.save` up to `Frozen`: the step is settled, rows that have left the cache reach the store, the
-dense part is copied, and rows are frozen where they are (`store/marks.py`, `store/_frozen.py`). Files, checksums and waiting
-for the disk are the thread's. With 10 million touched rows of 17 floats (680 MB) training stood still for 10 ms, and writing
-took 3 to 5 seconds. A thread shares a core with training where there is none to spare; a process would have to be sent rows.
+"""A checkpoint on its way: its rows are frozen in the training loop and written by a thread, so that training stands
+still for milliseconds.
 """
 
 import secrets
@@ -20,22 +16,28 @@ from skirl.tools.sealed_json import write_sealed
 
 
 class Saving:
-    """A checkpoint that is being written; made by `skirl.save`."""
+    """A checkpoint that is being written; `skirl.save` makes and returns it.
+
+    **Arguments**
+
+    - `path`: the folder of checkpoints.
+    - `number`: the number of this one, one above the last in the folder.
+    """
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = folder.header(path, number)
-        """Its header, once it is there."""
+        """The file of its header, which appears last."""
         self.number = number
         self.after: int | None = None
-        """The checkpoint in this folder that the run went on from, or saved last."""
+        """The checkpoint in this folder that the run resumed from, or saved last."""
         self.pause = 0.0
         """Seconds that training stood still."""
         self.seconds = 0.0
         """Seconds until it was on disk."""
         self.bytes = 0
-        """Written for this checkpoint; what it shares with the one before is not counted."""
+        """Bytes written for this checkpoint; what it shares with the one before is not counted."""
         self.files: dict[str, Any] = {}
-        """Of each collection, what the header says of its rows; for the next checkpoint."""
+        """What the header says of the rows of each collection; the next checkpoint builds on it."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -45,11 +47,11 @@ class Saving:
         return self._thread is None or not self._thread.is_alive()
 
     def given_up(self) -> "Saving | None":
-        """What the next checkpoint comes after in its place: the one before it, none of whose files are known any more."""
+        """What the next checkpoint follows if this one failed: the one before, so that it writes all rows."""
         return None if self.after is None else Saving(self.path.parent, self.after)
 
     def bare(self) -> "Saving":
-        """This one, none of whose files are known any more: the next checkpoint writes all rows."""
+        """This one without its files: the next checkpoint then writes all rows."""
         return Saving(self.path.parent, self.number)
 
     def run(self, write: Callable[[], None]) -> None:
@@ -65,10 +67,10 @@ class Saving:
         self._thread.start()
 
     def wait(self) -> "Saving":
-        """Return when the checkpoint is on disk; raises what kept it from getting there."""
+        """Return when the checkpoint is on disk; raises the error if it could not be written."""
         if self._thread is not None:
             while self._thread.is_alive():
-                self._thread.join(0.1)  # in slices: a Ctrl-C is heard
+                self._thread.join(0.1)  # briefly, again and again, so that Ctrl-C gets through
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -76,7 +78,7 @@ class Saving:
 
 
 class Frozen:
-    """The rows of one collection as they are when this is made; `before`: what the last checkpoint wrote of them."""
+    """The rows of one collection at the moment this is made; `before`: what the last checkpoint wrote of them."""
 
     def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
         rows = path / folder.ROWS
@@ -90,12 +92,12 @@ class Frozen:
             raise
 
     def write(self) -> dict[str, Any]:
-        """Write all rows, made to last; first those that change most often, and have to be set aside when they do."""
+        """Write all rows to disk; first those in the cache, which change most often and are copied aside when they do."""
         cache = self._caches.write()
         return {"store": self._store.write(), "cache": cache, "changes": self._changes}
 
     def release(self) -> None:
-        """Written or given up."""
+        """Let go of the rows: they are written, or given up."""
         self._caches.release()
         self._store.release()
 
@@ -114,11 +116,11 @@ class AllFrozen:
             raise
 
     def write(self) -> dict[str, Any]:
-        """Write all rows; of each collection, what the header says of them."""
+        """Write all rows; returns what the header says of them, by collection."""
         return {name: part.write() for name, part in self._parts.items()}
 
     def release(self) -> None:
-        """Written or given up."""
+        """Let go of the rows: they are written, or given up."""
         for part in self._parts.values():
             part.release()
 
@@ -126,7 +128,7 @@ class AllFrozen:
 def write(
     saving: Saving, path: Path, frozen: AllFrozen, tensors: dict[str, Any], body: dict[str, Any], keep: int
 ) -> None:
-    """The background's part: all files, then the header, then what is not needed any more."""
+    """What the thread does: write all files, then the header, then remove what is not needed any more."""
     began = time.perf_counter()
     mark = secrets.token_hex(8)
     before = _sizes(path)
@@ -150,7 +152,7 @@ def write(
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Files and the bytes that they alone take: a second name of a store's file takes none."""
+    """The bytes that each file takes: a second name of a store's file takes none."""
     found = {}
     for file in path.rglob("*"):
         if file.is_file():

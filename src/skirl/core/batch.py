@@ -1,9 +1,4 @@
-"""What enters: jagged ids of many features, and a batch that carries them.
-
-`KeyedJagged` has the methods of TorchRec's KeyedJaggedTensor that skirl calls; either may be passed, by duck typing, and so
-may any class with these methods. It is a plain holder of at most four tensors, so making one costs microseconds; a padded
-[batch, features, longest] tensor would be simpler and cost the longest bag for every sample.
-"""
+"""What a training loop passes in: the ids of many features, any number for each sample, and a batch that carries them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +19,18 @@ class Sparse(Protocol):
 
 class KeyedJagged:
     """Ids of several features, any number for each sample: values in order of (feature, sample, place in the bag).
+
+    It has the methods of TorchRec's KeyedJaggedTensor that skirl calls; wherever one is taken, so is the other, and any
+    class with these methods.
+
+    **Arguments**
+
+    - `keys`: the names of the features.
+    - `values`: all ids in one int64 or int32 tensor: those of the first feature, sample after sample, then the next
+      feature's.
+    - `lengths`: the number of ids in each bag, `[features * batch]`. Pass this or `offsets`, not both.
+    - `offsets`: where each bag starts in `values`, and where the last one ends, `[features * batch + 1]`.
+    - `weights`: one weight per id; None, the default, weighs all ids alike.
 
     >>> sparse = KeyedJagged(["user", "clicked"], values=torch.tensor([7, 8, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 1]))
     >>> sparse.offsets().tolist()
@@ -51,7 +58,12 @@ class KeyedJagged:
 
     @classmethod
     def one_hot(cls, keys: Sequence[str], ids: torch.Tensor) -> "KeyedJagged":
-        """Exactly one id a feature and sample: `ids` is [batch, features].
+        """For exactly one id per feature and sample.
+
+        **Arguments**
+
+        - `keys`: the names of the features.
+        - `ids`: `[batch, features]`, a column for each name.
 
         >>> KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 2], [3, 4]])).values().tolist()
         [1, 3, 2, 4]
@@ -96,10 +108,17 @@ class KeyedJagged:
 
 
 def moved(tensor: torch.Tensor, at: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The tensor there, and in that dtype; a GPU that is still at work is not waited for.
+    """Copy a tensor to a device without waiting for a GPU that is still at work.
 
-    A plain `to` returns when the GPU has done all that was asked of it before, so no step would be launched while the one
-    before it runs. Out of pinned memory a copy is only put on the stream; torch keeps that memory until it is done.
+    A plain `to` from ordinary memory returns only when the GPU has done everything it was asked before, so the next
+    step could not be launched while this one runs. A copy from pinned memory is put on the stream, and torch keeps that
+    memory until then.
+
+    **Arguments**
+
+    - `tensor`: what to copy. On another device already, or with a gradient, it is copied with a plain `to`.
+    - `at`: the device to copy it to.
+    - `dtype`: the dtype it gets there; None keeps its own.
 
     >>> moved(torch.tensor([1, 2]), torch.device("cpu"), torch.float32)
     tensor([1., 2.])
@@ -113,11 +132,15 @@ def moved(tensor: torch.Tensor, at: torch.device, dtype: torch.dtype | None = No
 
 @dataclass
 class Batch:
-    """Samples of a click log, as skirl's own readers yield them."""
+    """Samples of a click log, as skirl's own readers yield them.
+
+    **Arguments**
+
+    - `dense`: `[batch, dense features]`, float32.
+    - `sparse`: the ids: a KeyedJagged, or anything with its methods.
+    - `labels`: `[batch]`, float32: 1 for a click. `[batch, labels]` where the data has several.
+    """
 
     dense: torch.Tensor
-    """[batch, dense features], float32."""
     sparse: Any
-    """The ids: a KeyedJagged, or anything with its methods."""
     labels: torch.Tensor
-    """[batch], float32: 1 for a click."""

@@ -1,9 +1,4 @@
-"""Rows of half precision as the rest of skirl sees them: words of 32 bits, two numbers each.
-
-Stores, staging and checkpoints move records and never look into them, so a record of halves travels as float32 words that
-are only bits; an odd one has a number to spare. A dtype of their own in every store would be a kind of record more for each
-of their kernels, and numpy has no bfloat16. Who wants numbers gets them as float32; what comes in is rounded to nearest.
-"""
+"""Rows of half precision as stores and checkpoints see them: float32 words that are only bits, two numbers in each."""
 
 from typing import Any
 
@@ -15,7 +10,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def words(width: int) -> int:
-    """Words of a record of so many numbers.
+    """How many words a record of `width` numbers takes; with an odd width half a word is unused.
 
     >>> words(64), words(65)
     (32, 33)
@@ -24,7 +19,7 @@ def words(width: int) -> int:
 
 
 def expanded(records: NDArray[Any], width: int, half: torch.dtype) -> NDArray[np.float32]:
-    """The numbers of records.
+    """The numbers in some records, as float32.
 
     >>> rows = np.array([[1.0, -0.5, 3.0]], np.float32)
     >>> packed(rows, torch.bfloat16).shape, expanded(packed(rows, torch.bfloat16), 3, torch.bfloat16).tolist()
@@ -35,7 +30,7 @@ def expanded(records: NDArray[Any], width: int, half: torch.dtype) -> NDArray[np
 
 
 def packed(rows: NDArray[Any], half: torch.dtype) -> NDArray[np.float32]:
-    """Records of these numbers, each rounded to the nearest."""
+    """Records of these numbers, each rounded to nearest."""
     out = torch.zeros((len(rows), 2 * words(rows.shape[1])), dtype=half, device="cpu")
     out[:, : rows.shape[1]] = torch.from_numpy(np.ascontiguousarray(rows)).to(half)
     return out.view(torch.int16).numpy().view(np.float32)

@@ -1,16 +1,5 @@
-"""Initial values: what a row holds before its first update, as a pure function of (seed, key).
-
-A row that was never stored is made where it is needed, so its first use sends no request: on the real traces most arrivals
-of a large cache are first uses. The generator is a counter, not a sequence: element d of a row costs half a splitmix64
-finaliser (10 integer operations for two elements) and one multiply, and needs no other element. Integers and one rounding
-give the same bits in Numba, Triton and torch, which `torch.nn.init` with a generator cannot: its values depend on the order
-of calls and on the device, and would have to be made for all rows up front (226 GB for 882.8M rows of 64 floats).
-
-    base = mix(key ^ mix(seed))                         mix: the splitmix64 finaliser, all in uint64 with wraparound
-    z    = mix(base + (d // 2 + 1) * 0x9E3779B97F4A7C15)
-    u    = z >> 40 if d is even else (z >> 8) & 0xFFFFFF             24 bits: exact in a float32
-
-Normals come from a table of 65,536 quantiles (256 KB, in L2): a logarithm and a cosine would differ between libraries.
+"""Initial values: what a row holds before its first update, as a pure function of (seed, key). docs/design.md has the
+formula.
 """
 
 from collections.abc import Sequence
@@ -39,7 +28,11 @@ _LOW16 = np.uint64(0xFFFF)
 
 @dataclass(frozen=True)
 class Uniform:
-    """Even over [-bound, bound): 2**24 different values.
+    """Uniform over [-bound, bound), in 2**24 different values.
+
+    **Arguments**
+
+    - `bound`: the largest absolute value, 0 or more.
 
     >>> first_rows([0, 1], Uniform(0.5), dim=2, seed=0).tolist()
     [[0.38331079483032227, -0.019076526165008545], [0.24974822998046875, 0.3662542700767517]]
@@ -54,7 +47,12 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Mean 0 and deviation `std`: one of 65,536 evenly likely values, the farthest at 4.3 deviations."""
+    """Normal with mean 0: one of 65,536 equally likely values, the farthest at 4.3 standard deviations.
+
+    **Arguments**
+
+    - `std`: the standard deviation; 1 as in nn.EmbeddingBag.
+    """
 
     std: float = 1.0
 
@@ -65,7 +63,12 @@ class Normal:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value everywhere."""
+    """The same value everywhere.
+
+    **Arguments**
+
+    - `value`: what every number of a new row is; 0 suits weights that start without an effect.
+    """
 
     value: float = 0.0
 
@@ -89,7 +92,7 @@ class InitialTable:
 
     @classmethod
     def of(cls, initials: Sequence[Initial], dtype: DTypeLike = np.float32) -> "InitialTable":
-        """Pack one initialiser a table.
+        """Pack the initialisers, one per table.
 
         >>> InitialTable.of([Uniform(1.0), Constant(3.0)]).kind.tolist()
         [0, 2]
@@ -122,7 +125,7 @@ def normal_quantiles() -> NDArray[np.float32]:
 
 
 def first_rows(keys: Any, initial: Initial, dim: int, seed: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """The initial weights of some keys, whatever their tables; for tests, examples and exports."""
+    """The initial weights of some keys, all with one initialiser; for tests and examples."""
     keys = np.asarray(keys, np.int64)
     table = InitialTable.of([initial], dtype)
     tables = int(table_of(keys.max(initial=0))) + 1
@@ -143,10 +146,11 @@ def mix(z: np.uint64) -> np.uint64:
 
 @kernel
 def fill(keys, slots, cache, dim, seed, kind, scale, quantiles, state_value, lo, hi):
-    """Write the first record of keys[lo:hi] to cache[slots[lo:hi]]: initial weights, then the optimizer's initial state.
+    """Write the first records of keys[lo:hi] to cache[slots[lo:hi]]: initial weights, then the optimizer's initial
+    state.
 
-    keys int64[n]; slots int32[n]; cache [slots, width >= dim]; seed a non-negative int; kind, scale, quantiles from
-    InitialTable; state_value goes to every column from dim on.
+    keys int64 [n]; slots int32 [n]; cache [slots, width >= dim]; seed a non-negative int; kind, scale and quantiles
+    from InitialTable; state_value goes to every column from dim on.
     """
     number = cache.dtype.type  # a float32 times an int or a float64 would be a float64 until it is stored
     state = number(state_value)

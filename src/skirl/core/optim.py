@@ -1,13 +1,5 @@
-"""Row optimizers: how a row changes once its gradients are summed, and what state travels with it.
-
-A record is the weight and its state side by side, so a row and its moments move, are checkpointed and are evicted as one.
-The state is what a row costs: SGD none, RowwiseAdagrad one number (64 floats become 65, 1.6% more traffic), Adagrad twice
-and Adam three times the weight. Keeping the state in a second table would halve the record of an evaluation, and double the
-requests of every training step.
-
-Each is defined by its reference on coalesced sparse gradients: torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam
-and FBGEMM's exact row-wise Adagrad. They are parameters only: the arithmetic is in nn/cpu.py, and once more in
-reference.py. Weight decay exists where the reference has it for sparse gradients, which is row-wise Adagrad.
+"""Row optimizers: their parameters, and the layout of a row's record, weight and state side by side. The arithmetic is
+in `engine/kernels/`, and once more in `core/reference.py`.
 """
 
 from collections.abc import Callable
@@ -27,34 +19,33 @@ class _Rule:
     """What all row optimizers share: a learning rate, a clip and the layout of a record."""
 
     kind: ClassVar[int]
-    """Which branch of the update kernel."""
+    """Which branch of the update kernels it takes."""
     state_names: ClassVar[tuple[str, ...]]
-    """Parts of a record after the weight, in order, named as the reference names them."""
+    """Parts of a record after the weight, in order, by the names that torch gives them."""
     lr: float
     clip: float | None
-    """A row's summed gradient is scaled down to this norm; None to leave it. Over one row, never over the model."""
 
     @property
     def clip_norm(self) -> float:
-        """The clip as the kernel takes it: inf when there is none."""
+        """`clip` as the kernels take it: inf when there is none."""
         return inf if self.clip is None else float(self.clip)
 
     @property
     def initial_state(self) -> float:
-        """What every number of a new row's state starts from."""
+        """The first value of every number of a row's state."""
         return 0.0
 
     @property
     def counts_steps(self) -> bool:
-        """Whether the next update depends on how many a table had: then a row's state means nothing without it."""
+        """Whether an update depends on how many its table had before: a row's state needs that number then."""
         return False
 
     def state_width(self, dim: int) -> int:
-        """Numbers of state a row of `dim` weights carries."""
+        """How many numbers of state a row of `dim` weights has."""
         return len(self.state_names) * dim
 
     def width(self, dim: int) -> int:
-        """Numbers in one record.
+        """How many numbers a record has.
 
         >>> SGD().width(64), RowwiseAdagrad().width(64), Adagrad().width(64), Adam().width(64)
         (64, 65, 128, 192)
@@ -62,7 +53,7 @@ class _Rule:
         return dim + self.state_width(dim)
 
     def unpack(self, dim: int) -> dict[str, slice]:
-        """Where in a record each part is.
+        """Where each part of a record is.
 
         >>> Adam().unpack(8)
         {'weight': slice(0, 8, None), 'exp_avg': slice(8, 16, None), 'exp_avg_sq': slice(16, 24, None)}
@@ -74,23 +65,23 @@ class _Rule:
         return parts
 
     def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """What the kernel needs for each table, [tables, k] in the dtype of the rows; rounded once, from float64.
+        """What the kernels need for each table, [tables, k] in the dtype of the rows, rounded once from float64.
 
-        table_steps: how many updates each table has had, the coming one included.
+        table_steps: how many updates each table has had, this one included.
 
         >>> SGD().scalars(0.5, np.array([1, 7])).tolist()
         [[0.5], [0.5]]
         """
-        # A table without a gradient may still be at 0, and its entry is never read: spare it a division by zero.
+        # A table without a gradient may still be at 0; its entry is never read, and must not divide by zero.
         steps = np.maximum(np.asarray(table_steps, np.int64), 1)
-        at = {t: self._scalars_at(float(lr), t) for t in set(steps.tolist())}  # most tables have had as many
+        at = {t: self._scalars_at(float(lr), t) for t in set(steps.tolist())}  # most tables have had equally many
         return np.array([at[t] for t in steps.tolist()], dtype).reshape(len(steps), -1)
 
     def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
         raise NotImplementedError
 
     def _check(self, **least: float) -> None:
-        """Refuse parameters below their least value, and what is not a number."""
+        """Refuse parameters that are below their least value or not finite."""
         name = type(self).__name__
         for field, bound in least.items():
             value = getattr(self, field)
@@ -102,7 +93,13 @@ class _Rule:
 
 @dataclass(frozen=True)
 class SGD(_Rule):
-    """w = w - lr * g, as torch.optim.SGD without momentum.
+    """w = w - lr * g, as torch.optim.SGD without momentum. It has no state: a record is the weight alone.
+
+    **Arguments**
+
+    - `lr`: the learning rate, until a scheduler changes it; 0.01 is only a first try.
+    - `clip`: a row's summed gradient is scaled down to this norm; None, the default of all row optimizers, leaves
+      gradients as they are. It is the norm of one row, never that of the model, whose rows are not all at hand.
 
     >>> SGD(lr=-1)
     Traceback (most recent call last):
@@ -125,7 +122,17 @@ class SGD(_Rule):
 class Adagrad(_Rule):
     """s = s + g*g; w = w - clr * (g / (sqrt(s) + eps)), as torch.optim.Adagrad.
 
-    clr = lr / (1 + (t - 1) * lr_decay), t the table's count of updates.
+    clr = lr / (1 + (t - 1) * lr_decay), t the table's count of updates. A record is twice the weight.
+
+    **Arguments**
+
+    - `lr`: the learning rate; 0.01 as in torch.
+    - `lr_decay`: how fast it falls with the table's updates; 0 as in torch, since schedulers do this for all tables at
+      once.
+    - `eps`: keeps the division finite; 1e-10 as in torch.
+    - `initial_accumulator_value`: where each sum of squares starts; 0 as in torch. Above 0 it makes the first steps
+      smaller.
+    - `clip`: as for SGD.
     """
 
     kind: ClassVar[int] = KIND_ADAGRAD
@@ -153,10 +160,18 @@ class Adagrad(_Rule):
 
 @dataclass(frozen=True)
 class RowwiseAdagrad(_Rule):
-    """s = s + mean(g*g); w = w - lr / (sqrt(s) + eps) * g, with one s a row, as FBGEMM's EXACT_ROWWISE_ADAGRAD.
+    """s = s + mean(g*g); w = w - lr / (sqrt(s) + eps) * g, as FBGEMM's EXACT_ROWWISE_ADAGRAD.
 
-    weight_decay is its L2 mode: weight_decay * w is added to the gradient first. FBGEMM's CUDA kernel does this; its
-    CPU operator (1.8.0) ignores the parameter.
+    One number of state per row, so a record of 64 weights is 65 numbers: Adagrad's adaptation at 1.6% more traffic than
+    SGD.
+
+    **Arguments**
+
+    - `lr`: the learning rate; 0.01 as in FBGEMM.
+    - `eps`: keeps the division finite; 1e-8 as in FBGEMM.
+    - `weight_decay`: L2: `weight_decay * w` is added to the gradient first; 0 for none. FBGEMM's CUDA kernel does the
+      same; its CPU operator (1.8.0) ignores the parameter. Only rows of the batch decay.
+    - `clip`: as for SGD.
     """
 
     kind: ClassVar[int] = KIND_ROWWISE_ADAGRAD
@@ -178,9 +193,18 @@ class RowwiseAdagrad(_Rule):
 
 @dataclass(frozen=True)
 class Adam(_Rule):
-    """m += (g - m) * (1 - b1); v += (g*g - v) * (1 - b2); w = w - size * (m / (sqrt(v) + eps)), as torch.optim.SparseAdam.
+    """m += (g - m) * (1 - b1); v += (g*g - v) * (1 - b2); w = w - size * (m / (sqrt(v) + eps)), as
+    torch.optim.SparseAdam.
 
-    size = lr * sqrt(1 - b2**t) / (1 - b1**t), t the table's count of updates: rows that were not in a batch do not decay.
+    size = lr * sqrt(1 - b2**t) / (1 - b1**t), t the table's count of updates. The moments of rows that are not in the
+    batch do not decay. A record is three times the weight.
+
+    **Arguments**
+
+    - `lr`: the learning rate; 0.001 as in torch.
+    - `betas`: how slowly the two moments change, each 0 or more and below 1; (0.9, 0.999) as in torch.
+    - `eps`: keeps the division finite; 1e-8 as in torch.
+    - `clip`: as for SGD.
 
     >>> Adam(betas=(0.9, 1.0))
     Traceback (most recent call last):
@@ -233,7 +257,7 @@ def row_optimizer(name: str) -> type[RowOptimizer]:
 class TorchHandle(torch.optim.Optimizer):
     """The rows' learning rate as a torch optimizer, so that torch's schedulers drive it and its state_dict keeps it.
 
-    Rows are updated in backward, with the learning rate found here then; step() does nothing.
+    Rows are updated in backward, with the learning rate that is set here at that moment; step() does nothing.
 
     >>> handle = TorchHandle(SGD(lr=0.5), torch.zeros(1, requires_grad=True))
     >>> schedule = torch.optim.lr_scheduler.ExponentialLR(handle, gamma=0.1)
@@ -244,7 +268,7 @@ class TorchHandle(torch.optim.Optimizer):
 
     def __init__(self, optimizer: RowOptimizer, anchor: torch.Tensor) -> None:
         super().__init__([anchor], {"lr": optimizer.lr})
-        # Schedulers warn when no step() came before theirs. Backward is our step.
+        # Schedulers warn when no step() came before theirs. Here backward is the step.
         self._opt_called = True
 
     @property
@@ -253,7 +277,7 @@ class TorchHandle(torch.optim.Optimizer):
         return float(self.param_groups[0]["lr"])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Nothing, but for calling the closure as torch's optimizers do."""
+        """Do nothing, but call the closure as torch's optimizers do."""
         if closure is None:
             return None
         with torch.enable_grad():

@@ -1,8 +1,4 @@
-"""A batch's ids as the planner takes them: any array of ids, and which stretch of it belongs to which table.
-
-The ids stay as the loader gave them. To build a key of 8 bytes for each position first would write 3.4 MB a batch of
-16,384 x 26 that is read once: rows are checked where they are read anyway, and keys are made for distinct rows.
-"""
+"""A batch's ids as the planner takes them: the loader's own array, and which part of it belongs to which table."""
 
 from dataclasses import dataclass
 
@@ -14,16 +10,16 @@ from skirl.tools.jit import kernel
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Ids of one batch and one bank; positions are numbered part after part."""
+    """The ids of one batch that belong to one bank; positions are numbered part after part."""
 
     values: np.ndarray
-    """int64 or int32: rows, or keys, or other things in between that no part names."""
+    """int64 or int32: rows or keys; what lies outside all parts belongs to other banks."""
     parts: np.ndarray
-    """int64 [parts, 4]: table, begin and end in `values`, and what to take off a value to have its row."""
+    """int64 [parts, 4]: table, begin and end in `values`, and what to subtract from a value to get its row."""
 
     @classmethod
     def of(cls, batch: "Positions | np.ndarray") -> "Positions":
-        """Of keys, a part wherever the table changes.
+        """From an array of keys: a new part begins wherever the table changes.
 
         >>> Positions.of(np.array([5, 6, 1 << 48 | 7])).parts[:, :3].tolist()
         [[0, 0, 2], [1, 2, 3]]
@@ -39,7 +35,7 @@ class Positions:
 
     @classmethod
     def joined(cls, batches: "list[Positions]") -> "Positions":
-        """Of micro-batches, one after the other."""
+        """Those of several micro-batches, one after the other."""
         if len(batches) == 1:
             return batches[0]
         parts, shift = [], 0
@@ -69,7 +65,7 @@ def _keys(values, parts, keys):
 
 
 class Layout:
-    """A batch's parts by table: those of one table together, tables in the bank's order."""
+    """A batch's parts sorted by table, tables in the bank's order."""
 
     __slots__ = ("at", "first", "parts", "positions")
 
@@ -80,9 +76,9 @@ class Layout:
         begins = np.cumsum(lengths) - lengths
         order = np.argsort(table, kind="stable")
         self.parts = np.column_stack([batch.parts[order, 1:], begins[order]])
-        """int64 [parts, 4]: begin and end in `values`, what to take off, and the part's first position."""
+        """int64 [parts, 4]: begin and end in `values`, what to subtract, and the part's first position."""
         self.first = np.searchsorted(table[order], np.arange(tables + 1))
         """[tables + 1]: each table's first part."""
         self.at = np.concatenate([[0], np.cumsum(lengths[order])])[self.first]
-        """[tables + 1]: how many positions the tables before have."""
+        """[tables + 1]: how many positions the tables before it have."""
         self.positions = int(self.at[-1])

@@ -1,12 +1,6 @@
-"""The plain reference: what training with every row in memory does, in the fewest and dullest lines.
-
-A dict of rows, lists of ids, one numpy operation for each formula. It has no cache, no plan, no threads and no kernel, and
-shares nothing with them but the parameters of tables and optimizers: `skirl verify` and the tests hold the library to its
-bits. A position and a row's update cost 2-7 us each, about 100x more than in the kernels. Plain PyTorch cannot take its
-place: it sums in other orders on other machines, so it only agrees to a tolerance.
-
-Every operation on an array rounds once for each element, in the dtype of the rows; what is computed in float64 (Adam's
-step size, Adagrad's decayed rate) is rounded to that dtype before it meets a row.
+"""The plain reference: what training with every row in memory does, in the simplest Python. `skirl verify` and the
+tests hold the library to its bits. Every operation on an array rounds once per element, in the dtype of the rows; what
+is computed in float64 (Adam's step size, Adagrad's decayed rate) is rounded to that dtype before it meets a row.
 """
 
 from collections import ChainMap
@@ -58,7 +52,7 @@ class Reference:
     ) -> dict[str, NDArray[Any]]:
         """The pooled output of each feature in the batch, [batch, dim].
 
-        accumulate: another micro-batch of the step that the last forward began. evaluate: change nothing, make no rows.
+        accumulate: this is another micro-batch of the step that the last forward began. evaluate: change nothing.
         """
         if not evaluate:
             self._pending = [*self._pending, batch] if accumulate else [batch]
@@ -82,10 +76,10 @@ class Reference:
 
     @np.errstate(all="ignore")
     def backward(self, *grads: Mapping[str, NDArray[Any] | None], lr: float | None = None) -> None:
-        """Update the rows of the last step: gradients of the outputs, one mapping for each of its micro-batches.
+        """Update the rows of the last step by the gradients of its outputs, one mapping for each of its micro-batches.
 
-        Positions of a feature that is missing or None in a micro-batch do not count there; a row without any that counts is
-        left as it is. lr: of this step, the optimizer's own when None.
+        Where a feature's gradient is missing or None, its positions do not count; a row with no position that counts
+        stays as it is. lr: the learning rate of this step; None takes the optimizer's.
         """
         if len(grads) != len(self._pending):
             raise ValueError(f"{len(grads)} micro-batches of gradients for {len(self._pending)} forwards")
@@ -106,7 +100,7 @@ class Reference:
         self._pending = []
 
     def _add_terms(self, terms: dict[int, list[Row | None]], t: int, bags: Bags, grad: NDArray[Any] | None) -> None:
-        """What each position of a feature adds to the gradient of its row, in order; None without a gradient."""
+        """What each position of a feature adds to the gradient of its row, in order; None where it has no gradient."""
         ids, offsets, _ = bags
         scale = self._scale(self.tables[t], bags)
         keys = [key_of(t, int(i)) for i in ids]
@@ -117,7 +111,7 @@ class Reference:
                 terms.setdefault(keys[place], []).append(term)
 
     def _sum(self, terms: list[Row | None], dim: int) -> Row:
-        """Stretches of 256 positions, each summed from zero; then the sums of the stretches, from zero."""
+        """Sum stretches of 256 positions, each from zero; then sum those sums, from zero."""
         total: Row = np.zeros(dim, self.dtype)
         for begin in range(0, len(terms), 256):
             part: Row = np.zeros(dim, self.dtype)
@@ -139,14 +133,14 @@ class Reference:
         return scale
 
     def read(self, keys: Sequence[int] | NDArray[np.int64]) -> NDArray[Any]:
-        """Records by key, of tables of one dim; rows never used have their initial values, and are not made."""
+        """Records by key, of tables of one dim; a row never used has its initial value, and is not kept."""
         rows = [
             self.rows[k] if k in self.rows else self._records(table_of(k), [k], keep=False)[k] for k in map(int, keys)
         ]
         return np.stack(rows)
 
     def _records(self, t: int, keys: Sequence[int], keep: bool) -> Mapping[int, Row]:
-        """The records of these rows of table t, those never used before with their initial values."""
+        """The records of these rows of table t; those never used before have their initial values."""
         new = [key for key in dict.fromkeys(keys) if key not in self.rows]
         dim = self.tables[t].dim
         made = np.full((len(new), self.optimizer.width(dim)), self.optimizer.initial_state, self.dtype)
@@ -219,7 +213,7 @@ def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
 
 
 def tree_sum(values: Row) -> Any:
-    """The sum by halves: the upper half is added onto the lower until one number is left."""
+    """The sum by halves: the upper half is added to the lower until one number is left."""
     v = values.copy()
     while len(v) > 1:
         half = 1 << (len(v) - 1).bit_length() - 1

@@ -1,11 +1,5 @@
-"""Tables, keys and banks: what is trained, and how a row is named.
-
-A key is one int64: the table in the upper 16 bits, the row in the lower 48. One integer is 8 bytes on every wire and one
-compare in every index; a (table, row) pair would be two. Ids wider than 48 bits go through a vocabulary first.
-
-Tables of one dim share a bank: one cache tensor, one planner, one record width. Records of one width make a slot a plain
-offset, at the price of splitting the cache between widths once, at the first window. Padding all tables to the widest dim
-would avoid the split and waste up to dim_max / dim of the cache.
+"""Tables, banks and keys. A key names a row in one int64: the table in the upper 16 bits, the row in the lower 48; ids
+wider than 48 bits go through a vocabulary first. The tables of one dim share a bank.
 """
 
 from collections.abc import Sequence
@@ -22,6 +16,16 @@ Pooling = Literal["sum", "mean"]
 class Table:
     """One embedding table.
 
+    **Arguments**
+
+    - `name`: its name, as errors, exports and checkpoints call it.
+    - `rows`: how many rows it has, at most 2**48: ids run from 0 to `rows - 1`. A row that was never used takes one bit.
+    - `dim`: numbers in a row's vector. Tables of one dim share a cache.
+    - `features`: the id features that look rows up in this table; when empty, one feature with the table's own name.
+    - `pooling`: how the rows of a bag become one vector, "sum" or "mean". "sum" needs no division, and with one id per
+      bag it is the same.
+    - `init`: the initial value of a row; None is `Uniform(1 / sqrt(rows))`, as DLRM has it.
+
     >>> Table("item", rows=1000, dim=64, features=("clicked", "bought"), pooling="mean").features
     ('clicked', 'bought')
     >>> Table("user", rows=1000, dim=64).features
@@ -32,10 +36,8 @@ class Table:
     rows: int
     dim: int
     features: tuple[str, ...] = ()
-    """Names of the id features that look rows up here; the table's own name when empty."""
     pooling: Pooling = "sum"
     init: Initial | None = None
-    """How a row starts; `Uniform(1 / sqrt(rows))` when None, as DLRM does."""
 
     def __post_init__(self) -> None:
         for name in ("rows", "dim"):
@@ -55,14 +57,14 @@ class Table:
 
     @property
     def initial(self) -> Initial:
-        """How a row starts, with the default filled in."""
+        """`init`, with the default filled in."""
         assert self.init is not None
         return self.init
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One id feature: where it looks its rows up."""
+    """One id feature, and where it looks its rows up."""
 
     name: str
     table: int
@@ -73,7 +75,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Bank:
-    """The tables of one dim: they share a cache tensor and a planner."""
+    """The tables of one dim: they share a cache and a planner, since their records have one width."""
 
     dim: int
     tables: tuple[int, ...]

@@ -1,9 +1,5 @@
-"""`EmbeddingBag`: torch's own, its rows outside the device.
-
-A model that holds one nn.EmbeddingBag changes one line. The module turns what torch's takes (bags as rows of a matrix, or
-ids and offsets) into the ids of a collection of one table, at the price of one small object a call; padding is taken out
-there, so a padded id is neither looked up nor trained. What cannot be had by rows that move is refused, not ignored. A model
-with several bags makes one `EmbeddingBagCollection` of them: they share a cache and a lookahead then.
+"""`EmbeddingBag`: nn.EmbeddingBag with its rows outside the device. What rows that move cannot do is refused, not
+ignored.
 """
 
 from typing import Any, Literal
@@ -24,8 +20,32 @@ from skirl.store import Store
 class EmbeddingBag(nn.Module):
     """A drop-in for nn.EmbeddingBag: the same arguments, and what rows that move need: an optimizer, a cache, a store.
 
-    Without a lookahead it works as it stands. With one, tell the lookahead which ids a batch has:
+    It works as it is, without a lookahead. With one, say which ids a batch has:
     `skirl.lookahead(loader, model, sparse=lambda batch: model.bag.sparse(batch.ids, batch.offsets))`.
+    A model with several bags makes one `EmbeddingBagCollection` of them, so that they share a cache.
+
+    **Arguments**
+
+    - `num_embeddings`, `embedding_dim`: rows, and numbers in a row.
+    - `max_norm`, `norm_type`: refused unless left at torch's defaults: they change rows where they are looked up. The
+      optimizer's `clip` bounds gradients.
+    - `scale_grad_by_freq`: refused; Adagrad serves frequent ids.
+    - `mode`: "mean" as in torch, or "sum"; "max", which is not a sum of rows, is refused.
+    - `sparse`: has no effect: gradients of rows are never dense.
+    - `_weight`: rows to start from, `[num_embeddings, embedding_dim]`; None takes `init`. All of them are then stored.
+    - `include_last_offset`: as in torch: whether `offsets` has one entry more, the number of ids.
+    - `padding_idx`: as in torch: ids that are neither looked up nor trained, and do not count in a mean.
+    - `device`: where the cache is; None is the CPU.
+    - `dtype`: of the rows; None is float32.
+    - `optimizer`: how rows change in backward. It has no default, since rows are trained by it and by nothing else.
+    - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB"). No default suits every
+      table.
+    - `store`: where the other rows are: "memory", "disk:FOLDER" or a `skirl.store.Store`. In memory nothing has to be
+      set up.
+    - `seed`: fixes the initial values.
+    - `init`: the initial value of a row; None is `Normal(1.0)`, as in torch.
+    - `resume`: take a store that holds rows already; False refuses one, lest a run starts from another's rows
+      unnoticed.
 
     >>> import skirl
     >>> bag = EmbeddingBag(1000, 4, mode="sum", optimizer=skirl.SGD(lr=0.1), cache=10)
@@ -83,7 +103,13 @@ class EmbeddingBag(nn.Module):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, **options: Any) -> "EmbeddingBag":
-        """With these rows; trained further unless the model is in eval mode."""
+        """Start from these rows; they are trained further unless the model is in eval mode.
+
+        **Arguments**
+
+        - `embeddings`: the rows, `[num_embeddings, embedding_dim]`.
+        - `options`: all else that the class takes by name; `freeze=True` is refused.
+        """
         if options.pop("freeze", False):
             raise ValueError("rows are trained by backward: leave freeze out, and call eval() to keep them")
         rows, dim = embeddings.shape
@@ -91,13 +117,18 @@ class EmbeddingBag(nn.Module):
 
     @property
     def optimizer(self) -> Any:
-        """The rows' learning rate, for torch's schedulers."""
+        """Holds the rows' learning rate, for torch's schedulers."""
         return self.rows.optimizer
 
     def sparse(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> KeyedJagged:
-        """The ids of a call, as a lookahead needs them."""
+        """The ids of a batch, as a lookahead needs them.
+
+        **Arguments**
+
+        - `input`, `offsets`, `per_sample_weights`: as `forward` takes them.
+        """
         if per_sample_weights is not None and self.mode != "sum":
             raise ValueError(f"per_sample_weights go with mode='sum', and mode is {self.mode!r}")
         if per_sample_weights is not None and per_sample_weights.shape != input.shape:
@@ -124,9 +155,16 @@ class EmbeddingBag(nn.Module):
         return KeyedJagged(["weight"], ids, offsets=ends, weights=weights)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """As torch's: [bags, embedding_dim]."""
+        """Look up and pool, as torch's module does: `[bags, embedding_dim]`.
+
+        **Arguments**
+
+        - `input`: ids, `[bags, ids]` or one dimension with `offsets`.
+        - `offsets`: where each bag starts in an input of one dimension.
+        - `per_sample_weights`: one weight per id, in the shape of `input`; with mode "sum" only.
+        """
         return self.rows(self.sparse(input, offsets, per_sample_weights))["weight"]
 
     def extra_repr(self) -> str:
-        """As torch's."""
+        """What repr shows, as torch's module has it."""
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"

@@ -1,9 +1,5 @@
-"""Swap TorchRec's EmbeddingBagCollection for skirl's inside a model, in place: rows stay bit for bit, and the model's code.
-
-TorchRec is known by the names of its methods only (`embedding_bag_configs`, `is_weighted`) and never imported here, so this
-works for any of its releases, and costs nothing where it is not installed. The output is TorchRec's own KeyedTensor, made
-by the class that its module uses. Writing TorchRec's sharding interface instead would give its planner a new kernel, and
-tie skirl to its release of torch.
+"""Swap TorchRec's EmbeddingBagCollection inside a model for skirl's; neither the rows nor the model's code change.
+TorchRec is known by the names of its methods and never imported, so any of its releases will do.
 """
 
 import sys
@@ -24,7 +20,7 @@ _DTYPES = {"FP32": torch.float32, "FP64": torch.float64}
 
 
 class Swapped(nn.Module):
-    """What stands in a TorchRec EmbeddingBagCollection's place; made by `swap`."""
+    """What replaces a TorchRec EmbeddingBagCollection; made by `swap`."""
 
     def __init__(self, theirs: Any, *, weights: bool = True, **options: Any) -> None:
         super().__init__()
@@ -52,13 +48,13 @@ class Swapped(nn.Module):
                 put_weight(self.rows.engine, number, state[f"embedding_bags.{table.name}.weight"])
 
     def sparse(self, features: Sparse) -> Sparse:
-        """The ids of a batch, for a lookahead: TorchRec leaves weights out where the collection is not weighted."""
+        """The ids of a batch, for a lookahead: a collection that is not weighted ignores weights, as TorchRec's does."""
         if self._weighted or features.weights_or_none() is None:
             return features
         return KeyedJagged(list(features.keys()), features.values(), offsets=features.offsets())
 
     def forward(self, features: Sparse) -> Any:
-        """A KeyedTensor, with TorchRec's order of features."""
+        """A KeyedTensor, with its features in TorchRec's order."""
         out = self.rows(self.sparse(features))
         values = torch.cat([out[name] for name in self.features], dim=1)
         if self._output is None:
@@ -67,7 +63,7 @@ class Swapped(nn.Module):
 
 
 class Keyed:
-    """The methods of a KeyedTensor that models call, where TorchRec's own class is not at hand."""
+    """The methods of a KeyedTensor that models call, for where TorchRec's own class cannot be found."""
 
     def __init__(self, keys: list[str], lengths: list[int], values: Tensor) -> None:
         self._keys, self._lengths, self._values = keys, lengths, values
@@ -81,7 +77,7 @@ class Keyed:
         return self._values
 
     def length_per_key(self) -> list[int]:
-        """Numbers of each feature."""
+        """How many numbers each feature has."""
         return self._lengths
 
     def to_dict(self) -> dict[str, Tensor]:
@@ -101,10 +97,22 @@ def swap(
     seed: int = 0,
     resume: bool = False,
 ) -> nn.Module:
-    """Put skirl's embeddings in the place of the model's EmbeddingBagCollection; the model, which has changed in place.
+    """Replace the one EmbeddingBagCollection of a TorchRec model, in place, and return the model.
 
-    Rows are taken over as they are (on the meta device there are none: they get skirl's initial values). With `resume` they
-    are the store's. Leave the old collection's parameters out of optimizers that are made afterwards: they are gone.
+    Rows are taken over as they are; a collection on the meta device has none, and starts from skirl's initial values.
+    The old collection's parameters are gone: make dense optimizers afterwards.
+
+    **Arguments**
+
+    - `model`: the model; if it is itself the collection, the new module is returned.
+    - `optimizer`: how rows change in backward; required, as TorchRec's own collections leave it to the caller too.
+    - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB"). No default suits every
+      model.
+    - `store`: where the other rows are: "memory", "disk:FOLDER" or a `skirl.store.Store`. In memory nothing has to be
+      set up.
+    - `seed`: fixes the initial values of rows that are not taken over.
+    - `resume`: use the rows that the store holds already, instead of the collection's; False refuses a store that is
+      not empty.
     """
     found = [(name, module) for name, module in model.named_modules() if _is_theirs(module)]
     if len(found) != 1:

@@ -1,9 +1,4 @@
-"""How far a run is: a panel that stays in place on a terminal, a line every few seconds anywhere else.
-
-The facts are asked for only when they are shown, at most five times a second, so a step of a millisecond pays a look at
-the clock, 0.1 us. rich can also draw from a thread of its own; that thread would take the interpreter away from the
-training loop in the middle of a step.
-"""
+"""Progress of a loop: a panel that stays in place on a terminal, a line every few seconds anywhere else."""
 
 import sys
 import time
@@ -19,13 +14,13 @@ from rich.text import Text
 
 Facts = Mapping[str, str]
 ON_TERMINAL = 0.2
-"""Seconds between two pictures."""
+"""Seconds between two updates of the panel."""
 ELSEWHERE = 3.0
 """Seconds between two lines."""
 
 
 class Progress:
-    """Shows one loop; use it in a with-block and call it once a step. steps: of all, None where that is not known.
+    """Shows one loop: use it in a with-block and call it once per step. steps: how many there are; None if not known.
 
     >>> with Progress("train", steps=2, to=sys.stdout) as progress:
     ...     for done in (1, 2):
@@ -48,12 +43,12 @@ class Progress:
         self._last: tuple[int, Callable[[], Facts]] | None = None
 
     def __call__(self, done: int, facts: Callable[[], Facts]) -> None:
-        """`done` steps of all are done; `facts` says what else to show, if it is time to."""
+        """`done` steps are done; `facts` is called for what else to show, if it is time to show anything."""
         if self._quiet:
             return
         now = time.monotonic()
         if self._first is None:
-            self._first = (now, done)  # the first step compiles: it says nothing about those to come
+            self._first = (now, done)  # the first step compiles: it says nothing about the later ones
         self._last = (done, facts)
         if now >= self._due:
             self._show(now)
@@ -110,7 +105,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people read them.
+    """Seconds as people write them.
 
     >>> clock(75.2), clock(3700)
     ('1:15', '1:01:40')
@@ -120,7 +115,7 @@ def clock(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people read them.
+    """Bytes as people write them.
 
     >>> size(512), size(3 * 2**20), size(5.5 * 2**30)
     ('512 B', '3.0 MiB', '5.5 GiB')
@@ -133,7 +128,7 @@ def size(count: float) -> str:
 
 
 def listed(facts: Facts) -> str:
-    """Facts one under another.
+    """Facts, one on each line.
 
     >>> print(listed({"loss": "0.693", "rows": "10\\nof 100"}))
       loss  0.693

@@ -1,8 +1,6 @@
-"""A JSON file that is replaced whole and read back only as it was written: the header of a snapshot or a checkpoint.
+"""A JSON file that is replaced whole and read back only as it was written: its last entry is the SHA-256 of the rest.
 
-Its last entry is the SHA-256 of the rest, so a flipped bit, a cut or an edit is found without knowing what the text should
-say. The rename of such a header is what makes everything it names the current state: one atomic step for any number of
-files. A database would give the same for a dependency; swapping whole folders has a moment with none.
+Renaming such a header into place makes all files that it names the current state in one atomic step.
 """
 
 import hashlib
@@ -21,7 +19,7 @@ _MOST = 64 << 20  # bytes of a header
 
 
 class CheckpointError(ValueError):
-    """A checkpoint or snapshot that is missing, damaged, or not for this reader; the text names the file."""
+    """A checkpoint that is missing, damaged, or not for this reader; the text names the file."""
 
 
 class OtherVersion(CheckpointError):
@@ -29,7 +27,7 @@ class OtherVersion(CheckpointError):
 
 
 def seal(body: Mapping[str, Any]) -> bytes:
-    """The one text of a header.
+    """The bytes of a header; equal bodies have equal bytes.
 
     >>> seal({"step": 7}).decode().splitlines()[1]
     ' "step": 7,'
@@ -41,7 +39,7 @@ def seal(body: Mapping[str, Any]) -> bytes:
 
 
 def write_sealed(path: Path, body: Mapping[str, Any], mark: str) -> None:
-    """Put a header in place; everything that it names must be on disk. `mark` names the draft: `PATH-mark.tmp`."""
+    """Put a header in place; everything that it names must be on disk already. The draft is called `PATH-MARK.tmp`."""
     draft = path.with_name(f"{path.name}-{mark}.tmp")
     with draft.open("wb") as file:
         file.write(seal(body))
@@ -54,7 +52,7 @@ def write_sealed(path: Path, body: Mapping[str, Any], mark: str) -> None:
 def read_sealed(
     path: Path, *, format: str, version: int, what: str, error: type[CheckpointError] = CheckpointError
 ) -> dict[str, Any]:
-    """Read a header; anything but an undamaged one of this format and version is refused. `what` it is, in words."""
+    """Read a header; anything but an undamaged one of this format and version is refused. `what`: what errors call it."""
     if not path.is_file():
         raise error(f"{path} is missing: give a folder that holds a finished {what}")
     if path.stat().st_size > _MOST:
@@ -75,9 +73,9 @@ def read_sealed(
     return body
 
 
-@cache  # reading it takes 0.5 ms, and every durable point of a store says it
+@cache  # reading it takes 0.5 ms, and every durable point of a store writes it
 def skirl_version() -> str:
-    """The version installed."""
+    """The version of skirl that is installed."""
     try:
         return importlib.metadata.version("skirl")
     except importlib.metadata.PackageNotFoundError:  # run from a source tree
@@ -85,13 +83,13 @@ def skirl_version() -> str:
 
 
 def to_disk(file: BinaryIO) -> None:
-    """Return when a file's content would survive a crash of the machine."""
+    """Return once a file's content would survive a crash of the machine."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Make new names in a folder last; Windows has no such call and needs none."""
+    """Return once new names in a folder would survive a crash; Windows has no such call and needs none."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,8 +1,5 @@
-"""Whether what came out of a file or a state has the form that it has to have, told in one sentence, before it is used.
-
-A form is a `Kind`, a dict of forms by name (all have to be there, others may), `[form]` for a list, or `{...: form}` for a
-dict with any names. A run that is resumed or reported on is then refused for one reason in one place; the alternative, to
-catch whatever the code behind stumbles over, would also catch its own faults. Checking a line of metrics takes 10 us.
+"""Check the form of what was read from a file before it is used. A form is a `Kind`, a dict of forms by name (all are
+needed, others are allowed), `[form]` for a list, or `{...: form}` for a dict with any names.
 """
 
 import math
@@ -11,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
-    """What a value has to be, in words and as a test."""
+    """What a value has to be: in words, and as a test."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -26,7 +23,7 @@ ANY = Kind("anything", lambda v: True)
 
 
 def misfit(value: Any, form: Any, where: str = "") -> str | None:
-    """What does not fit, where: the first such place; None where all fits.
+    """The first place where a value does not have the form, in words; None if it has.
 
     >>> misfit({"step": -1}, {"step": COUNT})
     'step is -1, not a whole number from 0 on'
@@ -53,7 +50,7 @@ def misfit(value: Any, form: Any, where: str = "") -> str | None:
 
 
 def finite(value: float | None) -> bool:
-    """Whether a score is a number that can be drawn.
+    """Whether a score is a number that can be plotted.
 
     >>> finite(None), finite(float("nan")), finite(0.5)
     (False, False, True)

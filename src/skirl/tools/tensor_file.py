@@ -1,12 +1,5 @@
-"""Safetensors files that are written and read a piece at a time, with a checksum for each tensor.
-
-A safetensors file says in its header where each tensor lies, so where the sizes are known beforehand every piece of rows is
-written straight to its places: memory is one piece, not the file. safetensors' own writer takes whole tensors, which are
-the very thing that does not fit. Checksums are SHA-256 in the order of the rows, 1.8 GB/s on one core; a checksum of the
-whole file would need a second pass over what two tensors have written in turns.
-
-An `Entry` describes a file for whoever reads it back: columns, checksums and nothing to guess. A file's header is then not
-parsed but compared, and no size is believed before the file is seen to have it.
+"""Safetensors files that are written and read a piece at a time, with a checksum for each tensor: memory is one piece,
+not the file. An `Entry` describes a file to whoever reads it back: its header is then compared, not parsed.
 """
 
 import hashlib
@@ -29,11 +22,12 @@ _SIZES = {"float32": 4, "float64": 8, "int64": 8}
 
 Columns = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
 Entry = dict[str, Any]
-"""What `Writer.entry` says of a file: {"file": name, "columns": {name: [dtype, shape]}, "about": ..., "sha256": ...}."""
+"""What `Writer.entry` says of a file: {"file": name, "columns": {name: [dtype, shape]}, "about": ..., "sha256": ...}.
+"""
 
 
 def bytes_of(columns: Columns) -> int:
-    """Bytes of the tensors."""
+    """How many bytes the tensors take."""
     return sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns.values())
 
 
@@ -53,7 +47,7 @@ def _layout(columns: Columns, about: Mapping[str, str]) -> tuple[bytes, dict[str
 
 
 class Writer:
-    """A file whose tensors are written from their first row on, in pieces; it appears when all are whole.
+    """A file whose tensors are written in pieces, each from its first row on; the file appears once all are complete.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +83,7 @@ class Writer:
 
     @property
     def entry(self) -> Entry:
-        """The file, for `Reader`; once it is whole."""
+        """What `Reader` needs to know of the file; valid once all is written."""
         return {
             "file": self._path.name,
             "columns": {name: [dtype.name, list(shape)] for name, (dtype, shape) in self._columns.items()},
@@ -114,7 +108,7 @@ class Writer:
 
 
 class Reader:
-    """A file that `Writer` wrote. What is wrong with it is a `CheckpointError` that names it."""
+    """A file that `Writer` wrote. Whatever is wrong with it raises a `CheckpointError` that names it."""
 
     def __init__(self, folder: Path, entry: Entry) -> None:
         try:
@@ -144,11 +138,11 @@ class Reader:
 
     @property
     def columns(self) -> Columns:
-        """What the file holds."""
+        """The tensors that the file holds: dtype and shape by name."""
         return self._columns
 
     def check(self) -> None:
-        """Read all of it and compare checksums."""
+        """Read the whole file and compare checksums."""
         for name in self._columns:
             digest = hashlib.sha256()
             for [piece] in self.pieces([name], 1 << 16):
@@ -157,7 +151,7 @@ class Reader:
                 raise CheckpointError(f"{self.path} is damaged, the checksum of {name} differs: use another checkpoint")
 
     def pieces(self, names: list[str], rows: int) -> Iterator[list[np.ndarray]]:
-        """Some rows of some tensors at a time; all have as many rows."""
+        """Some tensors, at most `rows` rows at a time; all of them have equally many rows."""
         shapes = [self._columns[name][1] for name in names]
         with self.path.open("rb") as file:
             for start in range(0, shapes[0][0], rows):
@@ -165,7 +159,7 @@ class Reader:
                 yield [self._read(file, name, start, n) for name in names]
 
     def pairs(self, keys: str, rows: str, layout: Any, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Keys and their rows, `n` at a time, which must fit a store's layout."""
+        """Keys and their rows, at most `n` at a time; they must fit a store's layout."""
         if keys not in self or rows not in self:
             raise CheckpointError(f"{self.path} has no {keys}: use another checkpoint")
         if self._columns[keys][1] != self._columns[rows][1][:1]:

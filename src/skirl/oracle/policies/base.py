@@ -33,7 +33,8 @@ class Policy(Protocol):
         ...
 
 
-_MAKERS: dict[str, Callable[[int, int], Policy]] = {"lfu": LFU, "lru": LRU, "min": Minimum, "ttl": TTL}
+POLICIES: dict[str, Callable[[int, int], Policy]] = {"lfu": LFU, "lru": LRU, "min": Minimum, "ttl": TTL}
+"""By name; each takes the number of slots, and the depth of the window."""
 
 
 def check_policy(name: str) -> None:
@@ -44,11 +45,11 @@ def check_policy(name: str) -> None:
         ...
     ValueError: policy is 'fifo': set it to one of lfu, lru, min, ttl
     """
-    if name not in _MAKERS:
-        raise ValueError(f"policy is {name!r}: set it to one of {', '.join(_MAKERS)}")
+    if name not in POLICIES:
+        raise ValueError(f"policy is {name!r}: set it to one of {', '.join(POLICIES)}")
 
 
 def make_policy(name: str, capacity: int, depth: int) -> Policy:
     """The policy of that name for a cache of `capacity` slots."""
     check_policy(name)
-    return _MAKERS[name](capacity, depth)
+    return POLICIES[name](capacity, depth)

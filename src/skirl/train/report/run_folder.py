@@ -237,7 +237,12 @@ class _WandB:
 
 
 def lines_of(folder: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, without a half line that a kill left; none where there is no file yet."""
+    """The lines of a run's metrics, without a half line that a kill left; none where there is no file yet.
+
+    **Arguments**
+
+    - `folder`: the run's folder.
+    """
     path = Path(folder) / METRICS
     if not path.exists():
         return []

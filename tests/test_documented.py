@@ -1,0 +1,87 @@
+"""Every argument of every public class and function is named in its docstring, as "- `name`: what it is".
+
+A field of a dataclass may have a docstring of its own instead, as flags do.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+from dataclasses import is_dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from tests.test_names import NAMES
+
+NOT_CALLED_BY_USERS = {
+    "Lookahead",  # made by skirl.lookahead, which says what its arguments are
+    "Pooled",  # made by a collection
+    "CheckpointError", "DiskError", "DiskFull",  # exceptions take a text
+    "Embeddings",  # a protocol
+}  # fmt: skip
+NOT_YET = {
+    "EmbeddingBagCollection", "EmbeddingCollection", "lookahead",
+    "DLRM", "WideDeep", "DeepCross", "DeepFM", "DCNv2", "DIN", "Synthetic",
+    "DiskStore", "Layout", "LinkStore", "MemoryStore", "Record", "Store",
+}  # fmt: skip
+
+PUBLIC = [
+    (module, name)
+    for module, names in NAMES.items()
+    for name in names
+    if module != "skirl.data" or name in {"DataFlags", "Synthetic"}
+]
+
+
+def named(docstring: str | None) -> set[str]:
+    """Names in lines such as "- `rows`: how many", and "- `input`, `offsets`: ids".
+
+    >>> sorted(named('''- `a`: one
+    ...     - `b`, `c`: two'''))
+    ['a', 'b', 'c']
+    """
+    heads = re.findall(r"^\s*- ((?:`\w+`(?:, )?)+):", docstring or "", re.MULTILINE)
+    return {name for head in heads for name in re.findall(r"\w+", head)}
+
+
+def fields_with_a_line(kind: type) -> set[str]:
+    """Fields of a dataclass and of its bases that a docstring follows."""
+    found = set()
+    for base in kind.__mro__[:-1]:
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, after in zip(body.body, body.body[1:]):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                assert isinstance(field.target, ast.Name)
+                found.add(field.target.id)
+    return found
+
+
+def undocumented(public: Any) -> set[str]:
+    """Arguments that neither the docstring nor, for a class, that of `__init__` names."""
+    skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    wanted = {p.name for p in inspect.signature(public).parameters.values() if p.kind not in skipped} - {"self", "_"}
+    known = named(public.__doc__)
+    if inspect.isclass(public):
+        known |= named(public.__init__.__doc__)
+        if is_dataclass(public):
+            known |= fields_with_a_line(public)
+    return wanted - known
+
+
+@pytest.mark.parametrize(("module", "name"), [at for at in PUBLIC if at[1] not in NOT_CALLED_BY_USERS | NOT_YET])
+def test_every_argument_is_documented(module: str, name: str):
+    missing = undocumented(getattr(import_module(module), name))
+    assert not missing, (
+        f"{name} does not say what {', '.join(sorted(missing))} is: write - `name`: ... under **Arguments**"
+    )
+
+
+def test_names_that_are_left_out_are_public():
+    assert {name for _, name in PUBLIC} >= NOT_CALLED_BY_USERS | NOT_YET
