@@ -53,16 +53,16 @@ def read_flags(
     values = {name: getattr(found, name) for name in first}
     for group, names in groups.items():
         values |= {name: getattr(getattr(found, f"group_{group}"), name) for name in names}
-    if positional is not None and len(unknown) == 1 and not unknown[0].startswith("-"):
+    wrong = next((arg for arg in unknown if arg.startswith("-")), None)
+    if wrong is None and positional is not None and len(unknown) == 1:
         if any(arg.partition("=")[0] == f"--{positional}" for arg in args):
             _refuse(prog, f"{positional} is given twice, with its name and without it")
         values[positional], unknown = unknown[0], []
     if unknown:
         options = [f"--{name.replace('_', '-')}" for name in flags]
-        near = difflib.get_close_matches(unknown[0].replace("_", "-"), options, n=1)
+        near = difflib.get_close_matches((wrong or unknown[0]).replace("_", "-"), options, n=1)
         hint = f"did you mean {near[0]}?" if near else f"{prog} --help lists them"
-        what = f"there is no flag {unknown[0]}" if unknown[0].startswith("-") else f"{unknown[0]!r} follows no flag"
-        _refuse(prog, f"{what}: {hint}")
+        _refuse(prog, f"there is no flag {wrong}: {hint}" if wrong else f"{unknown[0]!r} follows no flag: {hint}")
     return values
 
 

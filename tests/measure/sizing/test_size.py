@@ -96,3 +96,5 @@ def test_data_is_named_as_for_training_or_without_its_flag(capsys):
     assert first == second
     assert main(["size", data, "--data", data]) == 2
     assert "skirl size: data is given twice, with its name and without it" in capsys.readouterr().err
+    assert main(["size", data, "--dropout", "0.5"]) == 2
+    assert "skirl size: there is no flag --dropout: " in capsys.readouterr().err
