@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skirl
-from skirl import checkpoint
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint import numbers, saving
+from skirl.checkpoint import numbers, save_run, saving
 from skirl.store import changes
 from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases
@@ -166,7 +165,7 @@ def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
 ) -> None:
     """Rows that the failed one froze have no mark any more: the next one must not believe that they are on disk."""
     run, folder = Run(replace(Setup(), store=on(store, tmp_path / "rows"))), tmp_path / "c"
-    target = (checkpoint, "definition") if where == "definition" else (run.model.rows.engine.store, "freeze")
+    target = (save_run, "definition") if where == "definition" else (run.model.rows.engine.store, "freeze")
 
     def fail(*args: Any) -> None:
         raise OSError(28, "No space left")

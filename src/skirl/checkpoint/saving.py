@@ -159,3 +159,24 @@ def _sizes(path: Path) -> dict[str, int]:
             stat = file.stat()
             found[str(file)] = stat.st_size if stat.st_nlink == 1 else 0
     return found
+
+
+def settled(engines: Mapping[str, Engine]) -> Saving | None:
+    """The last checkpoint of these rows, once it is on disk; if it could not be written, its error is raised, once."""
+    last = [engine.saving for engine in engines.values()]
+    for saving in last:
+        if saving is None:
+            continue
+        try:
+            saving.wait()
+        except BaseException:
+            if saving.done:
+                remember(engines, saving.given_up())
+            raise
+    # If only some of them had a part in it, all is written again.
+    return last[0] if all(saving is last[0] for saving in last) else None
+
+
+def remember(engines: Mapping[str, Engine], saving: Saving | None) -> None:
+    for engine in engines.values():
+        engine.saving = saving

@@ -1,0 +1,139 @@
+"""Save everything that a run needs to go on."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from skirl.checkpoint import folder
+from skirl.checkpoint.codec import encode
+from skirl.checkpoint.definition import definition, listed, parameters
+from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
+from skirl.checkpoint.saving import AllFrozen, Saving, remember, settled, write
+from skirl.nn.collection import collections_of
+from skirl.tools import rng_state
+from skirl.tools.interrupts import uninterrupted
+from skirl.tools.sealed_json import CheckpointError, skirl_version
+
+
+def save(
+    path: str | Path,
+    *,
+    model: nn.Module,
+    optimizers: Sequence[Any] = (),
+    data: Any = None,
+    keep: int = 1,
+    wait: bool = True,
+) -> Saving:
+    """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and place in the data.
+
+    Call it after `dense.step()`, or outside the loop. One process at a time may save to a folder.
+
+    **Arguments**
+
+    - `path`: the folder of checkpoints; made if it is not there.
+    - `model`: the model, with its embeddings.
+    - `optimizers`: dense optimizers, schedulers, metrics and whatever else has `state_dict` and `load_state_dict`. None
+      by default, since the rows' optimizer is part of the model.
+    - `data`: the lookahead, or a loader with these two methods; without it a resumed run starts its data from the
+      beginning.
+    - `keep`: how many checkpoints stay in the folder, the newest ones; 1 takes the least room.
+    - `wait`: return only when the checkpoint is on disk. That is the default because a script may end right after a
+      save. False returns once training may go on; `Saving.wait` says when it is there, and the next save waits for it.
+
+    >>> import tempfile, skirl
+    >>> def made():
+    ...     torch.manual_seed(0)
+    ...     rows = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
+    ...     model = torch.nn.ModuleDict({"rows": rows, "top": torch.nn.Linear(2, 1)})
+    ...     return model, torch.optim.Adam(model.parameters())
+    >>> def train(model, dense, batches, folder):
+    ...     for ids in batches:
+    ...         loss = model["top"](model["rows"](ids)["a"]).sum()
+    ...         loss.backward()
+    ...         dense.step(), dense.zero_grad()
+    ...         if batches.step == 6:
+    ...             skirl.save(folder, model=model, optimizers=[dense], data=batches)
+    ...     return loss.item()
+    >>> loader = [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i % 5]])) for i in range(10)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model, dense = made()
+    ...     with skirl.lookahead(loader, model, sparse=lambda ids: ids) as batches:
+    ...         whole = train(model, dense, batches, folder)
+    ...     model, dense = made()  # in another process, another day
+    ...     with skirl.lookahead(loader, model, sparse=lambda ids: ids) as batches:
+    ...         skirl.load(folder, model=model, optimizers=[dense], data=batches)
+    ...         resumed = train(model, dense, batches, folder)
+    >>> resumed == whole
+    True
+    """
+    began = time.perf_counter()
+    if keep < 1:
+        raise ValueError(f"keep is {keep}: set it to 1 or more checkpoints")
+    collections = collections_of(model)
+    engines = {name: collection.engine for name, collection in collections.items()}
+    for engine in engines.values():
+        engine.check()
+    parts = listed(optimizers)
+    before = settled(engines)
+    for collection in collections.values():
+        collection.current.settle()
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path} is a file: a checkpoint is a folder, name another")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    run, tensors = encode(
+        {
+            "optimizers": [
+                {"type": type(p).__name__, "parameters": parameters(p, names), "state": p.state_dict()} for p in parts
+            ],
+            "rows": {
+                name: {
+                    "handle": collection.optimizer.state_dict(),
+                    "table_steps": collection.engine.table_steps.tolist(),
+                    "split": collection.engine.capacity.saved,
+                    "counters": asdict(collection.engine.counters),
+                }
+                for name, collection in collections.items()
+            },
+            "grads": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+            "data": None if data is None else data.state_dict(),
+            "generators": rng_state.capture(),
+        },
+        "run",
+    )
+    (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
+    saving = Saving(path, max([0, *numbers(path)]) + 1)
+    with uninterrupted():
+        taken: AllFrozen | None = None
+        try:
+            taken = frozen = AllFrozen(engines, path, before)
+            state = model.state_dict()  # after rows are frozen: it names the generation
+            coded, more = encode({"state": state, "metadata": getattr(state, "_metadata", None)}, "model")
+            body = {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "skirl": skirl_version(),
+                "torch": torch.__version__,
+                "definition": {name: definition(collection) for name, collection in collections.items()},
+                "model": coded,
+                "run": run,
+            }
+            if before is not None and before.path.parent == path:
+                saving.after = before.number
+            saving.run(lambda: write(saving, path, frozen, tensors | more, body, keep))
+        except BaseException:
+            if taken is not None:
+                taken.release()
+            # Freezing took marks off rows that no file has: the next checkpoint must not build on the one before.
+            remember(engines, None if before is None else before.bare())
+            raise
+        remember(engines, saving)
+    if wait:
+        settled(engines)
+    saving.pause = time.perf_counter() - began
+    return saving
