@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from skirl.cli import main
+from skirl.engine.engine import Damaged
 from skirl.measure.bench import traffic
 from skirl.measure.bench.traffic import Traffic
 from skirl.pipeline.simulate import Totals
+from skirl.store import MemoryStore
 
 MAKE_TRACE = Path(__file__).parents[3] / "benchmarks" / "make_trace.py"
 
@@ -200,3 +202,29 @@ def test_real_traces(data_folder, tmp_path, name, batch, capacity, first_uses, l
     result = Traffic(tmp_path / "trace.npy", batch, capacity, "epoch").run()
     assert (result["first_uses"], result["min"], result["lru"]) == (first_uses, least, lru)
     assert result["skirl"] == least
+
+
+@pytest.mark.parametrize("which", [0, 0.5, 1])
+@pytest.mark.parametrize("call", ["read", "write"])
+def test_a_store_that_loses_one_call_is_noticed(trace, skewed, monkeypatch, call, which):
+    """Counts are those of the store, not of the plan: a write that is lost at the end is missed by nothing else."""
+    path, real, calls = trace(skewed), getattr(MemoryStore, call), []
+
+    def run(lost):
+        calls.clear()
+
+        def counted(self, keys, rows):
+            calls.append(len(keys))
+            if len(calls) - 1 != lost:
+                return real(self, keys, rows)
+            return np.zeros(len(keys), np.bool_) if call == "read" else 0
+
+        monkeypatch.setattr(MemoryStore, call, counted)
+        Traffic(path, batch=50, capacity=120).run()
+
+    run(lost=None)
+    moved = [number for number, count in enumerate(calls) if count]
+    if call == "write":
+        moved = moved[:-1]  # the last one is the flush when the embeddings close
+    with pytest.raises((AssertionError, Damaged), match="its plan says|not in the store"):
+        run(lost=moved[round(which * (len(moved) - 1))])
