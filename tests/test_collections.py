@@ -93,7 +93,7 @@ def test_two_collections_train_as_each_does_alone(options: dict[str, Any]):
 
 def test_micro_batches_of_two_collections():
     data = loader(24)
-    few, many = Two(cache=20), Two(cache="100%")
+    few, many = Two(cache=30), Two(cache="100%")
     assert train(few, data, accumulate=3) == train(many, data, accumulate=3)
     assert bits(few) == bits(many)
 

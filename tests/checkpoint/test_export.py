@@ -186,7 +186,7 @@ def test_a_failure_leaves_the_file_before(tmp_path: Path, monkeypatch: pytest.Mo
     before = path.read_bytes()
     both.step(batch(1))
     monkeypatch.setattr(both.rows.engine.store, "read", lambda *args: 1 / 0)
-    monkeypatch.setattr(both.rows.engine, "peek", lambda *args: 1 / 0)
+    monkeypatch.setattr("skirl.checkpoint.export.peek", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         skirl.export(both.rows, path)
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["rows.safetensors"]
