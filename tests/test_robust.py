@@ -19,9 +19,9 @@ import torch
 import skirl
 from skirl import KeyedJagged
 from skirl.core.ids import BadIds
+from skirl.engine.capacity import DoesNotFit
 from skirl.engine.engine import Damaged
 from skirl.engine.kernels import cpu
-from skirl.oracle.bank import BatchTooLarge
 from skirl.pipeline.loader_watch import StageStuck
 from tests.hooked import hooked
 from tests.loops import (
@@ -635,11 +635,8 @@ def one_hot(ids, batch=2, features=FEATURES):
 def test_a_batch_too_large_names_itself(data):
     embeddings = collection()
     large = one_hot(np.concatenate([np.arange(20) % 20] * 4), batch=20)
-    steps, error = run_until_it_fails(embeddings, [*data[0][:25], large], BatchTooLarge, depth=3)
-    has = len(embeddings.engine.caches[0])
-    assert str(error).startswith(
-        f"batch 25 needs 40 rows of dim 3 together, the cache holds {has}: set cache to 40 rows"
-    )
+    steps, error = run_until_it_fails(embeddings, [*data[0][:25], large], DoesNotFit, depth=3)
+    assert str(error).startswith("cache 26 is 26 rows, batch 25 needs 60 (40 of dim 3): set cache to 60 or more")
     assert steps > 5
     goes_on(embeddings, data, steps)
 
@@ -649,7 +646,7 @@ def test_a_first_batch_too_large(data):
     large = one_hot(np.concatenate([np.arange(20) % 20] * 4), batch=20)
     steps, error = run_until_it_fails(embeddings, [large], ValueError)
     assert steps == 0
-    assert "cache 26 is 26 rows, one batch of the first window needs 60" in str(error)
+    assert "cache 26 is 26 rows, batch 0 needs 60" in str(error)
     goes_on(embeddings, data, 0)
 
 

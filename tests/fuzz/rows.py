@@ -113,14 +113,14 @@ def train(folder: Path, store: str) -> list[tuple[Rows, dict[str, bytes]]]:
 def plain_rows(folder: Path, body: Any) -> Rows:
     """The rows that a checkpoint's files hold, by nothing but docs/checkpoints.md."""
     found: Rows = {}
-    store = body["rows"]["store"]
+    store = body["rows"]["rows"]["store"]
     for entry in store.get("files", []):
         _, tensors = safetensors_of((folder / "rows" / entry["file"]).read_bytes())
         for name in tensors:
             if name.startswith("keys-"):
                 found |= {int(k): r.tobytes() for k, r in zip(tensors[name], tensors["rows-" + name[5:]])}
     found |= segments(folder / "rows", store.get("segments", []))
-    files = [safetensors_of((folder / "rows" / e["file"]).read_bytes())[1] for e in body["rows"]["cache"]["files"]]
+    files = [safetensors_of((folder / "rows" / e["file"]).read_bytes())[1] for e in body["rows"]["rows"]["cache"]["files"]]
     if files:
         resident = {int(k) for name, keys in files[-1].items() if name[:5] in ("kept-", "keys-") for k in keys}
         for tensors in files:
@@ -234,12 +234,12 @@ class Checkpoint(Target):
             path.write_bytes(mutated_safetensors(draw, path.read_bytes()))
             body["dense"] |= {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         elif kind == 2 and self._store == "disk":
-            lines = body["rows"]["store"]["segments"]
+            lines = body["rows"]["rows"]["store"]["segments"]
             i = draw.randrange(len(lines))
             lines[i] = resealed_segment(draw, copy / "rows", lines[i])
         else:
             part = "cache" if self._store == "disk" or draw.random() < 0.5 else "store"
-            entry = draw.choice(body["rows"][part]["files"])
+            entry = draw.choice(body["rows"]["rows"][part]["files"])
             self._reseal(draw, copy / "rows" / entry["file"], entry)
         try:
             header.write_bytes(seal(body))

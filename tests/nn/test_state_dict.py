@@ -51,7 +51,7 @@ def test_rows_of_another_store_snapshot_or_step_are_refused(tmp_path: Path) -> N
         model.load_state_dict(state)
     state = model.state_dict()
     skirl.save(tmp_path, model=model)
-    with pytest.raises(RuntimeError, match="rows of another snapshot: its generation is 0, here it is 1"):
+    with pytest.raises(RuntimeError, match="rows of another moment: its generation is 0, here it is 1"):
         model.load_state_dict(state)
     del state["rows._extra_state"]
     model.load_state_dict(state, strict=False)

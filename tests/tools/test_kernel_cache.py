@@ -158,7 +158,7 @@ def source_of(kernel):
 def test_a_source_that_changed_since_the_process_began_is_not_kept(monkeypatch):
     kernel = source_of(positions._keys)
     assert cache_for(kernel) is not None
-    monkeypatch.setitem(kernel_cache._AT_START, HOUSE / "core/tables.py", (0, 0))  # it imports that
+    monkeypatch.setitem(kernel_cache._AT_START, HOUSE / "core/keys.py", (0, 0))  # it imports that
     kernel_cache._folder_of.cache_clear()
     try:
         assert cache_for(kernel) is None

@@ -103,7 +103,7 @@ class Stages:
             return len(keys)
         else:
             self.bank.shipped(self.arrival, work)
-            work.fetched = [self.arrival]
+            work.fetched, work.found = [self.arrival], [len(keys)]
             self.stage[0] = "arrive"
             self.fetching += 1
         return 0

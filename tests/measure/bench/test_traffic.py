@@ -226,5 +226,5 @@ def test_a_store_that_loses_one_call_is_noticed(trace, skewed, monkeypatch, call
     moved = [number for number, count in enumerate(calls) if count]
     if call == "write":
         moved = moved[:-1]  # the last one is the flush when the embeddings close
-    with pytest.raises((AssertionError, Damaged), match="its plan says|not in the store"):
+    with pytest.raises((AssertionError, Damaged), match=r"its plan says|not in the store"):
         run(lost=moved[round(which * (len(moved) - 1))])

@@ -68,6 +68,8 @@ class Vocabulary:
         """The row of each value."""
         out = np.empty(len(fingerprints), np.int32)
         look_up(*self.tables[table], np.where(kinds == NONE, np.uint64(0), fingerprints), out)
+        if not fingerprints.all():  # the one value in 2**64 whose fingerprint marks what is missing
+            out[(fingerprints == 0) & (kinds != NONE)] = 1
         return out
 
     def check(self, schema: FileSchema) -> None:
@@ -125,6 +127,9 @@ def load(path: str) -> Vocabulary:
         mend = "set vocab to one that `skirl vocab` made"
         problem = "there is no such file" if missing else f"is no vocabulary, or a damaged one ({error})"
         raise BadVocabulary(f"vocabulary {path}: {problem}: {mend}") from None
+    for table, array in keys.items():
+        if not array.all():
+            raise BadVocabulary(f"vocabulary {path}: {table}.keys has a 0, which is no fingerprint: make it anew")
     tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
     for table, array in sorted(keys.items()):
         tables[table] = _placed(array)
