@@ -120,7 +120,9 @@ def plain_rows(folder: Path, body: Any) -> Rows:
             if name.startswith("keys-"):
                 found |= {int(k): r.tobytes() for k, r in zip(tensors[name], tensors["rows-" + name[5:]])}
     found |= segments(folder / "rows", store.get("segments", []))
-    files = [safetensors_of((folder / "rows" / e["file"]).read_bytes())[1] for e in body["rows"]["rows"]["cache"]["files"]]
+    files = [
+        safetensors_of((folder / "rows" / e["file"]).read_bytes())[1] for e in body["rows"]["rows"]["cache"]["files"]
+    ]
     if files:
         resident = {int(k) for name, keys in files[-1].items() if name[:5] in ("kept-", "keys-") for k in keys}
         for tensors in files:

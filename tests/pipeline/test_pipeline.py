@@ -123,6 +123,6 @@ def test_no_buffer_is_held_by_a_step_that_is_done():
     with skirl.lookahead(stream(20)[0], embeddings) as batches:
         for batch in batches:
             train(embeddings, batch)
-            works.append(batches._work)
+            works += batches._in_loop.flight.works
             assert embeddings.engine.in_flight_rows <= sum(embeddings.engine.capacity.split.staging_rows)
-    assert all(not work.fetched for work in works)
+    assert len(works) == 20 and all(not work.fetched for work in works)

@@ -370,6 +370,8 @@ class BankPlanner:
 
     def _borders(self, stretches: int) -> np.ndarray:
         """Where stretches of tables with about the same work begin and end."""
+        if stretches == 1:
+            return np.array([0, len(self._tables)])
         work = np.concatenate([[0], np.cumsum(self._cost)])
         aims = work[-1] * np.arange(1, stretches) // stretches
         return np.concatenate([[0], np.searchsorted(work, aims), [len(self._tables)]])
