@@ -31,7 +31,7 @@ def replace(files: Files, folder: Path, name: str, content: bytes) -> None:
 def take_over(files: Files, entries: list[SegmentEntry], source: Path, target: Path, added: list[Path]) -> None:
     """Segments' files, from one folder to another that may have some of them already; `added` are named there.
 
-    A file that is there but too short is replaced by the longer one, and is not `added`: a header there may name it.
+    A file that is there but too short is replaced by the longer one, and is not `added`: the manifest there may name it.
     """
     for entry in entries:
         for name, size in entry.least().items():
@@ -65,10 +65,10 @@ def remove_but(files: Files, folder: Path, known: set[str]) -> None:
 
 
 def check_sizes(folder: Path, sizes: Mapping[str, int]) -> None:
-    """A CheckpointError where a file is missing or too short; `take_over` may have replaced it by a longer one."""
+    """A CheckpointError where a file is missing, or not of its size."""
     for name, size in sizes.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: use another checkpoint, or copy the whole folder again")
-        if (found := path.stat().st_size) < size:
+        if (found := path.stat().st_size) != size:
             raise CheckpointError(f"{path} has {found:,} bytes, {size:,} were written: use another checkpoint")
