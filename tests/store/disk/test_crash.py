@@ -17,7 +17,16 @@ from skirl.tools.sealed_json import CheckpointError
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, contents, random_rows, table_keys
 from tests.store.crash import Recorder, Unsynced
-from tests.store.disk.crashing import SCRIPTS, Hooked, crash_all, crash_everywhere, finish, make_small, try_thaw
+from tests.store.disk.crashing import (
+    SCRIPTS,
+    Copying,
+    Hooked,
+    crash_all,
+    crash_everywhere,
+    finish,
+    make_small,
+    try_thaw,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -237,6 +246,56 @@ def test_a_failure_after_the_rename_loses_nothing_and_no_generation_is_used_twic
     store._let_go()
     with DiskStore(tmp_path / "store", LAYOUT) as again:
         assert contents(again) == first and again.identity == other.identity
+
+
+@pytest.mark.parametrize(("direction", "damaged"), [("thaw", False), ("thaw", True), ("freeze", False)])
+def test_a_short_file_is_replaced_at_one_moment(direction, damaged, tmp_path):
+    """One point has the beginning of a segment, a later frozen state all of it; both in files of their own."""
+    here, short, long = (tmp_path / name for name in ("store", "frozen0", "frozen1"))
+    files = Copying(tmp_path)
+    keys, rows = table_keys(0, range(20)), random_rows(0, 20, 1)
+    store = DiskStore(here, LAYOUT, files=files)
+    store.write(keys[:10], rows[:10])
+    store.flush()
+    point = contents(store)
+    store.write(keys[10:], rows[10:])
+    finish(store.freeze(long, None), long, files)
+    whole = contents(store)
+    store._let_go()
+    store = DiskStore(here, LAYOUT, files=files)  # the file is cut at the point
+    if direction == "freeze":
+        finish(store.freeze(short, None), short, files)
+        frozen.load(store, long)
+    before = len(files.ops)
+    if damaged:
+        path = next(long.glob("*.rows"))
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    if direction == "freeze":
+        finish(store.freeze(short, None), short, files)
+    elif damaged:
+        with pytest.raises(CheckpointError, match=r"record 19.* is damaged"):
+            frozen.load(store, long)
+        store.check()
+        assert contents(store) == point
+    else:
+        frozen.load(store, long)
+        assert contents(store) == whole
+    store._let_go()
+    rng = np.random.default_rng(0)
+    for k in range(before, len(files.ops) + 1):
+        for disk in (files.disk(k).killed(), *(files.disk(k).power_off(rng) for _ in range(8))):
+            disk.write_to(tmp_path / "found")
+            if direction == "thaw":
+                with DiskStore(tmp_path / "found" / "store", LAYOUT, files=Unsynced()) as found:
+                    found.check()
+                    assert contents(found) in (point, whole)
+            else:
+                thawed = try_thaw(tmp_path / "found", tmp_path / "found" / "frozen0")
+                assert thawed is not None
+                assert thawed[0] in (point, whole)
+            shutil.rmtree(tmp_path / "found")
 
 
 def test_what_a_killed_process_left_of_a_frozen_state_is_synced_by_the_next(tmp_path):

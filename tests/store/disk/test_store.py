@@ -205,6 +205,10 @@ def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are
     segment.suspect = True
     facts = frozen.save(store, tmp_path / "frozen")
     assert facts["segments"] and not any(text.startswith(segment.name) for text in facts["segments"])
+    point = contents(store)
+    store.write(np.array([6]), random_rows(0, 1, seed=2))  # into a segment that is not frozen
+    frozen.load(store, tmp_path / "frozen")
+    assert contents(store) == point
 
 
 # Refusals

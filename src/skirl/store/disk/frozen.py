@@ -15,7 +15,8 @@ from skirl.store.disk import logs as all_logs
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import Files, Handle
-from skirl.store.disk.segment import Unusable
+from skirl.store.disk.segment import SegmentEntry, Unusable
+from skirl.store.gate import Gate
 from skirl.tools.sealed_json import CheckpointError
 
 
@@ -77,11 +78,24 @@ def take(files: Files, manifest: Manifest, folder: Path, logs: list[Log], added:
     """Segments of a folder to empty logs, every record read and checked; the files that this adds are named in `added`."""
     for entry in manifest.segments:
         links.check_sizes(folder, entry.files())
+        if links.is_shorter(logs[0].folder, entry):
+            _check(files, manifest.layout, folder, entry)  # before it replaces what the store's manifest may name
     links.take_over(files, manifest.segments, folder, logs[0].folder, added)
     all_logs.load(logs, manifest)
     for log in logs:
         for segment in log.segments.values():
             log.check(segment)
+
+
+def _check(files: Files, layout: Layout, folder: Path, entry: SegmentEntry) -> None:
+    """Read a segment where it is; an Unusable where it is damaged."""
+    log = Log(folder, entry.record, files, Gate(), layout=layout)
+    try:
+        log.load(entry)
+        for segment in log.segments.values():
+            log.check(segment)
+    finally:
+        log.close()
 
 
 def append(

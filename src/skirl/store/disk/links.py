@@ -29,15 +29,25 @@ def replace(files: Files, folder: Path, name: str, content: bytes) -> None:
 
 
 def take_over(files: Files, entries: list[SegmentEntry], source: Path, target: Path, added: list[Path]) -> None:
-    """Segments' files, from one folder to another that may have some of them already; `added` are named there."""
+    """Segments' files, from one folder to another that may have some of them already; `added` are named there.
+
+    A file that is there but too short is replaced by the longer one, and is not `added`: the manifest there may name it.
+    """
     for entry in entries:
         for name, size in entry.least().items():
             if (target / name).is_file() and (target / name).stat().st_size >= size:
                 continue  # names are random, and a name's content only ever grows
-            with contextlib.suppress(FileNotFoundError):
-                files.remove(target / name)
+            if (target / name).is_file():
+                files.share_over(source / name, target / name)
+                continue
             added.append(target / name)
             files.share(source / name, target / name)
+
+
+def is_shorter(folder: Path, entry: SegmentEntry) -> bool:
+    """Whether a folder has a file of a segment, but fewer bytes of it than the entry promises."""
+    files = {folder / name: size for name, size in entry.least().items()}
+    return any(path.is_file() and path.stat().st_size < size for path, size in files.items())
 
 
 def undo(files: Files, added: list[Path]) -> None:

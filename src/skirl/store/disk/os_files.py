@@ -108,7 +108,7 @@ class Files:
 
     def copy(self, old: Path, new: Path) -> None:
         """As `put`, from another file; under its name only when whole."""
-        draft = new.with_name(new.name + ".tmp")
+        draft = _draft_of(new)
         with contextlib.suppress(FileNotFoundError):
             self.remove(draft)
         with Handle(self, lambda: self.open(old)) as source, Handle(self, lambda: self.create(draft)) as target:
@@ -132,6 +132,18 @@ class Files:
             raise
         except _NOT_HERE:
             self.copy(old, new)
+
+    def share_over(self, old: Path, new: Path) -> None:
+        """As `share`, over a file that is there: at every moment `new` is the one or the other, whole."""
+        draft = _draft_of(new)
+        with contextlib.suppress(FileNotFoundError):
+            self.remove(draft)
+        try:
+            self.link(old, draft)
+        except _NOT_HERE:
+            self.copy(old, new)
+        else:
+            self.rename(draft, new)
 
 
 class Handle:
@@ -183,6 +195,10 @@ class Handle:
         if number >= 0:
             with contextlib.suppress(OSError):
                 self._files.close(number)
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
 
 
 def _opened(path: Path, flags: int) -> int:

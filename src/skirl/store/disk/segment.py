@@ -94,7 +94,7 @@ class Segment:
     named: bool = False
     """Its files' names last."""
     suspect: bool = False
-    """A sync failed: what the system then holds for written may never reach the disk."""
+    """Its rows are to be written again: a sync failed, so its bytes may never reach the disk, or its name is taken."""
     behind: int = 0
     """Bytes in the files behind the last record, which a frozen state has a use for."""
 

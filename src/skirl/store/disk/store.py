@@ -257,8 +257,7 @@ class DiskStore(Store):
         with self._writing, self._explained():
             for log in self._logs:
                 log.seal()
-                if any(segment.suspect for segment in log.segments.values()):
-                    log.sync()
+                self._renew(log, folder)
             generation = self._next_generation()
             manifest = self._manifest(self.identity, generation, self._logs)
             segments = [s for log in self._logs for s in log.segments.values() if log.live[s.slot]]
@@ -266,6 +265,15 @@ class DiskStore(Store):
             state = frozen.FrozenSegments(self._files, self.path, folder, manifest, unsynced)
             self.generation, self._changed = generation, True
         return state
+
+    def _renew(self, log: Log, folder: Path) -> None:
+        """Write rows again that cannot be frozen where they are: into segments that are sealed, too."""
+        short = {entry.name for entry in log.entries() if links.is_shorter(folder, entry)}
+        for segment in log.segments.values():
+            segment.suspect |= segment.name in short  # a header there names that file, with its size
+        if any(segment.suspect for segment in log.segments.values()):
+            log.sync()
+            log.seal()
 
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
         """As `Store.thaw` says, and a durable point. Rows that a `MemoryStore` has frozen will do, too.
