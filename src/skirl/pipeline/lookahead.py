@@ -114,6 +114,8 @@ class Lookahead:
             )
         weakref.finalize(self, self._watch.abandon)
         self._pass: OnePass | None = None
+        self._epochs: list[Epoch] = []
+        """What the pass knows of the whole epoch."""
         self._entered = False
         self._in_loop = InLoop()
         self._loaded = False
@@ -225,27 +227,21 @@ class Lookahead:
         if not now.here.batches:
             now.here = replace(now.here, start=start)
         now.before = now.here
-        epochs: list[Epoch] = []
         if self._plan.depth == "epoch":
-            epochs = self._reader.spool(now.here)
+            self._epochs = self._reader.spool(now.here)
             rng_state.restore(start)  # the first pass never happened: same draws as with any other depth
         if self.times.timeline is not None:
             self.times.timeline.first = now.here.step
-        try:
-            self._reader.begin(now.here)
-        except BaseException:
-            for epoch in epochs:
-                epoch.close()
-            raise
+        self._reader.begin(now.here)
         with uninterrupted():
             pipeline = Pipeline(
-                self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=epochs, times=self.times
+                self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs, times=self.times
             )
             weakref.finalize(self, pipeline.abandon)
             self._pass = OnePass(
                 self._reader,
                 pipeline,
-                epochs,
+                self._epochs,
                 collections=self.collections,
                 in_loop=now,
                 watch=self._watch,
@@ -317,5 +313,10 @@ class Lookahead:
     def _end_pass(self, apply: bool = True) -> None:
         """End the current pass; what was planned and not executed never happened."""
         one, self._pass = self._pass, None
-        if one is not None:
-            one.close(apply)
+        try:
+            if one is not None:
+                one.close(apply)
+        finally:
+            for epoch in self._epochs:  # also where something came between reading them and the pass
+                epoch.close()
+            self._epochs = []
