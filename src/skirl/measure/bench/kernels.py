@@ -63,7 +63,7 @@ class Kernels:
         return result(
             "kernels", self, "dim batch features seed", cache_rows=self.cache, distinct=shared.distinct,
             device=self.device if gpu.at.type == "cpu" else torch.cuda.get_device_name(gpu.at),
-            copy_gb_s=round(rates["copy"] / 1e9, 1),
+            copy_gb_s=float(f"{rates['copy'] / 1e9:.3g}"),
             share_of_copy={name: float(f"{rate / rates['copy']:.3g}") for name, rate in rates.items() if name != "copy"},
             ms={name: round(1e3 * median(times[2:]), 4) for name, times in spent.items()},
             spread={name: round(max(times[2:]) / min(times[2:]), 2) for name, times in spent.items()},
