@@ -74,8 +74,12 @@ def export(
             f"the file would take {size:,} bytes, the limit is {most:,}: name one table, leave untouched rows out, or set "
             f"limit={size}"
         )
-    optimizers = sorted({type(place.engine.optimizer).__name__ for place in chosen.values()})
-    about = {"format": FORMAT, "skirl": skirl_version(), "optimizer": ", ".join(optimizers)}
+    optimizers = {name: type(place.engine.optimizer).__name__ for name, place in chosen.items()}
+    about = {"format": FORMAT, "skirl": skirl_version()}
+    if len(set(optimizers.values())) == 1:
+        about["optimizer"] = next(iter(optimizers.values()))
+    else:  # of several collections
+        about["optimizers"] = json.dumps(optimizers)
     about["tables"] = json.dumps(
         {
             name: {"rows": place.table.rows, "steps": int(place.engine.table_steps[place.number])}

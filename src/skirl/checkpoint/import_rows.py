@@ -22,7 +22,7 @@ from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put_rows
 from skirl.nn.collection import Place, collections_of, tables_of
 from skirl.tools.sealed_json import CheckpointError
-from skirl.tools.shape_of import COUNT, misfit
+from skirl.tools.shape_of import COUNT, TEXT, misfit
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _WHOLE = (torch.int64, torch.int32)
@@ -189,6 +189,18 @@ class Tensors:
             raise ValueError(f"{self.where} does not say what its tables are ({wrong}): export it anew")
         return known.get(base.removesuffix("."), next(iter(known.values())) if not base and len(known) == 1 else {})
 
+    def optimizer(self, base: str) -> str | None:
+        """The optimizer that trained the table whose tensors begin with `base`, where the file says so."""
+        try:
+            by_table = json.loads(self.about.get("optimizers", "{}"))
+        except (ValueError, RecursionError) as error:
+            by_table, wrong = {}, str(error)
+        else:
+            wrong = misfit(by_table, {...: TEXT})
+        if wrong is not None:
+            raise ValueError(f"{self.where} does not say what trained its tables ({wrong}): export it anew")
+        return by_table.get(base.removesuffix("."), self.about.get("optimizer"))
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape() if self._file else self._tensors[name].shape)
 
@@ -261,7 +273,7 @@ def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptim
     """What a source has of the optimizer's state; refused where it would mean something else in this model."""
     if base is None:
         return _State(steps=0)  # every row is replaced, and its state starts from its initial value
-    by = tensors.about.get("optimizer", type(optimizer).__name__)
+    by = tensors.optimizer(base) or type(optimizer).__name__
     places = {name: part for name, part in optimizer.unpack(table.dim).items() if name != "weight"}
     if by != type(optimizer).__name__ or not all(base + name in tensors.names for name in places):
         return _State()

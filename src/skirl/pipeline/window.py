@@ -63,6 +63,8 @@ class Window:
         self._planner: Planner[Entry] | None = None
         self._older: list[Planner[Entry]] = []
         """Planners of steps before it that may not be executed yet."""
+        self._checked: Planner[Entry] | None = None
+        """The planner that stopped at a batch which is known to fit into another split."""
         self._first: list[Entry] = []
         """Batches that wait for a planner to be made,"""
         self._wanted = 1 if all(engine.caches for engine in engines) else self._first_window
@@ -111,7 +113,9 @@ class Window:
             return None
         planned = planner.next()
         if planner.stopped is not None:
-            self._check_fits(planner, planner.stopped)
+            if self._checked is not planner:
+                self._check_fits(planner, planner.stopped)
+                self._checked = planner
             if planned is None:
                 self._begin_anew(planner)
                 return self.next()
