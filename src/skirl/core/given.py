@@ -88,7 +88,7 @@ class Given:
     def digest(self) -> str:
         """SHA-256 of the values, the first 32 digits: of equal arrays it is equal, however they are kept.
 
-        All values are read for it, once: some 2 s for 1 GiB on one core, and more where a disk is slower.
+        All values are read for it, once: some 3 s for 1 GiB on one core, and more where a disk is slower.
         """
         if self._digest is None:
             self._check()

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from skirl.core.batch import Sparse
 from skirl.core.optim import RowOptimizer, TorchHandle

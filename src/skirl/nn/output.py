@@ -132,8 +132,7 @@ class Unpooled(Pooled):
 
     def _offsets(self, name: str) -> np.ndarray:
         """Where each sample of a feature begins, among the rows of its bank."""
-        bank = next(i for i, b in enumerate(self._schema.banks) if name in [f.name for f in b.features])
-        column = next(f.column for f in self._schema.banks[bank].features if f.name == name)
+        bank, column = self._all[name]
         ids = self._ids[bank]
         return ids.offsets[column * ids.batch : (column + 1) * ids.batch + 1]
 
