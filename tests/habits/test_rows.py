@@ -351,6 +351,23 @@ def test_a_resumed_run_goes_on_from_the_array(made: Any, tmp_path: Path) -> None
     resumed.close()
 
 
+def test_an_embedding_bag_of_torchs_name_begins_from_a_file(tmp_path: Path) -> None:
+    plain = Plain()
+    bag = skirl.EmbeddingBag(
+        ROWS,
+        DIM,
+        mode="sum",
+        include_last_offset=True,
+        init=written(tmp_path, "npy"),
+        optimizer=skirl.SGD(lr=0.5),
+        cache=4,
+    )
+    for batch in batches():
+        (bag(batch.values(), batch.offsets()) * FACTORS).sum().backward()
+        plain.train(batch)
+    assert torch.equal(bag.rows.rows("weight", range(ROWS)), plain.weight)
+
+
 def test_a_checkpoint_is_refused_with_another_array_or_none(tmp_path: Path) -> None:
     embeddings = collection(tmp_path)
     train(embeddings, batches()[0])
@@ -380,9 +397,13 @@ def test_rows_on_disk_are_refused_with_another_array_or_none(tmp_path: Path) -> 
             ValueError, match=r"^table 'item': the rows in DiskStore.* began from the array with digest"
         ):
             collection(tmp_path, "disk", init=other, resume=True)
-    again = collection(tmp_path, "disk", resume=True)
-    assert torch.equal(again.rows("item", range(ROWS)), plain.weight)
-    again.close()
+    link = f"link:10Gbit,0ms:disk:{tmp_path}/rows"
+    with pytest.raises(ValueError, match="began from the array with digest"):
+        collection(tmp_path, link, init=EIGHTHS + 1, resume=True)
+    for store in ("disk", link):
+        again = collection(tmp_path, store, resume=True)
+        assert torch.equal(again.rows("item", range(ROWS)), plain.weight)
+        again.close()
 
 
 def test_rows_on_disk_that_began_without_an_array_are_refused_with_one(tmp_path: Path) -> None:
@@ -412,8 +433,15 @@ def test_a_file_that_was_changed_is_refused_where_it_would_be_read(tmp_path: Pat
     embeddings = collection(tmp_path, init=written(tmp_path, "npy"))
     train(embeddings, batches()[0])
     np.save(tmp_path / "item.npy", EIGHTHS.numpy() + 1)
-    with pytest.raises(ValueError, match=r"item\.npy was changed since rows began from it: put it back as it was"):
+    sentence = r"item\.npy was changed since rows began from it: put it back as it was"
+    with pytest.raises(ValueError, match=sentence):
         embeddings.rows("item", range(ROWS))
+    with (
+        pytest.raises(ValueError, match=sentence),
+        skirl.lookahead(batches(seed=1), embeddings, sparse=lambda batch: batch) as loop,
+    ):
+        for batch in loop:
+            train(embeddings, batch)
 
 
 def test_a_row_that_the_store_has_lost_is_damage_and_no_first_use(tmp_path: Path) -> None:

@@ -166,8 +166,7 @@ def _copied(source: Any) -> _Found:
             source = source.view(torch.int16)
         source = source.numpy()
     kind = kind or source.dtype.name
-    mapped = isinstance(source, np.memmap) and source.mode == "r" and isinstance(source.filename, str | os.PathLike)
-    if mapped and source.flags.c_contiguous:
+    if isinstance(source, np.memmap) and source.mode == "r" and source.filename and source.flags.c_contiguous:
         return (*_rows(source, kind), Path(source.filename).resolve())
     return (*_rows(np.array(source, order="C"), kind), None)
 
@@ -180,11 +179,12 @@ def _mapped(path: Path, table: str) -> _Found:
     if path.suffix == ".npy":
         try:
             values = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise ValueError(f"names {path}, which is no whole .npy file ({error}): write it with numpy.save") from None
+        except Exception as error:  # whatever NumPy stumbles over in a header
+            why = " ".join(str(error).split())[:100] or type(error).__name__
+            raise ValueError(f"names {path}, which is no whole .npy file ({why}): write it with numpy.save") from None
         if not values.flags.c_contiguous:
             raise ValueError(f"names {path}, which is in Fortran order: save numpy.ascontiguousarray of it")
-        return (*_rows(values, values.dtype.name), path)
+        return (*_rows(values, values.dtype.name, f" in {path}"), path)
     if path.suffix == ".safetensors":
         kind, shape, begin = _tensor(path, table)
         if len(shape) != 2 or not all(shape):
@@ -194,12 +194,12 @@ def _mapped(path: Path, table: str) -> _Found:
     raise ValueError(f"names {path}: set it to a .npy or .safetensors file")
 
 
-def _rows(values: np.ndarray, kind: str) -> tuple[tuple[int, ...], str, NDArray[np.uint8]]:
+def _rows(values: np.ndarray, kind: str, where: str = "") -> tuple[tuple[int, ...], str, NDArray[np.uint8]]:
     """The bytes of each row."""
     if kind not in _BYTES or not values.dtype.isnative:
-        raise TypeError(f"is an array of {values.dtype if kind in _BYTES else kind}: convert it to float32")
+        raise TypeError(f"is an array of {values.dtype if kind in _BYTES else kind}{where}: convert it to float32")
     if values.ndim != 2 or not values.size:
-        raise ValueError(f"is an array of shape {list(values.shape)}: give [rows, dim]")
+        raise ValueError(f"is an array of shape {list(values.shape)}{where}: give [rows, dim]")
     raw = values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
     raw.flags.writeable = False  # one compiled kernel for arrays and files
     return values.shape, kind, raw
