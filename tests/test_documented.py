@@ -18,7 +18,7 @@ from tests.test_names import NAMES
 
 NOT_CALLED_BY_USERS = {
     "Lookahead",  # made by skirl.lookahead, which says what its arguments are
-    "Pooled",  # made by a collection
+    "Pooled", "Unpooled",  # made by a collection
     "CheckpointError", "DiskError", "DiskFull",  # exceptions take a text
     "Embeddings",  # a protocol
 }  # fmt: skip
@@ -27,7 +27,7 @@ PUBLIC = [
     (module, name)
     for module, names in NAMES.items()
     for name in names
-    if module != "skirl.data" or name in {"DataFlags", "Synthetic"}
+    if module != "skirl.data" or name in {"DataFlags", "Synthetic", "encodings_of"}
 ]
 
 

@@ -12,7 +12,7 @@ NAMES = {
     "skirl": skirl.__all__,
     "skirl.torchrec": ["swap"],
     "skirl.models": ["DIN", "DLRM", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"],
-    "skirl.data": ["DataFlags", "Source", "Synthetic"],
+    "skirl.data": ["DataFlags", "Source", "Synthetic", "encodings_of"],
     "skirl.store": [
         "DiskError", "DiskFull", "DiskStore", "Layout", "Link", "LinkStore", "MemoryStore", "Record", "Store",
     ],

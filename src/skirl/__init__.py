@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from skirl.core.initial import Constant, Normal, Uniform
     from skirl.core.optim import SGD, Adagrad, Adam, RowwiseAdagrad
     from skirl.core.tables import Table
+    from skirl.data.encodings import Default, Grown, Hashed, InVocabulary, Longest
     from skirl.nn.bag import EmbeddingBag
-    from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection, Pooled
+    from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection, Pooled, Unpooled
     from skirl.pipeline.lookahead import Lookahead, lookahead
     from skirl.tools.sealed_json import CheckpointError
     from skirl.train.report.run_folder import lines_of
@@ -25,10 +26,15 @@ __all__ = [
     "Batch",
     "CheckpointError",
     "Constant",
+    "Default",
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingCollection",
+    "Grown",
+    "Hashed",
+    "InVocabulary",
     "KeyedJagged",
+    "Longest",
     "Lookahead",
     "Normal",
     "Pooled",
@@ -36,6 +42,7 @@ __all__ = [
     "Saving",
     "Table",
     "Uniform",
+    "Unpooled",
     "export",
     "import_rows",
     "lines_of",
@@ -55,8 +62,9 @@ __getattr__ = lazily(
         "core.initial": ("Constant", "Normal", "Uniform"),
         "core.optim": ("SGD", "Adagrad", "Adam", "RowwiseAdagrad"),
         "core.tables": ("Table",),
+        "data.encodings": ("Default", "Grown", "Hashed", "InVocabulary", "Longest"),
         "nn.bag": ("EmbeddingBag",),
-        "nn.collection": ("EmbeddingBagCollection", "EmbeddingCollection", "Pooled"),
+        "nn.collection": ("EmbeddingBagCollection", "EmbeddingCollection", "Pooled", "Unpooled"),
         "pipeline.lookahead": ("Lookahead", "lookahead"),
         "tools.sealed_json": ("CheckpointError",),
         "train.report.run_folder": ("lines_of",),

@@ -30,6 +30,11 @@ TABLES = (
 )
 TWO = [Table("a", 10, 2), Table("b", 10, 2)]
 ONE_DIM = (Table("a", 60, 3, features=("x", "y")), Table("c", 40, 3, pooling="mean"))
+BEGUN = (
+    Table("a", 60, 3, features=("x", "y"), init=np.arange(180, dtype=np.float32).reshape(60, 3) / 7),
+    Table("b", 40, 5, pooling="mean", init=-np.arange(200, dtype=np.float32).reshape(40, 5) / 9),
+    Table("c", 40, 3, pooling="mean", init=Constant(0.0)),
+)
 STORMY = (Part(0, 14, (9,)), Part(9, 14), Part(0, 6, alone=True), Part(4, 14, (None, 5)), Part(14, 20, (3,)))
 
 CASES = {
@@ -58,6 +63,10 @@ CASES = {
     "long ago": Case(
         ONE_DIM, SGD(lr=0.1), (Part(0, 40),), slow_write=0.02, prefetch=0, sizes=(1, 2), longest=1, depth=2, spare=4,
         universe=12,
+    ),
+    "from an array": Case(
+        BEGUN, Adagrad(lr=0.1, initial_accumulator_value=0.1), (Part(0, 14, (9,)), Part(9, 14), Part(0, 4, alone=True)),
+        depth=3, evaluate=0.2, weights=0.5, universe=30,
     ),
     "tight epoch": Case(ONE_DIM, SGD(lr=0.1), (Part(0, 30),), depth="epoch", universe=60, sizes=(1, 4)),
 }  # fmt: skip

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from skirl.core.given import Given
+from skirl.core.initial import Initial
 from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
@@ -29,7 +31,7 @@ def definition(collection: Collection) -> dict[str, Any]:
             "dim": table.dim,
             "features": table.features,
             "pooling": table.pooling,
-            "init": {"type": type(table.initial).__name__} | asdict(table.initial),
+            "init": _init(table.initial),
         }
         for table in engine.schema.tables
     ]
@@ -41,6 +43,12 @@ def definition(collection: Collection) -> dict[str, Any]:
         "tables": tables,
     }
     return json.loads(json.dumps(found))
+
+
+def _init(initial: Initial) -> dict[str, Any]:
+    """An initialiser; of an array its digest, for which the first save or load reads all of it."""
+    facts = {"digest": initial.digest} if isinstance(initial, Given) else asdict(initial)
+    return {"type": type(initial).__name__} | facts
 
 
 def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
@@ -63,6 +71,11 @@ def check_definition(saved: Any, here: Any, path: Path, where: str = "") -> None
     elif where == "tables":
         names = [", ".join(repr(table["name"]) for table in tables) for tables in (saved, here)]
         raise CheckpointError(f"{path} has the tables {names[0]}, this model {names[1]}: make them as they were saved")
+    elif saved != here and where.endswith(".init.digest"):
+        raise CheckpointError(
+            f"{path} was saved with another array as {where.removesuffix('.digest')} (digest {saved}, here {here}): give "
+            "the one that its rows began from"
+        )
     elif saved != here:
         raise CheckpointError(
             f"{path} was saved with {where} = {saved!r}, here it is {here!r}: set it to what was saved"

@@ -14,6 +14,7 @@ from skirl.checkpoint import dense, folder, whole
 from skirl.checkpoint.cached_rows import overlay
 from skirl.checkpoint.codec import decode
 from skirl.core import initial
+from skirl.core.given import Given
 from skirl.core.half import HALVES
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema, Table
@@ -28,6 +29,12 @@ log = logging.getLogger("skirl")
 _INITIAL = {kind.__name__: kind for kind in (initial.Uniform, initial.Normal, initial.Constant)}
 _DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, *HALVES)}
 _KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingCollection)}
+
+
+def _initial(table: dict[str, Any]) -> Callable[[str], Any]:
+    """By name, what makes the initial values of a table; an array is known by its digest alone."""
+    given = {"Given": lambda digest: Given.absent(table["rows"], table["dim"], digest)}
+    return lambda name: (_INITIAL | given)[name]
 
 
 class Opened(NamedTuple):
@@ -133,7 +140,7 @@ def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collectio
 
     try:
         tables = [
-            Table(**{**table, "features": tuple(table["features"]), "init": of(_INITIAL.__getitem__, table["init"])})
+            Table(**{**table, "features": tuple(table["features"]), "init": of(_initial(table), table["init"])})
             for table in definition["tables"]
         ]
         Schema.of(tables)

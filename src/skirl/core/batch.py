@@ -1,6 +1,6 @@
 """What a training loop passes in: the ids of many features, any number for each sample, and a batch that carries them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -125,6 +125,36 @@ class KeyedJagged:
     def weights_or_none(self) -> torch.Tensor | None:
         """A weight for each id, if there are weights."""
         return self._weights
+
+    @classmethod
+    def of_bags(cls, bags: Mapping[str, Sequence[Any]]) -> "KeyedJagged":
+        """For a collate function: of each feature the ids of each sample.
+
+        **Arguments**
+
+        - `bags`: by feature, an entry for each sample: one id, or a list, an array or a tensor of any number of them.
+
+        >>> sparse = KeyedJagged.of_bags({"user": [7, 8], "seen": [torch.tensor([1, 2]), []]})
+        >>> sparse.values().tolist(), sparse.lengths().tolist()
+        ([7, 8, 1, 2], [1, 1, 2, 0])
+        """
+        samples = {len(entries) for entries in bags.values()}
+        if len(samples) != 1:
+            each = ", ".join(f"{name!r}: {len(entries)}" for name, entries in bags.items())
+            raise ValueError(f"features have different numbers of samples ({each}): give an entry for each sample")
+        parts = []
+        for name, entries in bags.items():
+            for sample, entry in enumerate(entries):
+                part = torch.as_tensor(entry)
+                part = part.to(torch.int64) if not part.numel() else part  # an empty list has no whole numbers
+                if part.dim() > 1 or part.dtype not in (torch.int64, torch.int32):
+                    raise TypeError(
+                        f"feature {name!r}, sample {sample}: ids are {str(part.dtype).removeprefix('torch.')} of shape "
+                        f"{list(part.shape)}: give int64, in one dimension at most"
+                    )
+                parts.append(part.reshape(-1).to(torch.int64))
+        lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+        return cls(list(bags), torch.cat([*parts, torch.empty(0, dtype=torch.int64)]), lengths=lengths)
 
     def stride(self) -> int:
         """The number of samples."""

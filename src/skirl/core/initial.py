@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from skirl.core.given import Given
 from skirl.core.keys import ROW_BITS, table_of
 from skirl.tools.jit import kernel
 
@@ -77,7 +78,7 @@ class Constant:
             raise ValueError(f"Constant: value is {self.value}, set it to a finite number")
 
 
-Initial = Uniform | Normal | Constant
+Initial = Uniform | Normal | Constant | Given
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,9 @@ class InitialTable:
                 case Constant(value):
                     kinds.append(CONSTANT)
                     scales.append(value)
+                case Given():  # their rows are fetched, never made by a kernel
+                    kinds.append(CONSTANT)
+                    scales.append(0.0)
                 case _:
                     raise TypeError(f"init is {initial!r}, set it to a skirl Uniform, Normal or Constant")
         quantiles = normal_quantiles() if NORMAL in kinds else np.zeros(1, np.float32)

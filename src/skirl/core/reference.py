@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from skirl.core.given import Given
 from skirl.core.initial import Constant, Initial, Normal, Uniform
-from skirl.core.keys import key_of, table_of
+from skirl.core.keys import key_of, row_of, table_of
 from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Table
 
@@ -157,6 +158,8 @@ def initial_values(
 ) -> NDArray[Any]:
     """What rows hold before their first update, [keys, dim]."""
     dtype = np.dtype(dtype)
+    if isinstance(initial, Given):
+        return initial.take(np.array([row_of(key) for key in keys], np.int64)).astype(dtype)
     if isinstance(initial, Constant):
         return np.full((len(keys), dim), initial.value, dtype)
     base = [_mix(key ^ _mix(seed)) for key in keys]

@@ -4,9 +4,10 @@ wider than 48 bits go through a vocabulary first. The tables of one dim share a 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from skirl.core.initial import Initial, Uniform
+from skirl.core.given import Given
+from skirl.core.initial import Constant, Initial, Normal, Uniform
 from skirl.core.keys import MAX_ROWS, MAX_TABLES, ROW_BITS
 
 Pooling = Literal["sum", "mean"]
@@ -24,7 +25,9 @@ class Table:
     - `features`: the id features that look rows up in this table; when empty, one feature with the table's own name.
     - `pooling`: how the rows of a bag become one vector, "sum" or "mean". "sum" needs no division, and with one id per
       bag it is the same.
-    - `init`: the initial value of a row; None is `Uniform(1 / sqrt(rows))`, as DLRM has it.
+    - `init`: the initial value of a row; None is `Uniform(1 / sqrt(rows))`, as DLRM has it. Or the first values of all rows,
+      `[rows, dim]`: an array, a tensor, or the name of a .npy or .safetensors file, which is mapped and not read whole.
+      An array is copied. A file must not change while it is used.
 
     >>> Table("item", rows=1000, dim=64, features=("clicked", "bought"), pooling="mean").features
     ('clicked', 'bought')
@@ -37,7 +40,7 @@ class Table:
     dim: int
     features: tuple[str, ...] = ()
     pooling: Pooling = "sum"
-    init: Initial | None = None
+    init: Initial | Any = None
 
     def __post_init__(self) -> None:
         for name in ("rows", "dim"):
@@ -54,11 +57,19 @@ class Table:
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
         if self.init is None:
             object.__setattr__(self, "init", Uniform(self.rows**-0.5))
+        elif isinstance(self.init, Given):  # of another table
+            if self.init.shape != (self.rows, self.dim):
+                raise ValueError(
+                    f"table {self.name!r}: init is {list(self.init.shape)} in {self.init.where}, the table is "
+                    f"[{self.rows}, {self.dim}]: make them alike"
+                )
+        elif not isinstance(self.init, Uniform | Normal | Constant):
+            object.__setattr__(self, "init", Given.of(self.init, self.name, self.rows, self.dim))
 
     @property
     def initial(self) -> Initial:
-        """`init`, with the default filled in."""
-        assert self.init is not None
+        """`init`, with the default filled in, and values that were given as `Given`."""
+        assert isinstance(self.init, Initial)
         return self.init
 
 

@@ -6,9 +6,10 @@ from skirl.data.flags import DataFlags
 from skirl.tools.lazily import lazily
 
 if TYPE_CHECKING:
+    from skirl.data.encodings import encodings_of
     from skirl.data.source import Source
     from skirl.data.synthetic import Synthetic
 
-__all__ = ["DataFlags", "Source", "Synthetic"]
+__all__ = ["DataFlags", "Source", "Synthetic", "encodings_of"]
 
-__getattr__ = lazily(__name__, {"source": ("Source",), "synthetic": ("Synthetic",)})
+__getattr__ = lazily(__name__, {"encodings": ("encodings_of",), "source": ("Source",), "synthetic": ("Synthetic",)})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.dataset import Dataset, Place
-from skirl.data.files.encode import Encoder, Fingerprints, Hashed, RowsOf
+from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.find import find, kind_of
 from skirl.data.files.schema import BUILT_IN, FileSchema
@@ -45,7 +45,7 @@ def open_files(
     paths = find(path)
     columns = schema_of(kind, schema, paths[0])
     dataset = Dataset(paths, columns, PART if part_bytes is None else part_bytes)
-    table_rows, rows_of, means = _encoding(columns, rows, vocab)
+    table_rows, rows_of, means = encoding_of(columns, rows, vocab)
     encoder = Encoder(columns, rows_of, table_rows, means, skip=skip)
     files = Files(dataset, encoder, batch, epochs=epochs, batches=steps, shuffle=shuffle, seed=seed, workers=workers)
     return files if valid is None else _split(files, valid)
@@ -79,7 +79,7 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
     raise BadSchema(f"{path}: data is {kind}:..., and no file says what its columns mean: set schema to one")
 
 
-def _encoding(
+def encoding_of(
     schema: FileSchema, rows: str | None, vocab: str | None
 ) -> tuple[Mapping[str, int], RowsOf, Mapping[str, tuple[float, float]]]:
     """Rows of each table, how ids become them, and what dense columns are standardised with."""
@@ -104,7 +104,7 @@ def _encoding(
             f"dense column {schema.standardised[0].name!r} is to be standardised: set vocab to a file that `skirl vocab` "
             "made, which has its mean"
         )
-    return of_tables, Hashed(of_tables), {}
+    return of_tables, ByHash(of_tables), {}
 
 
 def _split(files: Files, valid: str) -> Files:

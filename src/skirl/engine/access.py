@@ -7,7 +7,7 @@ import torch
 
 from skirl.core.half import expanded, packed
 from skirl.core.initial import fill
-from skirl.core.tables import ROW_BITS
+from skirl.core.keys import ROW_BITS, table_of
 from skirl.engine.engine import Engine
 from skirl.tools.threads import run
 
@@ -49,6 +49,11 @@ def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: n
         fill, len(keys), keys, slots, into, dim, engine.seed, initial.kind, initial.scale, initial.quantiles,
         engine.optimizer.initial_state, threads=torch.get_num_threads(),
     )  # fmt: skip
+    if engine.begun.of:
+        given = np.flatnonzero(np.isin(table_of(keys), list(engine.begun.of)))
+        weights = np.empty((len(given), dim), engine.dtype)
+        engine.first(keys[given], weights)
+        into[slots[given], :dim] = weights
 
 
 def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> None:
@@ -56,6 +61,7 @@ def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> Non
     records = packed(records, engine.half) if engine.half else records
     engine.store.write(keys, records)
     engine.seen.add(keys)
+    engine.begun.wrote(keys)
     if engine.caches:
         slots = engine.caches[bank].find(keys)
         here = np.flatnonzero(slots >= 0)

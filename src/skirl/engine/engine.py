@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.core.half import HALVES, words
+from skirl.core.half import HALVES, packed, words
 from skirl.core.ids import Resolver
 from skirl.core.initial import InitialTable
 from skirl.core.keys import row_of, table_of
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Schema, Table
+from skirl.engine.begun import Begun
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, Capacity, Size, Split
 from skirl.engine.device import open_device
@@ -103,16 +104,20 @@ class Engine:
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
         self.seen = Seen(self.schema)
-        if len(self.store):
-            if not resume:
-                refusal = (
+        try:
+            if len(self.store) and not resume:
+                raise ValueError(
                     f"the store {self.store!r} already holds {len(self.store)} rows: pass resume=True to go on with them, "
                     "or name an empty store"
                 )
-                if self.store is not store:
-                    self.store.close()  # opened here; a second try must find it free
-                raise ValueError(refusal)
-            self.seen.rebuild(self.store.held())
+            self.begun = Begun(self.schema, str(dtype).removeprefix("torch."))
+            """Which tables begin from an array."""
+            self.begun.check_store(self.store)
+            self.begun.begin(self.seen, self.store.held() if len(self.store) else ())
+        except BaseException:
+            if self.store is not store:
+                self.store.close()  # opened here; a second try must find it free
+            raise
         self.caches: list[Cache] = []
         self.table_steps = np.zeros(len(self.schema.tables), np.int64)
         self.counters = Counters()
@@ -245,9 +250,10 @@ class Engine:
         ]
         cache.record(step.evict_slots, came, step.rows)
         found = work.found[bank]
+        made = len(step.fetch_keys) - found  # from an array: no store has had them
         self.counters.fetched += found + len(step.forward_keys)
         self.counters.forwarded += len(step.forward_keys)
-        self.counters.new += len(step.new_keys)
+        self.counters.new += len(step.new_keys) + made
         self.counters.bytes_read += found * self.held[bank] * self.dtype.itemsize
         return step.evict_keys, leaving
 
@@ -256,17 +262,30 @@ class Engine:
         for bank, step in zip(self.banks, work.steps, strict=True):
             arrival, count = bank.arriving(work), 0
             if len(step.fetch_keys):
-                found = self.store.read(step.fetch_keys, bank.room(arrival))
+                room = bank.room(arrival)
+                found = self.store.read(step.fetch_keys, room)
                 count = int(np.count_nonzero(found))
                 if count < len(found):
-                    key = step.fetch_keys[np.argmin(found)]
-                    raise Damaged(
-                        f"row {row_of(key)} of table {self.schema.tables[table_of(key)].name!r} was trained before and is "
-                        f"not in the store {self.store!r}: the store was changed by someone else; resume from a checkpoint"
-                    )
+                    self._begin(bank, step.fetch_keys, np.flatnonzero(~found), room)
             bank.shipped(arrival, work)
             work.fetched.append(arrival)
             work.found.append(count)
+
+    def _begin(self, bank: BankRows, keys: np.ndarray, places: np.ndarray, room: np.ndarray) -> None:
+        """First records of rows that the store has not: only rows that begin from an array come this way."""
+        records = np.full((len(places), self.widths[bank.facts.number]), self.optimizer.initial_state, self.dtype)
+        self.first(keys[places], records)
+        room[places] = packed(records, self.half) if self.half else records
+
+    def first(self, keys: np.ndarray, into: np.ndarray) -> None:
+        """The weights of rows that begin from an array, to into[i] for keys[i]; refused if a store has lost one."""
+        new = self.begun.first(keys, into)
+        if not new.all():
+            key = keys[np.argmin(new)]
+            raise Damaged(
+                f"row {row_of(key)} of table {self.schema.tables[table_of(key)].name!r} was trained before and is not in "
+                f"the store {self.store!r}: the store was changed by someone else; resume from a checkpoint"
+            )
 
     def write(self, leaving: Leaving) -> None:
         """Write what left the cache in one step, and give its buffers back."""
@@ -280,6 +299,7 @@ class Engine:
                     self.lose(lost, error)
                     raise
                 with self._counting:  # two threads write
+                    self.begun.wrote(keys)
                     self.counters.written += taken
                     self.counters.bytes_written += taken * records.itemsize * records.shape[1]
             bank.written(rows)
@@ -325,6 +345,7 @@ class Engine:
             for part in np.array_split(slots, max(1, len(slots) // 65536)):
                 if len(part):
                     self.store.write(cache.key_of[part], bank.read(part))
+                    self.begun.wrote(cache.key_of[part])
         self.store.flush()
 
     def restore(
@@ -343,7 +364,7 @@ class Engine:
         self.capacity.forget()
         if (saved := self.capacity.saved_split(split)) is not None:
             self.allocate(saved)
-        self.seen.rebuild(self.store.held())
+        self.begun.begin(self.seen, self.store.held())
         self.table_steps[:] = table_steps
         self.counters = counters
         self.damage = None

@@ -43,7 +43,8 @@ class EmbeddingBag(nn.Module):
     - `store`: where the other rows are: "memory", "disk:FOLDER" or a `skirl.store.Store`. In memory nothing has to be
       set up.
     - `seed`: fixes the initial values.
-    - `init`: the initial value of a row; None is `Normal(1.0)`, as in torch.
+    - `init`: the initial value of a row, or an array or a file of all first values, as `skirl.Table` takes them; None is
+      `Normal(1.0)`, as in torch.
     - `resume`: take a store that holds rows already; False refuses one, lest a run starts from another's rows
       unnoticed.
 
@@ -75,7 +76,7 @@ class EmbeddingBag(nn.Module):
         cache: CacheSize,
         store: str | Store = "memory",
         seed: int = 0,
-        init: Initial | None = None,
+        init: Initial | Any = None,
         resume: bool = False,
     ) -> None:
         super().__init__()
@@ -93,7 +94,9 @@ class EmbeddingBag(nn.Module):
         self.mode: Pooling = "mean" if mode == "mean" else "sum"
         self.include_last_offset = include_last_offset
         self.padding_idx = padding_idx + num_embeddings if padding_idx is not None and padding_idx < 0 else padding_idx
-        table = Table("weight", num_embeddings, embedding_dim, pooling=self.mode, init=init or Normal(1.0))
+        table = Table(
+            "weight", num_embeddings, embedding_dim, pooling=self.mode, init=Normal(1.0) if init is None else init
+        )
         self.rows = EmbeddingBagCollection(
             [table], optimizer=optimizer, cache=cache, store=store, device=device or "cpu", seed=seed,
             dtype=dtype or torch.float32, resume=resume,

@@ -1,10 +1,11 @@
 """The modules that a model holds: they look rows up by the current Step, and their backward trains the rows."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from skirl.core.batch import Sparse
 from skirl.core.optim import RowOptimizer, TorchHandle
@@ -14,6 +15,7 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro
 from skirl.nn.alone import Alone
+from skirl.nn.by_id import Ids, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
 from skirl.nn.looked_up import Found, LookedUp
 from skirl.nn.lookup import Lookup, shaped
@@ -165,6 +167,54 @@ class Collection(nn.Module):
             "embeddings cannot be copied or pickled: their rows live in a cache and a store. Make new ones; rows go from "
             "one to the other by skirl.save and skirl.load"
         )
+
+    def rows(self, table: str, ids: Ids) -> Tensor:
+        """The weights of rows by their ids, `[n, dim]`, as the executed steps left them; nothing becomes resident.
+
+        In a lookahead: as after the last `backward`. A row that was never used gives its initial value.
+
+        **Arguments**
+
+        - `table`: the name of the table.
+        - `ids`: row numbers, a list, an array or a tensor of one dimension. Their order is kept, and one may come twice.
+
+        >>> import skirl
+        >>> tables = [Table("item", 10, 2, init=skirl.Constant(1.0))]
+        >>> embeddings = EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.5), cache=5)
+        >>> embeddings(skirl.KeyedJagged.one_hot(["item"], torch.tensor([[3]])))["item"].sum().backward()
+        >>> embeddings.rows("item", [3, 4]).tolist()
+        [[0.5, 0.5], [1.0, 1.0]]
+        """
+        self.engine.check()
+        self.current.drain()
+        return weights_of(self.engine, table, ids)
+
+    def set_rows(
+        self, table: str, ids: Ids, values: np.ndarray | Tensor, *, state: Literal["keep", "reset"] = "keep"
+    ) -> None:
+        """Replace the weights of rows; not while a lookahead iterates, whose rows are on their way already.
+
+        A step whose backward has not come is over: its backward is refused.
+
+        **Arguments**
+
+        - `table`: the name of the table.
+        - `ids`: row numbers, each once.
+        - `values`: `[n, dim]`, in the dtype of the rows.
+        - `state`: "keep" leaves their optimizer state as it is, as writing to `nn.Embedding.weight` does; "reset" begins it
+          anew, for rows that stand for something else from now on.
+        """
+        self.engine.check()
+        if self.lookahead is not None and self.lookahead.iterating:
+            raise RuntimeError("a lookahead is iterating over these embeddings: set rows before its loop, or after it")
+        replace = replacement(self.engine, table, ids, values, state)
+        self.current.finish()
+        replace()
+        self.forget()
+
+    def extra_repr(self) -> str:
+        """What repr shows."""
+        return described(self.engine)
 
     def flush(self) -> None:
         """Write every resident row to the store."""

@@ -8,6 +8,7 @@ from copy import copy
 from functools import wraps
 from typing import Any, Self, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from skirl.core.ids import BadIds, BankIds
 from skirl.core.tables import Schema
 from skirl.nn.current_step import Ticket
 from skirl.nn.lookup import Split, Unbind, Whole
+from skirl.nn.sequences import nested, padded
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -105,7 +107,34 @@ class Pooled(Mapping[str, Tensor]):
 
 
 class Unpooled(Pooled):
-    """What an EmbeddingCollection returns: for each feature a tensor of one row for each id, in the batch's order."""
+    """What an EmbeddingCollection returns: for each feature a tensor of one row for each id, in the batch's order.
+
+    >>> import skirl, torch
+    >>> embeddings = skirl.EmbeddingCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10)
+    >>> out = embeddings(skirl.KeyedJagged(["item"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 0, 1])))
+    >>> out["item"].shape, out.padded("item")[0].shape, out.nested("item").shape[0]
+    (torch.Size([3, 2]), torch.Size([3, 2, 2]), 3)
+    """
+
+    @uncompiled
+    def padded(self, name: str) -> tuple[Tensor, Tensor]:
+        """A feature's rows as [batch, longest, dim], zeros behind each sample's last, and [batch, longest]: True where a
+        row is.
+
+        longest: ids of the batch's longest sample. Nothing flows back from the zeros.
+        """
+        return padded(self[name], self._offsets(name))
+
+    @uncompiled
+    def nested(self, name: str) -> Tensor:
+        """A feature's rows as a nested tensor of torch's jagged layout, [batch, (ids of a sample), dim]."""
+        return nested(self[name], self._offsets(name))
+
+    def _offsets(self, name: str) -> np.ndarray:
+        """Where each sample of a feature begins, among the rows of its bank."""
+        bank, column = self._all[name]
+        ids = self._ids[bank]
+        return ids.offsets[column * ids.batch : (column + 1) * ids.batch + 1]
 
     def _unbind(self, bank: int) -> tuple[Tensor, ...]:
         ids = self._ids[bank]

@@ -51,6 +51,14 @@ class Seen:
         large = self._in_set(keys)
         self.set.put(large, np.zeros(len(large), np.int32))
 
+    def add_all(self, table: int) -> None:
+        """Every row of a table of at most `MOST_IN_BITS` rows exists now."""
+        whole, rest = divmod(self._tables[table].rows, 64)
+        begin = int(self.base[table])
+        self.bits[begin : begin + whole] = ~np.uint64(0)
+        if rest:
+            self.bits[begin + whole] = np.uint64((1 << rest) - 1)
+
     def claim(self, keys: np.ndarray) -> np.ndarray:
         """These rows of tables in the set exist now; whether each did before."""
         return self.set.claim(keys, np.zeros(len(keys), np.int32))

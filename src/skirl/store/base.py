@@ -181,6 +181,16 @@ class Store(ABC):
         self.identity = secrets.token_hex(16)
         self.generation = 0
         self.closed = False
+        self.about: dict[str, Any] = {}
+        """By table: what rows that were never written begin from, as a digest or as something that has a `digest`."""
+
+    def remember(self, about: Mapping[str, Any]) -> None:
+        """Keep in `about` what rows begin from, at the latest when the first of them is written.
+
+        A store that outlives its process keeps the digests with its rows; to make one reads all of an array. One that does
+        not is refused when rows that began from an array are to be trained further.
+        """
+        self.about = dict(about)
 
     def read(self, keys: NDArray[np.int64], out: Rows) -> NDArray[np.bool_]:
         """Copy rows to `out`; True where a row is held, elsewhere `out` is left alone.

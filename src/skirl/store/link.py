@@ -7,9 +7,10 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,9 +100,14 @@ class LinkStore(Store):
         self.received, self.sent = _Pipe(link), _Pipe(link)
         """What was read and what was written."""
         self._same()
+        self.about = inner.about
 
     def __repr__(self) -> str:
         return f"LinkStore({self.inner!r}, {self.link})"
+
+    def remember(self, about: Mapping[str, Any]) -> None:
+        self.inner.remember(about)
+        self.about = self.inner.about
 
     def _same(self) -> None:
         self.identity, self.generation = self.inner.identity, self.inner.generation

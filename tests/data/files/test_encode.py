@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data import DataFlags
-from skirl.data.files.encode import Encoded, Encoder, Hashed, Raw, taken
+from skirl.data.files.encode import ByHash, Encoded, Encoder, Raw, taken
 from skirl.data.files.errors import BadRow
 from skirl.data.files.schema import FileSchema
 from tests.cases import cases
@@ -57,7 +57,7 @@ def piece(rows: list[tuple[str, ...]]) -> Raw:
 
 def encoder(**other: Any) -> Encoder:
     rows = MIXED.rows_of(None)
-    return Encoder(MIXED, Hashed(rows), rows, {}, **other)
+    return Encoder(MIXED, ByHash(rows), rows, {}, **other)
 
 
 def plainly(row: tuple[str, ...]) -> tuple[float, float, float, int, list[int]] | None:

@@ -96,7 +96,7 @@ class RowsOf(Protocol):
 
 
 @dataclass
-class Hashed:
+class ByHash:
     """Rows by hash."""
 
     rows: Mapping[str, int]
@@ -249,7 +249,7 @@ class Encoder:
         return 1 + dense.indicator
 
     def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
-        values, kinds, wrong, why = self._rows(raw.file, column, spec)
+        values, kinds, wrong, why = self.rows_in(raw.file, column, spec)
         if wrong is not None:
             marks.add(raw, wrong, lambda i: (f"column {spec.name} is {shown(value_at(column, i))}", why))
         return values
@@ -266,7 +266,7 @@ class Encoder:
             column = column.combine_chunks()
         sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         items = plain(column.flatten(), self.schema.missing)
-        values, kinds, wrong, why = self._rows(raw.file, items, spec)
+        values, kinds, wrong, why = self.rows_in(raw.file, items, spec)
         if wrong is not None and wrong.any():
             owner = np.repeat(np.arange(raw.rows), sizes)
             rows = np.zeros(raw.rows, bool)
@@ -281,7 +281,7 @@ class Encoder:
             )
         return values, sizes
 
-    def _rows(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
+    def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
         """Rows of a column's values, what each value is, which are malformed if any, and what was expected."""
         table = spec.table or spec.name
         nan = self.schema.nan_is_missing

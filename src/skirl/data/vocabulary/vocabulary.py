@@ -59,10 +59,14 @@ class Vocabulary:
         return f"by a vocabulary of {sum(self.rows.values()):,} rows with checksum {self.checksum}"
 
     def __getstate__(self) -> dict[str, Any]:  # a worker reads the file itself: it may be gigabytes
-        return {"path": self.path}
+        return {"path": self.path, "checksum": self.checksum}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(load(state["path"]).__dict__)
+        if self.checksum != state["checksum"]:
+            raise BadVocabulary(
+                f"vocabulary {self.path}: it was changed since the run opened it: put it back as it was"
+            )
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """The row of each value."""

@@ -1,12 +1,13 @@
 """What a disk store holds at a durable point: which segments and how much of each, in one small file, replaced whole."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from skirl.store.base import DISK_ROWS, Layout
 from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry, Unusable
 from skirl.tools.sealed_json import CheckpointError, read_sealed, seal, skirl_version
+from skirl.tools.shape_of import TEXT, misfit
 
 NAME = "store.json"
 FORMAT = "skirl-disk-store"
@@ -23,6 +24,8 @@ class Manifest:
     """In order of the log, kind by kind."""
     rows: tuple[int, ...] = ()
     """How many rows of each kind there are; empty where that is not known. Only a hint: it makes opening faster."""
+    about: dict[str, str] = field(default_factory=dict)
+    """By table: the digest of the array that its rows begin from, where they do."""
 
     def facts(self) -> dict[str, Any]:
         """For `from_facts`, in anything that JSON can say."""
@@ -34,7 +37,7 @@ class Manifest:
             "layout": self.layout.facts(),
             "segments": [entry.to_text() for entry in self.segments],
             "rows": list(self.rows),
-        }
+        } | ({"begun": self.about} if self.about else {})
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Manifest":
@@ -49,7 +52,9 @@ class Manifest:
             if {entry.record for entry in segments} - set(layout.kinds):
                 raise ValueError("a segment of no table")
             rows = tuple(int(n) for n in facts.get("rows", []))
-            return cls(facts["identity"], facts["generation"], layout, segments, rows)
+            if misfit(about := facts.get("begun", {}), {...: TEXT}):
+                raise TypeError("begun")
+            return cls(facts["identity"], facts["generation"], layout, segments, rows, about)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unusable(f"does not describe rows ({error!r})") from None
 

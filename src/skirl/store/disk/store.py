@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +125,7 @@ class DiskStore(Store):
             )
         self._set_logs(self._empty())
         all_logs.load(self._logs, manifest)
-        self.identity, self.generation = manifest.identity, manifest.generation
+        self.identity, self.generation, self.about = manifest.identity, manifest.generation, dict(manifest.about)
         # After a kill the rename of the manifest may not last yet, and what it replaced must not go before it does.
         self._files.sync_folder(self.path)
         for log in self._logs:
@@ -203,6 +204,13 @@ class DiskStore(Store):
 
     # Durable points
 
+    def remember(self, about: Mapping[str, Any]) -> None:
+        """As `Store.remember` says: the manifest has it, at once."""
+        self._check_open()
+        with self._writing, self._explained():
+            self.about = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
+            self._write_manifest(self.identity, self.generation, self._logs)
+
     def flush(self) -> None:
         """Wait until all that was written lasts: a durable point, with a new generation if anything has changed."""
         self._check_open()
@@ -241,7 +249,8 @@ class DiskStore(Store):
 
     def _manifest(self, identity: str, generation: int, logs: list[Log]) -> Manifest:
         entries = [entry for log in logs for entry in log.entries()]
-        return Manifest(identity, generation, self.layout, entries, tuple(log.index.count for log in logs))
+        rows = tuple(log.index.count for log in logs)
+        return Manifest(identity, generation, self.layout, entries, rows, dict(self.about))
 
     def _write_manifest(self, identity: str, generation: int, logs: list[Log]) -> None:
         links.replace(self._files, self.path, NAME, self._manifest(identity, generation, logs).sealed())

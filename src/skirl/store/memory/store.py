@@ -83,6 +83,9 @@ class MemoryStore(Store):
         self._frozen: int | None = None
         """The generation that changes are counted from, if it was written."""
 
+    def __repr__(self) -> str:
+        return "MemoryStore()"
+
     def _empty(self) -> list[_RowsOfKind]:
         return [_RowsOfKind(record) for record in self.layout.kinds]
 

@@ -1,0 +1,231 @@
+"""First values of a table's rows out of an array, or out of a file that is mapped into memory."""
+
+import hashlib
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.tools.jit import kernel
+
+_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+_SAFETENSORS = {"F32": "float32", "F64": "float64", "F16": "float16", "BF16": "bfloat16"}
+_PIECE = 16 << 20
+"""Bytes looked at in one go, for the digest."""
+
+
+class Given:
+    """The first values of all rows of a table; `Table(init=...)` makes it of an array, a tensor or a file.
+
+    >>> given = Given.of(np.array([[1, 2], [3, 4]], np.float32), "item", rows=2, dim=2)
+    >>> given.take(np.array([1, 0])).tolist()
+    [[3.0, 4.0], [1.0, 2.0]]
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], kind: str, raw: NDArray[np.uint8] | None, *, where: str, path: Path | None = None,
+        source: tuple[Path, str] | None = None, digest: str | None = None,
+    ) -> None:  # fmt: skip
+        self.shape = shape
+        self.kind = kind
+        """The dtype of the values, as torch names it."""
+        self.where = where
+        """What errors call it."""
+        self._raw = raw
+        """uint8 [rows, bytes of a row]; None: only what they were is known."""
+        self._path = path
+        """The file that they lie in."""
+        self._source = source
+        """That file, and the table, where the file was given by its name."""
+        self._digest = digest
+        self._stamp = None if path is None else _stamp(path)
+
+    @classmethod
+    def of(cls, source: Any, table: str, rows: int, dim: int) -> Self:
+        """Out of what a user gives; an array in memory is copied, since whoever gave it may change it."""
+        by_name = isinstance(source, str | os.PathLike)
+        try:
+            if by_name:
+                shape, kind, raw, path = _mapped(Path(source), table)
+                where = str(source)
+            elif isinstance(source, np.ndarray) or hasattr(source, "detach"):
+                shape, kind, raw, path = _copied(source)
+                where = "the array"
+            else:
+                raise TypeError(
+                    f"is a {type(source).__name__}, set it to a skirl Uniform, Normal or Constant, to an array or a tensor, "
+                    "or to a .npy or .safetensors file"
+                )
+            if shape != (rows, dim):
+                raise ValueError(f"is {list(shape)} in {where}, the table is [{rows}, {dim}]: make them alike")
+        except (TypeError, ValueError, OSError) as error:
+            kind_of = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind_of(f"table {table!r}: init {error}") from None
+        named = (path, table) if by_name and path is not None else None
+        return cls((rows, dim), kind, raw, where=where, path=path, source=named)
+
+    @classmethod
+    def absent(cls, rows: int, dim: int, digest: str) -> Self:
+        """Values that a checkpoint names and does not have: only rows that were used are there."""
+        return cls((rows, dim), "float32", None, where="the checkpoint", digest=digest)
+
+    def __repr__(self) -> str:
+        return f"Given({self.where}, {list(self.shape)}, {self.kind})"
+
+    def __getstate__(self) -> dict[str, Any]:  # a file is mapped again: it may be larger than memory
+        return self.__dict__ | ({} if self._source is None else {"_raw": None})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._source is not None:
+            self._raw = _mapped(*self._source)[2]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the values, the first 32 digits: of equal arrays it is equal, however they are kept.
+
+        All values are read for it, once: some 3 s for 1 GiB on one core, and more where a disk is slower.
+        """
+        if self._digest is None:
+            self._check()
+            assert self._raw is not None
+            found = hashlib.sha256(f"{self.kind} {self.shape[0]} {self.shape[1]}\n".encode())
+            step = max(1, _PIECE // self._raw.shape[1])
+            for start in range(0, self.shape[0], step):
+                found.update(np.ascontiguousarray(self._raw[start : start + step]).data)
+            self._digest = found.hexdigest()[:32]
+        return self._digest
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """The values of some rows, [n, dim]; those of half precision as float32."""
+        self._check()
+        assert self._raw is not None
+        out = np.empty((len(rows), self._raw.shape[1]), np.uint8)
+        gather(self._raw, rows, out)  # without the interpreter: a page of a file may have to come from a disk first
+        if self.kind == "bfloat16":
+            return (out.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        values = out.view(self.kind)
+        return values.astype(np.float32) if self.kind == "float16" else values
+
+    def check_dtype(self, table: str, dtype: str) -> None:
+        """Refuse values that rows of this dtype would round. Rows of half precision take float32, rounded to nearest."""
+        halves = {"float16", "bfloat16"}
+        fit = {"float64": {"float64", "float32", *halves}, "float32": {"float32", *halves}}.get(
+            dtype, {dtype, "float32"}
+        )
+        if self.kind not in fit:
+            raise TypeError(
+                f"table {table!r}: init is {self.kind} in {self.where} and rows are {dtype}: convert it to {dtype}, or set "
+                f"dtype=torch.{self.kind}"
+            )
+
+    def _check(self) -> None:
+        """Refuse values that are not there, or not any more what they were."""
+        if self._raw is None:
+            raise ValueError(
+                f"the first values of rows that were never used are not in {self.where}, only those of used rows: give the "
+                "array by init= of the table, or leave such rows out"
+            )
+        if self._path is not None and _stamp(self._path) != self._stamp:
+            raise ValueError(
+                f"{self._path} was changed since rows began from it: put it back as it was, and go on from a checkpoint"
+            )
+
+
+@kernel
+def gather(raw, rows, out):
+    """out[i] = raw[rows[i]]; both uint8."""
+    for i in range(rows.size):
+        out[i, :] = raw[rows[i], :]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when the file does."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+_Found = tuple[tuple[int, ...], str, NDArray[np.uint8], Path | None]
+
+
+def _copied(source: Any) -> _Found:
+    """An array or a tensor; one that is mapped from a file for reading only stays where it is."""
+    kind = None
+    if hasattr(source, "detach"):
+        source, kind = source.detach().cpu(), str(source.dtype).removeprefix("torch.")
+        if kind == "bfloat16":  # NumPy has none
+            import torch
+
+            source = source.view(torch.int16)
+        source = source.numpy()
+    kind = kind or source.dtype.name
+    if isinstance(source, np.memmap) and source.mode == "r" and source.filename and source.flags.c_contiguous:
+        return (*_rows(source, kind), Path(source.filename).resolve())
+    return (*_rows(np.array(source, order="C"), kind), None)
+
+
+def _mapped(path: Path, table: str) -> _Found:
+    """A file's values, where they lie."""
+    if not path.is_file():
+        raise ValueError(f"names {path}, and there is no such file: set it to a .npy or .safetensors file")
+    path = path.resolve()
+    if path.suffix == ".npy":
+        try:
+            values = np.load(path, mmap_mode="r", allow_pickle=False)
+        except Exception as error:  # whatever NumPy stumbles over in a header
+            why = " ".join(str(error).split())[:100] or type(error).__name__
+            raise ValueError(f"names {path}, which is no whole .npy file ({why}): write it with numpy.save") from None
+        if not values.flags.c_contiguous:
+            raise ValueError(f"names {path}, which is in Fortran order: save numpy.ascontiguousarray of it")
+        return (*_rows(values, values.dtype.name, f" in {path}"), path)
+    if path.suffix == ".safetensors":
+        kind, shape, begin = _tensor(path, table)
+        if len(shape) != 2 or not all(shape):
+            raise ValueError(f"is {list(shape)} in {path}: give [rows, dim]")
+        values = np.memmap(path, np.uint8, "r", begin, (shape[0], shape[1] * _BYTES[kind]))
+        return shape, kind, values.view(np.ndarray), path
+    raise ValueError(f"names {path}: set it to a .npy or .safetensors file")
+
+
+def _rows(values: np.ndarray, kind: str, where: str = "") -> tuple[tuple[int, ...], str, NDArray[np.uint8]]:
+    """The bytes of each row."""
+    if kind not in _BYTES or not values.dtype.isnative:
+        raise TypeError(f"is an array of {values.dtype if kind in _BYTES else kind}{where}: convert it to float32")
+    if values.ndim != 2 or not values.size:
+        raise ValueError(f"is an array of shape {list(values.shape)}{where}: give [rows, dim]")
+    raw = values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
+    raw.flags.writeable = False  # one compiled kernel for arrays and files
+    return values.shape, kind, raw
+
+
+def _tensor(path: Path, table: str) -> tuple[str, tuple[int, ...], int]:
+    """The dtype and shape of the table's tensor in a safetensors file, and the byte where it begins."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:  # checks that the file is whole and its tensors are where it says
+            names = sorted(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"names {path}, which is no whole safetensors file ({error}): use another") from None
+    fits = [name for name in names if name in (f"{table}.weight", table, "weight") or name.endswith(f".{table}.weight")]
+    fits = fits or names
+    if len(fits) != 1:
+        raise ValueError(
+            f"names {path}, which has {', '.join(fits[:9]) or 'no tensor'}: call the tensor {table + '.weight'!r}, or give "
+            "it as an array"
+        )
+    if fits[0].removesuffix("weight") + "ids" in names:
+        raise ValueError(f"names {path}, which has rows by their ids: take them with skirl.import_rows")
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        entry = json.loads(file.read(size))[fits[0]]
+    if entry["dtype"] not in _SAFETENSORS:
+        raise TypeError(f"is {entry['dtype']} in {path}: convert it to float32")
+    return _SAFETENSORS[entry["dtype"]], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]

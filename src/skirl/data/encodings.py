@@ -1,0 +1,309 @@
+"""Raw values to ids, for a Dataset or a collate function: the same ids that `skirl train` makes of the values of files."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from skirl.data.files.columns import is_list, is_text, plain, value_at
+from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
+from skirl.data.files.errors import shown
+from skirl.data.files.schema import BUILT_IN, FileSchema, Id, Label
+from skirl.data.open import encoding_of, load_vocabulary
+from skirl.data.vocabulary.growing import Growth
+
+Type = Literal["string", "hex", "int", "float"]
+_TYPES: dict[str, Type] = {"texts": "string", "hex": "hex", "numbers": "int"}
+
+
+class Encoding:
+    """Gives the values of one id column their rows; made by `Hashed`, `InVocabulary`, `Grown` and `encodings_of`.
+
+    Called with one value it gives its row, an int; with a list, an array or a tensor of values an int64 tensor. Where texts
+    hold lists, with a separator, one text gives the tensor of its rows, and several texts a list of such tensors.
+    """
+
+    def __init__(self, encoder: Encoder, spec: Id) -> None:
+        self._encoder, self._spec = encoder, spec
+
+    @property
+    def table(self) -> str:
+        """The table whose rows it gives."""
+        return self._spec.table or self._spec.name
+
+    @property
+    def rows(self) -> int:
+        """How many rows that table has: for `skirl.Table`."""
+        return self._encoder.rows[self.table]
+
+    def __call__(self, values: Any) -> Any:
+        """The rows of a value, or of several."""
+        return self._called(values, self._rows)
+
+    def _called(self, values: Any, rows_of: Any) -> Any:
+        if getattr(values, "shape", None) == ():
+            values = values.item()
+        one = isinstance(values, str | bytes) or not hasattr(values, "__len__")
+        if self._spec.separator:
+            bags = [self._split(text) for text in ([values] if one else values)]
+            found = rows_of([item for bag in bags for item in bag]).split([len(bag) for bag in bags])
+            return found[0] if one else list(found)
+        rows = rows_of([values] if one else values)
+        return int(rows[0]) if one else rows
+
+    def _split(self, text: Any) -> list[str]:
+        if text is None or text in self._encoder.schema.missing:
+            return []
+        if not isinstance(text, str):
+            self._refuse(f"a list is a {type(text).__name__}: give a text, in which {self._spec.separator!r} separates")
+        return text.split(self._spec.separator)
+
+    def _rows(self, values: Any) -> torch.Tensor:
+        spec, column = self._spec, plain(self._column(values), self._encoder.schema.missing)
+        if spec.type in ("string", "hex") and not is_text(column.type) and not pa.types.is_null(column.type):
+            kind = "float" if pa.types.is_floating(column.type) else "int"
+            self._refuse(f"values are {column.type}, and its type is {spec.type}: give texts, or set type to {kind}")
+        rows, _, wrong, expected = self._encoder.rows_in(self.table, column, spec)
+        if wrong is not None and wrong.any():
+            place = int(np.argmax(wrong))
+            found = shown(value_at(column, place))
+            raise ValueError(f"{spec.name}: value {place} is {found}, expected {expected}: mend it, or leave it out")
+        return torch.from_numpy(rows.astype(np.int64))
+
+    def _column(self, values: Any) -> pa.Array | pa.ChunkedArray:
+        """The values as Arrow has them."""
+        if isinstance(values, torch.Tensor):
+            values = values.detach().cpu().numpy()
+        try:
+            made = isinstance(values, pa.Array | pa.ChunkedArray)
+            column = values if made else pa.array(values, from_pandas=self._encoder.schema.nan_is_missing)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            self._refuse(f"values are not of one kind ({str(error).splitlines()[0]}): give texts, or numbers")
+        if is_list(column.type):
+            self._refuse("values are lists: give those of one sample at a time")
+        return column
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise TypeError(f"{self._spec.name}: {what}")
+
+
+class Hashed(Encoding):
+    """Ids by hash, as `skirl train --rows`: row 0 for what is missing, a row from 1 on for all else.
+
+    **Arguments**
+
+    - `rows`: rows of the table.
+    - `table`: its name, which seeds the hash: for the same name, rows and type the command makes the same ids.
+    - `type`: what a value is: "string", "hex", "int", or "float", a whole number. As in a schema file, texts by default.
+    - `missing`: texts that stand for no value; None always does. As in a schema file, the empty text by default.
+    - `nan_is_missing`: NaN stands for no value; by default it is refused.
+    - `separator`: what stands between the values of a list in one text; by default a text is one value.
+
+    >>> item = Hashed(1000, "item")
+    >>> item(["a17", None, "b3"]).tolist() == [item("a17"), 0, item("b3")]
+    True
+    """
+
+    def __init__(
+        self, rows: int, table: str, *, type: Type = "string", missing: Sequence[str] = ("",), nan_is_missing: bool = False,
+        separator: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(*_encoder(table, ByHash({table: rows}), rows, type, missing, nan_is_missing, separator))
+
+
+class InVocabulary(Encoding):
+    """Ids by a file of `skirl vocab`: row 0 for what is missing, row 1 for what is not in it, else a row of its own.
+
+    **Arguments**
+
+    - `path`: the file.
+    - `table`: one of its tables.
+    - `type`: what a value is, as in `Hashed`; None takes what the file says.
+    - `missing`, `nan_is_missing`, `separator`: as in `Hashed`.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], table: str, *, type: Type | None = None, missing: Sequence[str] = ("",),
+        nan_is_missing: bool = False, separator: str = "",
+    ) -> None:  # fmt: skip
+        vocabulary = load_vocabulary(str(path))
+        if table not in vocabulary.rows:
+            raise ValueError(
+                f"vocabulary {path}: it has no table {table!r}: there are {', '.join(map(repr, vocabulary.rows))}"
+            )
+        known = _TYPES.get(vocabulary.facts.types[table])
+        if type is None and known is None:
+            raise ValueError(f"vocabulary {path}: it does not say what the values of {table!r} were: set type")
+        rows = vocabulary.rows[table]
+        encoder, spec = _encoder(table, vocabulary, rows, type or known or "string", missing, nan_is_missing, separator)
+        vocabulary.check(encoder.schema)
+        super().__init__(encoder, spec)
+
+
+class Grown(Encoding):
+    """Ids by a vocabulary that grows as values come, as `skirl train --vocab open`: row 0 for what is missing, row 1 until a
+    value has come `admit` times or when the table is full, then a row of its own.
+
+    Every call counts. So call it once for each value, in the order of training, and in one process: not in the workers of a
+    DataLoader, whose vocabularies would differ. `look_up` counts nothing.
+
+    **Arguments**
+
+    - `rows`: rows of the table.
+    - `table`: its name.
+    - `admit`: how often a value has to come; 10 as in the command.
+    - `type`, `missing`, `nan_is_missing`, `separator`: as in `Hashed`.
+
+    >>> item = Grown(1000, "item", admit=2)
+    >>> item(["a", "b", "a", None]).tolist(), item.look_up("a"), item("b")
+    ([1, 1, 2, 0], 2, 3)
+    """
+
+    def __init__(
+        self, rows: int, table: str, *, admit: int = 10, type: Type = "string", missing: Sequence[str] = ("",),
+        nan_is_missing: bool = False, separator: str = "",
+    ) -> None:  # fmt: skip
+        if admit < 1:
+            raise ValueError(f"admit is {admit}: set it to 1 or more")
+        super().__init__(*_encoder(table, Fingerprints(), rows, type, missing, nan_is_missing, separator))
+        self._growth, self._calls, self._pid = Growth(rows, admit), 0, os.getpid()
+
+    def __call__(self, values: Any) -> Any:
+        """The rows of a value, or of several; they are counted."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(_ONE_PROCESS)
+        self._calls += 1
+        return self._called(values, lambda raw: self._of(raw, lambda prints: self._growth.grow(prints, self._calls)))
+
+    def look_up(self, values: Any) -> Any:
+        """The same without counting, for evaluation.
+
+        **Arguments**
+
+        - `values`: as in a call.
+        """
+        return self._called(values, lambda raw: self._of(raw, self._growth.look_up))
+
+    def _of(self, raw: Any, rows_of: Any) -> torch.Tensor:
+        return torch.from_numpy(rows_of(self._rows(raw).numpy().view(np.uint64)))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(_ONE_PROCESS)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The vocabulary as it is, for a checkpoint."""
+        about = {"table": self.table, "rows": self.rows, "admit": self._growth.admit, "type": self._spec.type}
+        return {**about, "calls": self._calls, "grown": self._growth.state_dict(), "admitted": self._growth.admitted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; refused if it was made otherwise.
+
+        **Arguments**
+
+        - `state`: what `state_dict` gave.
+        """
+        here = {"table": self.table, "rows": self.rows, "admit": self._growth.admit, "type": self._spec.type}
+        for name, value in here.items():
+            if state[name] != value:
+                raise ValueError(
+                    f"the vocabulary was grown with {name}={state[name]!r}, here it is {value!r}: set it to what it was"
+                )
+        self._growth.load_state_dict(state["grown"], state["admitted"])
+        self._calls = state["calls"]
+
+
+_ONE_PROCESS = (
+    "a Grown vocabulary is of one process, and each worker would give ids rows of its own: call it in the training process, "
+    "on what the DataLoader yields"
+)
+
+
+class Longest:
+    """Cuts a sample's list to at most so many entries, values or ids; None stays None.
+
+    **Arguments**
+
+    - `length`: how many stay.
+    - `keep`: "last", the most recent of a history in order of time, or "first".
+
+    >>> Longest(2)([1, 2, 3]), Longest(2, keep="first")(torch.tensor([1, 2, 3])).tolist()
+    ([2, 3], [1, 2])
+    """
+
+    def __init__(self, length: int, keep: Literal["first", "last"] = "last") -> None:
+        if length < 1:
+            raise ValueError(f"length is {length}: set it to 1 or more")
+        if keep not in ("first", "last"):
+            raise ValueError(f"keep is {keep!r}: set it to 'first' or 'last'")
+        self.length, self.keep = length, keep
+
+    def __call__(self, values: Any) -> Any:
+        """What stays of a list, an array or a tensor."""
+        if values is None:
+            return None
+        return values[: self.length] if self.keep == "first" else values[-self.length :]
+
+
+class Default:
+    """Puts an id where there is none: for None, in a list for each None, and as the only one of an empty list.
+
+    **Arguments**
+
+    - `id`: what stands for a missing one. Rows by hash or vocabulary have row 0 for it without this.
+
+    >>> Default(7)(None), Default(7)([]), Default(7)([1, None]), Default(7)(torch.tensor([])).tolist()
+    (7, [7], [1, 7], [7])
+    """
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+
+    def __call__(self, ids: Any) -> Any:
+        """The same, with an id for each missing one."""
+        if ids is None:
+            return self.id
+        if not hasattr(ids, "__len__") or getattr(ids, "shape", None) == ():
+            return ids
+        if isinstance(ids, torch.Tensor):
+            return ids if ids.numel() else torch.tensor([self.id])
+        if isinstance(ids, np.ndarray) and ids.dtype != object:
+            return ids if ids.size else np.array([self.id])
+        return [self.id if one is None else one for one in ids] or [self.id]
+
+
+def encodings_of(
+    schema: str | os.PathLike[str], *, rows: str | None = None, vocab: str | None = None
+) -> dict[str, Encoding]:
+    """An encoding for each id column of a schema, giving the ids that `skirl train` makes with these flags.
+
+    **Arguments**
+
+    - `schema`: a schema file, or "criteo" or "avazu".
+    - `rows`: as `--rows`: "100000", or "100000,C3=2000000"; None takes the schema's.
+    - `vocab`: as `--vocab`, a file of `skirl vocab`. One that grows is a `Grown` for each table.
+    """
+    if vocab == "open":
+        raise ValueError("a vocabulary that grows is of one table: make a skirl.Grown for each")
+    name = str(schema)
+    read = BUILT_IN[name] if name in BUILT_IN and not Path(name).exists() else FileSchema.load(name)
+    read = replace(read, dense=(), time=None)
+    of_tables, rows_of, _ = encoding_of(read, rows, vocab)
+    encoder = Encoder(read, rows_of, of_tables, {})
+    return {column.name: Encoding(encoder, column) for column in read.ids}
+
+
+def _encoder(
+    table: str, rows_of: RowsOf, rows: int, type: Type, missing: Sequence[str], nan_is_missing: bool, separator: str
+) -> tuple[Encoder, Id]:
+    """The encoder of one column, as a schema file would have it."""
+    if type not in ("string", "hex", "int", "float"):
+        raise ValueError(f"{table}: type is {type!r}, set it to 'string', 'hex', 'int' or 'float'")
+    texts = (missing,) if isinstance(missing, str) else tuple(missing)
+    spec = Id(table, type=type, rows=rows, list=bool(separator), separator=separator)
+    schema = FileSchema((Label("label"),), (), (spec,), missing=texts, nan_is_missing=nan_is_missing)
+    return Encoder(schema, rows_of, {table: rows}, {}), spec

@@ -1,0 +1,87 @@
+"""Rows that begin from an array or a file: for the oracle they exist from the start, so that they come in as fetched rows
+do, and what the store does not have of them is taken from there.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from skirl.core.given import Given
+from skirl.core.keys import row_of, table_of
+from skirl.core.tables import Schema
+from skirl.oracle.seen import MOST_IN_BITS, Seen
+from skirl.store import Store
+
+
+class Begun:
+    """The tables of one engine that begin from an array, and which of their rows the store has had.
+
+    **Arguments**
+
+    - `schema`: the tables.
+    - `dtype`: of rows, as torch names it.
+    """
+
+    def __init__(self, schema: Schema, dtype: str) -> None:
+        self.of: dict[int, Given] = {t: i.initial for t, i in enumerate(schema.tables) if isinstance(i.initial, Given)}
+        """By the table's number."""
+        self._tables = schema.tables
+        self._written = Seen(schema) if self.of else None
+        """Rows that the store took: if it has lost one, that is damage and no first use."""
+        for t, given in self.of.items():
+            table = schema.tables[t]
+            given.check_dtype(table.name, dtype)
+            if table.rows > MOST_IN_BITS:
+                raise ValueError(f"table {table.name!r}: init is an array, which tables of at most 2**33 rows can have")
+
+    def begin(self, seen: Seen, held: Iterable[np.ndarray | tuple[int, np.ndarray]]) -> None:
+        """The store holds these rows, and every row of these tables exists, for whoever plans."""
+        seen.rebuild(held)
+        if self._written is not None:
+            self._written.bits[:] = seen.bits
+            for t in self.of:
+                seen.add_all(t)
+
+    def wrote(self, keys: np.ndarray) -> None:
+        """The store took these rows; one thread at a time."""
+        if self._written is not None and len(mine := self._mine(keys)):
+            self._written.add(mine)
+
+    def first(self, keys: np.ndarray, into: np.ndarray) -> np.ndarray:
+        """The weights of rows that no store has had, to into[i, :dim] for keys[i]; which keys are such rows."""
+        new = np.zeros(len(keys), np.bool_)
+        for t, given in self.of.items():
+            assert self._written is not None
+            places = np.flatnonzero(table_of(keys) == t)
+            places = places[~self._written.has(keys[places])]
+            if len(places):
+                into[places, : given.shape[1]] = given.take(row_of(keys[places]))
+                new[places] = True
+        return new
+
+    def check_store(self, store: Store) -> None:
+        """Tell an empty store what its rows begin from, and refuse one whose rows began from something else."""
+        here = {self._tables[t].name: given for t, given in self.of.items()}
+        if not len(store):
+            if here or store.about:
+                store.remember(here)
+            return
+        for name in here.keys() | store.about.keys():
+            there, now = (None if name not in of else _digest(of[name]) for of in (store.about, here))
+            if there != now:
+                raise ValueError(
+                    f"table {name!r}: the rows in {store!r} began from {_shown(there)}, and init is {_shown(now)}: set "
+                    "it to what the rows began from, or name an empty store"
+                )
+
+    def _mine(self, keys: np.ndarray) -> np.ndarray:
+        return keys[np.isin(table_of(keys), list(self.of))]
+
+
+def _digest(of: Any) -> str:
+    return of if isinstance(of, str) else of.digest
+
+
+def _shown(digest: str | None) -> str:
+    return "no array" if digest is None else f"the array with digest {digest}"

@@ -1,0 +1,125 @@
+"""Rows by their ids, outside of a lookup: read as the executed steps left them, or replaced."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skirl.core.keys import key_of
+from skirl.core.tables import Table
+from skirl.engine.access import PIECE, bank_of, peek, put, put_rows
+from skirl.engine.engine import Engine
+
+Ids = Sequence[int] | np.ndarray | Tensor
+
+
+def weights_of(engine: Engine, table: str, ids: Ids) -> Tensor:
+    """The weights of rows as they are now, [n, dim], on the engine's device; nothing changes."""
+    number = _number(engine, table)
+    rows, bank, dim = (
+        _rows(engine.schema.tables[number], ids),
+        bank_of(engine, number),
+        engine.schema.tables[number].dim,
+    )
+    out = np.empty((len(rows), dim), engine.dtype)
+    for start in range(0, len(rows), PIECE):
+        records, place = peek(engine, key_of(number, rows[start : start + PIECE]), bank)
+        out[start : start + PIECE] = records[place, :dim]
+    return torch.from_numpy(out).to(engine.device.at)
+
+
+def replacement(
+    engine: Engine, table: str, ids: Ids, values: np.ndarray | Tensor, state: Literal["keep", "reset"]
+) -> Callable[[], None]:
+    """What gives rows new weights, to be called between steps; all is checked before."""
+    if state not in ("keep", "reset"):
+        raise ValueError(f"state is {state!r}: set it to 'keep' or 'reset'")
+    number = _number(engine, table)
+    here = engine.schema.tables[number]
+    rows = _rows(here, ids)
+    weights = _values(engine, here, len(rows), values)
+    order = np.argsort(rows, kind="stable")
+    rows, weights = rows[order], weights[order]
+    if (twice := np.flatnonzero(rows[1:] == rows[:-1])).size:
+        raise ValueError(f"ids of table {table!r} have {rows[twice[0]]} twice: give each row once, with one value")
+    bank = bank_of(engine, number)
+
+    def replace() -> None:
+        for start in range(0, len(rows), PIECE):
+            piece = slice(start, start + PIECE)
+            if state == "reset":
+                put_rows(engine, number, rows[piece], {"weight": weights[piece]})
+            else:
+                keys = key_of(number, rows[piece])
+                records, _ = peek(engine, keys, bank)  # in the order of the keys, for they ascend
+                records[:, : here.dim] = weights[piece]
+                put(engine, keys, records, bank)
+
+    return replace
+
+
+def described(engine: Engine) -> str:
+    """Tables, cache and store, for repr: a line for each table, of many the first and the last ones."""
+    lines = []
+    for table in engine.schema.tables:
+        features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
+        pooling = f", {table.pooling}" if engine.pooled else ""
+        lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}")
+    if len(lines) > _MOST_LINES:
+        left = len(lines) - _MOST_LINES + 1
+        lines[_MOST_LINES - 3 : -2] = [f"... {left:,} more tables ..."]
+    return "\n".join(
+        [*lines, f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"]
+    )
+
+
+_MOST_LINES = 12
+
+
+def _number(engine: Engine, table: str) -> int:
+    names = [each.name for each in engine.schema.tables]
+    if table in names:
+        return names.index(table)
+    of = next((each.name for each in engine.schema.tables if table in each.features), None)
+    if of is not None:
+        raise ValueError(f"{table!r} is a feature of table {of!r}: name the table")
+    raise ValueError(f"no table {table!r}: there are {', '.join(map(repr, names))}")
+
+
+def _rows(table: Table, ids: Ids) -> np.ndarray:
+    """Row numbers as int64, checked against the table."""
+    found = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+    if found.ndim == 1 and not found.size and not isinstance(ids, Tensor | np.ndarray):
+        found = found.astype(np.int64)  # an empty list
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise TypeError(
+            f"ids of table {table.name!r} are {found.dtype} of shape {list(found.shape)}: give whole numbers in one "
+            "dimension"
+        )
+    wrong = (found < 0) | (found >= table.rows)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        raise IndexError(
+            f"ids of table {table.name!r} have {found[place]} at place {place}: it has rows 0 to {table.rows - 1}"
+        )
+    return found.astype(np.int64)
+
+
+def _values(engine: Engine, table: Table, n: int, values: Any) -> np.ndarray:
+    """Weights as the engine computes with them."""
+    if not isinstance(values, np.ndarray | Tensor):
+        raise TypeError(f"values are a {type(values).__name__}: give a tensor or an array, [{n}, {table.dim}]")
+    if tuple(values.shape) != (n, table.dim):
+        raise ValueError(
+            f"values are {list(values.shape)}, for {n} rows of table {table.name!r}: give [{n}, {table.dim}]"
+        )
+    given = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    allowed = {engine.torch_dtype, torch.float32} if engine.half else {engine.torch_dtype}
+    if given.dtype not in allowed:
+        names = [str(dtype).removeprefix("torch.") for dtype in (given.dtype, engine.torch_dtype)]
+        raise TypeError(
+            f"values are {names[0]}, rows of table {table.name!r} are {names[1]}: convert them to {names[1]}"
+        )
+    return given.detach().cpu().to(torch.float32 if engine.half else engine.torch_dtype).numpy()

@@ -1,0 +1,65 @@
+"""Rows that begin from an array or a file, through everything that a row goes through: the bits of the plain reference."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import skirl
+from skirl import Adam, RowwiseAdagrad, Table
+from skirl.core.keys import key_of
+from skirl.core.reference import initial_values
+from skirl.core.tables import Schema
+from skirl.engine.begun import Begun
+from tests.faults.battery import BEGUN, CASES
+from tests.runs import Case, Part, Run
+
+FROM_ARRAYS = CASES["from an array"]
+MORE = {
+    "through a lookahead, alone and into others": FROM_ARRAYS,
+    "the whole epoch known": Case(
+        BEGUN, Adam(lr=0.05), (Part(0, 14, (None, None)),), depth="epoch", accumulate=2, use="some", lost=0.3,
+        fresh=False, universe=12,
+    ),
+    "another policy": Case(BEGUN, RowwiseAdagrad(lr=0.1), (Part(0, 14),), policy="lru", prefetch=5, lost=0.2),
+    "unpooled": Case(BEGUN, Adam(lr=0.05), (Part(0, 10),), unpooled=True, use="some", accumulate=3),
+    "slow writes": Case(BEGUN, Adam(lr=0.05), (Part(0, 24),), slow_write=0.005, universe=40, spare=3, prefetch=5),
+    "on a GPU's streams": replace(FROM_ARRAYS, parts=(Part(0, 5, (3,)),), device="interpret", eager=0.3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MORE.values(), ids=MORE.keys())
+def test_every_bit_is_that_of_the_reference(case: Case) -> None:
+    report = Run(case).go()
+    assert report.fetched
+
+
+def test_the_reference_takes_first_values_from_the_array() -> None:
+    array = np.arange(12, dtype=np.float32).reshape(4, 3)
+    given = Table("a", 4, 3, init=array).initial
+    assert np.array_equal(initial_values(given, [key_of(2, 3), key_of(2, 0)], 3, seed=1), array[[3, 0]])
+
+
+def test_tables_without_an_array_cost_nothing() -> None:
+    begun = Begun(Schema.of([Table("a", 10, 2)]), "float32")
+    assert not begun.of and begun._written is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_of_half_precision_begin_from_an_array(dtype: torch.dtype) -> None:
+    weight = torch.arange(40).view(10, 4) / 8
+    for given in (weight, weight.to(dtype)):
+        embeddings = skirl.EmbeddingBagCollection(
+            [Table("a", 10, 4, init=given)], optimizer=skirl.SGD(lr=0.5), cache=3, dtype=dtype, device="interpret"
+        )
+        assert torch.equal(embeddings.rows("a", range(10)), weight)
+        ids = skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7], [2]]))
+        out = embeddings(ids)["a"]
+        assert torch.equal(out.float(), weight[[7, 2]])
+        out.sum().backward()
+        expected = weight.clone()
+        expected[[7, 2]] -= 0.5
+        embeddings.set_rows("a", [3], weight[:1].to(dtype))
+        expected[3] = weight[0]
+        assert torch.equal(embeddings.rows("a", range(10)), expected)

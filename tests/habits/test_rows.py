@@ -1,0 +1,550 @@
+"""Rows by their ids, and first values out of arrays and files: what `weight[ids]`, `weight[ids] = values` and
+`from_pretrained` are in PyTorch.
+
+All numbers are small multiples of 1/8 and the rate is 1/2, so that sums are exact in any order, and bits can be compared.
+"""
+
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import skirl
+from skirl.checkpoint.without_model import opened
+from skirl.core.given import Given
+from skirl.engine.engine import Damaged
+
+ROWS, DIM = 20, 4
+STORES = ("memory", "disk")
+CACHES = (4, 7, ROWS)
+EIGHTHS = torch.randint(-40, 40, (ROWS, DIM), generator=torch.Generator().manual_seed(1)) / 8
+
+
+def batches(count: int = 12, seed: int = 0) -> list[skirl.KeyedJagged]:
+    """Two samples each, with no, one or two ids."""
+    draw = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        lengths = torch.randint(0, 3, (2,), generator=draw)
+        ids = torch.randint(0, ROWS, (int(lengths.sum()),), generator=draw)
+        made.append(skirl.KeyedJagged(["item"], ids, lengths=lengths))
+    return made
+
+
+def collection(
+    tmp_path: Path, store: str = "memory", cache: int = 4, init: Any = EIGHTHS, **options: Any
+) -> skirl.EmbeddingBagCollection:
+    options.setdefault("optimizer", skirl.SGD(lr=0.5))
+    where = f"disk:{tmp_path}/rows" if store == "disk" else store
+    return skirl.EmbeddingBagCollection(
+        [skirl.Table("item", ROWS, DIM, init=init)], cache=cache, store=where, **options
+    )
+
+
+FACTORS = torch.tensor([1.0, 2.0, -1.0, 3.0])
+
+
+def train(embeddings: Any, ids: skirl.KeyedJagged) -> None:
+    (embeddings(ids)["item"] * FACTORS).sum().backward()
+
+
+class Plain:
+    """The same table in plain PyTorch."""
+
+    def __init__(self, weight: Tensor = EIGHTHS) -> None:
+        self.bag = nn.EmbeddingBag.from_pretrained(weight.clone(), freeze=False, mode="sum", include_last_offset=True)
+        self.optimizer = torch.optim.SGD(self.bag.parameters(), lr=0.5)
+
+    def train(self, ids: skirl.KeyedJagged) -> None:
+        (self.bag(ids.values(), ids.offsets()) * FACTORS).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def weight(self) -> Tensor:
+        return self.bag.weight.detach()
+
+
+@pytest.fixture(params=[(cache, store) for cache in CACHES for store in STORES], ids=lambda p: f"{p[0]}-{p[1]}")
+def made(request: Any, tmp_path: Path) -> Iterator[Callable[..., skirl.EmbeddingBagCollection]]:
+    """Makes collections with caches of several sizes, over each store."""
+    cache, store = request.param
+    yield lambda **options: collection(tmp_path, store, cache, **options)
+
+
+# weight[ids]
+
+
+def test_weight_of_ids_is_as_after_each_step_of_a_lookahead_and_moves_nothing(made: Any) -> None:
+    embeddings, plain = made(), Plain()
+    ids = torch.tensor([4, 0, 4, 19, 7, 7])
+    with skirl.lookahead(batches(), embeddings, sparse=lambda batch: batch) as loop:
+        for batch in loop:
+            out = embeddings(batch)["item"]
+            assert torch.equal(embeddings.rows("item", ids), plain.weight[ids])  # its backward has not come
+            (out * FACTORS).sum().backward()
+            plain.train(batch)
+            resident = embeddings.engine.caches[0].resident()
+            moved = vars(embeddings.engine.counters).copy()
+            assert torch.equal(embeddings.rows("item", ids), plain.weight[ids])
+            after = embeddings.engine.caches[0].resident()
+            assert np.array_equal(resident.keys, after.keys) and vars(embeddings.engine.counters) == moved
+    assert torch.equal(embeddings.rows("item", range(ROWS)), plain.weight)
+
+
+def test_weight_of_a_row_that_was_never_used_is_its_initial_value(tmp_path: Path) -> None:
+    embeddings = collection(tmp_path, init=skirl.Normal(), seed=3)
+    train(embeddings, batches()[0])
+    fresh = collection(tmp_path, init=skirl.Normal(), seed=3)
+    used = set(batches()[0].values().tolist())
+    never = [row for row in range(ROWS) if row not in used]
+    assert torch.equal(embeddings.rows("item", never), fresh.rows("item", never))
+    assert fresh.rows("item", []).shape == (0, DIM)
+    assert len(fresh.engine.store) == 0 and not fresh.engine.seen.bits.any()
+
+
+def test_weight_of_ids_given_as_a_list_an_array_or_a_tensor_on_half_the_bits(tmp_path: Path) -> None:
+    embeddings = collection(tmp_path)
+    for ids in ([3, 1], (3, 1), np.array([3, 1], np.uint8), torch.tensor([3, 1], dtype=torch.int32)):
+        assert torch.equal(embeddings.rows("item", ids), EIGHTHS[[3, 1]])
+
+
+# weight[ids] = values
+
+
+def test_writing_weight_of_ids_before_between_and_after_lookaheads(made: Any) -> None:
+    embeddings, plain = made(), Plain()
+    ids, some = torch.tensor([11, 2, 5]), torch.arange(12).view(3, 4) / 8
+    embeddings.set_rows("item", ids, some)
+    plain.bag.weight.data[ids] = some
+    for seed in (1, 2):
+        with skirl.lookahead(batches(seed=seed), embeddings, sparse=lambda batch: batch) as loop:
+            for batch in loop:
+                train(embeddings, batch)
+                plain.train(batch)
+            embeddings.set_rows(
+                "item", ids.numpy() + seed, (some + seed).numpy()
+            )  # the lookahead is open, and its pass over
+            plain.bag.weight.data[ids + seed] = some + seed
+    train(embeddings, batches()[1])  # without a lookahead
+    plain.train(batches()[1])
+    assert torch.equal(embeddings.rows("item", range(ROWS)), plain.weight)
+    embeddings.eval()
+    everything = skirl.KeyedJagged.one_hot(["item"], torch.arange(ROWS)[:, None])
+    assert torch.equal(embeddings(everything)["item"], plain.weight)
+
+
+def test_writing_weights_keeps_the_optimizer_state_as_pytorch_does_or_resets_it(tmp_path: Path) -> None:
+    def optimizer() -> skirl.Adagrad:
+        return skirl.Adagrad(lr=0.5)
+
+    embeddings = collection(tmp_path, optimizer=optimizer(), dtype=torch.float64, cache=5)
+    weight = nn.Parameter(EIGHTHS.double())
+    plain = torch.optim.Adagrad([weight], lr=0.5, eps=optimizer().eps)
+    ids = skirl.KeyedJagged(["item"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))
+    new = torch.ones(2, DIM, dtype=torch.float64)
+    for state in (None, "keep", "reset"):
+        if state is not None:
+            embeddings.set_rows("item", [2, 1], new, state=state)
+            weight.data[[2, 1]] = new
+        if state == "reset":
+            plain.state[weight]["sum"][[2, 1]] = 0
+        (embeddings(ids)["item"] * FACTORS).sum().backward()
+        bags = torch.stack([weight[1], weight[2] + weight[3]])
+        (bags * FACTORS).sum().backward()
+        plain.step()
+        plain.zero_grad()
+        torch.testing.assert_close(embeddings.rows("item", [1, 2, 3]), weight.detach()[1:4], rtol=1e-12, atol=0)
+
+
+def test_a_checkpoint_after_writing_weights_has_them(made: Any, tmp_path: Path) -> None:
+    embeddings, plain = made(), Plain()
+    for batch in batches(4):
+        train(embeddings, batch)
+        plain.train(batch)
+    skirl.save(tmp_path / "c", model=embeddings)
+    embeddings.set_rows("item", [0, 9], EIGHTHS[:2] * 2)
+    plain.bag.weight.data[[0, 9]] = EIGHTHS[:2] * 2
+    skirl.save(tmp_path / "c", model=embeddings)
+    embeddings.set_rows("item", [0, 9], EIGHTHS[:2] * 4)  # what comes after is in no checkpoint
+    skirl.load(tmp_path / "c", model=embeddings)
+    assert torch.equal(embeddings.rows("item", range(ROWS)), plain.weight)
+
+
+def test_writing_weights_ends_a_step_whose_backward_has_not_come(tmp_path: Path) -> None:
+    embeddings = collection(tmp_path)
+    loss = embeddings(batches()[0])["item"].sum()
+    with pytest.raises(IndexError):
+        embeddings.set_rows("item", [ROWS], EIGHTHS[:1])  # refused before anything changes
+    kept = embeddings(batches()[0])["item"].sum()
+    embeddings.set_rows("item", [1], EIGHTHS[:1])
+    for late in (loss, kept):
+        with pytest.raises(RuntimeError, match="backward of a batch that is not current any more"):
+            late.backward()
+
+
+def test_writing_weights_while_a_lookahead_iterates_is_refused(tmp_path: Path) -> None:
+    embeddings = collection(tmp_path)
+    with skirl.lookahead(batches(), embeddings, sparse=lambda batch: batch) as loop:
+        for batch in loop:
+            train(embeddings, batch)
+            with pytest.raises(RuntimeError, match=r"^a lookahead is iterating over .*: set rows before its loop"):
+                embeddings.set_rows("item", [1], EIGHTHS[:1])
+
+
+REFUSED: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("an unknown table", lambda e: e.rows("items", [1]), "no table 'items': there are 'item'"),
+    ("an id below", lambda e: e.rows("item", [0, -1]), "ids of table 'item' have -1 at place 1: it has rows 0 to 19"),
+    ("an id beyond", lambda e: e.rows("item", [20]), "ids of table 'item' have 20 at place 0: it has rows 0 to 19"),
+    ("floats", lambda e: e.rows("item", torch.tensor([1.0])),
+     "ids of table 'item' are float32 of shape [1]: give whole numbers in one dimension"),
+    ("a mask", lambda e: e.rows("item", torch.tensor([True])),
+     "ids of table 'item' are bool of shape [1]: give whole numbers in one dimension"),
+    ("two dimensions", lambda e: e.rows("item", [[1, 2]]),
+     "ids of table 'item' are int64 of shape [1, 2]: give whole numbers in one dimension"),
+    ("a row twice", lambda e: e.set_rows("item", [4, 1, 4], EIGHTHS[:3]),
+     "ids of table 'item' have 4 twice: give each row once, with one value"),
+    ("another shape", lambda e: e.set_rows("item", [4], EIGHTHS[:2]),
+     "values are [2, 4], for 1 rows of table 'item': give [1, 4]"),
+    ("another dtype", lambda e: e.set_rows("item", [4], EIGHTHS[:1].double()),
+     "values are float64, rows of table 'item' are float32: convert them to float32"),
+    ("a list", lambda e: e.set_rows("item", [4], [[1.0] * 4]), "values are a list: give a tensor or an array, [1, 4]"),
+    ("another state", lambda e: e.set_rows("item", [4], EIGHTHS[:1], state="new"),
+     "state is 'new': set it to 'keep' or 'reset'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "sentence"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_a_wrong_id_or_value_is_refused_in_one_sentence(
+    call: Callable[[Any], Any], sentence: str, tmp_path: Path
+) -> None:
+    embeddings = collection(tmp_path)
+    with pytest.raises((ValueError, TypeError, IndexError), match=f"^{re.escape(sentence)}$"):
+        call(embeddings)
+    assert len(embeddings.engine.store) == 0
+
+
+def test_a_feature_is_not_taken_for_a_table() -> None:
+    embeddings = skirl.EmbeddingBagCollection(
+        [skirl.Table("item", 5, 2, features=("seen", "bought"))], optimizer=skirl.SGD(), cache=5
+    )
+    with pytest.raises(ValueError, match=r"^'seen' is a feature of table 'item': name the table$"):
+        embeddings.rows("seen", [1])
+
+
+# from_pretrained
+
+
+def written(path: Path, form: str) -> Any:
+    """The first values in each form that they can be given in."""
+    if form == "npy":
+        np.save(path / "item.npy", EIGHTHS.numpy())
+        return str(path / "item.npy")
+    if form == "safetensors":
+        save_file({"model.item.weight": EIGHTHS, "model.user.weight": EIGHTHS[:3].clone()}, path / "item.safetensors")
+        return path / "item.safetensors"
+    if form == "memmap":
+        np.save(path / "mapped.npy", EIGHTHS.numpy())
+        return np.load(path / "mapped.npy", mmap_mode="r")
+    return {"array": EIGHTHS.numpy(), "tensor": EIGHTHS, "half": EIGHTHS.half(), "bfloat16": EIGHTHS.bfloat16()}[form]
+
+
+def test_from_pretrained_and_training_bit_for_bit(made: Any) -> None:
+    embeddings, plain = made(), Plain()
+    for seed in (0, 1):
+        with skirl.lookahead(batches(seed=seed), embeddings, sparse=lambda batch: batch) as loop:
+            for batch in loop:
+                train(embeddings, batch)
+                plain.train(batch)
+                if loop.step == 7:
+                    break  # what was planned beyond it has not begun
+    train(embeddings, batches()[5])
+    plain.train(batches()[5])
+    assert torch.equal(embeddings.rows("item", range(ROWS)), plain.weight)
+    assert embeddings.engine.counters.new == len(
+        {row for batch in (*batches()[:7], *batches(seed=1)[:7], batches()[5]) for row in batch.values().tolist()}
+    )
+
+
+@pytest.mark.parametrize("form", ["npy", "safetensors", "memmap", "array", "tensor", "half", "bfloat16"])
+def test_from_pretrained_of_an_array_a_tensor_or_a_file(form: str, tmp_path: Path) -> None:
+    given = written(tmp_path, form)
+    table = skirl.Table("item", ROWS, DIM, init=given)
+    again = pickle.loads(pickle.dumps(table))
+    for each in (table, again):
+        plain = Plain()
+        embeddings = skirl.EmbeddingBagCollection([each], optimizer=skirl.SGD(lr=0.5), cache=4)
+        for batch in batches():
+            train(embeddings, batch)
+            plain.train(batch)
+        assert torch.equal(embeddings.rows("item", range(ROWS)), plain.weight)
+    if form in ("npy", "safetensors", "memmap", "array", "tensor"):
+        assert table.init.digest == again.init.digest == skirl.Table("item", ROWS, DIM, init=EIGHTHS).init.digest
+
+
+def test_first_values_beside_tables_without_and_in_two_dims(tmp_path: Path) -> None:
+    tables = [
+        skirl.Table("a", 10, 4, init=skirl.Constant(2.0)),
+        skirl.Table("item", ROWS, 4, init=EIGHTHS),
+        skirl.Table("wide", 10, 6, init=torch.full((10, 6), 3.0)),
+    ]
+    embeddings = skirl.EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.5), cache=6)
+    for i in range(10):
+        ids = skirl.KeyedJagged.one_hot(["a", "item", "wide"], torch.tensor([[i, 2 * i, i]]))
+        out = embeddings(ids)
+        assert out["a"].tolist() == [[2.0] * 4] and out["wide"].tolist() == [[3.0] * 6]
+        assert torch.equal(out["item"], EIGHTHS[2 * i][None])
+        (out["item"] * FACTORS).sum().backward()
+    expected = EIGHTHS.clone()
+    expected[::2] -= 0.5 * FACTORS
+    assert torch.equal(embeddings.rows("item", range(ROWS)), expected)
+
+
+def test_an_array_is_copied_so_that_training_its_owner_changes_nothing(tmp_path: Path) -> None:
+    theirs = EIGHTHS.clone()
+    embeddings = collection(tmp_path, init=theirs)
+    theirs.zero_()
+    assert torch.equal(embeddings.rows("item", range(ROWS)), EIGHTHS)
+
+
+def test_a_file_of_many_gigabytes_is_mapped_and_not_read(tmp_path: Path) -> None:
+    rows = 1 << 25  # 8 GiB, of which no block is on the disk
+    header = np.lib.format.open_memmap(tmp_path / "large.npy", mode="w+", dtype=np.float32, shape=(rows, 64))
+    header[rows - 3] = 5.0
+    del header
+    table = skirl.Table("item", rows, 64, init=tmp_path / "large.npy")
+    embeddings = skirl.EmbeddingBagCollection([table], optimizer=skirl.SGD(lr=1.0), cache=10)
+    ids = skirl.KeyedJagged.one_hot(["item"], torch.tensor([[rows - 3], [7]]))
+    before = _resident()
+    embeddings(ids)["item"].sum().backward()
+    assert embeddings.rows("item", [rows - 3, 7, 8])[:, 0].tolist() == [4.0, -1.0, 0.0]
+    assert _resident() - before < 64 << 20
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_a_resumed_run_goes_on_from_the_array(made: Any, tmp_path: Path) -> None:
+    plain, stream = Plain(), batches(16)
+    embeddings = made()
+    for batch in stream[:4]:
+        train(embeddings, batch)
+        plain.train(batch)
+    skirl.save(tmp_path / "c", model=embeddings)
+    for batch in stream[4:10]:
+        train(embeddings, batch)  # never happened: rows that began here begin again
+    embeddings.close()
+    resumed = made(resume=True)
+    skirl.load(tmp_path / "c", model=resumed)
+    for batch in stream[4:]:
+        train(resumed, batch)
+        plain.train(batch)
+    assert torch.equal(resumed.rows("item", range(ROWS)), plain.weight)
+    resumed.close()
+
+
+def test_an_embedding_bag_of_torchs_name_begins_from_a_file(tmp_path: Path) -> None:
+    plain = Plain()
+    bag = skirl.EmbeddingBag(
+        ROWS,
+        DIM,
+        mode="sum",
+        include_last_offset=True,
+        init=written(tmp_path, "npy"),
+        optimizer=skirl.SGD(lr=0.5),
+        cache=4,
+    )
+    for batch in batches():
+        (bag(batch.values(), batch.offsets()) * FACTORS).sum().backward()
+        plain.train(batch)
+    assert torch.equal(bag.rows.rows("weight", range(ROWS)), plain.weight)
+
+
+def test_a_checkpoint_is_refused_with_another_array_or_none(tmp_path: Path) -> None:
+    embeddings = collection(tmp_path)
+    train(embeddings, batches()[0])
+    skirl.save(tmp_path / "c", model=embeddings)
+    other = EIGHTHS.clone()
+    other[ROWS - 1, DIM - 1] += 1
+    with pytest.raises(
+        skirl.CheckpointError,
+        match=r"was saved with another array as table 'item'.init \(digest [0-9a-f]{32}, here [0-9a-f]{32}\): give the one",
+    ):
+        skirl.load(tmp_path / "c", model=collection(tmp_path, init=other))
+    with pytest.raises(skirl.CheckpointError, match=r"table 'item'\.init"):
+        skirl.load(tmp_path / "c", model=collection(tmp_path, init=None))
+    same = collection(tmp_path, init=written(tmp_path, "npy"))  # whatever it is in
+    skirl.load(tmp_path / "c", model=same)
+    assert torch.equal(same.rows("item", range(ROWS)), embeddings.rows("item", range(ROWS)))
+
+
+def test_rows_on_disk_are_refused_with_another_array_or_none(tmp_path: Path) -> None:
+    embeddings, plain = collection(tmp_path, "disk"), Plain()
+    for batch in batches(3):
+        train(embeddings, batch)
+        plain.train(batch)
+    embeddings.close()
+    for other in (EIGHTHS + 1, None, skirl.Constant(1.0)):
+        with pytest.raises(
+            ValueError, match=r"^table 'item': the rows in DiskStore.* began from the array with digest"
+        ):
+            collection(tmp_path, "disk", init=other, resume=True)
+    link = f"link:10Gbit,0ms:disk:{tmp_path}/rows"
+    with pytest.raises(ValueError, match="began from the array with digest"):
+        collection(tmp_path, link, init=EIGHTHS + 1, resume=True)
+    for store in ("disk", link):
+        again = collection(tmp_path, store, resume=True)
+        assert torch.equal(again.rows("item", range(ROWS)), plain.weight)
+        again.close()
+
+
+def test_rows_on_disk_that_began_without_an_array_are_refused_with_one(tmp_path: Path) -> None:
+    embeddings = collection(tmp_path, "disk", init=None)
+    train(embeddings, batches()[0])
+    embeddings.close()
+    with pytest.raises(ValueError, match="began from no array, and init is the array with digest"):
+        collection(tmp_path, "disk", resume=True)
+    collection(tmp_path, "disk", init=None, resume=True).close()
+
+
+def test_an_export_from_a_checkpoint_has_trained_rows_and_refuses_the_others(tmp_path: Path) -> None:
+    embeddings = collection(tmp_path)
+    train(embeddings, batches()[0])
+    skirl.save(tmp_path / "c", model=embeddings)
+    with opened(tmp_path / "c") as (rows, _, _):
+        skirl.export(rows, tmp_path / "out.safetensors")
+        used = sorted(set(batches()[0].values().tolist()))
+        assert torch.equal(rows.rows("item", used), embeddings.rows("item", used))
+        with pytest.raises(
+            ValueError, match="never used are not in the checkpoint, only those of used rows: give the array"
+        ):
+            skirl.export(rows, tmp_path / "all.safetensors", untouched=True)
+
+
+def test_a_file_that_was_changed_is_refused_where_it_would_be_read(tmp_path: Path) -> None:
+    embeddings = collection(tmp_path, init=written(tmp_path, "npy"))
+    train(embeddings, batches()[0])
+    np.save(tmp_path / "item.npy", EIGHTHS.numpy() + 1)
+    sentence = r"item\.npy was changed since rows began from it: put it back as it was"
+    with pytest.raises(ValueError, match=sentence):
+        embeddings.rows("item", range(ROWS))
+    with (
+        pytest.raises(ValueError, match=sentence),
+        skirl.lookahead(batches(seed=1), embeddings, sparse=lambda batch: batch) as loop,
+    ):
+        for batch in loop:
+            train(embeddings, batch)
+
+
+def test_a_row_that_the_store_has_lost_is_damage_and_no_first_use(tmp_path: Path) -> None:
+    embeddings = collection(tmp_path, cache=2)
+    for row in range(6):
+        train(embeddings, skirl.KeyedJagged.one_hot(["item"], torch.tensor([[row]])))
+    lost = embeddings.engine.store
+    read = lost._read
+    lost._read = lambda kind, keys, out, found: None  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(Damaged, match="row 0 of table 'item' was trained before and is not in the store"):
+        embeddings.rows("item", [0])
+    with pytest.raises(Damaged, match="row 0 of table 'item' was trained before and is not in the store"):
+        train(embeddings, skirl.KeyedJagged.one_hot(["item"], torch.tensor([[0]])))
+    lost._read = read
+
+
+WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("shape", lambda p: EIGHTHS[:3], r"table 'item': init is \[3, 4\] in the array, the table is \[20, 4\]: make them"),
+    ("integers", lambda p: EIGHTHS.int(), "table 'item': init is an array of int32: convert it to float32"),
+    ("one dimension", lambda p: EIGHTHS[0], r"table 'item': init is an array of shape \[4\]: give \[rows, dim\]"),
+    ("a list", lambda p: [1.0], "table 'item': init is a list, set it to a skirl Uniform, Normal or Constant, to an array"),
+    ("no file", lambda p: p / "no.npy", "table 'item': init names .*no.npy, and there is no such file"),
+    ("text", lambda p: _text(p / "a.npy"), "table 'item': init names .*a.npy, which is no whole .npy file"),
+    ("cut off", lambda p: _cut(p), "table 'item': init names .*cut.npy, which is no whole .npy file"),
+    ("another suffix", lambda p: _text(p / "a.pt"), "'item': init names .*a.pt: set it to a .npy or .safetensors file"),
+    ("damaged", lambda p: _text(p / "a.safetensors"), "init names .*a.safetensors, which is no whole safetensors file"),
+    ("unnamed", lambda p: _tensors(p, {"a": EIGHTHS, "b": EIGHTHS + 1}), "which has a, b: call the tensor 'item.weight'"),
+    ("exported", lambda p: _tensors(p, {"weight": EIGHTHS, "ids": torch.arange(20)}), "by their ids: take them with skirl"),
+    ("columns first", lambda p: _fortran(p), "init names .*f.npy, which is in Fortran order: save numpy.ascontiguousarray"),
+]  # fmt: skip
+
+
+def _text(path: Path) -> Path:
+    path.write_text("no array at all")
+    return path
+
+
+def _cut(path: Path) -> Path:
+    np.save(path / "cut.npy", EIGHTHS.numpy())
+    (path / "cut.npy").write_bytes((path / "cut.npy").read_bytes()[:-1])
+    return path / "cut.npy"
+
+
+def _tensors(path: Path, tensors: dict[str, Tensor]) -> Path:
+    save_file(tensors, path / "t.safetensors")
+    return path / "t.safetensors"
+
+
+def _fortran(path: Path) -> Path:
+    np.save(path / "f.npy", np.asfortranarray(EIGHTHS.numpy()))
+    return path / "f.npy"
+
+
+@pytest.mark.parametrize(("init", "sentence"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+def test_first_values_that_do_not_fit_are_refused_when_the_table_is_made(
+    init: Callable[[Path], Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        skirl.Table("item", ROWS, DIM, init=init(tmp_path))
+
+
+def test_first_values_that_would_be_rounded_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^table 'item': init is float64 in the array and rows are float32: convert"):
+        collection(tmp_path, init=EIGHTHS.double())
+    assert collection(tmp_path, dtype=torch.float64).rows("item", [3]).dtype == torch.float64
+    with pytest.raises(ValueError, match=r"init is \[20, 4\] in the array, the table is \[21, 4\]"):
+        skirl.Table("item", ROWS + 1, DIM, init=skirl.Table("item", ROWS, DIM, init=EIGHTHS).init)
+
+
+def test_values_of_a_table_are_those_of_its_array() -> None:
+    init = skirl.Table("item", ROWS, DIM, init=EIGHTHS).init
+    assert isinstance(init, Given)
+    assert np.array_equal(init.take(np.array([7, 0, 7])), EIGHTHS[[7, 0, 7]].numpy())
+
+
+# print(model)
+
+
+def test_a_model_that_is_printed_shows_tables_cache_and_store(tmp_path: Path) -> None:
+    embeddings = skirl.EmbeddingBagCollection(
+        [skirl.Table("user", 10_000, 8), skirl.Table("item", 500, 8, features=("seen", "bought"), pooling="mean")],
+        optimizer=skirl.SGD(), cache="10%", store=f"disk:{tmp_path}/rows",
+    )  # fmt: skip
+    model = nn.ModuleDict({"embeddings": embeddings, "top": nn.Linear(2, 1)})
+    assert repr(model) == (
+        "ModuleDict(\n"
+        "  (embeddings): EmbeddingBagCollection(\n"
+        "    (user): 10,000 x 8, sum\n"
+        "    (item): 500 x 8, mean, for seen, bought\n"
+        f"    cache='10%', store=DiskStore('{tmp_path}/rows'), device='cpu'\n"
+        "  )\n"
+        "  (top): Linear(in_features=2, out_features=1, bias=True)\n"
+        ")"
+    )
+    embeddings.close()
+    assert "user" in repr(embeddings)
+
+
+def test_a_model_of_many_tables_is_printed_in_a_few_lines() -> None:
+    tables = [skirl.Table(f"t{i}", 10, 4) for i in range(300)]
+    shown = repr(skirl.EmbeddingCollection(tables, optimizer=skirl.SGD(), cache=10)).splitlines()
+    assert len(shown) == 15
+    assert shown[1:2] + shown[9:13] == [
+        "  (t0): 10 x 4", "  (t8): 10 x 4", "  ... 289 more tables ...", "  (t298): 10 x 4", "  (t299): 10 x 4",
+    ]  # fmt: skip
+    assert shown[13] == "  cache=10, store=MemoryStore(), device='cpu'"

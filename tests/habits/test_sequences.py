@@ -1,0 +1,157 @@
+"""Sequences as models take them: padded with a mask, nested, flat; against nn.Embedding over padded ids in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import skirl
+
+ROWS, DIM = 30, 4
+TABLES = [skirl.Table("item", ROWS, DIM, features=("seen", "bought")), skirl.Table("shop", ROWS, 2 * DIM)]
+SAMPLES = {
+    "ordinary": [[3, 1, 4, 1], [5], [9, 2, 6]],
+    "empty bags": [[], [3, 1], [], [7, 7, 7], []],
+    "all bags empty": [[], []],
+    "one sample": [[8, 2]],
+    "no sample": [],
+}
+LAYERS = nn.GRU(DIM, 3, batch_first=True, dtype=torch.float64), nn.Linear(DIM, 1, dtype=torch.float64)
+
+
+def ids_of(seen: list[list[int]]) -> skirl.KeyedJagged:
+    """`seen` between two other features."""
+    bought, shop = [[1, 2] for _ in seen], [[3] for _ in seen]
+    bags = [*bought, *seen, *shop]
+    values = torch.tensor([i for bag in bags for i in bag], dtype=torch.int64)
+    return skirl.KeyedJagged(
+        ["bought", "seen", "shop"], values, lengths=torch.tensor([len(bag) for bag in bags]).long()
+    )
+
+
+def collection() -> skirl.EmbeddingCollection:
+    return skirl.EmbeddingCollection(TABLES, optimizer=skirl.SGD(lr=0.5), cache=ROWS, dtype=torch.float64)
+
+
+class Plain:
+    """nn.Embedding over padded ids: row 0 is padding, row i + 1 is id i."""
+
+    def __init__(self, rows: skirl.EmbeddingCollection) -> None:
+        first = rows.rows("item", range(ROWS))
+        self.embedding = nn.Embedding(ROWS + 1, DIM, padding_idx=0, dtype=torch.float64)
+        self.embedding.weight.data[1:] = first
+        self.optimizer = torch.optim.SGD(self.embedding.parameters(), lr=0.5)
+
+    def __call__(self, seen: list[list[int]]) -> tuple[Tensor, Tensor]:
+        ids = torch.zeros(len(seen), max(map(len, seen), default=0), dtype=torch.int64)
+        for sample, bag in enumerate(seen):
+            ids[sample, : len(bag)] = torch.tensor(bag) + 1
+        return self.embedding(ids), ids != 0
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def weight(self) -> Tensor:
+        return self.embedding.weight.detach()[1:]
+
+
+def loss_of(rows: Tensor, mask: Tensor) -> Tensor:
+    """Attention over what is there, and a sum over everything, padding too: nothing may flow back from it."""
+    scores = LAYERS[1](rows).squeeze(2).masked_fill(~mask, -1e9)
+    return (scores.softmax(1).unsqueeze(2) * rows).square().sum() + rows.sum() + (rows + 1).prod(2).sum()
+
+
+@pytest.mark.parametrize("seen", SAMPLES.values(), ids=SAMPLES.keys())
+def test_padded_rows_and_their_mask_are_those_of_an_embedding_with_padding_idx(seen: list[list[int]]) -> None:
+    embeddings = collection()
+    plain = Plain(embeddings)
+    for _ in range(2):
+        rows, mask = embeddings(ids_of(seen)).padded("seen")
+        expected, expected_mask = plain(seen)
+        assert torch.equal(rows, expected) and torch.equal(mask, expected_mask)
+        assert rows.shape == (len(seen), max(map(len, seen), default=0), DIM) and mask.dtype == torch.bool
+        loss_of(rows, mask).backward()
+        loss_of(expected, expected_mask).backward()
+        plain.step()
+        torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("seen", SAMPLES.values(), ids=SAMPLES.keys())
+def test_nested_rows_are_those_of_each_sample(seen: list[list[int]]) -> None:
+    embeddings = collection()
+    plain = Plain(embeddings)
+    nested = embeddings(ids_of(seen)).nested("seen")
+    expected, mask = plain(seen)
+    assert nested.is_nested and nested.layout == torch.jagged and nested.shape[0] == len(seen)
+    for part, rows, there in zip(nested.unbind(), expected, mask, strict=True):
+        assert torch.equal(part, rows[there])
+    (nested.values() * nested.values()).sum().backward()
+    (expected * expected).sum().backward()
+    plain.step()
+    torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
+
+
+def test_a_nested_tensor_goes_through_layers_and_back() -> None:
+    embeddings, seen = collection(), SAMPLES["ordinary"]
+    plain = Plain(embeddings)
+    scores = LAYERS[1](embeddings(ids_of(seen)).nested("seen"))
+    scores.values().square().sum().backward()
+    rows, mask = plain(seen)
+    LAYERS[1](rows)[mask].square().sum().backward()
+    plain.step()
+    torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
+    LAYERS[1].zero_grad()
+
+
+def test_padded_rows_go_into_a_recurrent_layer_as_a_packed_sequence() -> None:
+    embeddings, seen = collection(), SAMPLES["ordinary"]
+    plain = Plain(embeddings)
+    lengths = torch.tensor([len(bag) for bag in seen])
+    for rows, _ in (embeddings(ids_of(seen)).padded("seen"), plain(seen)):
+        packed = nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+        LAYERS[0](packed)[1].sum().backward()
+    plain.step()
+    torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
+    LAYERS[0].zero_grad()
+
+
+def test_flat_padded_and_nested_of_one_lookup_add_their_gradients() -> None:
+    embeddings, seen = collection(), SAMPLES["empty bags"]
+    plain = Plain(embeddings)
+    out = embeddings(ids_of(seen))
+    rows, _ = out.padded("seen")
+    (out["seen"].sum() + rows.square().sum() + out.nested("seen").values().exp().sum()).backward()
+    expected, mask = plain(seen)
+    flat = expected[mask]
+    (flat.sum() + flat.square().sum() + flat.exp().sum()).backward()
+    plain.step()
+    torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
+    untouched = embeddings.rows("shop", range(ROWS))
+    assert torch.equal(untouched, collection().rows("shop", range(ROWS)))  # nobody asked for its feature
+
+
+def test_sequences_of_a_model_in_eval_mode_and_in_a_lookahead() -> None:
+    embeddings = collection()
+    stream = [ids_of(seen) for seen in SAMPLES.values()]
+    for evaluates in (True, False):
+        embeddings.train(not evaluates)
+        shapes: list[Any] = []
+        if evaluates:
+            shapes = [embeddings(ids).padded("bought")[0].shape for ids in stream]
+        else:
+            with skirl.lookahead(stream, embeddings, sparse=lambda ids: ids) as batches:
+                for ids in batches:
+                    rows, _ = embeddings(ids).padded("bought")
+                    shapes.append(rows.shape)
+                    rows.sum().backward()
+        assert shapes == [(len(seen), 2 if seen else 0, DIM) for seen in SAMPLES.values()]
+
+
+def test_a_feature_that_is_not_there_is_named() -> None:
+    out = collection()(ids_of([[1]]))
+    for shaped in (out.padded, out.nested):
+        with pytest.raises(KeyError, match="no feature 'item': there are 'seen', 'bought', 'shop'"):
+            shaped("item")
