@@ -158,8 +158,13 @@ class Rows(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Lightning's hook: it never asks for a batch after the last, and so the pass ends here."""
-        if self.passing is not None and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            next(self.passing, None)
+        if self.passing is None or not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            return
+        if next(self.passing, self) is not self:
+            raise ValueError(
+                "Lightning ends the epoch here, and the loader has more batches: set length in rows.loader, or "
+                "limit_train_batches, to the batches of an epoch"
+            )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Lightning's hook: an epoch that `max_steps` or `should_stop` cut short is over for Lightning."""
@@ -190,15 +195,11 @@ class Batches:
         self._first = _First(loader)
         self._length = length
 
-    @property
-    def sampler(self) -> Any:
-        """Of the loader: Lightning tells it which epoch begins."""
-        return getattr(self._first.loader, "sampler", None)
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The same of batches."""
-        return getattr(self._first.loader, "batch_sampler", None)
+    def __getattr__(self, name: str) -> Any:
+        """The loader's samplers: Lightning tells them which epoch begins."""
+        if name in ("sampler", "batch_sampler"):
+            return getattr(self._first.loader, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __len__(self) -> int:
         """Batches of an epoch; a TypeError where nobody knows."""

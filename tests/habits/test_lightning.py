@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import skirl
 
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning"),
 ]
 ADAGRAD = skirl.Adagrad(lr=0.1)
-EXACT = {"rtol": 1e-12, "atol": 1e-13}
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-13}
 
 
 def sparse_of(batch: list[Tensor]) -> skirl.KeyedJagged:
@@ -62,6 +62,8 @@ class Ours(nn.Module):
 
 
 class Model(lightning.LightningModule):
+    rows: Any
+
     def __init__(self, rows: nn.Module) -> None:
         super().__init__()
         self.rows = rows
@@ -72,7 +74,7 @@ class Model(lightning.LightningModule):
     def loss(self, batch: list[Tensor]) -> Tensor:
         return (self.top(self.rows(batch)).squeeze(1) - batch[1]).square().mean()
 
-    def training_step(self, batch, index):
+    def training_step(self, batch, index) -> Any:
         loss = self.loss(batch)
         self.trained.append(loss.item())
         return loss
@@ -180,8 +182,8 @@ def test_max_steps_and_fitting_again():
     def run(ours: bool) -> Model:
         weight = torch.rand(60, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         torch.manual_seed(0)
-        model = Model(Ours(weight, optimizer=skirl.SGD(lr=0.1)) if ours else Bag(weight))
-        model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.1)  # type: ignore[method-assign]
+        model: Any = Model(Ours(weight, optimizer=skirl.SGD(lr=0.1)) if ours else Bag(weight))
+        model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.1)
         rows = Rows(sparse=sparse_of)
         trainer = trainer_of(*[rows] * ours, max_epochs=1)
         for epochs in (1, 3):
@@ -199,18 +201,29 @@ def in_order() -> DataLoader:
 
 def test_a_data_module_that_makes_its_loader_anew_each_epoch():
     model, rows = made(ours=True), Rows(sparse=sparse_of)
-    model.train_dataloader = lambda: rows.loader(in_order())  # type: ignore[method-assign]
+    model.train_dataloader = lambda: rows.loader(in_order())
     trainer_of(rows, reload_dataloaders_every_n_epochs=1, max_epochs=3).fit(model)
     plain = made(ours=False)
     trainer_of(max_epochs=3).fit(plain, in_order())
     check_same(plain, model)
 
 
+class Epochs(RandomSampler):
+    """As a DistributedSampler: another order in each epoch, if it is told which."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.generator = torch.Generator().manual_seed(epoch)
+
+
+def test_a_sampler_that_is_told_the_epoch():
+    check_same(*both(loader=lambda: DataLoader(TRAINED, batch_size=4, sampler=Epochs(TRAINED))))
+
+
 class Endless(IterableDataset):
     """Has no length."""
 
     def __iter__(self):
-        yield from TRAINED
+        yield from (TRAINED[n] for n in range(len(TRAINED)))
 
 
 def unsized() -> DataLoader:
@@ -243,6 +256,7 @@ def test_a_callback_that_is_forgotten_is_refused():
 
 SAVES = {
     "within an epoch": {"every_n_train_steps": 3, "save_top_k": -1},
+    "at its last batch": {"every_n_train_steps": 4, "save_top_k": -1},
     "at its end": {"save_top_k": -1},
     "after validation": {"save_top_k": -1, "save_on_train_epoch_end": False},
 }
@@ -267,7 +281,44 @@ def test_resume_from_ckpt_path(tmp_path, when, store):
     assert resumed.trained == whole.trained[-len(resumed.trained) :]
     assert torch.equal(rows_of(resumed), rows_of(whole)) and torch.equal(resumed.top.weight, whole.top.weight)
     if store == "disk":
-        whole.rows.embeddings.close(), resumed.rows.embeddings.close()
+        whole.rows.embeddings.close()
+        resumed.rows.embeddings.close()
+
+
+class Stateful:
+    """Goes on where it was, as a StatefulDataLoader."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self):
+        while self.at < 8:
+            self.at += 1
+            yield list(TRAINED[4 * self.at - 4 : 4 * self.at])
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("limit", [1.0, 6])
+def test_resume_with_a_loader_that_has_a_state(tmp_path, limit, caplog):
+    """It is not read from its start again, and limit_train_batches counts from the beginning of the epoch."""
+    whole, rows = made(ours=True), Rows(sparse=sparse_of)
+    options = {"limit_train_batches": limit, "max_epochs": 1, "accumulate_grad_batches": 2}
+    keep = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
+    trainer_of(rows, keep, **options).fit(whole, rows.loader(Stateful()))
+    resumed, rows = made(ours=True, rows=False), Rows(sparse=sparse_of)
+    with caplog.at_level(logging.WARNING, "skirl"):
+        trainer_of(rows, keep, **options).fit(resumed, rows.loader(Stateful()), ckpt_path=tmp_path / "step=2.ckpt")
+    assert resumed.trained == whole.trained[4:] and len(whole.trained) == (8 if limit == 1.0 else 6)
+    assert torch.equal(rows_of(resumed), rows_of(whole)) and "skipping" not in caplog.text
 
 
 def test_the_best_checkpoint_is_kept_and_tested(tmp_path):
@@ -282,7 +333,7 @@ def test_the_best_checkpoint_is_kept_and_tested(tmp_path):
     at_end = rows_of(model)
     model.evaluated.clear()
     [result] = trainer.test(model, held_out, ckpt_path="best", verbose=False)
-    assert result["held_out"] == pytest.approx(best.best_model_score.item(), rel=1e-6)
+    assert result["held_out"] == pytest.approx(float(best.best_model_score or 0), rel=1e-6)
     again = made(ours=True, rows=False)
     skirl.load(f"{best.best_model_path}.rows", model=again)  # without a trainer
     assert torch.equal(rows_of(again), rows_of(model)) and torch.equal(again.top.weight, model.top.weight)
@@ -401,7 +452,7 @@ def test_manual_optimization():
 def test_predict_looks_rows_up_and_changes_nothing():
     model = made(ours=True)
     before = rows_of(model)
-    model.predict_step = lambda batch: model.rows(batch)  # type: ignore[method-assign]
+    model.predict_step = lambda batch: model.rows(batch)
     found = trainer_of(Rows(sparse=sparse_of)).predict(model, DataLoader(HELD_OUT, batch_size=4))
     plain = nn.functional.embedding_bag(HELD_OUT.tensors[0], before, mode="sum")
     torch.testing.assert_close(torch.cat(found), plain, **EXACT)
@@ -425,7 +476,7 @@ def test_clipping_says_that_rows_are_left_out(caplog):
 
 def test_an_error_in_a_step_leaves_the_rows_usable():
     model, rows = made(ours=True), Rows(sparse=sparse_of)
-    model.on_train_batch_start = lambda batch, index: [0, 0, 0][index]  # type: ignore[method-assign]
+    model.on_train_batch_start = lambda batch, index: [0, 0, 0][index]
     with pytest.raises(IndexError):
         trainer_of(rows).fit(model, rows.loader(in_order()))
     del model.on_train_batch_start
