@@ -1,4 +1,4 @@
-"""The same in Lightning: the trainer gets the lookahead for its loader; rows train in backward, by themselves."""
+"""The same in Lightning: a callback that trains rows, and its loader; rows train in backward, by themselves."""
 
 import logging
 import warnings
@@ -9,19 +9,7 @@ from clicks import ITEMS, USERS, Clicks
 from torch import nn
 
 import skirl
-
-
-class Sized:
-    """Has a length: without one, Lightning takes a batch before it has trained on the last, whose rows may then be gone."""
-
-    def __init__(self, batches, length: int) -> None:
-        self.batches, self.length = batches, length
-
-    def __iter__(self):
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return self.length
+from skirl.lightning import Rows
 
 
 class MyModel(lightning.LightningModule):
@@ -51,10 +39,9 @@ tables = [
     skirl.Table("item", rows=ITEMS, dim=16, features=("clicked", "bought"), pooling="mean"),
 ]
 model = MyModel(skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(lr=0.02), cache=2000))
+rows = Rows()
 trainer = lightning.Trainer(
-    max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    callbacks=[rows], max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
     enable_model_summary=False,
 )  # fmt: skip
-
-with skirl.lookahead(loader, model) as batches:
-    trainer.fit(model, Sized(batches, length=loader.batches))
+trainer.fit(model, rows.loader(loader, length=loader.batches))

@@ -31,6 +31,9 @@ function mistakes(page, width) {
       }
     }
   }
+  for (const box of page.querySelectorAll(".wide"))
+    if (box.scrollWidth > box.clientWidth && box.querySelectorAll("thead th").length <= 6)
+      found.add(`a table is ${box.scrollWidth} wide, in ${box.clientWidth}`);
   const walk = page.createTreeWalker(page.body, NodeFilter.SHOW_TEXT);
   while (walk.nextNode()) {
     const node = walk.currentNode, range = page.createRange();
@@ -51,7 +54,10 @@ onload = () => {
 
 
 def mistakes(browse: Callable[[Path], str], folder: Path, page: str) -> dict[str, list[str]]:
-    """Text that is cut off, or lies on other text or on a curve, for each width; the page is HTML, or one SVG."""
+    """Text that is cut off, or lies on other text or on a curve, for each width; the page is HTML, or one SVG.
+
+    A table of up to six columns has to fit, one of more may scroll.
+    """
     frames = "".join(f'<iframe width="{w}" height="5000" srcdoc="{escape(page)}"></iframe>' for w in WIDTHS)
     wrapper = folder / "wrapper.html"
     wrapper.write_text(f"<!doctype html><meta charset=utf-8><pre></pre>{frames}<script>{SCRIPT}</script>")

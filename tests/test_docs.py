@@ -77,6 +77,13 @@ def test_the_readme_has_every_folder():
     assert {name for name in listed if (ROOT / name).is_dir()} == {"benchmarks", "docs", "dev", "examples", "tests"}
 
 
+def test_the_index_and_the_menu_show_every_page():
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"index.md"}
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)", (DOCS / "index.md").read_text()))
+    listed = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)) - {"index.md"}
+    assert linked == listed == pages
+
+
 def commands() -> list[tuple[str, str]]:
     """Every line of a page that calls skirl, whether it runs or not."""
     lines = []

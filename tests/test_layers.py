@@ -23,7 +23,7 @@ FLOORS = (
     ("checkpoint",),
     ("train",),
     ("measure",),
-    ("__init__", "cli", "torchrec"),
+    ("__init__", "cli", "torchrec", "lightning"),
     ("__main__",),
 )
 """From the ground up."""

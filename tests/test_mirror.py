@@ -22,6 +22,7 @@ ELSEWHERE = {
     "nn/*": "nn/test_collection.py",
     "pipeline/*": "pipeline/test_lookahead.py pipeline/test_pipeline.py",
     "torchrec.py": "nn/test_torchrec.py",
+    "lightning.py": "habits/test_lightning.py",
     # Whole files and whole checkpoints are what can be right or malformed.
     "data/*.py": "data/test_training.py data/test_vocab.py",
     "data/files/*": "data/files/test_stream.py data/test_malformed.py",

@@ -11,6 +11,7 @@ import skirl
 NAMES = {
     "skirl": skirl.__all__,
     "skirl.torchrec": ["swap"],
+    "skirl.lightning": ["Rows"],
     "skirl.models": ["DIN", "DLRM", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"],
     "skirl.data": ["DataFlags", "Source", "Synthetic", "encodings_of"],
     "skirl.store": [

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("torchrec", "fbgemm_gpu", "pyarrow", "tensorboard", "zmq", "matplotlib", "triton", "pytest", "hypothesis")
+EXTRAS = (
+    "torchrec", "fbgemm_gpu", "pyarrow", "tensorboard", "zmq", "matplotlib", "lightning", "triton", "pytest", "hypothesis",
+)  # fmt: skip
 
 # Written so that none of these patterns finds itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~*-])/(?:home|root|work|Users|opt|mnt)/\w")

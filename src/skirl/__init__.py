@@ -68,7 +68,7 @@ __getattr__ = lazily(
         "pipeline.lookahead": ("Lookahead", "lookahead"),
         "tools.sealed_json": ("CheckpointError",),
         "train.report.run_folder": ("lines_of",),
-        **dict.fromkeys(("data", "models", "nn", "store", "torchrec", "train"), ()),
+        **dict.fromkeys(("data", "lightning", "models", "nn", "store", "torchrec", "train"), ()),
     },
 )
 

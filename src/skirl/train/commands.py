@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from tyro.conf import Positional
 
-from skirl.tools.flags import Composed
+from skirl.tools.flags import Composed, flags_of
 from skirl.tools.progress import clock, size
 from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, OptimizerName, SaveFlags, ShowFlags
 from skirl.train.recipe import Recipe
@@ -198,7 +198,7 @@ class Report:
         """Read the folder and write the page."""
         from skirl.train.report.report import report
 
-        return report(self.folder, self.page)
+        return report(self.folder, self.page, {name: flag.default for name, flag in flags_of(Train).items()})
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The facts as people read them."""

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from skirl.cli import main
-from skirl.train.commands import Report
+from skirl.tools.flags import flags_of
+from skirl.train.commands import Report, Train
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart, svg
 from skirl.train.report.report import Left, _moving, as_text, drawn, facts
@@ -70,6 +71,20 @@ def test_a_page_escapes_whatever_it_is_given():
         assert f"<{given}>" not in page.html(), given
 
 
+def test_flags_that_were_set_stand_apart(run, browse):
+    """As they are typed; all others are behind a line that opens them."""
+    Report(run).run()
+    dom = browse(run / "report.html")
+    shown, others = dom.split("<details>")
+    shown = shown[shown.index("Flags</h2>") :]
+    named = [set(re.findall(r"--[a-z-]+", part)) for part in (shown, others)]
+    given = {flag for flag in FLAGS if flag.startswith("--")} | {"--run", "--json"}
+    assert named[0] == given and not named[1] & given
+    known = {f"--{name.replace('_', '-')}" for name in flags_of(Train)}
+    assert named[0] | named[1] == known
+    assert f"<summary>{len(named[1])} more at their defaults" in others
+
+
 def test_a_column_is_set_as_numbers_or_as_text_not_both():
     page = Page("t")
     page.table(["flag", "step"], [["None", "3"], ["1024", "-"]])
@@ -102,7 +117,7 @@ def test_no_text_is_cut_off_or_lies_on_a_line(browse, tmp_path):
         "machine": {"processor": "Some Processor at 2.10 GHz", "cores": 64},
     }  # fmt: skip
     left = Left(config, lines, [scores], None)
-    page = drawn("deep-cross-tiny-parquet-2024-01-01T00-00-00", left, as_text(facts(left))).html()
+    page = drawn("deep-cross-tiny-parquet-2024-01-01T00-00-00", left, as_text(facts(left)), {"valid": None}).html()
     assert mistakes(browse, tmp_path, page) == NONE
 
 

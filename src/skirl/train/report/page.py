@@ -15,6 +15,7 @@ th { color: #555; font-weight: 600; } thead th { vertical-align: bottom; }
 th.number, td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 thead th.number { white-space: normal; }
 .lead { background: #eef5fb; border-left: 4px solid #1b6ca8; padding: .7em 1em; font-size: 1.05em; }
+summary { cursor: pointer; color: #1b6ca8; }
 .note { color: #666; font-size: .9em; }
 .wide { overflow-x: auto; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1em; }
@@ -23,6 +24,9 @@ thead th.number { white-space: normal; }
 .bars td:last-child { width: 45%; } .bars div { height: 1.1em; margin-top: .2em; min-width: 1px; }
 @media (max-width: 600px) {
   body { margin: 1em auto; }
+  th, td { padding-right: .6em; }
+  .wide table { font-size: .75em; width: 100%; }
+  .wide th, .wide td { padding-right: .4em; }
   .bars th { white-space: normal; }
   .bars tr { display: grid; grid-template-columns: 8em 1fr; margin-bottom: .5em; }
   .bars td:last-child { grid-column: 1 / 3; width: auto; }
@@ -72,6 +76,12 @@ class Page:
         rows = (f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
         self._parts.append("".join(['<table class="facts">', *rows, "</table>"]))
 
+    def hidden(self, title: str, facts: Mapping[str, str]) -> None:
+        """A table of two columns behind a line that opens it."""
+        self._parts.append(f"<details><summary>{escape(title)}</summary>")
+        self.facts(facts)
+        self._parts.append("</details>")
+
     def charts(self, charts: Sequence[Chart]) -> None:
         """Charts, as many beside each other as there is room for."""
         self._parts.append("".join(['<div class="charts">', *(svg([chart]) for chart in charts), "</div>"]))
@@ -99,5 +109,10 @@ class Page:
 def _row(tag: str, cells: Sequence[str], numbers: Sequence[bool]) -> str:
     kinds = (' class="number"' if number else "" for number in numbers)
     return "".join(
-        ["<tr>", *(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True)), "</tr>"]
+        ["<tr>", *(f"<{tag}{kind}>{_breaking(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True)), "</tr>"]
     )
+
+
+def _breaking(text: str) -> str:
+    """A name may go on in the next line after an underscore."""
+    return escape(text).replace("_", "_<wbr>")

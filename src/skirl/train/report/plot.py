@@ -62,7 +62,7 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
     )
     title = _wrapped([(word, _width(word, bold=True)) for word in chart.title.split()], 5, width - 2 * EDGE)
     names = _wrapped([(name, _width(name.removeprefix("~")) + 20) for name in chart.lines], 14, width - 2 * EDGE)
-    top = EDGE + LINE * (len(title) + len(names)) + 6
+    top = EDGE + LINE * (len(title) + len(names)) + 10
     low = height - 2 * LINE - EDGE
     left = EDGE + 6 + max((_width(short(value)) for value in up.ticks()), default=0.0)
     right = width - EDGE - 6 - max((_width(short(mark)) for mark in chart.marks), default=0.0)

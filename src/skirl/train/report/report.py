@@ -77,13 +77,20 @@ class Left:
         return sum(line[name] for line in self.lines)
 
 
-def report(folder: Path, page: Path | None) -> dict[str, Any]:
-    """Read the folder of a run and write a page; the facts. page: its file, report.html in the folder if None."""
+def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the folder of a run and write a page; the facts.
+
+    **Arguments**
+
+    - `folder`: of the run.
+    - `page`: its file; report.html in the folder if None.
+    - `defaults`: of the flags of `skirl train`, by name: what differs from them is told apart.
+    """
     left = Left.of(folder)
     page = page or folder / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     numbers = facts(left)
-    page.write_text(drawn(folder.name, left, as_text(numbers)).html(), encoding="utf-8", errors="replace")
+    page.write_text(drawn(folder.name, left, as_text(numbers), defaults).html(), encoding="utf-8", errors="replace")
     return {"command": "report", "run": str(folder), "page": str(page), **numbers}
 
 
@@ -141,7 +148,7 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def drawn(name: str, left: Left, text: Mapping[str, str]) -> Page:
+def drawn(name: str, left: Left, text: Mapping[str, str], defaults: Mapping[str, Any]) -> Page:
     """The page of a run."""
     page = Page(f"Run {name}")
     page.facts(text)
@@ -174,7 +181,12 @@ def drawn(name: str, left: Left, text: Mapping[str, str]) -> Page:
             ],
         )  # fmt: skip
     page.heading("Flags")
-    page.facts({f"--{name.replace('_', '-')}": str(value) for name, value in left.config["flags"].items()})
+    flags = left.config["flags"]
+    usual = {name for name, value in flags.items() if name in defaults and value == _as_read(defaults[name])}
+    page.facts({_flag(name): _value(value) for name, value in flags.items() if name not in usual})
+    page.hidden(
+        f"{len(usual)} more at their defaults", {_flag(name): _value(flags[name]) for name in flags if name in usual}
+    )
     page.note(
         f"Begun {left.config['started']}, at step {left.config['begun_at']}. "
         + ", ".join(f"{package} {version}" for package, version in left.config["versions"].items())
@@ -231,8 +243,28 @@ def _culprits(blame: Mapping[str, float]) -> str:
     return f"; {worst} was at work for {blame[worst]:.2f} s of the wait for rows"
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _value(value: Any) -> str:
+    """As people read it."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "not set" if value is None else str(value)
+
+
+def _as_read(value: Any) -> Any:
+    """A default as config.json has it."""
+    return json.loads(json.dumps(value, default=str))
+
+
 def _seconds(seconds: float, blamed: float | None = None) -> str:
-    return f"{seconds:,.2f} s" + (f", {blamed:,.2f} s of them while the loop waited" if blamed else "")
+    return f"{seconds:,.2f} s" + (
+        f", {blamed:,.2f} s of them while the loop waited" if blamed and blamed >= 0.005 else ""
+    )
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,331 @@
+"""The door to Lightning: `skirl.lightning.Rows` is a callback that gives the trainer a lookahead for its loader, and puts
+rows into its checkpoints.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+try:
+    from lightning.fabric.plugins import CheckpointIO
+    from lightning.pytorch import Callback
+except ImportError as missing:
+    raise ImportError("skirl.lightning needs Lightning: pip install lightning") from missing
+
+from skirl.checkpoint import folder, load, save
+from skirl.nn.collection import collections_of
+from skirl.pipeline.lookahead import Lookahead, lookahead
+from skirl.pipeline.one_pass import OnePass
+from skirl.tools.sealed_json import CheckpointError
+
+__all__ = ["Rows"]
+
+log = logging.getLogger("skirl")
+
+_KEY = "skirl"
+"""In a checkpoint of Lightning: where its rows are."""
+
+
+class Rows(Callback):
+    """Trains embeddings in a Lightning trainer: a callback, and by `loader` the loader that goes with it.
+
+    Rows are updated once a step, after the last of `accumulate_grad_batches` micro-batches. Each checkpoint that the
+    trainer writes gets a folder beside it, its path with `.rows`, which `skirl.save` makes; `ckpt_path` loads both.
+
+        rows = skirl.lightning.Rows()
+        trainer = lightning.Trainer(callbacks=[rows], accumulate_grad_batches=2)
+        trainer.fit(model, rows.loader(train), valid)
+
+    **Arguments**
+
+    - `accumulate`: micro-batches of a step. None, the default, takes the trainer's `accumulate_grad_batches`; set it for
+      a module that optimizes manually.
+    - `options`: what else `skirl.lookahead` takes: `sparse`, `depth`, `prefetch` and so on.
+    """
+
+    def __init__(self, *, accumulate: int | None = None, **options: Any) -> None:
+        self.options = options
+        self.trainer: Any = None
+        self.ahead: Lookahead | None = None
+        """The lookahead, while the trainer fits."""
+        self.passing: OnePass | None = None
+        """Its pass over this epoch."""
+        self._made_with: tuple[Any, int] | None = None
+        self._accumulate = accumulate
+        self._place: dict[str, Any] | None = None
+        """Where in the data the run is, while there is no lookahead."""
+        self._resumes = False
+        """That place was loaded from a checkpoint, and no pass has begun there yet."""
+
+    def loader(self, loader: Iterable[Any], *, length: int | None = None) -> "Batches":
+        """The loader to give to `trainer.fit`, or to return from `train_dataloader`. Those of evaluation stay as they are.
+
+        **Arguments**
+
+        - `loader`: yields batches: a DataLoader, a list, anything iterable.
+        - `length`: batches of an epoch, for a loader without `len()`. Without any length Lightning would take a batch
+          ahead of the one that it trains.
+        """
+        return Batches(self, loader, length)
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches of a step."""
+        return self._accumulate or self.trainer.accumulate_grad_batches
+
+    def begin(self, loader: "_First") -> OnePass:
+        """A pass over a loader: from the beginning of an epoch, or from where a checkpoint was written."""
+        k, resumes, self._resumes = self.accumulate, self._resumes, False
+        place = self.place if resumes else {**self.place, "batches": 0, "loader": None}
+        if resumes and place["batches"] and place["accumulate"] != k:
+            raise ValueError(
+                f"the checkpoint was written within an epoch with accumulate_grad_batches={place['accumulate']}: set it to "
+                f"that, not {k}"
+            )
+        if self._made_with != (loader, k):  # the first, or another loader, or a GradientAccumulationScheduler
+            self.close()
+            loader.skip = place["batches"] if place["loader"] is not None else 0
+            self.ahead = lookahead(loader, self.trainer.lightning_module, accumulate=k, **self.options).__enter__()
+            self.ahead.load_state_dict({**place, "accumulate": k})
+            self._made_with = loader, k
+        assert self.ahead is not None
+        self.passing = iter(self.ahead)
+        done, ours = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready, self.place["batches"]
+        if done != ours:
+            raise ValueError(
+                f"Lightning goes on after batch {done} of the epoch, and the rows are as after batch {ours}: fit from the "
+                "beginning, or from another checkpoint"
+            )
+        return self.passing
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where in the data the run is."""
+        if self.ahead is not None:
+            return self.ahead.state_dict()
+        nowhere = {"step": 0, "epochs": 0, "batches": 0, "accumulate": self.accumulate, "loader": None, "start": None}
+        return self._place or nowhere
+
+    def resume(self, place: dict[str, Any]) -> None:
+        """The next pass goes on there: rows were loaded from a checkpoint."""
+        self._place, self._resumes = place, True
+
+    def close(self, apply: bool = True) -> None:
+        """End the lookahead. A step of which only some micro-batches came never happened, as for the dense parameters."""
+        ahead, self.ahead, self.passing, self._made_with = self.ahead, None, None, None
+        if ahead is not None:
+            ahead.close(apply and ahead.ends_step)
+            self._place = ahead.state_dict()
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Lightning's hook: checkpoints are written and read with rows from here on."""
+        collections_of(pl_module)
+        if trainer.world_size > 1:
+            raise ValueError(f"skirl trains in one process, and the trainer has {trainer.world_size}: set devices=1")
+        self.trainer = trainer
+        files = trainer.strategy.checkpoint_io
+        trainer.strategy.checkpoint_io = WithRows(files.files if isinstance(files, WithRows) else files, self)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Lightning's hook: what the trainer does to dense gradients concerns rows too."""
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        for collection in collections_of(pl_module).values():
+            if scaler is not None and collection.grad_scaler is None:
+                collection.grad_scaler = scaler
+        if trainer.gradient_clip_val:
+            log.warning(
+                "gradient_clip_val clips the dense parameters alone: rows are no Parameters. Their optimizer clips them, "
+                "each by its own norm: skirl.Adagrad(lr=..., clip=...)"
+            )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Lightning's hook: the step of a checkpoint is not saved once more, after the first micro-batch that follows it."""
+        if self._resumes:
+            for callback in trainer.checkpoint_callbacks:
+                if hasattr(callback, "_last_global_step_saved"):
+                    callback._last_global_step_saved = trainer.global_step
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Lightning's hook: without a lookahead rows would be updated after each micro-batch."""
+        if self.passing is None:
+            raise ValueError(
+                "the trainer has a loader that skirl does not know: trainer.fit(model, rows.loader(loader))"
+            )
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Lightning's hook: it never asks for a batch after the last, and so the pass ends here."""
+        if self.passing is None or not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            return
+        if next(self.passing, self) is not self:
+            raise ValueError(
+                "Lightning ends the epoch here, and the loader has more batches: set length in rows.loader, or "
+                "limit_train_batches, to the batches of an epoch"
+            )
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Lightning's hook: an epoch that `max_steps` or `should_stop` cut short is over for Lightning."""
+        if self.place["batches"]:
+            self.close()
+            self._place = {**self.place, "batches": 0, "loader": None}
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Lightning's hook."""
+        self.close(apply=False)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Lightning's hook."""
+        self.close()
+
+
+class Batches:
+    """What `Rows.loader` makes: Lightning asks it for its length, and for the batches of each epoch.
+
+    **Arguments**
+
+    - `rows`: the callback.
+    - `loader`, `length`: as given to `Rows.loader`.
+    """
+
+    def __init__(self, rows: Rows, loader: Iterable[Any], length: int | None) -> None:
+        self.rows = rows
+        self._first = _First(loader)
+        self._length = length
+
+    def __getattr__(self, name: str) -> Any:
+        """The loader's samplers: Lightning tells them which epoch begins."""
+        if name in ("sampler", "batch_sampler"):
+            return getattr(self._first.loader, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __len__(self) -> int:
+        """Batches of an epoch; a TypeError where nobody knows."""
+        return self._length if self._length is not None else len(self._first.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        """An epoch. It begins when its first batch is asked for, since Lightning makes iterators that it does not use."""
+        trainer = self.rows.trainer
+        if trainer is None:
+            raise ValueError(
+                "the loader is of a skirl.lightning.Rows that the trainer does not have: add it to callbacks"
+            )
+        self._first.limit = self._count(trainer.limit_train_batches)
+        return self._batches()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Lightning asks for it: the place in the data is saved with the rows."""
+        return {"batches": self.rows.place["batches"]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Lightning calls it: rows have been loaded by then, and their place with them."""
+
+    def _batches(self) -> Iterator[Any]:
+        passing = self.rows.begin(self._first)
+        count, limit = self.rows.place["batches"], self._first.limit
+        for batch in passing:
+            count += 1
+            yield batch
+        if count < limit:
+            raise ValueError(
+                f"the loader ended after {count} batches, and the epoch should have {limit}: set length in rows.loader, or "
+                f"limit_train_batches, to {count}"
+            )
+
+    def _count(self, limit: int | float) -> int:
+        try:
+            length = len(self)
+        except TypeError:
+            if isinstance(limit, float):
+                raise ValueError(
+                    "the loader has no length, and so Lightning would take each batch before it has trained on the one "
+                    "before: say how many batches an epoch has, rows.loader(loader, length=...)"
+                ) from None
+            return limit
+        return min(length, limit) if isinstance(limit, int) else int(length * limit)
+
+
+class _First:
+    """The first batches of a loader, with whatever else the loader has."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self.limit = 0
+        self.skip = 0
+        """Batches that the loader itself leaves out of the pass that comes next."""
+
+    def __iter__(self) -> Iterator[Any]:
+        skip, self.skip = self.skip, 0
+        return islice(iter(self.loader), self.limit - skip)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+
+class WithRows(CheckpointIO):
+    """Lightning's checkpoints, with a folder of rows beside each.
+
+    Such a folder keeps two checkpoints, and the file names the one that it goes with: a kill between the two leaves a whole
+    checkpoint under the name.
+
+    **Arguments**
+
+    - `files`: writes and reads Lightning's own part.
+    - `rows`: the callback.
+    """
+
+    def __init__(self, files: CheckpointIO, rows: Rows) -> None:
+        self.files = files
+        self.rows = rows
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Rows first, then the file."""
+        if "://" in str(path):
+            raise CheckpointError(f"{path} is not on a file system: rows are saved to folders, set dirpath to one")
+        model, where = self.rows.trainer.lightning_module, _beside(path)
+        saving = save(where, model=model, data=_Place(self.rows), keep=2)
+        for name in checkpoint["state_dict"].keys() & (now := model.state_dict()).keys():
+            if name.endswith("_extra_state"):
+                checkpoint["state_dict"][name] = now[name]  # saving began a new generation of rows
+        checkpoint[_KEY] = {"rows": where.name, "number": saving.number}
+        self.files.save_checkpoint(checkpoint, path, storage_options=storage_options)
+
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        """The file, and the rows that go with it."""
+        checkpoint = self.files.load_checkpoint(path, *args, **options)
+        if _KEY not in checkpoint:
+            raise CheckpointError(
+                f"{path} was written without skirl.lightning.Rows and has no rows: use a checkpoint that has"
+            )
+        about = checkpoint[_KEY]
+        header = folder.header(Path(os.path.realpath(path)).parent / about["rows"], about["number"])
+        load(header, model=self.rows.trainer.lightning_module, data=_Place(self.rows))
+        return checkpoint
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Both."""
+        self.files.remove_checkpoint(path)
+        shutil.rmtree(_beside(path), ignore_errors=True)
+
+    def teardown(self) -> None:
+        """Lightning's hook."""
+        self.files.teardown()
+
+
+class _Place:
+    """The place in the data, for `skirl.save` and `skirl.load`: there may be no lookahead yet, or no longer."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._rows.place
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rows.resume(state)
+
+
+def _beside(path: Any) -> Path:
+    return Path(f"{path}.rows")
