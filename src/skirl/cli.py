@@ -33,6 +33,8 @@ COMMANDS = {
         "skirl.train.commands:Report",
         "what a run did: losses, AUC, throughput, movement, stalls; a page with plots",
     ),
+    "evaluate": ("skirl.train.predict_commands:Evaluate", "metrics of a trained model on the data that you name"),
+    "predict": ("skirl.train.predict_commands:Predict", "predictions of a trained model, as Parquet"),
     "vocab": (
         "skirl.data.commands:Vocab",
         "give the ids of data files rows of their own, in one pass and bounded memory",

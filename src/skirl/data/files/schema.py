@@ -106,6 +106,7 @@ class FileSchema:
     """
 
     labels: tuple[Label, ...]
+    """None where predictions are made of files without; what a schema file says has some."""
     dense: tuple[Dense, ...]
     ids: tuple[Id, ...]
     session: str | None = None
@@ -120,8 +121,6 @@ class FileSchema:
     KINDS: ClassVar[dict[str, type]] = {"label": Label, "dense": Dense, "id": Id}
 
     def __post_init__(self) -> None:
-        if not self.labels:
-            raise BadSchema("the schema names no label: add [[label]] with the name of its column")
         if not self.ids:
             raise BadSchema("the schema names no id column: add [[id]] with its name")
         _refuse_twice("label", [label.name for label in self.labels])
@@ -256,6 +255,8 @@ class FileSchema:
             raise BadSchema(
                 _unknown(next(iter(read)), [*cls.KINDS, "file", "session", "time", "missing", "nan_is_missing"])
             )
+        if not columns["label"]:
+            raise BadSchema("the schema names no label: add [[label]] with the name of its column")
         return _make(
             cls,
             "schema",

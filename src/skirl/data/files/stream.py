@@ -10,7 +10,7 @@ would be the rows in it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -159,15 +159,11 @@ class Files:
                     for number, low in enumerate(range(0, n, self.batch_size)):
                         if number >= skip:
                             done += 1
-                            batch = self._batch(rows, low, min(low + self.batch_size, n))
+                            batch = self.batch_of(rows, low, min(low + self.batch_size, n))
                             yield batch, {**here, "next": number + 1, "batches": done}
                     empty, skip, window = False, 0, window + 1
                 if empty:
-                    raise ValueError(
-                        f"{self.dataset.paths[0]}: no row is left to read"
-                        + (f", {self.bad_rows:,} malformed ones were skipped" if self.bad_rows else "")
-                        + ": give more files, or hold out less"
-                    )
+                    self.refuse_empty()
                 window = 0
         finally:
             source.close()
@@ -189,7 +185,16 @@ class Files:
         if rows:
             yield _cut(kept, rows)[0]
 
-    def _batch(self, rows: Encoded, low: int, high: int) -> Batch:
+    def refuse_empty(self) -> NoReturn:
+        """Say that there is nothing to read."""
+        raise ValueError(
+            f"{self.dataset.paths[0]}: no row is left to read"
+            + (f", {self.bad_rows:,} malformed ones were skipped" if self.bad_rows else "")
+            + ": give more files, or hold out less"
+        )
+
+    def batch_of(self, rows: Encoded, low: int, high: int) -> Batch:
+        """Rows low .. high - 1 as a batch."""
         part = cut(rows, low, high)
         names = [column.name for column in self.encoder.schema.ids]
         total = sum(len(ids) for ids in part.ids)
