@@ -11,7 +11,7 @@ from skirl.core.batch import Sparse
 from skirl.core.ids import Captured
 from skirl.core.optim import RowOptimizer, TorchHandle
 from skirl.core.tables import Table
-from skirl.engine.access import peek
+from skirl.engine.access import peek_distinct
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.nn.alone import Alone
@@ -20,6 +20,7 @@ from skirl.nn.looked_up import Found, LookedUp
 from skirl.nn.lookup import Lookup, shaped
 from skirl.nn.output import Pooled, Unpooled, uncompiled
 from skirl.store import Store
+from skirl.tools.hash_index import distinct
 
 
 class Collection(nn.Module):
@@ -110,7 +111,11 @@ class Collection(nn.Module):
         """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way."""
         captured = self.engine.resolver.capture(sparse, copy=False)
         ids = self.engine.resolver.resolve(captured, self.engine.resolver.positions(captured))
-        return [(part, *peek(self.engine, part.keys, bank)) for bank, part in enumerate(ids)]
+        found = []
+        for bank, part in enumerate(ids):
+            keys, place = distinct(part.keys)
+            found.append((part, peek_distinct(self.engine, keys, bank), place))
+        return found
 
     def _peek(self, sparse: Sparse) -> Pooled:
         """Look rows up as the executed steps left them; nothing changes, not even what is resident."""

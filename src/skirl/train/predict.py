@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from skirl.core.batch import Batch
 from skirl.data.files.find import find
 from skirl.data.flags import FILE_KINDS
+from skirl.tools.in_thread import in_thread
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
 from skirl.train.evaluation import predicted
@@ -86,12 +87,13 @@ def _scored(run: SavedRun) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
     """Each batch with its logits and the numbers of its rows."""
     ahead: deque[np.ndarray] = deque()
 
-    def batches() -> Iterator[Batch]:
-        for batch, numbers in run.batches():
+    def batches(read: Iterable[tuple[Batch, np.ndarray]]) -> Iterator[Batch]:
+        for batch, numbers in read:
             ahead.append(numbers)
             yield batch
 
-    with closing(predicted(run.model, _Fresh(batches()))) as found:
+    # One thread reads, one looks rows up, and this one computes.
+    with in_thread(run.batches()) as read, closing(predicted(run.model, _Fresh(batches(read)))) as found:
         for batch, logits in found:
             yield batch, logits.float().cpu().numpy(), ahead.popleft()
 
