@@ -45,6 +45,7 @@ COMMANDS = {
         "rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
     ),
     "import": ("skirl.checkpoint.commands:Import", "a checkpoint of the rows of a trained PyTorch model"),
+    "info": ("skirl.measure.info.commands:Info", "what a checkpoint, store, vocabulary, data file or run folder is"),
     "bench oracle": (
         "skirl.measure.bench.oracle:Oracle",
         "time the planner: ids a second, slots and grouping included",

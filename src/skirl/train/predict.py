@@ -1,5 +1,6 @@
 """Metrics and predictions of a saved run."""
 
+import json
 import os
 import sys
 import time
@@ -16,20 +17,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from skirl.core.batch import Batch
+from skirl.data.files.columnar import KEY_OF_PREDICTIONS
 from skirl.data.files.find import find
 from skirl.data.flags import FILE_KINDS
 from skirl.tools.in_thread import in_thread
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
+from skirl.train.chosen import Chosen
 from skirl.train.evaluation import predicted
 from skirl.train.metrics import Metrics
-from skirl.train.predict_commands import Chosen
 from skirl.train.saved_run import SavedRun, saved_run
 
 GROUP = 1 << 17
 """Rows of a row group."""
-KEY = b"skirl.predictions"
-"""Where a file of predictions says which checkpoint they are of, in the metadata of Arrow's schema."""
 
 
 def evaluate(chosen: Chosen) -> dict[str, Any]:
@@ -127,8 +127,7 @@ class Predictions:
         self._path, self._labelled = path, labelled
         fields = [("row", pa.int64()), ("prediction", pa.float32()), ("logit", pa.float32())]
         fields += [("label", pa.float32())] if labelled else []
-        text = "; ".join(f"{name}: {value}" for name, value in about.items())
-        self._schema = pa.schema(fields, metadata={KEY: text.encode()})
+        self._schema = pa.schema(fields, metadata={KEY_OF_PREDICTIONS: json.dumps(about).encode()})
         self._kept: list[list[np.ndarray]] = []
         self._rows = 0
         self._writer: Any = None

@@ -24,8 +24,8 @@ from skirl.data.vocabulary.growing import Growing
 from skirl.tools.config import read_config
 from skirl.tools.flags import flags_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
+from skirl.train.chosen import Chosen
 from skirl.train.flags import CacheFlags, MovementFlags, RateFlags
-from skirl.train.predict_commands import Chosen
 from skirl.train.recipe import Recipe
 from skirl.train.same_data import check_same_data
 

@@ -110,13 +110,15 @@ class FileSchema:
     dense: tuple[Dense, ...]
     ids: tuple[Id, ...]
     session: str | None = None
-    """Kept for session deduplication, which is planned; nothing reads it yet."""
+    """Which samples belong together; training does not read it, and a converted file keeps it."""
     time: str | None = None
     missing: tuple[str, ...] = ("",)
     """Texts that stand for no value."""
     nan_is_missing: bool = False
     """Whether NaN in a float column stands for no value, as pandas writes it."""
     text: Text = field(default_factory=Text)
+    also: tuple[str, ...] = ()
+    """Columns that are read besides, to be kept as they are; no schema file says them."""
 
     KINDS: ClassVar[dict[str, type]] = {"label": Label, "dense": Dense, "id": Id}
 
@@ -178,6 +180,7 @@ class FileSchema:
         named = [label.name for label in self.labels]
         named += [column.column or column.name for column in (*self.dense, *self.ids)]
         named += [self.time] if self.time is not None else []
+        named += self.also
         return tuple(dict.fromkeys(named))
 
     @property

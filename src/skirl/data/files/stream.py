@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
@@ -261,8 +262,16 @@ def cut(rows: Encoded, low: int, high: int) -> Encoded:
             begin = int(sizes[:low].sum())
             ids.append(values[begin : begin + int(sizes[low:high].sum())])
             lengths.append(sizes[low:high])
+    kept = [column.slice(low, high - low) for column in rows.kept]
     return Encoded(
-        rows.labels[low:high], rows.dense[low:high], ids, lengths, rows.places[low:high], rows.bad, rows.fingerprints
+        rows.labels[low:high],
+        rows.dense[low:high],
+        ids,
+        lengths,
+        rows.places[low:high],
+        rows.bad,
+        rows.fingerprints,
+        kept,
     )
 
 
@@ -278,7 +287,13 @@ def joined(pieces: list[Encoded]) -> Encoded:
         [_all_or_none([p.lengths[f] for p in pieces]) for f in features],
         np.concatenate([p.places for p in pieces]),
         fingerprints=pieces[0].fingerprints,
+        kept=[_one([p.kept[c] for p in pieces]) for c in range(len(pieces[0].kept))],
     )
+
+
+def _one(arrays: list[Any]) -> Any:
+    """Arrow arrays one after the other; of files that hold other types of texts or numbers, as the first has them."""
+    return pa.concat_arrays([array.cast(arrays[0].type) for array in arrays])
 
 
 def _all_or_none(lengths: list[np.ndarray | None]) -> np.ndarray | None:
