@@ -16,7 +16,7 @@ from skirl.store.disk import links
 from skirl.store.disk.lock import NAME as LOCK
 from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.records import HEADER
-from skirl.store.disk.segment import Unusable
+from skirl.store.disk.segment import FORMAT_VERSION, Unusable
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import Reader
 
