@@ -35,12 +35,12 @@ def peek_distinct(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray
         rows[found] = _numbers(engine, engine.banks[bank].read(slots[found]), bank)
     away = np.flatnonzero(~found)
     known = away[engine.seen.has(distinct[away])]
-    if len(known) == len(distinct) and not engine.half:
-        found = engine.store.read(distinct, rows)
-    elif len(known):
-        records = np.empty((len(known), engine.held[bank]), engine.dtype)
+    if len(known):
+        at_once = len(known) == len(distinct) and not engine.half
+        records = rows if at_once else np.empty((len(known), engine.held[bank]), engine.dtype)
         held = engine.store.read(distinct[known], records)
-        rows[known[held]] = _numbers(engine, records[held], bank)
+        if not at_once:
+            rows[known[held]] = _numbers(engine, records[held], bank)
         found[known[held]] = True
     fresh = np.flatnonzero(~found).astype(np.int32)
     make(engine, bank, distinct[fresh], fresh, rows)

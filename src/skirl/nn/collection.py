@@ -266,8 +266,8 @@ class EmbeddingBagCollection(Collection):
     - `optimizer`: how rows are trained. Rows are no Parameters, so they have their own.
     - `cache`: rows on the device: a number of rows, a share of all rows ("10%"), bytes with their unit ("4GiB"), or "auto":
       half of the memory that is free. Each choice gives the same bits. `skirl size` says what your data needs.
-    - `store`: where all other rows are: "memory", "disk:FOLDER", or a `skirl.store.Store`. In memory by default, since it
-      needs no folder.
+    - `store`: where all other rows are: "memory", "disk:FOLDER", "checkpoint" (those of the checkpoint that is loaded, to
+      read only), or a `skirl.store.Store`. In memory by default, since it needs no folder.
     - `device`: where rows are computed on: "cpu", "cuda" or "cuda:N".
     - `seed`: of the rows' initial values, which are a function of seed, table and row.
     - `dtype`: of rows: float32, as torch's default; float64; on a GPU also bfloat16 or float16, rounded stochastically.

@@ -43,6 +43,7 @@ def numbered(files: Files) -> Iterator[tuple[Batch, np.ndarray]]:
             files.refuse_empty()
     finally:
         source.close()
+        number.close()
 
 
 class _Numbers:
@@ -66,6 +67,11 @@ class _Numbers:
             self._before += self._counting.rows(self._part)
             self._part = next(self._parts, None)
         return piece.places + self._before
+
+    def close(self) -> None:
+        """Let the file that is counted go."""
+        if self._counting is not None:
+            self._counting.close()
 
 
 def _rows_before(dataset: Dataset, place: Place) -> int:
