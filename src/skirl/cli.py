@@ -33,6 +33,8 @@ COMMANDS = {
         "skirl.train.commands:Report",
         "what a run did: losses, AUC, throughput, movement, stalls; a page with plots",
     ),
+    "evaluate": ("skirl.train.predict_commands:Evaluate", "metrics of a trained model on the data that you name"),
+    "predict": ("skirl.train.predict_commands:Predict", "predictions of a trained model, as Parquet"),
     "vocab": (
         "skirl.data.commands:Vocab",
         "give the ids of data files rows of their own, in one pass and bounded memory",
@@ -43,6 +45,7 @@ COMMANDS = {
         "rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
     ),
     "import": ("skirl.checkpoint.commands:Import", "a checkpoint of the rows of a trained PyTorch model"),
+    "info": ("skirl.measure.info.commands:Info", "what a checkpoint, store, vocabulary, data file or run folder is"),
     "bench oracle": (
         "skirl.measure.bench.oracle:Oracle",
         "time the planner: ids a second, slots and grouping included",

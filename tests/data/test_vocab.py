@@ -213,7 +213,7 @@ def test_the_commands(tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "600 samples in" in capsys.readouterr().out
     assert cli.main(["convert", "--data", f"criteo:{tsv}", "--out", out, "--vocab", vocab, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 600
-    assert cli.main(["vocab", "--data", f"criteo:{tsv}x", "--out", vocab]) == 1
+    assert cli.main(["vocab", "--data", f"criteo:{tsv}x", "--out", vocab, "--force"]) == 1
     assert "there is no such file or folder" in capsys.readouterr().err
 
 

@@ -249,18 +249,18 @@ TRAINING = [
           "work.returned", "work.returned == len(work.micros)"),
     Fault("the learning rate is fixed when the run begins", "nn.current_step:_update",
           "self._optimizer", "self.engine.optimizer"),
-    Fault("evaluation marks rows as existing", "engine.access:peek",
+    Fault("evaluation marks rows as existing", "engine.access:peek_distinct",
           "found = slots >= 0",
           "found = slots >= 0\n"
           "engine.seen.add(distinct)"),
-    Fault("evaluation counts as a use", "engine.access:peek",
+    Fault("evaluation counts as a use", "engine.access:peek_distinct",
           "found = slots >= 0",
           "found = slots >= 0\n"
           "if engine.caches:\n"
           "    engine.caches[bank].used[slots[found]] += 1"),
     Fault("evaluation does not wait for write-backs", "nn.collection:_peek",
           "self.current.drain()", ""),
-    Fault("evaluation sees a row of the window as stored", "engine.access:peek",
+    Fault("evaluation sees a row of the window as stored", "engine.access:peek_distinct",
           "found[known[held]]", "found[known]"),
     Fault("a first use takes the first values of another row", "engine.begun:first",
           "given.take(row_of(keys[places]))", "given.take(row_of(keys[places])[::-1])"),

@@ -20,45 +20,11 @@ FORMAT = "skirl-rows"
 _PIECE = 1 << 16  # rows read and written at a time
 
 
-def export(
-    model: nn.Module,
-    path: str | Path,
-    table: str | None = None,
-    *,
-    untouched: bool = False,
-    limit: int | str = "16GiB",
+def to_safetensors(
+    model: nn.Module, path: str | Path, table: str | None, *, untouched: bool = False, limit: int | str
 ) -> None:
-    """Write the rows of one table, or of all, to a safetensors file; inside a lookahead, as the steps so far left them.
-
-    For one table the file has `ids`, int64 `[n]`, ascending; `weight`, `[n, dim]`; and each part of the optimizer's
-    state by the name that torch gives it (`sum`, `exp_avg`, ...). For all tables these names begin with the table's
-    name and a dot. Its metadata has a JSON object under `tables`: the `rows` of each table, and the `steps` that
-    trained it, without which Adam's moments mean nothing.
-
-    **Arguments**
-
-    - `model`: the model, or the collection itself.
-    - `path`: the file to write; it is replaced only once the new one is complete.
-    - `table`: the table to write; None, the default, writes all.
-    - `untouched`: write every row of the tables instead, those never trained with their initial values, and `weight`
-      alone. False because a table may have billions of rows that nobody has used.
-    - `limit`: a file larger than this is refused, in bytes or as text; the default keeps a slip from filling the disk.
-
-    >>> import tempfile, skirl, torch
-    >>> from safetensors.numpy import load_file
-    >>> tables = [skirl.Table("item", rows=1000, dim=2, init=skirl.Constant(1.0))]
-    >>> rows = skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adagrad(lr=0.5), cache=10)
-    >>> rows(skirl.KeyedJagged.one_hot(["item"], torch.tensor([[7], [3]])))["item"].sum().backward()
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     export(rows, f"{folder}/rows.safetensors", "item")
-    ...     out = load_file(f"{folder}/rows.safetensors")
-    >>> {name: array.tolist() for name, array in sorted(out.items())}
-    {'ids': [3, 7], 'sum': [[1.0, 1.0], [1.0, 1.0]], 'weight': [[0.5, 0.5], [0.5, 0.5]]}
-    """
+    """Write the rows of one table, or of all; `skirl.export` says what the file has."""
     chosen = _chosen(model, table)
-    for collection in collections_of(model).values():
-        collection.engine.check()
-        collection.current.drain()
     keys = None if untouched else _touched(chosen)
     columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     for name, place in chosen.items():
@@ -107,12 +73,14 @@ def rows_of(model: nn.Module, table: str | None = None) -> Iterator[tuple[str, n
 
 
 def _chosen(model: nn.Module, table: str | None) -> dict[str, Place]:
+    """The tables to write, their rows as the steps so far left them."""
     tables = tables_of(model)
-    if table is None:
-        return tables
-    if table not in tables:
+    if table is not None and table not in tables:
         raise ValueError(f"no table {table!r}: there are {', '.join(map(repr, tables))}")
-    return {table: tables[table]}
+    for collection in collections_of(model).values():
+        collection.engine.check()
+        collection.current.drain()
+    return tables if table is None else {table: tables[table]}
 
 
 def _touched(chosen: Mapping[str, Place]) -> dict[str, np.ndarray]:

@@ -36,6 +36,11 @@ def number_of(header: Path) -> int:
     return int(match[1])
 
 
+def is_header(path: Path) -> bool:
+    """Whether a path has the name of a header."""
+    return _HEADER.fullmatch(path.name) is not None
+
+
 def numbers(folder: str | Path) -> list[int]:
     """The checkpoints in a folder, whole or not, from the oldest."""
     folder = Path(folder)

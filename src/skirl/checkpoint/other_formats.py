@@ -1,23 +1,18 @@
 """Rows of checkpoints in formats that others read, and out of them: state dicts, safetensors, Parquet."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
-
 from skirl.checkpoint import numbers, save
-from skirl.checkpoint.export import export, rows_of
+from skirl.checkpoint.export import to_safetensors
+from skirl.checkpoint.export_as import to_parquet, to_state_dict
 from skirl.checkpoint.import_rows import Tensors, import_rows
 from skirl.checkpoint.without_model import opened
 from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
 from skirl.core.tables import Table
 from skirl.data.vocabulary.origins import Origins
-from skirl.nn.collection import EmbeddingBagCollection, collections_of
+from skirl.nn.collection import EmbeddingBagCollection
 
 
 def write_rows(
@@ -26,11 +21,11 @@ def write_rows(
     """Write the rows of a checkpoint to a file; the arguments are the flags of `skirl export`."""
     with opened(checkpoint) as (rows, parameters, data):
         if out.suffix == ".parquet":
-            _to_parquet(rows, out, table, Origins.of(data))
+            to_parquet(rows, out, table, Origins.of(data))
         elif state_dict or out.suffix == ".pt":
-            _to_state_dict(rows, out, table, prefix, parameters if dense else {}, limit)
+            to_state_dict(rows, out, table, prefix, parameters if dense else {}, limit)
         else:
-            export(rows, out, table, limit=limit)
+            to_safetensors(rows, out, table, limit=limit)
 
 
 def read_rows(
@@ -78,48 +73,3 @@ def read_rows(
         "optimizer": chosen,
         "steps": steps if chosen == theirs and bases else None,
     }
-
-
-def _to_state_dict(
-    rows: nn.Module, out: Path, table: str | None, prefix: str, dense: dict[str, torch.Tensor], limit: str
-) -> None:
-    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        draft = Path(folder) / "rows.safetensors"
-        export(rows, draft, table, untouched=True, limit=limit)
-        state = {prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped, not read
-        state |= dense
-        whole = Path(folder) / "whole"
-        if out.suffix == ".pt":
-            torch.save(state, whole)
-        elif prefix or dense:
-            save_file(state, whole, metadata={"format": "pt"})
-        else:
-            whole = draft
-        whole.replace(out)
-
-
-def _to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins | None) -> None:
-    """Columns table, row and weight, in order of tables and rows; and what each row is of, where the run read files."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = pa.float32() if next(iter(collections_of(rows).values())).engine.dtype == np.float32 else pa.float64()
-    fields = [("table", pa.string()), ("row", pa.int64())]
-    if origins is not None:
-        fields += [("what", pa.string()), ("id", pa.string()), ("fingerprint", pa.uint64())]
-    schema = pa.schema([*fields, ("weight", pa.list_(number))])
-    draft = path.with_name(f"{path.name}.tmp")
-    try:
-        with pq.ParquetWriter(draft, schema) as writer:
-            for name, ids, weights in rows_of(rows, table):
-                flat = pa.array(np.ascontiguousarray(weights).reshape(-1), number)
-                offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * weights.shape[1])
-                columns = [pa.array([name] * len(ids)), pa.array(ids)]
-                if origins is not None:
-                    what, texts, prints = origins.of_rows(name, ids)
-                    columns += [pa.array(what), pa.array(texts, pa.string()), pa.array(prints, mask=prints == 0)]
-                columns.append(pa.ListArray.from_arrays(offsets, flat))
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -35,6 +35,8 @@ class Vocab:
     """What to do with a malformed row: refuse, or skip the row and count it."""
     folder: str | None = None
     """Where counts that do not fit in memory are written; beside the vocabulary if not set."""
+    force: bool = False
+    """Replace the vocabulary file if there is one: checkpoints of runs over it can then not go on."""
     json: bool = False
     """Print the results as one line of JSON."""
     quiet: bool = False
@@ -48,6 +50,10 @@ class Vocab:
         except ValueError:
             raise ValueError(f"memory is {self.memory!r}: set it to a size such as 4GiB") from None
         check_in_and_out(self.data, self.out)
+        if Path(self.out).exists() and not self.force:
+            raise ValueError(
+                f"--out is {self.out}, which is there, and runs may need it: name another file, or add --force to replace it"
+            )
 
     def run(self) -> dict[str, Any]:
         """Count, and write what is kept."""

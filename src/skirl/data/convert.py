@@ -20,18 +20,35 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bo
     """Write what files have to a Parquet file. as_rows: ids as rows of their tables, otherwise as fingerprints."""
     if not as_rows:
         files = replace(files, encoder=replace(files.encoder, rows_of=Fingerprints()))
-    schema = converted(files.encoder.schema, files.encoder.rows if as_rows else None)
+    schema, kept = converted(files.encoder.schema, files.encoder.rows if as_rows else None)
+    files = _keeping(files, tuple(kept.values()))
     samples = 0
     with Progress("convert", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
-        for number, rows in enumerate(write(out, schema, files.pieces(), compression), start=1):
+        for number, rows in enumerate(write(out, schema, list(kept), files.pieces(), compression), start=1):
             samples += rows
             facts = {"samples": f"{samples:,}"}
             progress(number, lambda facts=facts: facts)
     return {"samples": samples, "bad_rows_skipped": files.bad_rows, "bytes": Path(out).stat().st_size}
 
 
-def converted(schema: FileSchema, rows: Any) -> FileSchema:
-    """The schema of a converted file. rows: of each table, None where ids are fingerprints."""
+def _keeping(files: Files, columns: tuple[str, ...]) -> Files:
+    """The same files, these columns beside what training reads."""
+    wider = replace(files.encoder.schema, also=columns)
+    return replace(
+        files,
+        dataset=replace(files.dataset.anew(), schema=wider),
+        encoder=replace(files.encoder, schema=wider, kept=columns),
+    )
+
+
+def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]]:
+    """The schema of a converted file, and which columns it keeps as they are, by the names that they get.
+
+    **Arguments**
+
+    - `schema`: of the files that are converted.
+    - `rows`: of each table; None where ids are fingerprints.
+    """
     dense = []
     for column in schema.dense:
         dense.append(Dense(column.name))
@@ -52,15 +69,20 @@ def converted(schema: FileSchema, rows: Any) -> FileSchema:
             f"two columns would be written under the name {twice[0]!r}: give one another name in the schema, and set "
             "its column to what it is called in the file"
         )
-    time_, missing = schema.time, ("",)
-    if time_ is not None and time_ not in {c.name for c in (*labels, *dense, *ids)}:
-        time_ = None
-    if schema.time is not None and any(c.column in ("", schema.time) and c.name == schema.time for c in schema.dense):
-        time_ = None  # what is written under this name is no time any more
-    return FileSchema(labels, tuple(dense), tuple(ids), time=time_, missing=missing, text=Text())
+    kept, called = {}, {}
+    for what in ("session", "time"):
+        if (column := getattr(schema, what)) is not None:
+            # Under the name that it has, unless that is a feature's, which is not written as it was read.
+            free = [name for name in (column, what, f"{column} as read") if name not in names]
+            called[what] = next((name for name, its in kept.items() if its == column), free[0])
+            kept[called[what]] = column
+            names.append(called[what])
+    return FileSchema(labels, tuple(dense), tuple(ids), missing=("",), text=Text(), **called), kept
 
 
-def write(path: str, schema: FileSchema, pieces: Iterator[Any], compression: str) -> Iterator[int]:
+def write(
+    path: str, schema: FileSchema, kept_names: list[str], pieces: Iterator[Any], compression: str
+) -> Iterator[int]:
     """Write encoded pieces; the rows of each row group when it is written. The file is there when it is complete."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -86,8 +108,11 @@ def write(path: str, schema: FileSchema, pieces: Iterator[Any], compression: str
                 np.cumsum(sizes, out=offsets[1:])
                 array = pa.ListArray.from_arrays(pa.array(offsets), array)
             arrays.append(array)
-        names = [column.name for column in (*schema.labels, *schema.dense, *schema.ids)]
+        arrays += now.kept
+        names = [*(column.name for column in (*schema.labels, *schema.dense, *schema.ids)), *kept_names]
         table = pa.table(dict(zip(names, arrays, strict=True)), metadata={KEY: schema.toml().encode()})
+        if writer is not None:
+            table = table.cast(writer.schema)  # of a file that holds other types of kept texts or numbers
         if writer is None:
             writer = pq.ParquetWriter(unfinished, table.schema, compression=compression, use_dictionary=False)
         writer.write_table(table, row_group_size=len(now))

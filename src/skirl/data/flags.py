@@ -106,6 +106,9 @@ class DataFlags:
 
     def files(self, part_bytes: int | None = None) -> "Files":
         """The batches of files, before an open vocabulary gives ids rows. part_bytes: of text, read at a time."""
+        return self._files(part_bytes, labelled=True)
+
+    def _files(self, part_bytes: int | None, *, labelled: bool) -> "Files":
         from skirl.data.open import open_files
 
         return open_files(
@@ -123,6 +126,7 @@ class DataFlags:
             workers=self.workers,
             skip=self.bad_rows == "skip",
             part_bytes=part_bytes,
+            labelled=labelled,
         )
 
     def _refuse_unread(self) -> None:
@@ -164,6 +168,15 @@ class DataFlags:
         if share is None:
             raise ValueError(f"valid is {self.valid!r}: a synthetic stream has no time, set it to a share such as 20%")
         return max(1, round(share * (self.steps or SYNTHETIC_STEPS)))
+
+
+@dataclass(frozen=True)
+class Unlabelled(DataFlags):
+    """The same, where files may be without labels: of predictions."""
+
+    def files(self, part_bytes: int | None = None) -> "Files":
+        """The batches of files, with labels where there are some."""
+        return self._files(part_bytes, labelled=False)
 
 
 def check_in_and_out(data: str, out: str) -> None:

@@ -11,6 +11,7 @@ from skirl.data.files.dataset import Dataset, Place
 from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.find import find, kind_of
+from skirl.data.files.labels import as_labelled
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.stream import Files
 from skirl.data.files.text import PART
@@ -36,14 +37,17 @@ def open_files(
     workers: int,
     skip: bool,
     part_bytes: int | None = None,
+    labelled: bool = True,
 ) -> Files:
     """The files as a source.
 
-    The arguments are those of `DataFlags`, but for two. skip: malformed rows are left out; part_bytes: of text, read at a
-    time.
+    The arguments are those of `DataFlags`, but for three. skip: malformed rows are left out; part_bytes: of text, read at a
+    time; labelled: refuse files without labels.
     """
     paths = find(path)
     columns = schema_of(kind, schema, paths[0])
+    if not labelled:
+        columns = as_labelled(columns, paths[0])
     dataset = Dataset(paths, columns, PART if part_bytes is None else part_bytes)
     table_rows, rows_of, means = encoding_of(columns, rows, vocab)
     encoder = Encoder(columns, rows_of, table_rows, means, skip=skip)

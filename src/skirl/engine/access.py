@@ -23,6 +23,11 @@ def bank_of(engine: Engine, table: int) -> int:
 def peek(engine: Engine, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.ndarray]:
     """The executed state of some rows, changing nothing: records of the distinct ones, and each key's place among them."""
     distinct, place = np.unique(keys, return_inverse=True)
+    return peek_distinct(engine, distinct, bank), place.astype(np.int32)
+
+
+def peek_distinct(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray:
+    """The same of rows that are distinct, in their order."""
     rows = np.empty((len(distinct), engine.widths[bank]), engine.dtype)
     slots = engine.caches[bank].find(distinct) if engine.caches else np.full(len(distinct), -1)
     found = slots >= 0
@@ -31,15 +36,17 @@ def peek(engine: Engine, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.nd
     away = np.flatnonzero(~found)
     known = away[engine.seen.has(distinct[away])]
     if len(known):
-        records = np.empty((len(known), engine.held[bank]), engine.dtype)
+        at_once = len(known) == len(distinct) and not engine.half
+        records = rows if at_once else np.empty((len(known), engine.held[bank]), engine.dtype)
         held = engine.store.read(distinct[known], records)
-        rows[known[held]] = _numbers(engine, records[held], bank)
+        if not at_once:
+            rows[known[held]] = _numbers(engine, records[held], bank)
         found[known[held]] = True
     fresh = np.flatnonzero(~found).astype(np.int32)
     make(engine, bank, distinct[fresh], fresh, rows)
     if engine.half:
         rows[fresh] = _numbers(engine, packed(rows[fresh], engine.half), bank)
-    return rows, place.astype(np.int32)
+    return rows
 
 
 def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:

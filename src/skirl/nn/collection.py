@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from skirl.core.batch import Sparse
 from skirl.core.optim import RowOptimizer, TorchHandle
 from skirl.core.tables import Table
-from skirl.engine.access import peek
+from skirl.engine.access import peek_distinct
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro
@@ -22,6 +22,7 @@ from skirl.nn.lookup import Lookup, shaped
 from skirl.nn.output import Pooled, Unpooled, uncompiled
 from skirl.nn.same_batch import SameBatch
 from skirl.store import Store
+from skirl.tools.hash_index import distinct
 
 
 class Collection(nn.Module):
@@ -124,7 +125,11 @@ class Collection(nn.Module):
         """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way."""
         captured = self.engine.resolver.capture_part(sparse)
         ids = self.engine.resolver.resolve(captured, self.engine.resolver.positions(captured))
-        return [(part, *peek(self.engine, part.keys, bank)) for bank, part in enumerate(ids)]
+        found = []
+        for bank, part in enumerate(ids):
+            keys, place = distinct(part.keys)
+            found.append((part, peek_distinct(self.engine, keys, bank), place))
+        return found
 
     def _peek(self, sparse: Sparse) -> Pooled:
         """Look rows up as the executed steps left them; nothing changes, not even what is resident."""
@@ -311,8 +316,8 @@ class EmbeddingBagCollection(Collection):
     - `optimizer`: how rows are trained. Rows are no Parameters, so they have their own.
     - `cache`: rows on the device: a number of rows, a share of all rows ("10%"), bytes with their unit ("4GiB"), or "auto":
       half of the memory that is free. Each choice gives the same bits. `skirl size` says what your data needs.
-    - `store`: where all other rows are: "memory", "disk:FOLDER", or a `skirl.store.Store`. In memory by default, since it
-      needs no folder.
+    - `store`: where all other rows are: "memory", "disk:FOLDER", "checkpoint" (those of the checkpoint that is loaded, to
+      read only), or a `skirl.store.Store`. In memory by default, since it needs no folder.
     - `device`: where rows are computed on: "cpu", "cuda" or "cuda:N".
     - `seed`: of the rows' initial values, which are a function of seed, table and row.
     - `dtype`: of rows: float32, as torch's default; float64; on a GPU also bfloat16 or float16, rounded stochastically.

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 from skirl.store.base import Layout, Record, Store
+from skirl.store.checkpoint_rows import CheckpointRows
 from skirl.store.disk.store import DiskError, DiskFull, DiskStore
 from skirl.store.link import Link, LinkStore, split_spec
 from skirl.store.memory.store import MemoryStore
 
 __all__ = [
+    "CheckpointRows",
     "DiskError",
     "DiskFull",
     "DiskStore",
@@ -28,7 +30,8 @@ def open_store(
 
     **Arguments**
 
-    - `spec`: "memory", "disk:FOLDER", "link:RATE,DELAY:STORE", or a `Store`, which is checked and used.
+    - `spec`: "memory", "disk:FOLDER", "link:RATE,DELAY:STORE", "checkpoint" (those that `skirl.load` finds, to read only),
+      or a `Store`, which is checked and used.
     - `layout`: the records of each table.
     - `rows`: how many rows each table has. A disk store then needs half the memory for its index; None: not known.
 
@@ -42,12 +45,14 @@ def open_store(
         return spec
     if spec == "memory":
         return MemoryStore(layout)
+    if spec == "checkpoint":
+        return CheckpointRows(layout, rows=rows)
     if spec.startswith("disk:") and spec != "disk:":
         return DiskStore(spec.removeprefix("disk:"), layout, rows=rows)
     if spec.startswith("link:"):
         link, inner = split_spec(spec)
         return LinkStore(open_store(inner, layout, rows=rows), link)
     raise ValueError(
-        f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'link:RATE,DELAY:STORE' or pass a "
-        "skirl.store.Store"
+        f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'link:RATE,DELAY:STORE', 'checkpoint' or "
+        "pass a skirl.store.Store"
     )

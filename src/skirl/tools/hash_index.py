@@ -134,6 +134,38 @@ def remove_all(
 
 
 @kernel
+def _distinct(
+    keys: NDArray[np.int64],
+    values: NDArray[np.int32],
+    wanted: NDArray[np.int64],
+    out: NDArray[np.int64],
+    place: NDArray[np.int32],
+) -> int:
+    found, mask, last = 0, keys.size - 1, wanted.size - 1
+    for i in range(wanted.size):
+        ask(keys, values, mask, wanted[min(i + AHEAD, last)])
+        at = probe(keys, mask, wanted[i])
+        if keys[at] != wanted[i]:
+            keys[at] = out[found] = wanted[i]
+            values[at] = found
+            found += 1
+        place[i] = values[at]
+    return found
+
+
+def distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The distinct ones of keys that are not negative, in the order in which they come, and the place of each among them.
+
+    >>> distinct(np.array([7, 300, 7]))
+    (array([  7, 300]), array([0, 1, 0], dtype=int32))
+    """
+    size = 1 << max(4, (2 * len(keys) - 1).bit_length())
+    out, place = np.empty(len(keys), np.int64), np.empty(len(keys), np.int32)
+    found = _distinct(np.full(size, EMPTY, np.int64), np.empty(size, np.int32), keys, out, place)
+    return out[:found], place
+
+
+@kernel
 def _rehash(
     keys: NDArray[np.int64], values: NDArray[np.int32], to_keys: NDArray[np.int64], to_values: NDArray[np.int32]
 ) -> None:

@@ -177,6 +177,13 @@ class Reader:
         dtype, shape = self._columns[name]
         return np.concatenate([np.empty((0, *shape[1:]), dtype), *parts])
 
+    def mapped(self, name: str) -> np.ndarray:
+        """All of one tensor, read-only, in pages of the file: what is not looked at is not read."""
+        dtype, shape = self._columns[name]
+        if not math.prod(shape):
+            return np.empty(shape, dtype)
+        return np.memmap(self.path, dtype, "r", self._begin[name], shape)
+
     def _read(self, file: Any, name: str, start: int, n: int) -> np.ndarray:
         dtype, shape = self._columns[name]
         out = np.empty((n, *shape[1:]), dtype)

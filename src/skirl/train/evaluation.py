@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -26,19 +27,34 @@ def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Scores:
     >>> evaluate(DLRM.tiny(embeddings, dense_features=4), data).samples, embeddings.engine.counters.new
     (192, 0)
     """
+    metrics = Metrics()
+    with closing(predicted(model, batches)) as found:
+        for batch, logits in found:
+            metrics.update(logits, batch.labels)
+    return metrics.scores()
+
+
+def predicted(model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Batch, torch.Tensor]]:
+    """Each batch with its logits, the model in evaluation; at the end, or when it is closed, all is as it was.
+
+    **Arguments**
+
+    - `model`: gives the logit of each sample of a batch.
+    - `batches`: what to predict; the rows of the next are looked up while the model computes.
+    """
     modes = [(module, module.training) for module in model.modules()]
     drawn = rng_state.capture()  # a DataLoader draws its order
-    metrics = Metrics()
     model.eval()
     try:
-        with torch.no_grad(), read_ahead(model, batches) as found:
+        with read_ahead(model, batches) as found:
             for batch in found:
-                metrics.update(model(batch), batch.labels)
+                with torch.no_grad():
+                    logits = model(batch)
+                yield batch, logits
     finally:
         for module, training in modes:
             module.training = training
         rng_state.restore(drawn)
-    return metrics.scores()
 
 
 class Evaluation:

@@ -96,13 +96,13 @@ class Recipe(Composed):
 
         return self.model.kind is not DIN or not DIN.pairs(self.tables(), self.data.stream().lists)
 
-    def embeddings(self, cache: "CacheSize", *, resume: bool = False) -> "Collection":
-        """The embeddings, their rows where `store` says; the store has to be empty but to resume."""
+    def embeddings(self, cache: "CacheSize", *, store: str | None = None, resume: bool = False) -> "Collection":
+        """The embeddings, their rows where `store` or else the flag says; the store has to be empty but to resume."""
         import torch
 
         from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection
 
-        store, link = self.cache.store, self.movement.link
+        store, link = store or self.cache.store, self.movement.link
         return (EmbeddingBagCollection if self.pooled else EmbeddingCollection)(
             self.tables(),
             optimizer=self.row_optimizer(),

@@ -16,6 +16,8 @@ from skirl.data.files.schema import FileSchema
 SLICE = 1 << 16
 KEY = b"skirl.schema"
 """Where a file that `skirl convert` wrote holds its schema, in the metadata of Arrow's."""
+KEY_OF_PREDICTIONS = b"skirl.predictions"
+"""Where a file that `skirl predict` wrote says what its predictions are of, as JSON."""
 _DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 

@@ -87,9 +87,13 @@ class Dataset:
         """The columns of a part."""
         return self._file(part.file).read(part.part).between(part.low, part.high)
 
+    def rows(self, part: Part) -> int:
+        """All rows of a part, malformed ones too, from its first on."""
+        return self._file(part.file).rows(part.part)
+
     def count(self) -> int:
         """All rows, malformed ones too."""
-        return sum(self._file(part.file).rows(part.part) for part in self.parts())
+        return sum(self.rows(part) for part in self.parts())
 
     def place(self, row: int) -> Place:
         """Where a row is, counted from the first of the first file; beyond all, the end."""

@@ -4,7 +4,7 @@ Malformed rows are marked on the way; at the end the first is the error, or all 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,6 +79,8 @@ class Encoded:
     """Rows left out."""
     fingerprints: bool = False
     """`ids` are fingerprints of values that an open vocabulary turns into rows."""
+    kept: list[Any] = field(default_factory=list)
+    """Arrow arrays of n values, of the columns that are kept."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -170,6 +172,8 @@ class Encoder:
     """Leave malformed rows out instead of raising."""
     keep: tuple[str, float, float] | None = None
     """Only rows whose time column is from the second to below the third number."""
+    kept: tuple[str, ...] = ()
+    """Columns to keep as they are; a time that is text becomes a number."""
 
     def __call__(self, raw: Raw) -> Encoded:
         """The piece, encoded; raises `BadRow` unless malformed rows are to be left out."""
@@ -200,10 +204,11 @@ class Encoder:
         wanted = np.ones(raw.rows, bool)
         if self.keep is not None:
             wanted = self._in_time(raw, seen, self.keep, marks)
+        kept = [self._kept(raw, seen[name], name, marks) for name in self.kept]
         if not self.skip:
             marks.refuse(raw)
         places = np.arange(raw.rows) if raw.places is None else raw.places
-        done = Encoded(labels, dense, ids, lengths, places, int(marks.bad.sum()) + len(raw.broken))
+        done = Encoded(labels, dense, ids, lengths, places, int(marks.bad.sum()) + len(raw.broken), kept=kept)
         wanted &= ~marks.bad
         return done if wanted.all() else taken(done, np.flatnonzero(wanted))
 
@@ -318,6 +323,16 @@ class Encoder:
         hash_numbers(values, seed_of(table), fingerprints)
         return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
 
+    def _kept(self, raw: Raw, column: Any, name: str, marks: Marks) -> pa.Array:
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if name != self.schema.time or not is_text(column.type):
+            return column
+        values, kinds = floats_of(column, False)
+        marks.add(
+            raw, kinds == BAD, lambda i: (f"time column {name} is {shown(value_at(column, i))}", "a finite number")
+        )
+        return pa.array(np.asarray(values, np.float64), mask=kinds != GOOD)
+
     def _in_time(
         self, raw: Raw, seen: Mapping[str, pa.Array], keep: tuple[str, float, float], marks: Marks
     ) -> np.ndarray:
@@ -344,8 +359,9 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
             _gather(values, begins, rows, out)
             ids.append(out)
             lengths.append(sizes[rows])
+    kept = [column.take(pa.array(rows)) for column in piece.kept]
     return Encoded(
-        piece.labels[rows], piece.dense[rows], ids, lengths, piece.places[rows], piece.bad, piece.fingerprints
+        piece.labels[rows], piece.dense[rows], ids, lengths, piece.places[rows], piece.bad, piece.fingerprints, kept
     )
 
 

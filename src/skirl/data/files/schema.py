@@ -106,22 +106,23 @@ class FileSchema:
     """
 
     labels: tuple[Label, ...]
+    """None where predictions are made of files without; what a schema file says has some."""
     dense: tuple[Dense, ...]
     ids: tuple[Id, ...]
     session: str | None = None
-    """Kept for session deduplication, which is planned; nothing reads it yet."""
+    """Which samples belong together; training does not read it, and a converted file keeps it."""
     time: str | None = None
     missing: tuple[str, ...] = ("",)
     """Texts that stand for no value."""
     nan_is_missing: bool = False
     """Whether NaN in a float column stands for no value, as pandas writes it."""
     text: Text = field(default_factory=Text)
+    also: tuple[str, ...] = ()
+    """Columns that are read besides, to be kept as they are; no schema file says them."""
 
     KINDS: ClassVar[dict[str, type]] = {"label": Label, "dense": Dense, "id": Id}
 
     def __post_init__(self) -> None:
-        if not self.labels:
-            raise BadSchema("the schema names no label: add [[label]] with the name of its column")
         if not self.ids:
             raise BadSchema("the schema names no id column: add [[id]] with its name")
         _refuse_twice("label", [label.name for label in self.labels])
@@ -179,6 +180,7 @@ class FileSchema:
         named = [label.name for label in self.labels]
         named += [column.column or column.name for column in (*self.dense, *self.ids)]
         named += [self.time] if self.time is not None else []
+        named += self.also
         return tuple(dict.fromkeys(named))
 
     @property
@@ -256,6 +258,8 @@ class FileSchema:
             raise BadSchema(
                 _unknown(next(iter(read)), [*cls.KINDS, "file", "session", "time", "missing", "nan_is_missing"])
             )
+        if not columns["label"]:
+            raise BadSchema("the schema names no label: add [[label]] with the name of its column")
         return _make(
             cls,
             "schema",

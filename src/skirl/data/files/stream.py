@@ -10,9 +10,10 @@ would be the rows in it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
@@ -159,15 +160,11 @@ class Files:
                     for number, low in enumerate(range(0, n, self.batch_size)):
                         if number >= skip:
                             done += 1
-                            batch = self._batch(rows, low, min(low + self.batch_size, n))
+                            batch = self.batch_of(rows, low, min(low + self.batch_size, n))
                             yield batch, {**here, "next": number + 1, "batches": done}
                     empty, skip, window = False, 0, window + 1
                 if empty:
-                    raise ValueError(
-                        f"{self.dataset.paths[0]}: no row is left to read"
-                        + (f", {self.bad_rows:,} malformed ones were skipped" if self.bad_rows else "")
-                        + ": give more files, or hold out less"
-                    )
+                    self.refuse_empty()
                 window = 0
         finally:
             source.close()
@@ -189,7 +186,16 @@ class Files:
         if rows:
             yield _cut(kept, rows)[0]
 
-    def _batch(self, rows: Encoded, low: int, high: int) -> Batch:
+    def refuse_empty(self) -> NoReturn:
+        """Say that there is nothing to read."""
+        raise ValueError(
+            f"{self.dataset.paths[0]}: no row is left to read"
+            + (f", {self.bad_rows:,} malformed ones were skipped" if self.bad_rows else "")
+            + ": give more files, or hold out less"
+        )
+
+    def batch_of(self, rows: Encoded, low: int, high: int) -> Batch:
+        """Rows low .. high - 1 as a batch."""
         part = cut(rows, low, high)
         names = [column.name for column in self.encoder.schema.ids]
         total = sum(len(ids) for ids in part.ids)
@@ -256,8 +262,16 @@ def cut(rows: Encoded, low: int, high: int) -> Encoded:
             begin = int(sizes[:low].sum())
             ids.append(values[begin : begin + int(sizes[low:high].sum())])
             lengths.append(sizes[low:high])
+    kept = [column.slice(low, high - low) for column in rows.kept]
     return Encoded(
-        rows.labels[low:high], rows.dense[low:high], ids, lengths, rows.places[low:high], rows.bad, rows.fingerprints
+        rows.labels[low:high],
+        rows.dense[low:high],
+        ids,
+        lengths,
+        rows.places[low:high],
+        rows.bad,
+        rows.fingerprints,
+        kept,
     )
 
 
@@ -273,7 +287,13 @@ def joined(pieces: list[Encoded]) -> Encoded:
         [_all_or_none([p.lengths[f] for p in pieces]) for f in features],
         np.concatenate([p.places for p in pieces]),
         fingerprints=pieces[0].fingerprints,
+        kept=[_one([p.kept[c] for p in pieces]) for c in range(len(pieces[0].kept))],
     )
+
+
+def _one(arrays: list[Any]) -> Any:
+    """Arrow arrays one after the other; of files that hold other types of texts or numbers, as the first has them."""
+    return pa.concat_arrays([array.cast(arrays[0].type) for array in arrays])
 
 
 def _all_or_none(lengths: list[np.ndarray | None]) -> np.ndarray | None:

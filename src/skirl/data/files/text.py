@@ -129,6 +129,13 @@ class TextFile:
 
     # Names.
 
+    def named(self) -> tuple[list[str], int]:
+        """The columns in order, as the header or the schema names them; and how many the first line has."""
+        names = self._columns()
+        line = self._at_begin()[self._skip :].partition(b"\n")[0]
+        delimiter = "\t" if self._schema.text.delimiter == "tab" else self._schema.text.delimiter
+        return names, len(names) if self._header else line.count(delimiter.encode()) + 1
+
     def _columns(self) -> list[str]:
         """The columns in order; finds out where the first row begins."""
         if self._names is not None:

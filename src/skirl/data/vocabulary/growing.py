@@ -66,6 +66,15 @@ class Growth:
         look_up(self.keys, self.rows, fingerprints, out)
         return out
 
+    def give(self, admitted: Any) -> None:
+        """Take the vocabulary that gave its rows to these values and forgot none; to look up, for counts are gone."""
+        given = _numbers({"admitted": admitted}, "admitted").view(np.uint64)
+        rows = np.arange(FIRST, FIRST + len(given))
+        if len(given) > max(0, self.limit - FIRST) or not given.all() or len(np.unique(given)) < len(given):
+            raise ValueError("the state's vocabulary is damaged, its rows are of no such table: use another checkpoint")
+        self._refill([given, rows, np.full(len(given), self.admit), np.zeros(len(given), np.int64)])
+        self._admitted, self.next = given.copy(), FIRST + len(given)
+
     def forget(self, before: int) -> None:
         """Drop the values that no batch had since `before`."""
         entries = self.entries()
@@ -203,11 +212,19 @@ class Growing:
         """The rows held out, as the vocabulary was at a state of this stream, however far it was read ahead."""
         if self.inner.held is None or state is None:
             return self.held_out
+        return HeldOut(self.at(state), self.inner.held)
+
+    def at(self, state: Any) -> "Growing":
+        """The same stream with its vocabulary as it was at a state."""
         then = Growing(replace(self.inner, dataset=self.inner.dataset.anew()), self.admit, self.stale)
         then.load_state_dict(state)
         batches = iter(then._mapped(then._resume))
         then._again(batches, state["since"])
-        return HeldOut(then, self.inner.held)
+        return then
+
+    def look_up(self, batch: Batch) -> Batch:
+        """A batch of `inner`, its values as the rows that they have; nothing is counted."""
+        return self._rows(batch, lambda growth, prints: growth.look_up(prints))
 
     # The pass.
 
@@ -337,7 +354,7 @@ class HeldOut:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.files:
-            yield self.vocabulary._rows(batch, lambda growth, prints: growth.look_up(prints))
+            yield self.vocabulary.look_up(batch)
 
 
 @kernel

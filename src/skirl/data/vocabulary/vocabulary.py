@@ -119,7 +119,7 @@ def load(path: str) -> Vocabulary:
     """Read a vocabulary file."""
     try:
         with safe_open(path, "numpy") as file:
-            facts = _facts(path, (file.metadata() or {}).get("skirl"))
+            facts = facts_of(path, (file.metadata() or {}).get("skirl"))
             for table in facts.types:
                 part = file.get_slice(f"{table}.keys")
                 shape = part.get_shape()
@@ -147,7 +147,8 @@ _PAIR = Kind("a mean and a deviation", lambda v: isinstance(v, list) and len(v) 
 _FORM = {"types": {...: TEXT}, "min_count": COUNT, "samples": COUNT, "means": {...: _PAIR}}
 
 
-def _facts(path: str, text: str | None) -> Facts:
+def facts_of(path: str, text: str | None) -> Facts:
+    """What the metadata of a vocabulary file say."""
     try:
         read = json.loads(text or "")
     except (ValueError, RecursionError) as error:

@@ -45,16 +45,16 @@ class FrozenRows(Frozen):
     def write(self) -> Facts:
         columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         for record, n in zip(self._layout.kinds, self._counts, strict=True):
-            columns[f"keys-{_name(record)}"] = np.dtype(np.int64), (n,)
-            columns[f"rows-{_name(record)}"] = np.dtype(record.dtype), (n, record.width)
+            columns[f"keys-{name_of(record)}"] = np.dtype(np.int64), (n,)
+            columns[f"rows-{name_of(record)}"] = np.dtype(record.dtype), (n, record.width)
         files = self._facts["files"]
         if any(self._counts):
             path = self._folder / f"store-{secrets.token_hex(8)}.safetensors"
             with Writer(path, columns, {"format": "skirl-rows"}) as writer:
                 for kind, record in enumerate(self._layout.kinds):
                     while (taken := self._take(kind)) is not None:
-                        writer.write(f"keys-{_name(record)}", taken[0])
-                        writer.write(f"rows-{_name(record)}", taken[1])
+                        writer.write(f"keys-{name_of(record)}", taken[0])
+                        writer.write(f"rows-{name_of(record)}", taken[1])
             files = [*files, writer.entry]
         self._written = True
         return {"kind": MEMORY_ROWS, **self._facts, "layout": self._layout.facts(), "files": files}
@@ -69,7 +69,7 @@ def frozen_rows(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[ND
     for entry in facts["files"]:
         reader = Reader(folder, entry)
         for record in layout.kinds:
-            yield from reader.pairs(f"keys-{_name(record)}", f"rows-{_name(record)}", layout, PIECE)
+            yield from reader.pairs(f"keys-{name_of(record)}", f"rows-{name_of(record)}", layout, PIECE)
 
 
 def identity_of(folder: Path, facts: Facts, layout: Layout) -> tuple[str, int]:
@@ -90,5 +90,6 @@ def identity_of(folder: Path, facts: Facts, layout: Layout) -> tuple[str, int]:
     return identity, generation
 
 
-def _name(record: Record) -> str:
+def name_of(record: Record) -> str:
+    """Of a record's columns in a file, behind `keys-` and `rows-`."""
     return f"{record.width}-{record.dtype}"

@@ -135,8 +135,8 @@ class RunFolder:
             _write(self.folder / RESULT, result)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {"folder": self.path}
+        """What a checkpoint keeps: with the flags, the model can be made again."""
+        return {"folder": self.path, "flags": self._flags}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on in the folder of the run that was saved, unless another one is named or that one is gone."""

@@ -1,0 +1,37 @@
+"""Whether files have the labels that their schema names: to predict, they need none."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+
+from skirl.data.files.find import kind_of
+from skirl.data.files.schema import FileSchema
+from skirl.data.files.text import TextFile
+
+
+def as_labelled(schema: FileSchema, path: str) -> FileSchema:
+    """The schema as it is where a file has a label of it, and without labels where it has none.
+
+    A text file without a header has none where its first line is shorter by just as many columns.
+    """
+    names, bare = {label.name for label in schema.labels}, replace(schema, labels=())
+    kind = kind_of(path)
+    if kind in ("parquet", "arrow"):
+        try:
+            found = (pq.read_schema(path) if kind == "parquet" else ipc.open_file(pa.OSFile(path)).schema).names
+        except (pa.ArrowException, OSError, ValueError):
+            return schema  # said when the file is opened to be read
+        return schema if names & set(found) else bare
+    file = TextFile(path, bare, kind == "gzip")
+    try:
+        columns, first = file.named()
+    finally:
+        file.close()
+    if not names & set(columns):
+        return bare
+    others = tuple(name for name in schema.text.columns if name not in names)
+    if tuple(columns) == schema.text.columns and first == len(others) < len(columns):
+        return replace(bare, text=replace(schema.text, columns=others))
+    return schema

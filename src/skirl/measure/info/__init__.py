@@ -1,0 +1,1 @@
+"""`skirl info`: what a file or a folder is; it reads, and changes nothing."""

@@ -1,0 +1,176 @@
+"""What a checkpoint or a disk store has."""
+
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from skirl.checkpoint import folder
+from skirl.checkpoint.whole import check as check_rows
+from skirl.core.keys import table_of
+from skirl.store.base import DISK_ROWS
+from skirl.store.disk import links
+from skirl.store.disk.lock import NAME as LOCK
+from skirl.store.disk.manifest import NAME, Manifest
+from skirl.store.disk.records import HEADER
+from skirl.store.disk.segment import FORMAT_VERSION, Unusable
+from skirl.tools.sealed_json import CheckpointError
+from skirl.tools.tensor_file import Reader
+
+
+def describe(path: Path, *, check: bool) -> dict[str, Any]:
+    """A checkpoint: the newest in a folder whose header can be read, or the one of a header."""
+    wrong: list[str] = []
+    for header in folder.headers(path):
+        try:
+            body = folder.read(header)
+        except CheckpointError as error:
+            wrong.append(str(error))
+            continue
+        try:
+            facts = _facts(header, body)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            wrong.append(str(error) if isinstance(error, CheckpointError) else f"{header} lacks something ({error!r})")
+            continue
+        try:
+            _whole(header, body, check)
+        except CheckpointError as error:
+            wrong.append(str(error))
+        whole = not wrong
+        return facts | {
+            "whole": whole,
+            "checked": "checksums" if check else "sizes",
+            "failed": wrong[0] if wrong else None,
+        }
+    raise CheckpointError(wrong[0])
+
+
+def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
+    rows = header.parent / folder.ROWS
+    tables = []
+    for name, definition in body["definition"].items():
+        held = _held([*_keys(rows, body["rows"][name]["store"]), *_cached(rows, body["rows"][name]["cache"])])
+        tables += [
+            {"name": table["name"], "rows": table["rows"], "dim": table["dim"], "held": held.get(number, 0)}
+            for number, table in enumerate(definition["tables"])
+        ]
+    first, run = next(iter(body["definition"].values())), next(iter(body["run"]["rows"].values()))
+    flags = _flags(body)
+    named = folder.files(body)
+    paths = [header, *(header.parent / name for name in named)]
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+    return {
+        "kind": "checkpoint",
+        "format_version": body["format_version"],
+        "skirl": body["skirl"],
+        "torch": body["torch"],
+        "header": str(header),
+        "made": datetime.fromtimestamp(header.stat().st_mtime, UTC).isoformat(timespec="seconds"),
+        "step": run["counters"]["steps"],
+        "optimizer": first["optimizer"]["type"],
+        "dtype": first["dtype"],
+        "store": "disk" if next(iter(body["rows"].values()))["store"].get("kind") == DISK_ROWS else "memory",
+        "tables": tables,
+        "model": flags.get("model"),
+        "data": flags.get("data"),
+        "checkpoints": folder.numbers(header.parent),
+        "bytes": sum(file.stat().st_size for file in files),
+    }
+
+
+def _flags(body: dict[str, Any]) -> dict[str, Any]:
+    """The flags of `skirl train`, where it saved this."""
+    for part in body["run"]["optimizers"]:
+        if part["type"] == "RunFolder":
+            return part["state"].get("flags", {})
+    return {}
+
+
+def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
+    """A CheckpointError where a file is missing, or is not as it was written."""
+    dense = body["dense"]
+    links.check_sizes(header.parent, {dense["file"]: dense["bytes"]})
+    for rows in body["rows"].values():
+        for part in ("store", "cache"):
+            if check or rows[part].get("kind") == DISK_ROWS:
+                check_rows(header.parent / folder.ROWS, rows[part])
+            else:
+                for entry in rows[part]["files"]:
+                    Reader(header.parent / folder.ROWS, entry)
+    if check:
+        with (header.parent / dense["file"]).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != dense["sha256"]:
+                raise CheckpointError(f"{header.parent / dense['file']} is damaged: use another checkpoint")
+
+
+def _keys(rows: Path, store: dict[str, Any]) -> Iterator[np.ndarray]:
+    """The keys of all rows that a store's files hold; one may come more than once."""
+    if store.get("kind") == DISK_ROWS:
+        yield from _segment_keys(rows, Manifest.from_facts(store))
+        return
+    for entry in store["files"]:
+        reader = Reader(rows, entry)
+        for name in reader.columns:
+            if name.startswith("keys-"):
+                yield reader.mapped(name)
+
+
+def _cached(rows: Path, cache: dict[str, Any]) -> Iterator[np.ndarray]:
+    for entry in cache["files"][-1:]:
+        reader = Reader(rows, entry)
+        for name in reader.columns:
+            if name.startswith(("keys-", "kept-")):
+                yield reader.mapped(name)
+
+
+def _segment_keys(folder: Path, manifest: Manifest) -> Iterator[np.ndarray]:
+    for entry in manifest.segments:
+        path = folder / f"{entry.name}.keys"
+        try:
+            yield np.fromfile(path, np.int64, entry.count, offset=HEADER)
+        except OSError:
+            raise CheckpointError(
+                f"{path} is missing: use another checkpoint, or copy the whole folder again"
+            ) from None
+
+
+def _held(parts: list[np.ndarray]) -> dict[int, int]:
+    """How many distinct rows of each table there are."""
+    keys = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+    numbers, counts = np.unique(table_of(keys), return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist()))
+
+
+def describe_store(path: Path) -> dict[str, Any]:
+    """A disk store, at its last durable point."""
+    try:
+        manifest = Manifest.read(path / NAME)
+    except Unusable as error:
+        raise ValueError(f"{error}: resume from a checkpoint, with a new folder for the rows") from None
+    wrong = None
+    for entry in manifest.segments:
+        for name, size in entry.least().items():
+            if not (path / name).is_file() or (path / name).stat().st_size < size:
+                wrong = (
+                    f"{path / name} is missing or too short: resume from a checkpoint, with a new folder for the rows"
+                )
+    held = {} if wrong else _held(list(_segment_keys(path, manifest)))
+    lock = path / LOCK
+    return {
+        "kind": "disk store",
+        "format_version": FORMAT_VERSION,
+        "made": datetime.fromtimestamp((path / NAME).stat().st_mtime, UTC).isoformat(timespec="seconds"),
+        "generation": manifest.generation,
+        "tables": [
+            {"number": number, "width": record.width, "dtype": record.dtype, "held": held.get(number, 0)}
+            for number, record in manifest.layout.records.items()
+        ],
+        "opened_last_by": lock.read_text(errors="replace")[:200] if lock.is_file() else None,
+        "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        "whole": wrong is None,
+        "checked": "sizes",
+        "failed": wrong,
+    }

@@ -1,0 +1,120 @@
+"""What a path is, by what is in it; and what there is to say of it."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from skirl.checkpoint import folder as checkpoints
+from skirl.data.files.errors import BadFile
+from skirl.data.files.find import ENDINGS, kind_of
+from skirl.measure.info import checkpoint, files
+from skirl.store.disk.manifest import NAME as MANIFEST
+
+KINDS = "a checkpoint, a disk store, a vocabulary, a run, data files, predictions or exported rows"
+
+
+def look(path: Path, *, check: bool) -> dict[str, Any]:
+    """The facts: `kind` says of what; `failed`, in a sentence, what is damaged. check: compare checksums."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: name {KINDS}")
+    found = _of_folder(path, check) if path.is_dir() else _of_file(path, check)
+    return {"failed": None, "made": made(path), **found}
+
+
+def _of_folder(path: Path, check: bool) -> dict[str, Any]:
+    holds: list[Callable[[], dict[str, Any]]] = []
+    if checkpoints.numbers(path) or (path / "checkpoint.json").is_file():
+        holds.append(lambda: checkpoint.describe(path, check=check))
+    if (path / MANIFEST).is_file():
+        holds.append(lambda: checkpoint.describe_store(path))
+    if (path / "config.json").is_file() or (path / "metrics.jsonl").is_file():
+        holds.append(lambda: _run(path))
+    if not holds:
+        data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
+        kinds = {_kind(file) for file in data[:1]}
+        if not data or kinds == {None}:
+            raise ValueError(f"{path} is a folder that skirl knows nothing of: name {KINDS}")
+        holds.append(lambda: files.describe_folder(path, data))
+    facts, *others = [describe() for describe in holds]
+    return facts | ({"also": [other["kind"] for other in others]} if others else {})
+
+
+def _of_file(path: Path, check: bool) -> dict[str, Any]:
+    if path.name == MANIFEST:
+        return _of_folder(path.parent, check)
+    if checkpoints.is_header(path):
+        return checkpoint.describe(path, check=check)
+    if path.suffix == ".json":
+        if path.name in ("config.json", "result.json"):
+            return _run(path.parent)
+        raise ValueError(f"{path} is a JSON file that skirl knows nothing of: name {KINDS}")
+    with path.open("rb") as file:
+        head = file.read(16)
+    if head.startswith(b"PK"):
+        return _zip(path)
+    if len(head) == 16 and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
+        return files.describe_safetensors(path)
+    kind = _kind(path)
+    if kind is None:
+        raise ValueError(f"{path} is nothing that skirl knows: name {KINDS}")
+    return files.describe(path, kind)
+
+
+def _kind(path: Path) -> str | None:
+    try:
+        return kind_of(str(path))
+    except BadFile as error:
+        if error.found == "is empty":
+            raise
+        return None
+
+
+def _zip(path: Path) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickled = any(name.endswith("data.pkl") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        raise ValueError(f"{path} is a damaged or unfinished file of torch.save, or a damaged zip archive") from None
+    if not pickled:
+        raise ValueError(f"{path} is a zip archive: unpack it first")
+    return {"kind": "file of torch.save", "bytes": path.stat().st_size}
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """A run folder."""
+    config, result = ({}, {})
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if (path / "result.json").is_file():
+            result = json.loads((path / "result.json").read_text(encoding="utf-8"))
+        metrics = path / "metrics.jsonl"
+        lines = [line for line in metrics.read_bytes().split(b"\n")[:-1] if line] if metrics.is_file() else []
+        last = json.loads(lines[-1])["step"] if lines else 0
+        flags, started, skirl = config["flags"], config["started"], config["versions"]["skirl"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is a run folder without one of its files, or with a damaged one ({error!r})"
+        ) from None
+    return {
+        "kind": "run folder",
+        "made": started,
+        "skirl": skirl,
+        "model": flags.get("model"),
+        "dim": flags.get("dim"),
+        "data": flags.get("data"),
+        "optimizer": flags.get("optimizer"),
+        "save": flags.get("save"),
+        "step": result.get("steps", last),
+        "finished": bool(result),
+        "scores": {name: result[name] for name in ("auc", "logloss", "test_auc", "test_logloss") if name in result},
+        "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+    }
+
+
+def made(path: Path) -> str:
+    """When a file, or the newest file of a folder, was written."""
+    times = [path.stat().st_mtime]
+    return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds")

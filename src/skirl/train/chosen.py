@@ -1,0 +1,70 @@
+"""Which saved run, and what it shall predict: the flags that `skirl evaluate` and `skirl predict` share."""
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from skirl.tools.progress import clock, size
+from skirl.train.commands import described
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which run, and what it shall predict. What is not given is as in the run."""
+
+    common: ClassVar[tuple[str, ...]] = ("data", "save", "into", "held_out", "valid")
+
+    _: KW_ONLY
+    save: Path
+    """The folder that skirl train --save wrote, whose newest whole checkpoint is taken; or the header of one."""
+    data: str | None = None
+    """What to predict, as for skirl train: criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH; the run's data if not set."""
+    held_out: bool = False
+    """Only the part that the run held out of its training."""
+    valid: str | None = None
+    """Only the part that this would hold out: 20% (the last rows in order), or a time such as time>=14102900."""
+    schema: str | None = None
+    """A TOML file that names the columns; the run's if not set, or what a converted file says."""
+    vocab: str | None = None
+    """Where the run's vocabulary is now; where it was if not set."""
+    batch: int | None = None
+    """Samples at a time; as in the run if not set, since the last bits of a prediction may depend on it."""
+    workers: int | None = None
+    """Processes that read files; as in the run if not set."""
+    bad_rows: Literal["refuse", "skip"] | None = None
+    """What to do with a malformed row; as in the run if not set."""
+    device: str | None = None
+    """Where the model computes: cpu, cuda or cuda:N; as in the run if not set."""
+    threads: int | None = None
+    """Threads that compute; as in the run if not set, since the last bits of a prediction may depend on it."""
+    json: bool = False
+    """Print the results as one line of JSON; progress then goes to the standard error."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def __post_init__(self) -> None:
+        if self.held_out and self.valid is not None:
+            raise ValueError(
+                "--held-out is the part that the run held out, and --valid another one: set one of the two"
+            )
+        if self.data is None and not self.held_out and self.valid is None:
+            raise ValueError(
+                "nothing says what to predict: set --data, or --held-out for the samples that the run held out"
+            )
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        lines = {
+            "checkpoint": f"{result['checkpoint']}, after step {result['step']:,}",
+            "samples": f"{result['samples']:,} of {result['data']}"
+            + (f", those that --valid {result['part']} holds out" if result["part"] else ""),
+        }
+        if "auc" in result:
+            lines["metrics"] = described(result)
+        if (rate := result["samples_per_second"]) is not None:
+            lines["speed"] = f"{rate:,.0f} samples/s after the first batch, {clock(result['seconds'])} in all"
+        if result["bad_rows_skipped"]:
+            lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
+        if result["into"] is not None:
+            lines["written"] = f"{result['into']}, {size(result['bytes'])}"
+        return lines

@@ -1,0 +1,197 @@
+"""Metrics and predictions of a saved run."""
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from skirl.core.batch import Batch
+from skirl.data.files.columnar import KEY_OF_PREDICTIONS
+from skirl.data.files.find import find
+from skirl.data.flags import FILE_KINDS
+from skirl.tools.in_thread import in_thread
+from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.progress import Progress
+from skirl.train.chosen import Chosen
+from skirl.train.evaluation import predicted
+from skirl.train.metrics import Metrics
+from skirl.train.saved_run import SavedRun, saved_run
+
+GROUP = 1 << 17
+"""Rows of a row group."""
+
+
+def evaluate(chosen: Chosen) -> dict[str, Any]:
+    """The metrics of a saved run."""
+    return _result("evaluate", chosen, None)
+
+
+def predict(chosen: Chosen, into: Path) -> dict[str, Any]:
+    """Predictions of a saved run, written to a Parquet file; with metrics, where there are labels."""
+    return _result("predict", chosen, into)
+
+
+def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
+    started = time.monotonic()
+    with saved_run(chosen, labelled=into is None) as run:
+        data = run.recipe.data
+        paths = find(data.path) if data.kind in FILE_KINDS else []
+        if into is not None and into.exists() and any(into.samefile(path) for path in paths):
+            raise ValueError(f"--into is {into}, which is read: name another file")
+        about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
+        metrics = Metrics() if run.labelled else None
+        show = {"to": sys.stderr if chosen.json else sys.stdout, "quiet": chosen.quiet}
+        samples, first, began = 0, 0, started
+        with (
+            Progress(command, steps=run.source.steps, **show) as progress,
+            Predictions(into, labelled=run.labelled, about=about) as out,
+        ):
+            for done, (batch, logits, numbers) in enumerate(_scored(run), start=1):
+                if metrics is not None:
+                    metrics.update(logits, batch.labels)
+                out.write(numbers, logits, batch.labels)
+                samples += len(numbers)
+                if done == 1:  # it loads kernels, and says nothing about the others
+                    first, began = samples, time.monotonic()
+                progress(done, lambda n=samples: {"samples": f"{n:,}"})
+        ended = time.monotonic()
+        scores = {} if metrics is None else asdict(metrics.scores())
+    return {
+        "command": command,
+        **about,
+        **scores,
+        "samples": samples,
+        "seconds": ended - started,
+        "samples_per_second": (samples - first) / (ended - began) if samples > first else None,
+        "into": None if into is None else str(into),
+        "bytes": None if into is None else into.stat().st_size,
+        "bad_rows_skipped": run.source.bad_rows,
+        "peak_bytes": peak_bytes(),
+        "machine": machine(),
+        "failed": None,
+    }
+
+
+def _scored(run: SavedRun) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
+    """Each batch with its logits and the numbers of its rows."""
+    ahead: deque[np.ndarray] = deque()
+
+    def batches(read: Iterable[tuple[Batch, np.ndarray]]) -> Iterator[Batch]:
+        for batch, numbers in read:
+            ahead.append(numbers)
+            yield batch
+
+    # One thread reads, one looks rows up, and this one computes.
+    with in_thread(run.batches()) as read, closing(predicted(run.model, _Fresh(batches(read)))) as found:
+        for batch, logits in found:
+            yield batch, logits.float().cpu().numpy(), ahead.popleft()
+
+
+class _Fresh:
+    """Batches that have memory of their own, and say so."""
+
+    yields_fresh = True
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches
+
+
+class Predictions:
+    """A Parquet file of predictions, written a row group at a time; it appears when all are in it.
+
+    Columns: `row`, the number of the row in the data, from 0; `prediction`, the probability of a click; `logit`, what the
+    model gave; `label`, where there are labels.
+
+    **Arguments**
+
+    - `path`: the file; None writes nothing.
+    - `labelled`: whether there are labels.
+    - `about`: what the file says of where its predictions come from.
+    """
+
+    def __init__(self, path: Path | None, *, labelled: bool, about: dict[str, Any]) -> None:
+        self._path, self._labelled = path, labelled
+        fields = [("row", pa.int64()), ("prediction", pa.float32()), ("logit", pa.float32())]
+        fields += [("label", pa.float32())] if labelled else []
+        self._schema = pa.schema(fields, metadata={KEY_OF_PREDICTIONS: json.dumps(about).encode()})
+        self._kept: list[list[np.ndarray]] = []
+        self._rows = 0
+        self._writer: Any = None
+
+    def __enter__(self) -> Self:
+        if self._path is not None:
+            self._draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
+            try:
+                self._writer = pq.ParquetWriter(self._draft, self._schema, use_dictionary=["label"])
+            except OSError as error:
+                raise self._unwritable(error) from None
+        return self
+
+    def write(self, numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
+        """The predictions of one batch."""
+        if self._writer is None:
+            return
+        columns = [numbers, probability(logits), logits]
+        if self._labelled:
+            columns.append(labels.numpy())
+        self._kept.append(columns)
+        self._rows += len(numbers)
+        if self._rows >= GROUP:
+            self._group()
+
+    def _group(self) -> None:
+        arrays = [pa.array(np.concatenate(column)) for column in zip(*self._kept, strict=True)]
+        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        try:
+            self._writer.write_table(table, row_group_size=self._rows)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._kept, self._rows = [], 0
+
+    def _unwritable(self, error: OSError) -> OSError:
+        why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+        return OSError(f"{self._path} could not be written ({why}): nothing is left of it, name another place")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is None:
+            return
+        assert self._path is not None
+        try:
+            if kind is None and self._rows:
+                self._group()
+            try:
+                self._writer.close()
+                if kind is None:
+                    os.replace(self._draft, self._path)
+            except OSError as failed:
+                if kind is None:
+                    raise self._unwritable(failed) from None
+        finally:
+            self._draft.unlink(missing_ok=True)
+
+
+def probability(logits: np.ndarray) -> np.ndarray:
+    """The sigmoid, computed in float64 and rounded once.
+
+    >>> probability(np.array([0.0, 200.0], np.float32)).tolist()
+    [0.5, 1.0]
+    """
+    x = logits.astype(np.float64)
+    tail = np.exp(-np.abs(x))
+    return (np.where(x >= 0, 1.0, tail) / (1 + tail)).astype(np.float32)

@@ -1,0 +1,395 @@
+"""What people do with a trained model, with their own files and with skirl's: predict, look, export, convert."""
+
+import hashlib
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import skirl
+from skirl import cli
+from skirl.data.commands import Convert, Vocab
+from skirl.data.flags import DataFlags
+from skirl.measure.info.commands import Info
+from skirl.train.commands import Train
+from skirl.train.predict_commands import Evaluate, Predict
+
+SCHEMA = """
+session = "visit"
+time = "at"
+[[label]]
+name = "click"
+[[dense]]
+name = "age"
+transform = "log"
+indicator = true
+[[id]]
+name = "user"
+rows = 300
+[[id]]
+name = "item"
+rows = 200
+[[id]]
+name = "seen"
+table = "item"
+rows = 200
+list = true
+separator = "|"
+"""
+NAMES = ["click", "age", "user", "item", "seen", "visit", "at"]
+ROWS = 200
+
+
+def lines(n: int, seed: int = 0, ids: int = 60) -> list[list[str]]:
+    draw = random.Random(seed)
+    return [
+        [
+            str(draw.randrange(2)), draw.choice(["", "3", "40"]), f"u{draw.randrange(ids)}", f"i{draw.randrange(ids)}",
+            "|".join(f"i{draw.randrange(ids)}" for _ in range(draw.randrange(4))), f"visit {i // 4}", str(1_700_000_000 + i),
+        ]
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def write(path: Path, rows: list[list[str]], names: list[str] = NAMES) -> Path:
+    path.write_text("".join(",".join(row) + "\n" for row in [names, *rows]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("habits")
+    (folder / "schema.toml").write_text(SCHEMA)
+    write(folder / "log.csv", lines(ROWS))
+    return folder
+
+
+def flags_of(folder: Path, **more: Any) -> dict[str, Any]:
+    flags = {"data": f"csv:{folder / 'log.csv'}", "schema": str(folder / "schema.toml"), "model": "dlrm-tiny", "dim": 4}
+    return {**flags, "batch": 16, "valid": "20%", "cache": "75", "depth": 2, "quiet": True, **more}
+
+
+def trained(folder: Path, name: str, **more: Any) -> dict[str, Any]:
+    return Train.of(**flags_of(folder, **more), save=folder / name).run()
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> dict[str, Any]:
+    return trained(folder, "run", epochs=2, save_every=3)
+
+
+def by_hand(folder: Path, run: dict[str, Any], name: str = "run", **data: Any) -> list[torch.Tensor]:
+    """The logits of held-out batches, or of `data`, out of a loop that looks rows up as the model asks for them."""
+    recipe = Train.of(**flags_of(folder, **{"epochs": 2, **run.get("flags", {})})).recipe
+    embeddings = recipe.embeddings(50)
+    model, _ = recipe.model_over(embeddings)
+    skirl.load(folder / name, model=model)
+    stream = DataFlags(**data).stream() if data else recipe.stream().held_out
+    assert stream is not None
+    model.eval()
+    with torch.no_grad():
+        return [model(batch) for batch in stream]
+
+
+def predicted(folder: Path, name: str = "run", **chosen: Any) -> dict[str, np.ndarray]:
+    into = folder / "predicted.parquet"
+    Predict(save=folder / name, into=into, quiet=True, **chosen).run()
+    table = pq.read_table(into)
+    return {column: table[column].to_numpy() for column in table.column_names}
+
+
+def converted(folder: Path, out: Path, **more: Any) -> None:
+    Convert(f"csv:{folder / 'log.csv'}", str(out), schema=str(folder / "schema.toml"), quiet=True, **more).run()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_model_is_evaluated_later_and_the_metrics_are_those_at_the_end_of_its_training(folder, run):
+    before = digests(folder / "run")
+    found = Evaluate(save=folder / "run", held_out=True, quiet=True).run()
+    for name in ("samples", "auc", "logloss", "ne", "calibration"):
+        assert found[name] == run[f"test_{name}"]
+    assert found["step"] == run["steps"] and run["counters"]["fetched"] > 0
+    assert digests(folder / "run") == before
+
+
+def test_predictions_are_the_bits_of_a_loop_of_ones_own_and_stand_beside_the_number_of_their_row(folder, run):
+    logits = torch.cat(by_hand(folder, run)).numpy()
+    found = predicted(folder, held_out=True)
+    assert found["logit"].tobytes() == logits.tobytes()
+    assert found["row"].tolist() == list(range(160, ROWS))
+    assert found["label"].tolist() == [float(row[0]) for row in lines(ROWS)[160:]]
+    expected = torch.sigmoid(torch.from_numpy(logits).double()).float().numpy()
+    np.testing.assert_array_max_ulp(found["prediction"], expected, 1)
+
+
+def test_a_file_of_tomorrow_has_no_labels_and_ids_that_no_batch_had(folder, run):
+    rows = lines(70, seed=5, ids=1000)
+    write(folder / "tomorrow.csv", [row[1:] for row in rows], NAMES[1:])
+    write(folder / "labelled.csv", rows)
+    labelled = {"data": f"csv:{folder / 'labelled.csv'}", "schema": str(folder / "schema.toml"), "batch": 16}
+    expected = torch.cat(by_hand(folder, run, **labelled)).numpy()
+    found = predicted(folder, data=f"csv:{folder / 'tomorrow.csv'}")
+    assert found["logit"].tobytes() == expected.tobytes() and "label" not in found
+    with pytest.raises(ValueError, match=r"data csv:.*tomorrow.csv has no labels to compare predictions with"):
+        Evaluate(save=folder / "run", data=f"csv:{folder / 'tomorrow.csv'}", quiet=True).run()
+
+
+def test_a_file_without_a_header_may_lack_its_label_as_well(tmp_path):
+    rows = [[label, number, name] for (label, number, name, *_) in lines(40, seed=1)]
+    (tmp_path / "schema.toml").write_text(
+        '[[label]]\nname = "y"\n[[dense]]\nname = "x"\n[[id]]\nname = "a"\nrows = 50\n[file]\ncolumns = ["y", "x", "a"]'
+    )
+    (tmp_path / "log.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+    (tmp_path / "bare.csv").write_text("".join(",".join(row[1:]) + "\n" for row in rows))
+    trained(tmp_path, "run", valid=None)
+    with_labels, without = (predicted(tmp_path, data=f"csv:{tmp_path / name}.csv") for name in ("log", "bare"))
+    assert with_labels["logit"].tobytes() == without["logit"].tobytes()
+    assert "label" in with_labels and "label" not in without
+
+
+@pytest.mark.parametrize(
+    "more", [{"store": "disk"}, {"vocab": "open", "admit": 2}, {"vocab": "open", "admit": 2, "stale": 4}]
+)
+def test_rows_on_disk_and_an_open_vocabulary_predict_as_they_did_in_the_run(folder, more):
+    name = "-".join(str(part) for part in more.values())
+    if "store" in more:
+        more = {"store": f"disk:{folder / 'rows'}"}
+    run = trained(folder, name, **more)
+    before = digests(folder / name)
+    found = Evaluate(save=folder / name, held_out=True, quiet=True).run()
+    assert [found[what] for what in ("auc", "logloss")] == [run[f"test_{what}"] for what in ("auc", "logloss")]
+    assert digests(folder / name) == before
+
+
+def test_a_converted_file_predicts_as_what_it_was_made_of(folder, run):
+    converted(folder, folder / "log.parquet")
+    as_text, as_parquet = (
+        predicted(folder, data=f"{kind}:{folder / 'log'}.{kind}", valid="20%") for kind in ("csv", "parquet")
+    )
+    assert as_text["logit"].tobytes() == as_parquet["logit"].tobytes()
+
+
+def test_rows_that_are_left_out_still_count(folder, run):
+    rows = lines(90, seed=3)
+    rows[7][0] = rows[40][0] = "x"
+    write(folder / "torn.csv", rows)
+    found = predicted(folder, data=f"csv:{folder / 'torn.csv'}", bad_rows="skip")
+    assert found["row"].tolist() == [i for i in range(90) if i not in (7, 40)]
+    late = predicted(folder, data=f"csv:{folder / 'torn.csv'}", bad_rows="skip", valid="time>=1700000060")
+    assert late["row"].tolist() == list(range(60, 90))
+
+
+def test_half_a_file_never_has_the_name_of_the_whole(folder, run):
+    into = folder / "mine.parquet"
+    into.write_bytes(b"of yesterday")
+    broken = lines(90, seed=3)
+    broken[80][1] = "x"
+    write(folder / "broken.csv", broken)
+    with pytest.raises(ValueError, match=r"broken.csv, line 82: column age is 'x'"):
+        Predict(save=folder / "run", data=f"csv:{folder / 'broken.csv'}", into=into, quiet=True).run()
+    assert into.read_bytes() == b"of yesterday" and not list(folder.glob("*.part"))
+    converted(folder, folder / "log.parquet")
+    with pytest.raises(ValueError, match=r"--into is .*log.parquet, which is read: name another file"):
+        Predict(
+            save=folder / "run", data=f"parquet:{folder / 'log.parquet'}", into=folder / "log.parquet", quiet=True
+        ).run()
+
+
+def test_other_data_than_the_model_knows_is_refused_by_what_differs(folder, run, tmp_path):
+    def refused(schema: str, data: Path = folder / "log.csv", **more: Any) -> str:
+        (tmp_path / "other.toml").write_text(schema)
+        with pytest.raises(ValueError) as caught:
+            Evaluate(
+                save=folder / "run", data=f"csv:{data}", schema=str(tmp_path / "other.toml"), quiet=True, **more
+            ).run()
+        return str(caught.value)
+
+    assert "the run's id columns are user, item, seen, and these are user, item:" in refused(
+        SCHEMA[: SCHEMA.rindex("[[id]]")]
+    )
+    assert "table 'user' had 300 rows in the run, and has 301 with this data" in refused(SCHEMA.replace("300", "301"))
+    assert "dense column 'age' had transform 'log' in the run, and has 'none' here" in refused(
+        SCHEMA.replace('"log"', '"none"')
+    )
+    write(tmp_path / "log.csv", lines(50))
+    Vocab(
+        f"csv:{tmp_path / 'log.csv'}", str(tmp_path / "v"), schema=str(folder / "schema.toml"), min_count=1, quiet=True
+    ).run()
+    assert "had 300 rows in the run" in refused(SCHEMA, vocab=str(tmp_path / "v"))
+    with pytest.raises(ValueError, match=r"data is synthetic:tiny, and the run was over csv:"):
+        Evaluate(save=folder / "run", data="synthetic:tiny", quiet=True).run()
+
+
+def test_what_to_predict_has_to_be_said(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"nothing says what to predict: set --data, or --held-out"):
+        Evaluate(save=folder / "run")
+    with pytest.raises(ValueError, match=r"--into is x.csv: name a file that ends with .parquet"):
+        Predict(save=folder / "run", held_out=True, into=Path("x.csv"))
+    with pytest.raises(ValueError, match=r"holds no checkpoint"):
+        Evaluate(save=tmp_path, held_out=True).run()
+    rows = skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
+    skirl.save(tmp_path, model=rows)
+    with pytest.raises(ValueError, match=r"was saved by a loop that is not skirl train's"):
+        Evaluate(save=tmp_path, held_out=True).run()
+
+
+def test_a_checkpoint_is_evaluated_in_a_loop_of_ones_own_without_copying_its_rows(folder, run):
+    recipe = Train.of(**flags_of(folder, epochs=2)).recipe
+    embeddings = recipe.embeddings(1, store="checkpoint")
+    model, _ = recipe.model_over(embeddings)
+    skirl.load(folder / "run", model=model)
+    stream = recipe.stream()
+    assert stream.held_out is not None
+    model.eval()
+    with torch.no_grad():
+        found = [model(batch) for batch in stream.held_out]
+    assert torch.equal(torch.cat(found), torch.cat(by_hand(folder, run)))
+    with pytest.raises(ValueError, match=r"the rows of a checkpoint are not written to: to train them"):
+        embeddings.engine.store.write(np.array([3]), np.zeros((1, 5), np.float32))
+
+
+def test_the_suffix_says_what_an_export_is(tmp_path):
+    rows = skirl.EmbeddingBagCollection([skirl.Table("item", 20, 3)], optimizer=skirl.SGD(lr=0.1), cache=20)
+    ids = skirl.KeyedJagged.one_hot(["item"], torch.tensor([[7], [3]]))
+    rows(ids)["item"].sum().backward()
+    skirl.export(rows, tmp_path / "item.pt", "item")
+    plain = torch.nn.EmbeddingBag(20, 3, mode="sum")
+    plain.load_state_dict(torch.load(tmp_path / "item.pt"))
+    rows.eval()
+    assert torch.equal(plain(torch.tensor([[7], [3]])), rows(ids)["item"])
+    skirl.export(rows, tmp_path / "item.parquet")
+    assert pq.read_table(tmp_path / "item.parquet")["row"].to_pylist() == [3, 7]
+    with pytest.raises(
+        ValueError, match=r"path is .*item.npz: name a file that ends with .safetensors, .pt or .parquet"
+    ):
+        skirl.export(rows, tmp_path / "item.npz")
+    with pytest.raises(ValueError, match=r"Parquet holds the rows that were used: leave untouched out"):
+        skirl.export(rows, tmp_path / "item.parquet", untouched=True)
+
+
+def test_a_vocabulary_is_not_replaced_by_mistake(folder, tmp_path):
+    flags = {"schema": str(folder / "schema.toml"), "min_count": 1, "quiet": True}
+    Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), **flags).run()
+    with pytest.raises(ValueError, match=r"--out is .*v, which is there, and runs may need it: .* add --force"):
+        Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), **flags)
+    assert Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), force=True, **flags).run()["samples"] == ROWS
+
+
+@pytest.mark.parametrize("more", [{}, {"rows": "500"}])
+def test_a_converted_file_keeps_who_and_when(folder, tmp_path, more):
+    out = tmp_path / "log.parquet"
+    Convert(f"csv:{folder / 'log.csv'}", str(out), schema=str(folder / "schema.toml"), quiet=True, **more).run()
+    table = pq.read_table(out)
+    assert table["visit"].to_pylist() == [row[5] for row in lines(ROWS)]
+    assert table["at"].to_pylist() == [float(row[6]) for row in lines(ROWS)]
+    held = [
+        DataFlags(data, batch=500, valid="time>=1700000150", **flags).stream().held_out
+        for data, flags in [
+            (f"csv:{folder / 'log.csv'}", {"schema": str(folder / "schema.toml"), **more}),
+            (f"parquet:{out}", {} if more else {"rows": None}),
+        ]
+    ]
+    (before,), (after,) = [list(source) for source in held if source is not None]
+    assert len(after.labels) == 50 and torch.equal(before.labels, after.labels)
+    assert torch.equal(before.sparse.values(), after.sparse.values()) and torch.equal(before.dense, after.dense)
+
+
+def test_a_time_that_is_a_feature_too_is_kept_beside_it(tmp_path):
+    (tmp_path / "schema.toml").write_text(
+        'time = "hour"\nsession = "a"\n[[label]]\nname = "y"\n[[dense]]\nname = "hour"\ntransform = "hour"\n'
+        '[[id]]\nname = "a"'
+    )
+    (tmp_path / "log.csv").write_text("y,hour,a\n1,14102123,u\n0,14102200,v\n")
+    out = tmp_path / "log.parquet"
+    Convert(f"csv:{tmp_path / 'log.csv'}", str(out), schema=str(tmp_path / "schema.toml"), quiet=True).run()
+    table = pq.read_table(out)
+    assert table["time"].to_pylist() == [14102123.0, 14102200.0] and table["session"].to_pylist() == ["u", "v"]
+    assert DataFlags(f"parquet:{out}", valid="time>=14102200").stream().held_out is not None
+
+
+def test_info_says_what_each_thing_is_and_changes_nothing(folder, run, tmp_path):
+    Vocab(
+        f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), schema=str(folder / "schema.toml"), min_count=1, quiet=True
+    ).run()
+    Convert(
+        f"csv:{folder / 'log.csv'}", str(tmp_path / "c.parquet"), schema=str(folder / "schema.toml"), quiet=True
+    ).run()
+    Predict(save=folder / "run", held_out=True, into=tmp_path / "p.parquet", quiet=True).run()
+    disk = skirl.EmbeddingBagCollection(
+        [skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4, store=f"disk:{tmp_path / 'disk'}"
+    )
+    disk(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7], [3]])))["a"].sum().backward()
+    disk.close()
+    skirl.export(
+        skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4),
+        tmp_path / "e.safetensors",
+    )
+    before = digests(tmp_path) | digests(folder / "run")
+    found = {name: Info(tmp_path / name).run() for name in ("v", "c.parquet", "p.parquet", "disk", "e.safetensors")}
+    found |= {"run": Info(folder / "run", check=True).run(), "log.csv": Info(folder / "log.csv").run()}
+    assert {name: facts["kind"] for name, facts in found.items()} == {
+        "v": "vocabulary", "c.parquet": "converted file", "p.parquet": "predictions", "disk": "disk store",
+        "e.safetensors": "exported rows", "run": "checkpoint", "log.csv": "text file",
+    }  # fmt: skip
+    whole = found["run"]
+    assert (whole["step"], whole["optimizer"], whole["model"], whole["whole"]) == (
+        run["steps"],
+        "RowwiseAdagrad",
+        "dlrm-tiny",
+        True,
+    )
+    assert sum(table["held"] for table in whole["tables"]) == run["rows"]["touched"]
+    assert [(t["name"], t["rows"], t["dim"]) for t in whole["tables"]] == [("user", 300, 4), ("item", 200, 4)]
+    assert found["disk"]["tables"] == [{"number": 0, "width": 2, "dtype": "float32", "held": 2}]
+    assert (found["c.parquet"]["rows"], found["c.parquet"]["session"], found["c.parquet"]["time"]) == (
+        ROWS,
+        "visit",
+        "at",
+    )
+    assert found["p.parquet"]["of"]["step"] == run["steps"]
+    for name, facts in found.items():
+        assert "kind" in Info(Path(name)).summary(facts)
+    assert digests(tmp_path) | digests(folder / "run") == before
+
+
+def test_info_tells_the_damaged_and_the_unknown_in_a_sentence(folder, run, tmp_path, capsys):
+    for path in (folder / "run").rglob("*"):
+        if path.is_file():
+            (tmp_path / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path.relative_to(folder)).write_bytes(path.read_bytes())
+    for damaged in (tmp_path / "run" / "rows").iterdir():
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
+    assert cli.main(["info", str(tmp_path / "run")]) == 0
+    assert cli.main(["info", str(tmp_path / "run"), "--check"]) == 1
+    assert "is damaged, the checksum of" in capsys.readouterr().err
+    damaged.unlink()
+    for name, content, said in [
+        ("x.parquet", b"PAR1 and no more", "is a Parquet file, damaged or cut off"),
+        ("x.json", b"{}", "is a JSON file that skirl knows nothing of"),
+        ("x.bin", b"a\0b", "is nothing that skirl knows"),
+        ("x.pt", b"PK\3\4", "is a damaged or unfinished file of torch.save"),
+        ("nowhere", None, "does not exist"),
+        ("empty", None, "is a folder that skirl knows nothing of"),
+    ]:
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        assert cli.main(["info", str(tmp_path / name)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("skirl info: ") and said in line
+
+
+def test_info_needs_no_torch(folder, run):
+    code = "import sys; from skirl import cli; assert cli.main(sys.argv[1:]) == 0 and 'torch' not in sys.modules"
+    for path in (folder / "run", folder / "log.csv"):
+        subprocess.run([sys.executable, "-c", code, "info", str(path)], check=True, capture_output=True)

@@ -1,0 +1,57 @@
+"""Predictions of saved runs over real click logs, and those of numbered batches."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from skirl.data.files.numbered import numbered
+from skirl.data.flags import DataFlags
+from skirl.train.commands import Train
+from skirl.train.metrics import Metrics
+from skirl.train.predict_commands import Evaluate, Predict
+from tests.data import logs
+
+FLAGS: dict[str, Any] = {"model": "dlrm-tiny", "dim": 8, "batch": 512, "rows": "2000", "cache": "40%", "quiet": True}
+
+
+@pytest.mark.parametrize(
+    ("data", "valid"), [("criteo:{}/criteo_first10k.tsv", "20%"), ("avazu:{}/avazu/train.csv", "15%")]
+)
+def test_predictions_of_real_click_logs_are_the_evaluation_of_their_run(data_folder, tmp_path, data, valid):
+    data = data.format(data_folder)
+    run = Train.of(**FLAGS, data=data, valid=valid, save=tmp_path / "run", store=f"disk:{tmp_path / 'rows'}").run()
+    found = Evaluate(save=tmp_path / "run", held_out=True, quiet=True).run()
+    Predict(save=tmp_path / "run", data=data, valid=valid, into=tmp_path / "p.parquet", quiet=True).run()
+    table, metrics = pq.read_table(tmp_path / "p.parquet"), Metrics()
+    for begin in range(0, len(table), 512):
+        part = table.slice(begin, 512)
+        metrics.update(part["logit"].to_numpy(), part["label"].to_numpy())
+    assert len(table) == run["test_samples"] > 400
+    for name in ("samples", "auc", "logloss", "ne", "calibration"):
+        assert run[f"test_{name}"] == found[name] == getattr(metrics.scores(), name)
+
+
+@pytest.mark.parametrize("kind", ["tsv", "gz", "parquet"])
+@pytest.mark.parametrize("flags", [{}, {"bad_rows": "skip"}, {"valid": "30%"}, {"bad_rows": "skip", "valid": "30%"}])
+def test_numbered_batches_are_the_batches_and_number_all_rows_of_all_files(tmp_path, kind, flags):
+    rows = logs.criteo_rows(700, seed=3)
+    if "bad_rows" in flags:
+        for bad in (0, 1, 350, 690):
+            rows[bad][0] = "7"
+    for name, part in [("a", rows[:300]), ("b", rows[300:])]:
+        if kind == "parquet":
+            logs.write_parquet(tmp_path / f"{name}.parquet", part, group=70)
+        else:
+            logs.write_tsv(tmp_path / f"{name}.{kind}", part, packed=kind == "gz")
+    found = DataFlags(f"criteo:{tmp_path}", batch=64, **flags).files(part_bytes=10_000)
+    stream = found.held_out if "valid" in flags else found
+    assert stream is not None
+    pairs = list(numbered(stream))
+    assert logs.samples_of([batch for batch, _ in pairs]) == logs.samples_of(list(stream))
+    numbers = np.concatenate([numbers for _, numbers in pairs])
+    first = 490 if "valid" in flags else 0
+    assert numbers.tolist() == [i for i in range(first, 700) if rows[i][0] != "7"]
+    labels = np.concatenate([batch.labels.numpy() for batch, _ in pairs])
+    assert labels.tolist() == [float(rows[i][0]) for i in numbers]
