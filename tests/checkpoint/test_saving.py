@@ -175,7 +175,10 @@ def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
         if step in (2, 8):
             skirl.save(folder, **whole)
         elif step == 5:
-            with monkeypatch.context() as patched, pytest.raises(OSError, match="got no new checkpoint, the disk is full"):
+            with (
+                monkeypatch.context() as patched,
+                pytest.raises(OSError, match="got no new checkpoint, the disk is full"),
+            ):
                 patched.setattr(*target, fail)
                 skirl.save(folder, **whole)
 

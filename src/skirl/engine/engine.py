@@ -171,7 +171,8 @@ class Engine:
     def lose(self, what: str, cause: BaseException | None = None) -> None:
         """Rows are lost: from now on every use is refused with this sentence. The first loss is the one to know of."""
         if self.damage is None:
-            self.damage, self._cause = f"{what.rstrip('.')}. Make new embeddings and resume from a checkpoint", cause
+            then = "" if what.endswith("from a checkpoint") else ". Make new embeddings and resume from a checkpoint"
+            self.damage, self._cause = what.rstrip(".") + then, cause
 
     def forget_split(self) -> None:
         """A lookahead begins: how a batch that was looked up alone has split the cache does not hold for its window."""

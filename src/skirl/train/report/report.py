@@ -103,7 +103,8 @@ def facts(left: Left) -> dict[str, Any]:
     return {
         "ended": left.result is not None,
         "stopped_by": None if left.result is None else left.result["checkpoints"]["stopped_by"],
-        **{name: (left.result or {}).get(name) for name in ("failed", "missing")},
+        "run_failed": (left.result or {}).get("failed"),
+        "missing": (left.result or {}).get("missing"),
         "kept": (left.result or {}).get("best"),
         "changes": left.config.get("changes") or [],
         "flags": left.config["flags"],
@@ -129,13 +130,13 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
     flags, steps = run["flags"], max(1, run["steps"])
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended"
     state = state if run["ended"] else "still going on, killed, or failed"
-    state = "failed" if run["failed"] else state
+    state = "failed" if run["run_failed"] else state
     lines = {
         "run": f"{flags.get('model')} on {flags.get('data')}, {state}",
         "steps": f"{run['steps']:,}, {run['samples']:,} samples in {clock(run['seconds'])}",
         "speed": f"{run['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
     }
-    lines |= {"failed": str(run["failed"])} if run["failed"] else {}
+    lines |= {"failed": str(run["run_failed"])} if run["run_failed"] else {}
     lines |= {"changed": "\n".join(told(run["changes"]))} if run["changes"] else {}
     lines |= {"missing": "\n".join(run["missing"])} if run["missing"] else {}
     if not run["samples"]:
