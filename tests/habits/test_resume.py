@@ -147,11 +147,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("flags", "said"), OTHERS, ids=lambda part: "-".join(part) if isinstance(part, dict) else "")
-@pytest.mark.parametrize("store", ["memory", "disk"])
-def test_a_flag_that_may_not_change_is_named_with_both_values(flags, said, store, halfway, tmp_path):
-    """Also where the store is on disk, which would complain of its records first."""
-    if store == "disk":
-        flags = {**flags, "store": f"disk:{tmp_path / 'rows'}"}
+def test_a_flag_that_may_not_change_is_named_with_both_values(flags, said, halfway):
     then = ": set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
     with pytest.raises(ValueError) as caught:
         Train.of(**{**SMALL, **flags}, save=halfway, resume=True).run()
@@ -342,12 +338,10 @@ def test_the_best_of_another_run_is_not_written_over(judged, tmp_path):
 # Fine-tuning.
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
-def test_a_new_run_from_another_runs_rows_and_weights(store, halfway, tmp_path, monkeypatch):
+def test_a_new_run_from_another_runs_rows_and_weights(halfway, tmp_path, monkeypatch):
     """As plain PyTorch does it by hand: the same weights, another seed of data, a fresh optimizer of the dense part."""
     flags = {**SMALL, "steps": 6, "seed": 3, "lr": 0.3}
-    where = {} if store == "memory" else {"store": f"disk:{tmp_path / 'rows'}"}
-    command = Train.of(**flags, **where, from_=halfway, save=tmp_path / "tuned")
+    command = Train.of(**flags, from_=halfway, save=tmp_path / "tuned")
     found, result = losses_of(monkeypatch, command)
     assert result["begun_at"] == 0 and result["steps"] == 6
     recipe = Recipe.of(**{name: v for name, v in flags.items() if name != "quiet"})
@@ -371,7 +365,7 @@ def test_a_new_run_from_another_runs_rows_and_weights(store, halfway, tmp_path, 
     said = f"with {rows:,} rows out of {halfway}, with their optimizer's state"
     assert command.summary(result)["begun"] == said and rows > 0
     # Killed, it goes on as any other run.
-    more = Train.of(**{**flags, "steps": 8}, **where, save=tmp_path / "tuned", resume=True).run()
+    more = Train.of(**{**flags, "steps": 8}, save=tmp_path / "tuned", resume=True).run()
     assert more["begun_at"] == 6
 
 
