@@ -20,7 +20,7 @@ from skirl import cli
 from skirl.checkpoint import numbers
 from skirl.engine.engine import Damaged
 from skirl.measure.sizing.commands import Size
-from skirl.tools.flags import flags_of
+from skirl.tools.flags import flags_of, option
 from skirl.train.commands import Train, Verify
 
 SOURCE = str(Path(cli.__file__).parents[1])
@@ -100,7 +100,7 @@ def test_every_flag_is_explained(capsys, name):
     shown = one_line(capsys.readouterr().out)
     owner = {"train": Train, "verify": Verify, "size": Size}[name]
     for flag in flags_of(owner).values():
-        assert f"--{flag.name.replace('_', '-')} " in shown and flag.help in shown
+        assert f"{option(flag.name)} " in shown and flag.help in shown
     assert ">>>" not in shown
 
 

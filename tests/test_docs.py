@@ -17,7 +17,7 @@ import pytest
 
 from skirl.cli import COMMANDS, CONFIGURED, main
 from skirl.oracle.policies import base as policies
-from skirl.tools.flags import flags_of
+from skirl.tools.flags import flags_of, option
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -102,7 +102,7 @@ def test_flags_exist(page, line):
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
     assert name, f"{page}: skirl {words[0]} is no command"
     module, _, owner = COMMANDS[name][0].partition(":")
-    known = [name.replace("_", "-") for name in flags_of(getattr(import_module(module), owner))]
+    known = [option(name).removeprefix("--") for name in flags_of(getattr(import_module(module), owner))]
     known += ["config"] if name in CONFIGURED else []
     for flag in re.findall(r"(?<!\S)--([a-z-]+)", line):
         assert flag in known, f"{page}: skirl {name} has no flag --{flag}"

@@ -17,6 +17,7 @@ from typing import Any
 from skirl.tools.command_line import read_flags
 from skirl.tools.config import read_config
 from skirl.tools.flags import Composed, Flag, flags_of
+from skirl.tools.os_errors import said
 from skirl.tools.progress import listed
 
 COMMANDS = {
@@ -113,7 +114,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _main(list(sys.argv[1:] if argv is None else argv))
         except SystemExit as left:  # tyro's, after its help or an error
             code = left.code if isinstance(left.code, int) else 1
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            print(f"skirl: the output could not be written: {said(error)}", file=sys.stderr)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would complain at exit
+            return 1
         return code
     except BrokenPipeError:  # whoever read our output has gone; the interpreter would complain once more at exit
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -159,7 +167,7 @@ def _failed(name: str, error: Exception, code: int) -> int:
     is_sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
     if isinstance(error, BrokenPipeError) or os.environ.get("SKIRL_TRACEBACK") or not is_sentence:
         raise error
-    print(f"skirl {name}: {error}", file=sys.stderr)
+    print(f"skirl {name}: {said(error)}", file=sys.stderr)
     return code
 
 

@@ -177,7 +177,7 @@ def test_a_full_disk_ends_the_timeline_and_not_the_run(caplog):
         timeline.add("fetch", "fetch", 0, 0.0, 1.0)
         timeline.close()
     assert loop("/dev/full").engine.counters.fetched > 0
-    assert "ends here: [Errno 28]" in caplog.text
+    assert "ends here: the disk is full" in caplog.text
 
 
 def test_a_file_that_cannot_be_made_is_told_at_once(tmp_path):

@@ -116,9 +116,9 @@ def test_another_schedule_than_the_saved_one_is_refused(tmp_path):
         return Rates(Schedule(**schedule), rows=rows, dense=dense)
 
     saved = rates(kind="linear", warmup=3, total=10).state_dict()
-    with pytest.raises(ValueError, match="saved with schedule=linear: set it to that, not cosine"):
+    with pytest.raises(ValueError, match="--schedule is cosine, the run was saved with linear: set it to that"):
         rates(kind="cosine", warmup=3, total=10).load_state_dict(saved)
-    with pytest.raises(ValueError, match="saved with warmup=3: set it to that, not 0"):
+    with pytest.raises(ValueError, match="--warmup is 0, the run was saved with 3: set it to that"):
         rates(kind="linear", total=10).load_state_dict(saved)
     longer = rates(kind="linear", warmup=3, total=20)
     longer.load_state_dict(saved)

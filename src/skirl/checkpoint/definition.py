@@ -94,20 +94,19 @@ def check_optimizers(saved: list[Any], parts: list[Any], model: nn.Module) -> No
             raise CheckpointError(
                 f"optimizers[{i}] is of type {type(part).__name__}, it was {entry['type']}: pass them as they were saved"
             )
-        if entry["parameters"] != parameters(part, names):
-            raise CheckpointError(
-                f"optimizers[{i}] has parameters {parameters(part, names)}, it had {entry['parameters']}: make it with "
-                "the same parameters in the same order"
-            )
+        if (differs := _other_parameters(entry["parameters"], parameters(part, names))) is not None:
+            raise CheckpointError(f"optimizers[{i}] {differs}: make model and optimizer as they were saved")
 
 
 def check_model(saved: dict[str, Any], model: nn.Module) -> None:
     here = model.state_dict()
     if saved.keys() != here.keys():
-        only = [sorted(saved.keys() - here.keys()), sorted(here.keys() - saved.keys())]
-        raise CheckpointError(
-            f"the checkpoint's model alone has {only[0]}, this model alone {only[1]}: make it as it was"
-        )
+        alone = {
+            "the checkpoint": [name for name in saved if name not in here],
+            "this model": [name for name in here if name not in saved],
+        }
+        texts = [f"{whose} has {_some(names)}" for whose, names in alone.items() if names]
+        raise CheckpointError(f"{', and '.join(texts)}, which the other has not: make the model as it was saved")
     for name, value in here.items():
         if isinstance(value, torch.Tensor) and saved[name].shape != value.shape:
             raise CheckpointError(
@@ -144,3 +143,29 @@ def parameters(part: Any, names: dict[int, str]) -> list[list[str]] | None:
     if not isinstance(part, torch.optim.Optimizer):
         return None
     return [[names.get(id(p), "?") for p in group["params"]] for group in part.param_groups]
+
+
+def _other_parameters(saved: Any, here: Any) -> str | None:
+    """The first difference between two optimizers' parameters by group, in words; None where there is none."""
+    if saved == here:
+        return None
+    if saved is None or here is None:
+        return "has parameters, and it had none" if saved is None else "has no parameters, and it had some"
+    if len(saved) != len(here):
+        return f"has {len(here)} groups of parameters, it had {len(saved)}"
+    for group, (theirs, mine) in enumerate(zip(saved, here)):
+        for number, (was, now) in enumerate(zip(theirs, mine)):
+            if was != now:
+                return f"has {now!r} where it had {was!r}, parameter {number} of group {group}"
+        if len(theirs) != len(mine):
+            return f"has {len(mine)} parameters in group {group}, it had {len(theirs)}"
+    return "has other parameters than it had"
+
+
+def _some(names: Sequence[str]) -> str:
+    """A name, and how many more there are.
+
+    >>> _some(["top.weight"]), _some(["top.weight", "top.bias"])
+    ("'top.weight'", "'top.weight' and 1 more")
+    """
+    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import CheckpointError, read_sealed
 
 log = logging.getLogger("skirl")
@@ -127,4 +128,4 @@ def _remove(path: Path) -> None:
     try:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     except OSError as error:  # the checkpoint is whole without this
-        log.warning("could not remove %s, which is not needed any more: %s", path, error)
+        log.warning("could not remove %s, which is not needed any more: %s", path, why(error))

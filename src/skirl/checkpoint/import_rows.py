@@ -95,23 +95,27 @@ def _from_tensors(tables: Mapping[str, Place], tensors: "Tensors", names: Mappin
 def _from_checkpoint(tables: Mapping[str, Place], path: Path) -> dict[str, int]:
     from skirl.checkpoint.without_model import opened
 
-    found: dict[str, int] = {}
     with opened(path) as (rows, _, _):
-        theirs = tables_of(rows)
-        for name in tables.keys() & theirs.keys():
-            here, there = tables[name].table, theirs[name].table
-            if (here.rows, here.dim) != (there.rows, there.dim):
-                raise CheckpointError(
-                    f"table {name!r} is [{there.rows}, {there.dim}] in {path}, here [{here.rows}, {here.dim}]"
-                )
-        for name, place in tables.items():
-            if name not in theirs:
-                continue
-            source = theirs[name]
-            same = type(source.engine.optimizer) is type(place.engine.optimizer)
-            found[name] = _copy(place, source, same)
-            if same:  # Adam's moments mean nothing without it
-                place.engine.table_steps[place.number] = source.engine.table_steps[source.number]
+        return copy_rows(tables, tables_of(rows), path)
+
+
+def copy_rows(tables: Mapping[str, Place], theirs: Mapping[str, Place], path: Path) -> dict[str, int]:
+    """Copy the touched rows of all tables that both have, with their state where the optimizer is the same."""
+    found: dict[str, int] = {}
+    for name in tables.keys() & theirs.keys():
+        here, there = tables[name].table, theirs[name].table
+        if (here.rows, here.dim) != (there.rows, there.dim):
+            raise CheckpointError(
+                f"table {name!r} is [{there.rows}, {there.dim}] in {path}, here [{here.rows}, {here.dim}]"
+            )
+    for name, place in tables.items():
+        if name not in theirs:
+            continue
+        source = theirs[name]
+        same = type(source.engine.optimizer) is type(place.engine.optimizer)
+        found[name] = _copy(place, source, same)
+        if same:  # Adam's moments mean nothing without it
+            place.engine.table_steps[place.number] = source.engine.table_steps[source.number]
     return found
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from skirl.checkpoint import Saving, load, numbers, save
+from skirl.checkpoint import Saving, best, load, numbers, save
 from skirl.nn.collection import collections_of
+from skirl.tools.os_errors import NotWritten, why
 
 log = logging.getLogger("skirl")
 
@@ -17,7 +18,8 @@ log = logging.getLogger("skirl")
 class Keeper:
     """Saves a run; use it in a with-block, inside the lookahead's. Entering it resumes.
 
-    At SIGTERM the run saves after the step that it is in and ends; a second one ends it at once.
+    At SIGTERM the run saves after the step that it is in and ends; a second one ends it at once. A checkpoint that cannot be
+    written is told in a warning, the one before it stays, and the next is tried all the same.
 
     **Arguments**
 
@@ -27,6 +29,7 @@ class Keeper:
     - `keep`: checkpoints that stay, the newest ones; 2, so that one is whole while the next is written.
     - `resume`: go on from the newest checkpoint that is whole; where there is none yet, the run begins. Without it a
       folder that holds checkpoints is refused.
+    - `keep_best`: also keep the checkpoint of the step that `after_step` was told is the best, in the folder `best`.
     - `whole`: what `skirl.save` and `skirl.load` take, `data` being the lookahead.
     """
 
@@ -38,17 +41,22 @@ class Keeper:
         minutes: float | None = None,
         keep: int | None = None,
         resume: bool = False,
+        keep_best: bool = False,
         **whole: Any,
     ) -> None:
         self.told_to_stop = False
         """SIGTERM came."""
         self._folder, self._every, self._minutes, self._keep = folder, every, minutes, keep or 2
         self._resume, self._whole = resume, whole
+        self._best = folder / best.NAME if keep_best and folder is not None else None
         self._data = whole["data"]
         self._before: Any = None
         self._handles = False
-        self._last: Saving | None = None
-        self._saved_at = -1
+        self._last: tuple[Saving, int, bool] | None = None
+        """The save on its way: the step it is of, and whether that is the best so far."""
+        self._tried_at = self._whole_at = self._best_at = -1
+        self._failed: list[str] = []
+        self._not_best: str | None = None
         self._savings: list[Saving] = []
         self._began = self._saved = time.monotonic()
 
@@ -58,9 +66,13 @@ class Keeper:
             return self
         if not self._resume:
             refuse_checkpoints(folder)
+            if self._best is not None:
+                refuse_checkpoints(self._best)
         elif numbers(folder) or any(folder.glob("checkpoint*.json")):
             load(folder, **self._whole)
-            self._saved_at = self._data.step
+            self._tried_at = self._whole_at = self._data.step
+            if self._best is not None:
+                self._best_at = next((step for step, _ in best.headers_with_steps(self._best)), -1)
         else:
             for collection in collections_of(self._whole["model"]).values():
                 if len(store := collection.engine.store):
@@ -75,39 +87,47 @@ class Keeper:
         self._began = self._saved = time.monotonic()
         if self._folder is not None:
             self._save()
-            for saving in self._savings:
-                saving.wait()
+            self._settle()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            for saving in self._savings[-1:]:
-                saving.wait()
+            self._settle()
         finally:
             if self._handles:
                 signal.signal(signal.SIGTERM, self._before)
                 self._handles = False
 
-    def after_step(self, *, last: bool = False) -> bool:
-        """Save if it is time to; True when the run is to end here. last: there are no more steps."""
+    def after_step(self, *, last: bool = False, is_best: bool = False) -> bool:
+        """Save if it is time to; True when the run is to end here. last: of the run; is_best: no step was better."""
         if self._folder is None:
             return False
+        if self._last is not None and self._last[0].done:
+            self._settle()
         minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
         steps = self._every is not None and self._data.step % self._every == 0
-        if last or self.told_to_stop or minutes or steps:
-            self._save()
+        is_best = is_best and self._best is not None
+        if last or self.told_to_stop or minutes or steps or is_best:
+            self._save(is_best=is_best)
         if self.told_to_stop:
-            self._savings[-1].wait()
+            self._settle()
         return self.told_to_stop
 
     def facts(self) -> dict[str, Any]:
-        """What saving took."""
-        for saving in self._savings[-1:]:
-            saving.wait()
+        """What saving took, and what came of it; once the last save is through."""
+        self._settle()
+        if self._savings and not self._savings[-1].path.exists():
+            self._failed.append(f"{self._savings[-1].path}, of step {self._whole_at:,}, was removed by someone else")
+            self._whole_at = -1
         pauses = [saving.pause for saving in self._savings]
         return {
             "count": len(pauses),
+            "failed": len(self._failed),
+            "last_failure": self._failed[-1] if self._failed else None,
+            "newest": None if self._whole_at < 0 else self._whole_at,
+            "best": None if self._best_at < 0 else {"folder": str(self._best), "step": self._best_at},
+            "best_failure": self._not_best,
             "pause_seconds": sum(pauses),
             "pause_most": max(pauses, default=0.0),
             "pause_share": sum(pauses) / max(1e-9, time.monotonic() - self._began),
@@ -115,11 +135,61 @@ class Keeper:
             "stopped_by": "SIGTERM" if self.told_to_stop else None,
         }
 
-    def _save(self) -> None:
-        if self._saved_at != self._data.step:
-            assert self._folder is not None
-            self._savings.append(save(self._folder, **self._whole, keep=self._keep, wait=False))
-            self._saved_at, self._saved = self._data.step, time.monotonic()
+    def _save(self, *, is_best: bool = False) -> None:
+        step = self._data.step
+        if self._tried_at == step:
+            return
+        assert self._folder is not None
+        began = time.perf_counter()
+        self._settle()
+        waited = time.perf_counter() - began
+        self._tried_at, self._saved = step, time.monotonic()
+        try:
+            saving = save(self._folder, **self._whole, keep=self._keep, wait=False)
+        except NotWritten as error:
+            self._fail(step, error, is_best)
+            return
+        saving.pause += waited
+        self._last = saving, step, is_best
+
+    def _settle(self) -> None:
+        """Wait for the save on its way; what came of it is told, and the best is kept."""
+        if self._last is None:
+            return
+        saving, step, is_best = self._last
+        try:
+            saving.wait()
+        except NotWritten as error:
+            self._last = None
+            self._fail(step, error, is_best)
+            return
+        except Exception:
+            self._last = None
+            raise
+        self._last = None
+        self._savings.append(saving)
+        self._whole_at = step
+        if is_best:
+            self._keep_best(saving, step)
+
+    def _keep_best(self, saving: Saving, step: int) -> None:
+        try:
+            best.keep(saving.path)
+        except (OSError, ValueError) as error:
+            self._miss_best(step, f"{self._best} could not take it, {why(error, self._best)}")
+            log.warning("%s", self._not_best)
+        else:
+            self._best_at, self._not_best = step, None
+
+    def _fail(self, step: int, error: NotWritten, is_best: bool) -> None:
+        self._failed.append(f"step {step:,} is not saved: {error}")
+        log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self._failed[-1])
+        if is_best:
+            self._miss_best(step, "it could not be saved")
+
+    def _miss_best(self, step: int, why_not: str) -> None:
+        still = "none is kept yet" if self._best_at < 0 else f"that of step {self._best_at:,} stays"
+        self._not_best = f"step {step:,} is the best so far, and {why_not}; {still}"
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if not self.told_to_stop:

@@ -13,13 +13,14 @@ from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
 from skirl.core.tables import Table
 from skirl.data.vocabulary.origins import Origins
 from skirl.nn.collection import EmbeddingBagCollection
+from skirl.tools.os_errors import writing
 
 
 def write_rows(
     checkpoint: Path, out: Path, table: str | None, *, state_dict: bool, prefix: str, dense: bool, limit: str
 ) -> None:
     """Write the rows of a checkpoint to a file; the arguments are the flags of `skirl export`."""
-    with opened(checkpoint) as (rows, parameters, data):
+    with opened(checkpoint) as (rows, parameters, data), writing(out):
         if out.suffix == ".parquet":
             to_parquet(rows, out, table, Origins.of(data))
         elif state_dict or out.suffix == ".pt":

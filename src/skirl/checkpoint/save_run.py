@@ -13,7 +13,7 @@ from skirl.checkpoint import folder
 from skirl.checkpoint.codec import encode
 from skirl.checkpoint.definition import definition, listed, parameters
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
-from skirl.checkpoint.saving import AllFrozen, Saving, remember, settled, write
+from skirl.checkpoint.saving import AllFrozen, Saving, refused, remember, settled, write
 from skirl.nn.collection import collections_of
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
@@ -31,7 +31,8 @@ def save(
 ) -> Saving:
     """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and place in the data.
 
-    Call it after `dense.step()`, or outside the loop. One process at a time may save to a folder.
+    Call it after `dense.step()`, or outside the loop. One process at a time may save to a folder. Where the disk is full or
+    refuses to be written to, an OSError says so in a sentence, the checkpoint before stays whole, and the next save works.
 
     **Arguments**
 
@@ -71,9 +72,19 @@ def save(
     >>> resumed == whole
     True
     """
-    began = time.perf_counter()
     if keep < 1:
         raise ValueError(f"keep is {keep}: set it to 1 or more checkpoints")
+    try:
+        return _save(Path(path), model, optimizers, data, keep, wait)
+    except Exception as error:
+        told = refused(Path(path), error)
+        if told is error:
+            raise
+        raise told from error
+
+
+def _save(path: Path, model: nn.Module, optimizers: Sequence[Any], data: Any, keep: int, wait: bool) -> Saving:
+    began = time.perf_counter()
     collections = collections_of(model)
     engines = {name: collection.engine for name, collection in collections.items()}
     for engine in engines.values():
@@ -82,7 +93,6 @@ def save(
     before = settled(engines)
     for collection in collections.values():
         collection.current.settle()
-    path = Path(path)
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file: a checkpoint is a folder, name another")
     names = {id(parameter): name for name, parameter in model.named_parameters()}

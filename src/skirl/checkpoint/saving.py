@@ -2,17 +2,22 @@
 still for milliseconds.
 """
 
+import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import dense, folder
 from skirl.checkpoint.cached_rows import FrozenCaches
 from skirl.engine.engine import Engine
+from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
 from skirl.tools.sealed_json import write_sealed
+
+log = logging.getLogger("skirl")
 
 
 class Saving:
@@ -38,8 +43,10 @@ class Saving:
         """Bytes written for this checkpoint; what it shares with the one before is not counted."""
         self.files: dict[str, Any] = {}
         """What the header says of the rows of each collection; the next checkpoint builds on it."""
+        self.failure: BaseException | None = None
+        """Why it is not on disk and never will be."""
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._told = False
 
     @property
     def done(self) -> bool:
@@ -61,20 +68,29 @@ class Saving:
             try:
                 write()
             except BaseException as error:
-                self._error = error
+                self.failure = refused(self.path.parent, error)
 
         self._thread = threading.Thread(target=guarded, name="skirl checkpoint")
         self._thread.start()
 
     def wait(self) -> "Saving":
-        """Return when the checkpoint is on disk; raises the error if it could not be written."""
+        """Return when the checkpoint is on disk; raises the error if it could not be written, once."""
         if self._thread is not None:
             while self._thread.is_alive():
                 self._thread.join(0.1)  # briefly, again and again, so that Ctrl-C gets through
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        if self.failure is not None and not self._told:
+            self._told = True
+            raise self.failure
         return self
+
+    def files_are_there(self) -> bool:
+        """Whether the files that the next checkpoint would build on are where they were written."""
+        rows = self.path.parent / folder.ROWS
+        entries = [e for part in self.files.values() for of in ("store", "cache") for e in part[of].get("files", [])]
+        try:
+            return all((rows / entry["file"]).stat().st_size == entry["bytes"] for entry in entries)
+        except OSError:
+            return False
 
 
 class Frozen:
@@ -107,6 +123,9 @@ class AllFrozen:
 
     def __init__(self, engines: Mapping[str, Engine], path: Path, since: Saving | None) -> None:
         before = since.files if since is not None and since.path.parent == path else {}
+        if before and since is not None and not since.files_are_there():
+            log.warning("%s has lost files that its last checkpoint wrote: all rows are written again", path)
+            before = {}
         self._parts: dict[str, Frozen] = {}
         try:
             for name, engine in engines.items():
@@ -142,37 +161,56 @@ def write(
         head = body | {"number": saving.number, "dense": entry, "rows": named}
         write_sealed(saving.path, head, mark)
     except BaseException:
-        if not saving.path.exists():  # an interrupt may also come after the rename
-            folder.sweep(path)
+        with suppress(OSError):  # the next save sweeps again
+            if not saving.path.exists():  # an interrupt may also come after the rename
+                folder.sweep(path)
         raise
     saving.bytes = sum(size for name, size in _sizes(path).items() if name not in before)
     saving.files = rows
-    folder.retain(path, saving.number, keep, saving.after)
+    try:
+        folder.retain(path, saving.number, keep, saving.after)
+    except OSError as error:  # the checkpoint is whole without this
+        log.warning("could not look for what is not needed any more in %s: %s", path, why(error))
     saving.seconds = time.perf_counter() - began
 
 
 def _sizes(path: Path) -> dict[str, int]:
     """The bytes that each file takes: a second name of a store's file takes none."""
     found = {}
-    for file in path.rglob("*"):
-        if file.is_file():
-            stat = file.stat()
-            found[str(file)] = stat.st_size if stat.st_nlink == 1 else 0
+    with suppress(OSError):  # somebody removes files meanwhile
+        for file in path.rglob("*"):
+            if file.is_file():
+                stat = file.stat()
+                found[str(file)] = stat.st_size if stat.st_nlink == 1 else 0
     return found
+
+
+def refused(path: Path, error: BaseException) -> BaseException:
+    """What to raise where a checkpoint could not be saved to a folder: a sentence, if the system refused to write it."""
+    found = of_system(error)
+    if found is None or isinstance(error, NotWritten):
+        return error
+    there: list[int] = []
+    with suppress(OSError):
+        there = folder.numbers(path)
+    stays = f"checkpoint {there[-1]} in it stays whole" if there else "there is none in it"
+    then = "free some room" if found.errno in ROOM else "make it a folder that can be written to"
+    told = NotWritten(f"{path} got no new checkpoint, {why(error, path)}; {stays}: {then}, and save again", found.errno)
+    told.__cause__ = error
+    return told
 
 
 def settled(engines: Mapping[str, Engine]) -> Saving | None:
     """The last checkpoint of these rows, once it is on disk; if it could not be written, its error is raised, once."""
-    last = [engine.saving for engine in engines.values()]
-    for saving in last:
+    for saving in [engine.saving for engine in engines.values()]:
         if saving is None:
             continue
         try:
             saving.wait()
-        except BaseException:
-            if saving.done:
+        finally:
+            if saving.done and saving.failure is not None:
                 remember(engines, saving.given_up())
-            raise
+    last = [engine.saving for engine in engines.values()]
     # If only some of them had a part in it, all is written again.
     return last[0] if all(saving is last[0] for saving in last) else None
 

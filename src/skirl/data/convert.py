@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from skirl.data.files.encode import Fingerprints
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.files.stream import Files
+from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress
 
 
@@ -113,9 +115,10 @@ def write(
         table = pa.table(dict(zip(names, arrays, strict=True)), metadata={KEY: schema.toml().encode()})
         if writer is not None:
             table = table.cast(writer.schema)  # of a file that holds other types of kept texts or numbers
-        if writer is None:
-            writer = pq.ParquetWriter(unfinished, table.schema, compression=compression, use_dictionary=False)
-        writer.write_table(table, row_group_size=len(now))
+        with writing(path):
+            if writer is None:
+                writer = pq.ParquetWriter(unfinished, table.schema, compression=compression, use_dictionary=False)
+            writer.write_table(table, row_group_size=len(now))
         kept, rows = [later] if len(later) else [], len(later)
         return len(now)
 
@@ -130,9 +133,12 @@ def write(
             yield group()
         if writer is None:
             raise ValueError(f"{path}: there is no row to write: give more files")
-        writer.close()
-        os.replace(unfinished, path)
-    finally:
-        if writer is not None:
+        with writing(path):
             writer.close()
-        Path(unfinished).unlink(missing_ok=True)
+            os.replace(unfinished, path)
+    finally:
+        with suppress(OSError):  # what is wrong was said
+            if writer is not None:
+                writer.close()
+        with suppress(OSError):
+            Path(unfinished).unlink(missing_ok=True)

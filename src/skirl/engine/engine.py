@@ -26,6 +26,7 @@ from skirl.engine.device.base import BankFacts, BankRows, Update
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.store import Record, Store, open_store
+from skirl.tools.os_errors import why
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
@@ -175,7 +176,8 @@ class Engine:
     def lose(self, what: str, cause: BaseException | None = None) -> None:
         """Rows are lost: from now on every use is refused with this sentence. The first loss is the one to know of."""
         if self.damage is None:
-            self.damage, self._cause = f"{what}. Make new embeddings and resume from a checkpoint", cause
+            then = "" if what.endswith("from a checkpoint") else ". Make new embeddings and resume from a checkpoint"
+            self.damage, self._cause = what.rstrip(".") + then, cause
 
     def forget_split(self) -> None:
         """A lookahead begins: how a batch that was looked up alone has split the cache does not hold for its window."""
@@ -201,7 +203,7 @@ class Engine:
             self._drop_caches()
             self.allocate(split)
         except BaseException as error:
-            self.lose(f"the cache was being split anew when {error!r} happened", error)
+            self.lose(f"the cache was being split anew, and then: {why(error)}", error)
             raise
 
     def _drop_caches(self) -> None:
@@ -233,7 +235,7 @@ class Engine:
         try:
             leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
         except BaseException as error:
-            self.lose(f"rows of step {work.number} were being moved when {error!r} happened", error)
+            self.lose(f"rows of step {work.number} were being moved, and then: {why(error)}", error)
             raise
         work.fetched = []
         self.counters.steps += 1
@@ -295,7 +297,7 @@ class Engine:
                     records = bank.landed(rows)
                     taken = self.store.write(keys, records)
                 except BaseException as error:
-                    lost = f"{len(keys)} rows that left the cache could not be written to {self.store!r}: {error!r}"
+                    lost = f"{len(keys)} rows that left the cache could not be written to {self.store!r}: {why(error)}"
                     self.lose(lost, error)
                     raise
                 with self._counting:  # two threads write

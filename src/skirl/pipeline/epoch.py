@@ -8,7 +8,8 @@ The second pass must bring the same batches in the same order: a digest of every
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import numpy as np
@@ -21,6 +22,7 @@ from skirl.oracle.loops import NEVER
 from skirl.oracle.planner import Batch
 from skirl.oracle.row_states import MOST_IN_ARRAY, RowStates
 from skirl.tools.jit import kernel
+from skirl.tools.os_errors import NotWritten, why
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -49,14 +51,16 @@ class Epoch:
     def add(self, batch: Sequence[Batch]) -> None:
         """One more batch of the first pass."""
         banks = [Positions.of(part) for part in batch]
-        for spool, part in zip(self._banks, banks, strict=True):
-            spool.add(part)
+        with _spooling():
+            for spool, part in zip(self._banks, banks, strict=True):
+                spool.add(part)
         self._digests.append(_digest(banks))
 
     def scan(self) -> None:
         """The first pass is over: find next uses."""
-        for spool in self._banks:
-            spool.scan()
+        with _spooling():
+            for spool in self._banks:
+                spool.scan()
 
     def first_uses(self, bank: int, keys: np.ndarray) -> np.ndarray:
         """For rows resident at the start: the first batch that uses each. Ask before the second pass begins."""
@@ -148,6 +152,20 @@ class _BankSpool:
         if self.file.readinto(part.data) != part.nbytes:
             raise OSError(f"the spool of the epoch is truncated at batch {number}: is the temporary folder full?")
         return part
+
+
+@contextmanager
+def _spooling() -> Iterator[None]:
+    """In this block the spool is written: where there is no room for it, no plan can be made."""
+    try:
+        yield
+    except OSError as error:
+        place = tempfile.gettempdir()
+        raise NotWritten(
+            f'depth="epoch" writes which rows each batch uses to a temporary file, and {place} could not take it, '
+            f"{why(error, place)}: set TMPDIR to a folder with room, or use depth='auto'",
+            error.errno,
+        ) from error
 
 
 def _digest(banks: Sequence[Positions]) -> tuple[int, ...]:

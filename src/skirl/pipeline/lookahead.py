@@ -105,6 +105,8 @@ class Lookahead:
         self._accumulate = accumulate
         self._patience = patience
         self._trace = trace
+        self.trace_ended: str | None = None
+        """Why the timeline ended before the run, where it did; known when the lookahead is closed."""
         self._watch = Watch(patience)
         resolvers = [collection.engine.resolver for collection in self.collections]
         self._reader = Reader(loader, sparse, accumulate, resolvers, self._watch, self.times)
@@ -198,6 +200,7 @@ class Lookahead:
                 self._let_go()
                 if self.times.timeline is not None:
                     self.times.timeline.close()
+                    self.trace_ended = self.times.timeline.ended
                     self.times.timeline = None
 
     def _let_go(self) -> None:

@@ -20,6 +20,7 @@ from skirl.pipeline.stages import StageHook, Stages, Times
 from skirl.pipeline.timeline import LOOP
 from skirl.pipeline.window import FIRST_WINDOW, Window
 from skirl.tools.interrupts import Hold, uninterrupted
+from skirl.tools.os_errors import why
 
 __all__ = ["FIRST_WINDOW", "Pipeline", "StageHook", "StageStuck", "Times"]
 
@@ -156,7 +157,7 @@ class Pipeline:
         try:
             return [engine.load(work) for engine, work in zip(self._engines, flight.works, strict=True)]
         except BaseException as error:
-            self._lose(f"rows of step {flight.number} were being moved when {error!r} happened", error)
+            self._lose(f"rows of step {flight.number} were being moved, and then: {why(error)}", error)
             raise
 
     def _lose(self, what: str, error: BaseException | None = None) -> None:
@@ -171,7 +172,7 @@ class Pipeline:
             for engine, split in zip(self._engines, splits, strict=True):
                 engine.split_anew(split)
         except BaseException as error:
-            self._lose(f"the cache was being split anew when {error!r} happened", error)
+            self._lose(f"the cache was being split anew, and then: {why(error)}", error)
             raise
         with self._lock:
             self._split_at = self.done
@@ -340,7 +341,7 @@ class Pipeline:
                     for engine, leaving in zip(self._engines, left, strict=True):
                         engine.write(leaving)
                 except BaseException as error:
-                    self._lose(f"rows that left another collection's cache could not be written: {error!r}", error)
+                    self._lose(f"rows that left another collection's cache could not be written: {why(error)}", error)
                     with self._lock:
                         self._write_failure = self._write_failure or error
                     raise

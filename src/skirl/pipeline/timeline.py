@@ -10,6 +10,7 @@ that. The array format needs no closing bracket, so the file of a killed run ope
 instead of steps, keeps all events in memory until it is stopped, and loses them when the run is killed.
 """
 
+import errno
 import json
 import logging
 import threading
@@ -19,8 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from skirl.tools.os_errors import why
+
 log = logging.getLogger("skirl")
 
+_MISTAKEN = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+"""Where no file can be, whatever the disk is like: a path that was mistyped, which is told at once."""
 LOOP = "loop"
 LANES = ("plan", "fetch", LOOP, "write", "write 2")
 """From top to bottom: the way of a batch."""
@@ -45,12 +50,21 @@ class Timeline:
         self.path = Path(path)
         self.first = 0
         """Steps before the pass whose steps are added: they are counted from 0 in a pass, from 1 in the file."""
-        self._file = self.path.open("wb", buffering=0)
+        self.ended: str | None = None
+        """Why it ended before its run, where it did."""
         self._lock = threading.Lock()
         self._began = self._flushed = time.monotonic()
         self._lanes: dict[str, int] = {}
         self._lines: list[str] = ["["]
         self._bytes = 0
+        self._open = False
+        try:
+            self._file = self.path.open("wb", buffering=0)
+        except OSError as error:
+            if error.errno in _MISTAKEN:
+                raise
+            self._give_up(error)
+            return
         self._open = True
         with self._lock:
             self._put('{"name":"process_name","ph":"M","pid":1,"args":{"name":"skirl"}}')
@@ -92,8 +106,9 @@ class Timeline:
                 # The comma of the last line wants one more event.
                 self._lines.append('{"name":"process_sort_index","ph":"M","pid":1,"args":{"sort_index":0}}\n]')
                 self._write()
-                self._open = False
-                self._file.close()
+                if self._open:
+                    self._open = False
+                    self._file.close()
 
     # Under the lock.
 
@@ -120,8 +135,12 @@ class Timeline:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self._open = False
-            log.warning("the timeline %s ends here: %s", self.path, error)
+            self._give_up(error)
             self._file.close()
+
+    def _give_up(self, error: OSError) -> None:
+        self.ended = why(error, self.path)
+        log.warning("the timeline %s ends here: %s. Training goes on without it", self.path, self.ended)
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:

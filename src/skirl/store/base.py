@@ -107,6 +107,19 @@ class Layout:
     def __repr__(self) -> str:
         return f"Layout({self.records})"
 
+    def against(self, other: "Layout") -> tuple[str, str]:
+        """The first difference to another layout: what this one has, and what the other.
+
+        >>> Layout({0: Record(5), 1: Record(5)}).against(Layout({0: Record(5), 1: Record(9)}))
+        ('of 5 float32 for table 1', 'of 9 float32')
+        """
+        for table in sorted(self.records.keys() | other.records.keys()):
+            mine, theirs = (found.records.get(table) for found in (self, other))
+            if mine != theirs:
+                texts = ["none" if r is None else f"of {r.width} {r.dtype}" for r in (mine, theirs)]
+                return f"{texts[0]} for table {table}", texts[1]
+        return "of the same tables", "of the same"
+
     def kind(self, keys: NDArray[np.int64], rows: Rows) -> int:
         """Check keys and rows of one call; the index of their kind in `kinds`."""
         if not isinstance(keys, np.ndarray) or keys.dtype != np.int64 or keys.ndim != 1:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, field, make_dataclass
 from typing import Annotated, Any, NoReturn
 
-from skirl.tools.flags import Flag
+from skirl.tools.flags import Flag, option
 
 
 def read_flags(
@@ -38,7 +38,8 @@ def read_flags(
 
     def declared(name: str) -> tuple[str, Any, Any]:
         flag = flags[name]
-        kind = Annotated[flag.type, tyro.conf.arg(help=flag.help, prefix_name=False)]
+        own = name.removesuffix("_") if name.endswith("_") else None
+        kind = Annotated[flag.type, tyro.conf.arg(name=own, help=flag.help, prefix_name=False)]
         return name, kind, field() if flag.default is MISSING else field(default=flag.default)
 
     fields = [declared(name) for name in first]
@@ -59,7 +60,7 @@ def read_flags(
             _refuse(prog, f"{positional} is given twice, with its name and without it")
         values[positional], unknown = unknown[0], []
     if unknown:
-        options = [f"--{name.replace('_', '-')}" for name in flags]
+        options = [option(name) for name in flags]
         near = difflib.get_close_matches((wrong or unknown[0]).replace("_", "-"), options, n=1)
         hint = f"did you mean {near[0]}?" if near else f"{prog} --help lists them"
         _refuse(prog, f"there is no flag {wrong}: {hint}" if wrong else f"{unknown[0]!r} follows no flag: {hint}")

@@ -29,6 +29,7 @@ def read_config(
     values = {}
     for key, value in found.items():
         name = key.replace("-", "_")
+        name = f"{name}_" if f"{name}_" in flags else name  # a word that Python keeps for itself
         if name in flags:
             try:
                 values[name] = read_as(flags[name].type, value)

@@ -27,6 +27,15 @@ class Flag:
     """The title that help shows it under."""
 
 
+def option(name: str) -> str:
+    """A flag as the command line has it; a field whose name Python keeps for itself ends with an underscore.
+
+    >>> option("save_every"), option("from_")
+    ('--save-every', '--from')
+    """
+    return f"--{name.rstrip('_').replace('_', '-')}"
+
+
 class Composed:
     """A dataclass whose fields are flags, or dataclasses of flags.
 

@@ -1,5 +1,6 @@
 """Progress of a loop: a panel that stays in place on a terminal, a line every few seconds anywhere else."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +12,10 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from skirl.tools.os_errors import why
+
+log = logging.getLogger("skirl")
 
 Facts = Mapping[str, str]
 ON_TERMINAL = 0.2
@@ -76,11 +81,17 @@ class Progress:
         if self._live is not None:
             self._live.update(self._panel(done, facts(), now), refresh=True)
             self._due = now + ON_TERMINAL
-        else:
-            text = " · ".join(f"{name} {value}" for name, value in facts().items())
-            of = "" if self._steps is None else f"/{self._steps}"
+            return
+        text = " · ".join(f"{name} {value}" for name, value in facts().items())
+        of = "" if self._steps is None else f"/{self._steps}"
+        self._due = now + ELSEWHERE
+        try:
             print(f"{self._title} {done}{of} · {text}", file=self._to, flush=True)
-            self._due = now + ELSEWHERE
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a log on a full disk: what is done goes on without it
+            self._quiet = True
+            log.warning("progress is not shown any more: %s", why(error))
 
     def _panel(self, done: int, facts: Facts, now: float) -> Group:
         head = Table.grid(padding=(0, 2))

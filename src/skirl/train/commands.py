@@ -28,7 +28,7 @@ class Train(Composed):
         "data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache", "save", "resume",
     )  # fmt: skip
     of_one_run: ClassVar[tuple[str, ...]] = (
-        "run", "trace", "save", "save_every", "save_minutes", "keep", "resume", "json", "quiet",
+        "run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
     """Flags that a repetition of a run does not take from its config.json: it shall not write where that run wrote."""
 
@@ -46,6 +46,11 @@ class Train(Composed):
             raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
         if self.evaluation.eval_every is not None and self.recipe.data.valid is None:
             raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
+        if self.save.keep_best and self.evaluation.eval_every is None:
+            raise ValueError(
+                "--keep-best keeps the checkpoint with the best held-out log loss: set --eval-every to the steps between "
+                "two evaluations, and --valid to what is held out"
+            )
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress; what came of it."""
@@ -55,6 +60,8 @@ class Train(Composed):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
+        from skirl.train.kept import outcome, saved_line
+
         rows, loss, moved = result["rows"], result["loss"], result["counters"]
         done = result["steps"] - result["begun_at"]
         share = f", {rows['touched'] / rows['cache']:.1f} times the cache" if rows["cache"] else ""
@@ -87,12 +94,13 @@ class Train(Composed):
         if self.save.save:
             kept = result["checkpoints"]
             lines["saved"] = (
-                f"step {result['steps']:,} in {self.save.save}; more --steps and --resume go on from there\n"
+                f"{saved_line(self.save, result)}\n"
                 f"{kept['count']} checkpoints, {size(kept['bytes'])}; "
                 f"training stood still {kept['pause_share']:.1%} of the time"
             )
             if kept["stopped_by"]:
                 lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in"
+        lines |= outcome(result)
         if result["bad_rows_skipped"]:
             lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
         if self.assert_ratio is not None and not result["failed"]:

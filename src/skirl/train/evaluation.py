@@ -106,7 +106,7 @@ class Evaluation:
         """One more evaluation."""
         self.step, self.scores = step, scores
         self.seconds, self.last_seconds = self.seconds + seconds, seconds
-        loss = math.inf if scores.logloss is None else scores.logloss
+        loss = math.inf if scores.logloss is None or math.isnan(scores.logloss) else scores.logloss
         if self.best is None or loss < self.best:
             self.best, self.best_step, self.since = loss, step, 0
         else:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Meter:
         self._metrics = Metrics()
         self._late: deque[Callable[[], tuple[Tensor, ...]]] = deque()
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
+        self.not_finite: tuple[int, str] | None = None
+        """The first step whose loss or predictions were not finite, and which; neither it nor what follows is counted."""
         self._started = time.monotonic()
         self._warm: tuple[float, int] | None = None
         self._shown = (self._started, 0, 0, 0.0)
@@ -58,6 +60,11 @@ class Meter:
 
     def _count(self, on_host: Tensor, logits: Tensor, labels: Tensor) -> None:
         here, loss = self._counted, float(on_host.item())
+        if self.not_finite is None and not (isfinite(loss) and bool(torch.isfinite(logits).all())):
+            what = "predictions are not finite" if isfinite(loss) else f"the loss is {loss}"
+            self.not_finite = here["steps"] + 1, what
+        if self.not_finite is not None:  # what follows says nothing, and would make all sums nan
+            return
         here["first"] = here["first"] if here["steps"] else loss
         here["last"] = loss
         here["sum"] += loss
@@ -100,6 +107,12 @@ class Meter:
             self._shown = (self._shown[0] + away, *self._shown[1:])
             if self._warm is not None:
                 self._warm = (self._warm[0] + away, self._warm[1])
+
+    def diverged(self, *, last: bool) -> bool:
+        """Whether a loss was not finite; on a GPU the loss of a step is known a step later. last: look at all."""
+        if last:
+            _ = self._so_far
+        return self.not_finite is not None
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""

@@ -11,6 +11,10 @@ _BITS = 18
 Values = torch.Tensor | np.ndarray
 
 
+class NotFinite(ValueError):
+    """Predictions that are no finite numbers."""
+
+
 @dataclass(frozen=True)
 class Scores:
     """How good predictions are; None where it takes clicks and others and there are none of one kind."""
@@ -179,7 +183,7 @@ def _checked(logits: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
     if x.size != y.size:
         raise ValueError(f"{x.size} logits for {y.size} labels: pass one label for each logit")
     if not np.isfinite(x).all():
-        raise ValueError(
+        raise NotFinite(
             f"{np.count_nonzero(~np.isfinite(x))} of {x.size} logits are not finite: has training diverged?"
         )
     if not ((y == 0) | (y == 1)).all():

@@ -68,6 +68,7 @@ class Rates:
             name: LambdaLR(optimizer, lambda step: schedule.factor(step))
             for name, optimizer in (("rows", rows), ("dense", dense))
         }
+        self._bases = {name: list(each.base_lrs) for name, each in self._torch.items()}
 
     @property
     def now(self) -> dict[str, float]:
@@ -85,13 +86,17 @@ class Rates:
         return {"kind": self.schedule.kind, "warmup": self.schedule.warmup, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, with the same kind and warm-up; how many steps there are in all may have changed."""
+        """Go on from a checkpoint, with the same kind and warm-up.
+
+        The rates themselves, and how many steps there are in all, are those of here: they may have changed.
+        """
         for flag, name in (("schedule", "kind"), ("warmup", "warmup")):
             here = getattr(self.schedule, name)
             if state[name] != here:
-                raise ValueError(f"the run was saved with {flag}={state[name]}: set it to that, not {here}")
+                raise ValueError(f"--{flag} is {here}, the run was saved with {state[name]}: set it to that")
         for name, each in self._torch.items():
             each.load_state_dict(state[name])
-            last = each.last_epoch  # the rate of the step to come follows the steps that there are now
+            each.base_lrs = list(self._bases[name])
+            last = each.last_epoch
             for group, base in zip(each.optimizer.param_groups, each.base_lrs, strict=True):
-                group["lr"] = base * self.schedule.factor(last)
+                group["initial_lr"], group["lr"] = base, base * self.schedule.factor(last)

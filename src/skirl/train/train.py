@@ -1,5 +1,7 @@
 """The training loop, and what watches it."""
 
+import logging
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -14,13 +16,20 @@ from skirl.core.batch import Batch, moved
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
+from skirl.train.diverged import sentence
 from skirl.train.evaluation import Evaluation
+from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags, ShowFlags
+from skirl.train.kept import best_of, check_start, not_saved
 from skirl.train.meter import Meter
+from skirl.train.metrics import NotFinite
 from skirl.train.recipe import Recipe
 from skirl.train.report.run_folder import RunFolder
+from skirl.train.resumed import LEARNING, told
 from skirl.train.schedule import Rates
 from skirl.train.touched import Touched
+
+logger = logging.getLogger("skirl")
 
 
 @dataclass(slots=True)
@@ -72,6 +81,7 @@ def train(
 ) -> dict[str, Any]:
     """Train, showing progress; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
+    check_start(saving, flags)
     run = run_folder(recipe, log, flags, resume=saving.resume)
     cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
     embeddings = recipe.embeddings(cache, resume=saving.resume)
@@ -79,26 +89,43 @@ def train(
     rates, meter, stream = recipe.rates_of(embeddings, dense), Meter(), recipe.stream()
     judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
     whole = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
-    keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume}
+    keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
+            "keep_best": saving.keep_best}  # fmt: skip
+    begun_from: dict[str, Any] | None = None
+    broken: tuple[int, str] | None = None
     with (
         recipe.lookahead(model, stream, trace=log.trace) as batches,
         Keeper(saving.save, **keep, **whole, data=batches) as keeper,
         _progress("train", recipe, show) as progress,
         run.begin(batches, meter),
     ):
+        for line in told([change for change in run.changed if change["flag"] in LEARNING]):
+            logger.warning("%s", line)
+        if saving.from_ is not None:
+            begun_from = begin_from(saving.from_, model, stream)
         keeper.begin()
         for done in () if judge.stops else steps(model, dense, batches, rates):
             meter.add(done.loss_tensor, done.logits, done.batch.labels)
             last = batches.step == stream.steps
+            if meter.diverged(last=last):
+                broken = meter.not_finite
+                break
             if stream.held_out and judge.due(batches.step, last=last):
                 held_out = stream.held_out_at(batches.state_dict()["loader"])
-                with meter.paused():
-                    judge.run(batches.step, model, held_out or ())
+                try:
+                    with meter.paused():
+                        judge.run(batches.step, model, held_out or ())
+                except NotFinite:
+                    broken = batches.step, "predictions for the samples held out are not finite"
+                    break
             last = last or judge.stops
             run.after_step(batches, meter, rates.now, last=last, evaluation=judge)
             progress(batches.step, lambda: meter.facts(batches))
-            if keeper.after_step(last=last) or judge.stops:
+            is_best = judge.best_step == batches.step and math.isfinite(judge.best or 0.0)
+            if keeper.after_step(last=last, is_best=is_best) or judge.stops:
                 break
+        if broken and meter.steps % run.every:
+            run.after_step(batches, meter, rates.now, last=True, evaluation=judge)
         result = {
             "command": "train",
             **flags,
@@ -112,12 +139,20 @@ def train(
             "machine": machine(),
             "bad_rows_skipped": stream.bad_rows,
             "run": run.path,
-            "checkpoints": keeper.facts(),
+            "checkpoints": (kept := keeper.facts()),
+            "best": best_of(kept, judge),
+            "from": begun_from,
+            "changes": run.changed,
         }
-        result["failed"] = _failure(flags["assert_ratio"], result["rows"], result["counters"]["fetched"])
-        run.finish(result)
+        result["failed"] = (
+            (sentence(*broken, saving.save, kept) if broken else None)
+            or not_saved(saving, kept, batches.step)
+            or _failure(flags["assert_ratio"], result["rows"], result["counters"]["fetched"])
+        )
+    timeline = [] if batches.trace_ended is None else [f"the timeline {log.trace} ends early: {batches.trace_ended}"]
+    run.finish(result | {"missing": run.missing + timeline})
     embeddings.close()
-    return result
+    return result | {"missing": run.missing + timeline}
 
 
 def run_folder(recipe: Recipe, log: LogFlags, flags: Mapping[str, Any], *, resume: bool) -> RunFolder:

@@ -13,6 +13,7 @@ import numpy as np
 
 from skirl.data.vocabulary.probing import SMALLEST, places_for, probe
 from skirl.tools.jit import kernel
+from skirl.tools.os_errors import writing
 
 ENTRY = 12
 """Bytes of a place in a table: a fingerprint and a count."""
@@ -125,7 +126,8 @@ class Counters:
             keys, counts = counter.sorted()
             paths = (self._folder / f"{self.runs}-{number}-keys.npy", self._folder / f"{self.runs}-{number}-counts.npy")
             for path, values in zip(paths, (keys, counts)):
-                np.save(path, values, allow_pickle=False)
+                with writing(path):
+                    np.save(path, values, allow_pickle=False)
                 self.spilled += values.nbytes
             self._runs[table].append(paths)
             counter.clear()

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,7 @@ from skirl.data.files.hashing import NONE
 from skirl.data.files.schema import FileSchema
 from skirl.data.vocabulary.probing import look_up, places_for, probe
 from skirl.tools.jit import kernel
+from skirl.tools.os_errors import writing
 from skirl.tools.shape_of import ANY, COUNT, NUMBER, TEXT, Kind, misfit
 
 VERSION = 1
@@ -109,10 +111,12 @@ def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndar
         arrays[f"{table}.counts"] = np.ascontiguousarray(counts, np.uint64)
     unfinished = f"{path}.{os.getpid()}.part"
     try:
-        save_file(arrays, unfinished, metadata={"skirl": json.dumps(asdict(facts))})
-        os.replace(unfinished, path)
+        with writing(path):
+            save_file(arrays, unfinished, metadata={"skirl": json.dumps(asdict(facts))})
+            os.replace(unfinished, path)
     finally:
-        Path(unfinished).unlink(missing_ok=True)
+        with suppress(OSError):
+            Path(unfinished).unlink(missing_ok=True)
 
 
 def load(path: str) -> Vocabulary:

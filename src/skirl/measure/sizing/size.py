@@ -17,6 +17,7 @@ from skirl.measure.sizing.picture import drawn
 from skirl.measure.sizing.survey import Survey
 from skirl.models.flags import ModelFlags
 from skirl.store.link import Link
+from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress
 from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
 
@@ -52,8 +53,9 @@ class Sizing:
                 raise ValueError(f"{self.data.data} has no batch of {self.data.batch:,} samples: set --batch smaller")
             result = self._measured(survey)
         if self.page is not None:
-            self.page.parent.mkdir(parents=True, exist_ok=True)
-            self.page.write_text(drawn(result).html(), encoding="utf-8")
+            with writing(self.page):
+                self.page.parent.mkdir(parents=True, exist_ok=True)
+                self.page.write_text(drawn(result).html(), encoding="utf-8")
         return result
 
     def _measured(self, survey: Survey) -> dict[str, Any]:

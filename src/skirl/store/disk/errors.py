@@ -19,6 +19,10 @@ class DiskError(RuntimeError):
 class DiskFull(OSError):
     """There is no room for what was to be written; nothing that was held is lost."""
 
+    def __init__(self, text: str, number: int = errno.ENOSPC) -> None:
+        super().__init__(text)
+        self.errno = number
+
 
 @contextlib.contextmanager
 def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
@@ -31,7 +35,7 @@ def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull):
             raise
-        raise DiskFull(error.errno, _full(path, more())) from error
+        raise DiskFull(_full(path, more()), error.errno) from error
 
 
 def unwritable(path: Path, error: OSError) -> DiskError | OSError:
@@ -49,6 +53,6 @@ def _full(path: Path, more: int) -> str:
     except OSError:
         free = "its free space is not known"
     return (
-        f"the disk of {path} is full: {free}, and the store needs up to {more:,} more to go on. Nothing is lost; "
-        "free that much and try again, or resume on a larger disk from a checkpoint"
+        f"the disk of {path} is full: {free}, and the store needs up to {more:,} more to go on; what it holds stays "
+        "whole: free that much, or choose a larger disk, and go on from a checkpoint"
     )

@@ -68,9 +68,8 @@ def manifest_of(folder: Path, facts: Facts, layout: Layout) -> Manifest:
     except Unusable as error:
         raise CheckpointError(f"{folder} {error}: use another checkpoint") from None
     if manifest.layout != layout:
-        raise CheckpointError(
-            f"{folder} has records {manifest.layout}, this store {layout}: open it with the same tables"
-        )
+        has, need = manifest.layout.against(layout)
+        raise CheckpointError(f"{folder} has records {has}, this store {need}: open it with the same tables")
     return manifest
 
 

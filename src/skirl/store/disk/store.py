@@ -119,8 +119,9 @@ class DiskStore(Store):
 
     def _load(self, manifest: Manifest) -> None:
         if manifest.layout != self.layout:
+            has, need = manifest.layout.against(self.layout)
             raise DiskError(
-                f"{self.path} has records {manifest.layout}, the tables need {self.layout}: open it with the tables and "
+                f"{self.path} has records {has}, the tables need some {need}: open it with the tables and "
                 "the optimizer it was made with, or name another folder"
             )
         self._set_logs(self._empty())
@@ -263,10 +264,12 @@ class DiskStore(Store):
         If the folder is on another file system, files that it does not have are copied before this returns.
         """
         self._check_open()
-        with self._writing, self._explained():
-            for log in self._logs:
-                log.seal()
-                self._renew(log, folder)
+        with self._writing:
+            with self._explained():
+                for log in self._logs:
+                    log.seal()
+                    self._renew(log, folder)
+            # What fails from here on is about the folder and its disk, which need not be the store's.
             generation = self._next_generation()
             manifest = self._manifest(self.identity, generation, self._logs)
             segments = [s for log in self._logs for s in log.segments.values() if log.live[s.slot]]

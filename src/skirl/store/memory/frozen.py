@@ -86,7 +86,8 @@ def identity_of(folder: Path, facts: Facts, layout: Layout) -> tuple[str, int]:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder} does not describe rows ({error}): use another checkpoint") from None
     if found != layout:
-        raise CheckpointError(f"{folder} has records {found}, this store {layout}: open it with the same tables")
+        has, need = found.against(layout)
+        raise CheckpointError(f"{folder} has records {has}, this store {need}: open it with the same tables")
     return identity, generation
 
 

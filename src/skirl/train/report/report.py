@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skirl.tools.flags import option
+from skirl.tools.os_errors import writing
 from skirl.tools.progress import clock
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart
 from skirl.train.report.run_folder import CONFIG, METRICS, RESULT, lines_of
+from skirl.train.resumed import told
 
 Line = Mapping[str, Any]
 
@@ -33,6 +36,11 @@ STAGES = {
 }  # fmt: skip
 """As the page calls them."""
 OF_RESULT: dict[str, Any] = {"checkpoints": {"stopped_by": ANY}}
+LATER: dict[str, Any] = {
+    "failed": TEXT, "best": {"folder": TEXT, "step": COUNT}, "missing": [TEXT],
+    "changes": [{"flag": TEXT, "was": ANY, "is": ANY, "step": COUNT}],
+}  # fmt: skip
+"""What a config or a result need not have; null is as good as nothing."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +96,10 @@ def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict
     """
     left = Left.of(folder)
     page = page or folder / "report.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
     numbers = facts(left)
-    page.write_text(drawn(folder.name, left, as_text(numbers), defaults).html(), encoding="utf-8", errors="replace")
+    with writing(page):
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(drawn(folder.name, left, as_text(numbers), defaults).html(), encoding="utf-8", errors="replace")
     return {"command": "report", "run": str(folder), "page": str(page), **numbers}
 
 
@@ -101,6 +110,10 @@ def facts(left: Left) -> dict[str, Any]:
     return {
         "ended": left.result is not None,
         "stopped_by": None if left.result is None else left.result["checkpoints"]["stopped_by"],
+        "run_failed": (left.result or {}).get("failed"),
+        "missing": (left.result or {}).get("missing"),
+        "kept": (left.result or {}).get("best"),
+        "changes": left.config.get("changes") or [],
         "flags": left.config["flags"],
         "steps": last.get("step", 0),
         "samples": last.get("samples", 0),
@@ -124,11 +137,15 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
     flags, steps = run["flags"], max(1, run["steps"])
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended"
     state = state if run["ended"] else "still going on, killed, or failed"
+    state = "failed" if run["run_failed"] else state
     lines = {
         "run": f"{flags.get('model')} on {flags.get('data')}, {state}",
         "steps": f"{run['steps']:,}, {run['samples']:,} samples in {clock(run['seconds'])}",
         "speed": f"{run['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
     }
+    lines |= {"failed": str(run["run_failed"])} if run["run_failed"] else {}
+    lines |= {"changed": "\n".join(told(run["changes"]))} if run["changes"] else {}
+    lines |= {"missing": "\n".join(run["missing"])} if run["missing"] else {}
     if not run["samples"]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
     lines["loss"] = f"{run['loss']:.4f} at last"
@@ -138,6 +155,7 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
         best = run["best"]
         lines["test"] = (
             f"log loss {best['test_logloss']:.4f}, AUC {_number(best['test_auc'])} at step {best['step']:,}, its best"
+            + (f"; step {run['kept']['step']:,} is kept in {run['kept']['folder']}" if run["kept"] else "")
         )
     lines["rows"] = (
         f"{run['touched']:,} touched; {run['fetched'] / steps:,.0f} brought in again, {run['new'] / steps:,.0f} made "
@@ -183,9 +201,9 @@ def drawn(name: str, left: Left, text: Mapping[str, str], defaults: Mapping[str,
     page.heading("Flags")
     flags = left.config["flags"]
     usual = {name for name, value in flags.items() if name in defaults and value == _as_read(defaults[name])}
-    page.facts({_flag(name): _value(value) for name, value in flags.items() if name not in usual})
+    page.facts({option(name): _value(value) for name, value in flags.items() if name not in usual})
     page.hidden(
-        f"{len(usual)} more at their defaults", {_flag(name): _value(flags[name]) for name in flags if name in usual}
+        f"{len(usual)} more at their defaults", {option(name): _value(flags[name]) for name in flags if name in usual}
     )
     page.note(
         f"Begun {left.config['started']}, at step {left.config['begun_at']}. "
@@ -243,10 +261,6 @@ def _culprits(blame: Mapping[str, float]) -> str:
     return f"; {worst} was at work for {blame[worst]:.2f} s of the wait for rows"
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _value(value: Any) -> str:
     """As people read it."""
     if isinstance(value, list):
@@ -280,6 +294,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _checked(where: str, read: Any, expected: Any) -> Any:
     wrong = misfit(read, expected)
+    if wrong is None and isinstance(read, Mapping):
+        there = {name: form for name, form in LATER.items() if read.get(name) is not None}
+        wrong = misfit(read, there)
     if wrong is not None:
         raise ValueError(f"{where} is damaged, or of another skirl ({wrong}): there is no report of it")
     return read

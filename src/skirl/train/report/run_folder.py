@@ -5,9 +5,8 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -20,12 +19,18 @@ from skirl.tools.shape_of import COUNT, TEXT, misfit
 from skirl.train.evaluation import Evaluation
 from skirl.train.flags import RUNS
 from skirl.train.meter import Meter
+from skirl.train.report.missing import Missing
+from skirl.train.report.since import Since
+from skirl.train.report.sinks import Lines, TensorBoard, WandB
+from skirl.train.resumed import Change, changes_between
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 
 
 class RunFolder:
     """Writes a run folder. It is part of a checkpoint, so that a resumed run finds it again.
+
+    What cannot be written is missing there, and ends no run: a warning says so, and `missing` has it.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -50,54 +55,74 @@ class RunFolder:
         self.every = every
         self.begun_at = 0
         """The step that the run goes on from."""
+        self.changed: list[Change] = []
+        """The flags that are others than those of the run that was saved, from this step on."""
+        self._changes: list[Change] = []
         self._auto = folder == "auto"
         self._name, self._flags = name, dict(flags)
         self._wandb = wandb
+        self._missing = Missing()
         self._sinks: list[Any] = []
-        self._file: Any = None
-        self._since = _Since()
-        if self.folder is not None and not resume and (self.folder / CONFIG).exists():
+        self._since = Since()
+        if self.folder is None:
+            return
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"run is {self.folder}, which is a file: set it to a folder")
+        if not resume and (self.folder / CONFIG).exists():
             raise ValueError(f"{self.folder} already holds a run: set run to another folder, or resume that one")
 
     def begin(self, batches: Lookahead, meter: Meter) -> "RunFolder":
         """Note the step that the run starts at; then enter this."""
         self.begun_at = batches.step
         self._since.begin(batches, meter)
+        self.changed = [change | {"step": self.begun_at} for change in self.changed]
+        self._changes += self.changed
         return self
 
     def __enter__(self) -> "RunFolder":
         if self._wandb is not None:
-            self._sinks.append(_WandB(self._wandb, self._name, self._flags))
+            self._sinks.append(WandB(self._wandb, self._name, self._flags))
         if self._auto and self.folder is None:
-            self.folder = _new_folder(Path(os.environ.get(RUNS) or "runs"), self._name)
+            runs = Path(os.environ.get(RUNS) or "runs")
+            with self._missing.tried("the run's folder", runs):
+                self.folder = _new_folder(runs, self._name)
         if self.folder is None:
             return self
-        self.folder.mkdir(parents=True, exist_ok=True)
-        _write(self.folder / CONFIG, self._config())
-        (self.folder / RESULT).unlink(missing_ok=True)
-        kept = [line for line in lines_of(self.folder) if self.begun_at and line["step"] <= self.begun_at]
-        _replace(self.folder / METRICS, "".join(f"{json.dumps(line)}\n" for line in kept))
-        self._file = (self.folder / METRICS).open("a", encoding="utf-8")
-        self._sinks.append(_TensorBoard(self.folder, self.begun_at))
+        folder = self.folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            with self._missing.tried(f"the run's folder {folder}", None):
+                raise
+            self.folder = None
+            return self
+        with self._missing.tried(CONFIG, folder):
+            _write(folder / CONFIG, self._config())
+        with self._missing.tried(METRICS, folder, of=OSError):
+            (folder / RESULT).unlink(missing_ok=True)
+            _cut(folder / METRICS, self.begun_at)
+            self._sinks.append(Lines(folder / METRICS))
+        with self._missing.tried(TensorBoard.name, folder):
+            self._sinks.append(TensorBoard(folder, self.begun_at))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
         for sink in self._sinks:
-            sink.close()
+            with self._missing.tried(sink.name, self.folder):
+                sink.close()
         if kind is None or not issubclass(kind, Exception) or self.folder is None:
             return
         metrics = self.folder / METRICS
         if metrics.is_file() and not metrics.stat().st_size:  # nothing came of it: the next try may have the folder
-            (self.folder / CONFIG).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self.folder / CONFIG).unlink(missing_ok=True)
 
     @property
     def on(self) -> bool:
         """Whether anything is written anywhere."""
-        return bool(self._file or self._sinks)
+        return bool(self._sinks)
 
     @property
     def path(self) -> str | None:
@@ -122,26 +147,31 @@ class RunFolder:
 
     def write(self, line: dict[str, Any]) -> None:
         """One line, everywhere."""
-        if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
-        numbers = {tag: value for tag, value in _tagged(line) if isinstance(value, int | float)}
         for sink in self._sinks:
-            sink.write(numbers, line["step"])
+            with self._missing.tried(sink.name, self.folder, line["step"]):
+                sink.write(line)
+
+    @property
+    def missing(self) -> list[str]:
+        """What could not be written down, a sentence for each part."""
+        return self._missing.told()
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """The run is over."""
         if self.folder is not None:
-            _write(self.folder / RESULT, result)
+            with self._missing.tried(RESULT, self.folder):
+                _write(self.folder / RESULT, result)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: with the flags, the model can be made again."""
-        return {"folder": self.path, "flags": self._flags}
+        return {"folder": self.path, "flags": self._flags, "changes": self._changes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on in the folder of the run that was saved, unless another one is named or that one is gone."""
         if self._auto and state["folder"] is not None and Path(state["folder"]).is_dir():
             self.folder = Path(state["folder"])
+        self._changes = list(state.get("changes", []))
+        self.changed = changes_between(state.get("flags", {}), self._flags)
 
     def _config(self) -> dict[str, Any]:
         packages = ("torch", "numpy", "numba")
@@ -152,88 +182,8 @@ class RunFolder:
             "machine": machine(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "begun_at": self.begun_at,
+            "changes": self._changes,
         }
-
-
-class _Since:
-    """Makes lines of what happened since the line before."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[tuple[str, str], float] = {}
-        self._steps = self._samples = 0
-        self._losses = 0.0
-        self._at = 0.0
-
-    def begin(self, batches: Lookahead, meter: Meter) -> None:
-        """The next line counts from here."""
-        self._seconds = _seconds_of(batches)
-        self._steps, self._samples, self._losses = meter.steps, meter.samples, meter.losses
-        self._at = meter.seconds
-
-    def line(self, batches: Lookahead, meter: Meter) -> dict[str, Any]:
-        """What happened since."""
-        engine, now, moved = batches.engine, _seconds_of(batches), batches.engine.counters
-        spent = {name: seconds - self._seconds.get(name, 0.0) for name, seconds in now.items()}
-        steps, samples = meter.steps - self._steps, meter.samples - self._samples
-        seconds = meter.seconds - self._at
-        loss = (meter.losses - self._losses) / max(1, steps)
-        self.begin(batches, meter)
-        busy, blame = ({stage: spent[kind, stage] for stage in times} for kind, times in _stages(batches).items())
-        total = sum(busy.values())
-        scores = asdict(meter.metrics.scores())
-        del scores["samples"]
-        return {
-            "kind": "train",
-            "step": batches.step,
-            "samples": meter.samples,
-            "seconds": seconds,
-            "samples_per_second": samples / max(seconds, 1e-9),
-            "loss": loss,
-            **scores,
-            **{name: getattr(moved, name) for name in ("fetched", "new", "written", "forwarded")},
-            "touched": len(engine.seen),
-            "filled": sum(c.filled for c in engine.caches) / max(1, sum(len(c) for c in engine.caches)),
-            "hidden": max(0.0, 1.0 - (spent["loop", "stall"] + busy["load"]) / total) if total else 1.0,
-            "stall": spent["loop", "stall"],
-            "read": spent["loop", "read"],
-            "busy": busy,
-            "blame": blame,
-            "window": batches.window,
-        }
-
-
-class _TensorBoard:
-    """The event file; torch's writer is imported when there is a run to write, 0.6 s after torch."""
-
-    def __init__(self, folder: Path, begun_at: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        purge = begun_at + 1 if begun_at else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
-
-    def write(self, numbers: Mapping[str, float], step: int) -> None:
-        for tag, value in numbers.items():
-            self._writer.add_scalar(tag, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _WandB:
-    """Weights & Biases, where it is asked for."""
-
-    def __init__(self, project: str, name: str, flags: Mapping[str, Any]) -> None:
-        try:
-            module = import_module("wandb")
-        except ImportError:
-            raise ValueError("wandb is set, and the package is not there: pip install wandb, or leave it out") from None
-        self._run = module.init(project=project, name=name, config=dict(flags))
-
-    def write(self, numbers: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 def lines_of(folder: str | Path) -> list[dict[str, Any]]:
@@ -264,42 +214,6 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
 
 LINE = {"kind": TEXT, "step": COUNT}
 """What every line has."""
-GROUPS = {
-    "rows": ("fetched", "new", "written", "forwarded", "touched", "filled", "window"),
-    "time": ("samples_per_second", "seconds", "hidden", "stall", "read"),
-    "rate": ("lr", "dense_lr"),
-}
-
-
-def _tagged(line: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The numbers of a line under the names that TensorBoard groups by.
-
-    >>> _tagged({"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1, "busy": {"plan": 2.0}})
-    [('train/loss', 0.5), ('rate/lr', 0.1), ('busy/plan', 2.0)]
-    """
-    group_of = {name: group for group, names in GROUPS.items() for name in names}
-    tagged: list[tuple[str, Any]] = []
-    for name, value in line.items():
-        if name in ("kind", "step"):
-            continue
-        if isinstance(value, Mapping):
-            tagged += [(f"{name}/{inner}", number) for inner, number in value.items()]
-        elif line["kind"] == "eval":
-            tagged.append((f"test/{name.removeprefix('test_')}", value))
-        else:
-            tagged.append((f"{group_of.get(name, 'train')}/{name}", value))
-    return tagged
-
-
-def _stages(batches: Lookahead) -> dict[str, dict[str, float]]:
-    return {"busy": batches.times.busy, "blame": batches.times.blame}
-
-
-def _seconds_of(batches: Lookahead) -> dict[tuple[str, str], float]:
-    """Every time there is, by kind and stage."""
-    times = batches.times
-    loop = {("loop", "stall"): times.stall, ("loop", "read"): times.read}
-    return loop | {(kind, stage): s for kind, stages in _stages(batches).items() for stage, s in stages.items()}
 
 
 def _new_folder(runs: Path, name: str) -> Path:
@@ -315,6 +229,15 @@ def _new_folder(runs: Path, name: str) -> Path:
     raise FileExistsError(f"{runs / stem} and 998 more are there: set run to another folder")
 
 
+def _cut(path: Path, step: int) -> None:
+    """Drop the lines after a step, and what a kill left of the last one; a full disk does not stand in the way."""
+    if not path.exists():
+        return
+    kept = sum(1 for line in lines_of(path.parent) if step and line["step"] <= step)
+    whole = path.read_bytes().split(b"\n")[:kept]
+    os.truncate(path, sum(len(line) + 1 for line in whole))
+
+
 def _write(path: Path, value: Mapping[str, Any]) -> None:
     _replace(path, json.dumps(value, indent=1, default=str) + "\n")
 
@@ -322,5 +245,10 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
 def _replace(path: Path, text: str) -> None:
     """All of it or nothing, whenever the run is killed."""
     new = path.with_name(path.name + ".new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
+        raise

@@ -1,0 +1,109 @@
+"""What the system refused, in words: no numbers of errors, and no names of drafts."""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_WORDS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file may not become that large here (ulimit -f)",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission is denied",
+    errno.EPERM: "permission is denied",
+    errno.ENOENT: "there is no such file or folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "it is a folder",
+    errno.EEXIST: "there is one of that name already",
+    errno.EIO: "the disk has failed to read or write",
+    errno.EMFILE: "this process has too many files open (ulimit -n)",
+}
+ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What freeing some room would mend."""
+_IN_TEXT = re.compile(r"(?:os error |[Ee]rrno )(\d+)")
+_DRAFT = re.compile(r"(-[0-9a-f]{16}\.tmp|\.new|\.tmp|\.\d+\.part)$")
+
+
+class NotWritten(OSError):
+    """A file could not be written; the text says which one, why, and what to do."""
+
+    def __init__(self, text: str, number: int | None = None) -> None:
+        super().__init__(text)
+        self.errno = number
+
+
+def of_system(error: BaseException) -> OSError | None:
+    """The system's error behind one: itself, or what a library made a text of; None if it is of another kind.
+
+    >>> of_system(RuntimeError("I/O error: No space left on device (os error 28)")).errno
+    28
+    >>> of_system(ValueError("rows is 0"))
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    if type(error).__module__.startswith("skirl."):  # its text is a sentence
+        return error if isinstance(error, OSError) else None
+    if (found := _IN_TEXT.search(str(error))) is not None:
+        return OSError(int(found[1]), os.strerror(int(found[1])))
+    if "PytorchStreamWriter failed" in str(error):  # torch.save does not say why
+        return OSError(errno.EIO, os.strerror(errno.EIO))
+    return error if isinstance(error, OSError) else None
+
+
+def why(error: BaseException, where: str | Path | None = None) -> str:
+    """Why the system refused, and how much room there is at `where` if that was the reason.
+
+    >>> why(OSError(errno.EROFS, "Read-only file system", "/mnt/x.tmp"))
+    'the file system is read-only'
+    """
+    found = of_system(error)
+    if found is None:
+        text = str(error)
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if found.errno is None or found.strerror is None:  # a sentence already
+        return str(found)
+    text = _WORDS.get(found.errno) or found.strerror[:1].lower() + found.strerror[1:]
+    if found.errno in ROOM[:2] and where is not None and (free := _free(Path(where))) is not None:
+        text += f" ({free:,} bytes are free)"
+    return text
+
+
+def said(error: BaseException) -> str:
+    """An error as a sentence of a command: a file that the system names stands before the reason.
+
+    >>> said(FileNotFoundError(errno.ENOENT, "No such file or directory", "clicks.csv"))
+    'clicks.csv: there is no such file or folder'
+    >>> said(ValueError("rows is 0: set it to 1 or more"))
+    'rows is 0: set it to 1 or more'
+    """
+    if not isinstance(error, OSError):
+        return str(error)
+    name = None if error.filename is None else _DRAFT.sub("", os.fsdecode(error.filename))
+    return why(error) if name is None else f"{name}: {why(error, name)}"
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """In this block a file is written: what the system refuses comes out as a `NotWritten` that names it."""
+    try:
+        yield
+    except Exception as error:
+        found = of_system(error)
+        if found is None or isinstance(error, NotWritten):
+            raise
+        then = "free some room, or name another place" if found.errno in ROOM else "name a place that can be written to"
+        raise NotWritten(f"{path} could not be written, {why(found, path)}: {then}", found.errno) from error
+
+
+def _free(path: Path) -> int | None:
+    """Bytes that are free where a path is, or would be."""
+    for place in (path, *path.absolute().parents):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,30 @@
+"""What is said of a run whose loss is no finite number any more."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from skirl.checkpoint.best import headers_with_steps
+
+
+def sentence(step: int, what: str, folder: Path | None, kept: Mapping[str, Any]) -> str:
+    """Why the run stopped, what to try, and what there is to go on from.
+
+    **Arguments**
+
+    - `step`: the step where it was seen first.
+    - `what`: what was seen.
+    - `folder`: of the checkpoints.
+    - `kept`: the facts of the run's `Keeper`.
+    """
+    then = "begin anew"
+    saved = [] if folder is None or kept["newest"] is None else headers_with_steps(folder)
+    sound = [each for each in saved if each[0] < step - 1]  # a state whose next loss is not finite is of no use, either
+    if sound:
+        late = ", ".join(str(header) for at, header in saved if at >= step - 1)
+        then += f", or go on from step {sound[0][0]:,} in {folder} with --resume"
+        then += f" once {late} is removed, which is as broken" if late else ""
+    return (
+        f"{what} at step {step:,}, for the first time, and training stopped: what is trained from there on is of no use. "
+        f"Set --lr and --dense-lr lower, or --warmup higher, and {then}"
+    )

@@ -1,0 +1,111 @@
+"""Begin a run with what another one learned: its rows and its dense weights, at step 0 of other data."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from skirl.checkpoint.import_rows import copy_rows
+from skirl.checkpoint.without_model import opened
+from skirl.data.files.hashing import BY_OPEN
+from skirl.data.source import Source
+from skirl.models.flags import LayerFlags, ModelFlags
+from skirl.nn.collection import Place, collections_of, tables_of
+from skirl.train.resumed import check_flags, saved_flags
+
+log = logging.getLogger("skirl")
+
+OF_MODEL = frozenset(field.name for part in (ModelFlags, LayerFlags) for field in fields(part))
+
+
+def check_model(path: Path, flags: Mapping[str, Any]) -> None:
+    """Refuse flags that make another model than the one whose weights are taken.
+
+    **Arguments**
+
+    - `path`: the folder of its checkpoints, or the header of one.
+    - `flags`: those of the run that begins.
+    """
+    then = f"its weights fit no other model, so set what {path} has"
+    check_flags(saved_flags(path), flags, may=frozenset(flags) - OF_MODEL, then=then)
+
+
+def begin_from(path: Path, model: nn.Module, stream: Source) -> dict[str, Any]:
+    """Take rows and dense weights from a checkpoint; what came along. All is checked before anything changes.
+
+    **Arguments**
+
+    - `path`: the folder of checkpoints, or the header of one.
+    - `model`: takes them; no row of it may have been trained.
+    - `stream`: the batches that it will train on, whose ids have to mean the same rows.
+    """
+    with opened(path) as (rows, dense, data):
+        here, theirs = tables_of(model), tables_of(rows)
+        _check_tables(here, theirs, path)
+        _check_ids(data, stream.state_dict(), path)
+        weights = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+        if dense:
+            _check_weights(weights, dense, path)
+            model.load_state_dict({name: dense[name] for name in weights}, strict=False)
+        else:
+            log.warning("%s has rows and no dense weights: these begin at their initial values", path)
+        taken = copy_rows(here, theirs, path)
+        kinds = {type(place.engine.optimizer).__name__ for place in here.values()}
+        same = kinds == {type(place.engine.optimizer).__name__ for place in theirs.values()}
+    for collection in collections_of(model).values():
+        collection.forget()
+    return {"folder": str(path), "rows": sum(taken.values()), "row_state": same, "dense": bool(dense)}
+
+
+def _check_tables(here: Mapping[str, Place], theirs: Mapping[str, Place], path: Path) -> None:
+    if here.keys() != theirs.keys():
+        only = sorted(here.keys() - theirs.keys()) or sorted(theirs.keys() - here.keys())
+        where = "--data has" if only[0] in here else f"{path} has"
+        other = str(path) if only[0] in here else "--data"
+        raise ValueError(f"{where} a table {only[0]!r}, and {other} has none: give data with the same tables")
+    for name, place in here.items():
+        mine, other = place.table, theirs[name].table
+        if mine.dim != other.dim:
+            raise ValueError(f"--dim is {mine.dim}, and table {name!r} has {other.dim} in {path}: set it to that")
+        if mine.rows != other.rows:
+            raise ValueError(
+                f"table {name!r} has {mine.rows:,} rows by --data and --rows, and {other.rows:,} in {path}: set them to "
+                "what they were"
+            )
+
+
+def _check_ids(theirs: Any, mine: Any, path: Path) -> None:
+    """Refuse data whose ids become other rows: each row would be trained on as another id's."""
+    saved, now = _stream_of(theirs), _stream_of(mine)
+    if saved is None or now is None:  # of no files, or not read from yet
+        return
+    if BY_OPEN in (saved["rows_of"], now["rows_of"]):
+        raise ValueError(
+            f"--vocab open gives rows to ids as they come, and those of {path} stay with its run: make a vocabulary with "
+            "skirl vocab for both runs, or hash ids"
+        )
+    if saved["rows_of"] != now["rows_of"]:
+        raise ValueError(
+            f"--vocab makes rows of ids {now['rows_of']}, in {path} it was {saved['rows_of']}: set --vocab to what it was"
+        )
+
+
+def _stream_of(state: Any) -> Mapping[str, Any] | None:
+    """What a loader's state says of the files it is of."""
+    files = state.get("files", state) if isinstance(state, dict) else {}
+    stream = files.get("stream") if isinstance(files, dict) else None
+    return stream if isinstance(stream, dict) and "rows_of" in stream else None
+
+
+def _check_weights(here: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], path: Path) -> None:
+    for name, value in here.items():
+        if name not in theirs:
+            raise ValueError(f"{path} has no weight {name!r}, which --model has: set --model to what it was")
+        if theirs[name].shape != value.shape:
+            raise ValueError(
+                f"{name} is {list(value.shape)} by --model, {list(theirs[name].shape)} in {path}: set --model to what it was"
+            )

@@ -1,0 +1,81 @@
+"""How a run begins from checkpoints, and what is said of those that it leaves."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from skirl.checkpoint import best, numbers
+from skirl.train.evaluation import Evaluation
+from skirl.train.fine_tuning import check_model
+from skirl.train.flags import SaveFlags
+from skirl.train.resumed import FREE, check_flags, saved_flags, told
+
+
+def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> None:
+    """Refuse flags that do not fit the checkpoint that the run begins from; nothing is read of it but these.
+
+    **Arguments**
+
+    - `saving`: says which checkpoint that is.
+    - `flags`: all flags of the run.
+    """
+    if saving.from_ is not None:
+        check_model(saving.from_, flags)
+    if saving.resume and saving.save is not None and numbers(saving.save):
+        then = "set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
+        check_flags(saved_flags(saving.save), flags, may=FREE, then=then)
+
+
+def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None:
+    """The checkpoint that --keep-best keeps: where, of which step, with which held-out log loss; None without it."""
+    found = kept["best"]
+    if found is None:
+        return None
+    return {**found, "test_logloss": judge.best if judge.best_step == found["step"] else None}
+
+
+def not_saved(saving: SaveFlags, kept: Mapping[str, Any], step: int) -> str | None:
+    """Why what the run promised to leave is not there: the checkpoint of its end, and the best.
+
+    **Arguments**
+
+    - `saving`: what was promised.
+    - `kept`: the facts of the run's `Keeper`.
+    - `step`: where the run ended.
+    """
+    if saving.save is None:
+        return None
+    if kept["newest"] != step:
+        newest = kept["newest"]
+        then = "no step of this run is saved" if newest is None else f"the newest that is saved is step {newest:,}"
+        return f"{kept['last_failure'] or f'step {step:,} is not saved'}; {then}"
+    if saving.keep_best and kept["best_failure"] is not None:
+        return f"{kept['best_failure']} in {saving.save / best.NAME}"
+    return None
+
+
+def saved_line(saving: SaveFlags, result: Mapping[str, Any]) -> str:
+    """What the summary says of checkpoints."""
+    kept, folder = result["checkpoints"], saving.save
+    newest = kept["newest"]
+    first = "nothing" if newest is None else f"step {newest:,} in {folder}; more --steps and --resume go on from there"
+    lines = [first]
+    if kept["failed"]:
+        lines.append(f"{kept['failed']} more could not be written: {kept['last_failure']}")
+    return "\n".join(lines)
+
+
+def outcome(result: Mapping[str, Any]) -> dict[str, str]:
+    """What the summary says of the best, of where the run began, of flags that changed, and of what is missing."""
+    lines = {}
+    if (best_one := result["best"]) is not None:
+        loss = best_one["test_logloss"]
+        scored = "" if loss is None else f", log loss {loss:.4f} on the samples held out"
+        lines["best"] = f"step {best_one['step']:,}{scored}, in {best_one['folder']}"
+    if (begun := result["from"]) is not None:
+        state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state begins anew"
+        lines["begun"] = f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
+    if result["changes"]:
+        lines["changed"] = "\n".join(told(result["changes"]))
+    if result["missing"]:
+        lines["missing"] = "\n".join(result["missing"])
+    return lines

@@ -1,0 +1,65 @@
+"""A line of metrics: what happened in a run since the line before."""
+
+from dataclasses import asdict
+from typing import Any
+
+from skirl.pipeline.lookahead import Lookahead
+from skirl.train.meter import Meter
+
+
+class Since:
+    """Makes lines of what happened since the line before."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str, str], float] = {}
+        self._steps = self._samples = 0
+        self._losses = 0.0
+        self._at = 0.0
+
+    def begin(self, batches: Lookahead, meter: Meter) -> None:
+        """The next line counts from here."""
+        self._seconds = _seconds_of(batches)
+        self._steps, self._samples, self._losses = meter.steps, meter.samples, meter.losses
+        self._at = meter.seconds
+
+    def line(self, batches: Lookahead, meter: Meter) -> dict[str, Any]:
+        """What happened since."""
+        engine, now, moved = batches.engine, _seconds_of(batches), batches.engine.counters
+        spent = {name: seconds - self._seconds.get(name, 0.0) for name, seconds in now.items()}
+        steps, samples = meter.steps - self._steps, meter.samples - self._samples
+        seconds = meter.seconds - self._at
+        loss = (meter.losses - self._losses) / max(1, steps)
+        self.begin(batches, meter)
+        busy, blame = ({stage: spent[kind, stage] for stage in times} for kind, times in _stages(batches).items())
+        total = sum(busy.values())
+        scores = asdict(meter.metrics.scores())
+        del scores["samples"]
+        return {
+            "kind": "train",
+            "step": batches.step,
+            "samples": meter.samples,
+            "seconds": seconds,
+            "samples_per_second": samples / max(seconds, 1e-9),
+            "loss": loss,
+            **scores,
+            **{name: getattr(moved, name) for name in ("fetched", "new", "written", "forwarded")},
+            "touched": len(engine.seen),
+            "filled": sum(c.filled for c in engine.caches) / max(1, sum(len(c) for c in engine.caches)),
+            "hidden": max(0.0, 1.0 - (spent["loop", "stall"] + busy["load"]) / total) if total else 1.0,
+            "stall": spent["loop", "stall"],
+            "read": spent["loop", "read"],
+            "busy": busy,
+            "blame": blame,
+            "window": batches.window,
+        }
+
+
+def _stages(batches: Lookahead) -> dict[str, dict[str, float]]:
+    return {"busy": batches.times.busy, "blame": batches.times.blame}
+
+
+def _seconds_of(batches: Lookahead) -> dict[tuple[str, str], float]:
+    """Every time there is, by kind and stage."""
+    times = batches.times
+    loop = {("loop", "stall"): times.stall, ("loop", "read"): times.read}
+    return loop | {(kind, stage): s for kind, stages in _stages(batches).items() for stage, s in stages.items()}

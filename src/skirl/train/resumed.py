@@ -1,0 +1,108 @@
+"""Whether a run may go on with other flags than it was saved with, and what changes from there on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from skirl.checkpoint import folder
+from skirl.checkpoint.codec import decode
+from skirl.tools.flags import option
+from skirl.tools.sealed_json import CheckpointError
+
+Change = dict[str, Any]
+"""A flag that is another from a step on: `flag`, `was`, `is` and `step`."""
+
+OF_A_START = frozenset(
+    ("run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "from_", "json", "quiet", "wandb",
+     "log_every", "assert_ratio")
+)  # fmt: skip
+"""Flags that say what a start of a run writes and shows, not what it trains."""
+FREE = frozenset(
+    ("lr", "dense_lr", "threads", "steps", "epochs", "cache", "depth", "policy", "store", "prefetch", "link", "device",
+     "workers", "eval_every", "patience")
+)  # fmt: skip
+"""Flags that may change when a run goes on; what they are then holds from there on."""
+OF_FILES = frozenset(("data", "schema", "rows", "vocab", "valid"))
+"""Flags of files that may be spelled in another way: the stream of batches itself tells whether it is another one."""
+LEARNING = ("lr", "dense_lr", "threads")
+"""Those of the free ones that change what is learned."""
+
+
+def saved_flags(path: Path) -> dict[str, Any]:
+    """The flags that the newest readable checkpoint of a folder was saved with; none of one that does not say.
+
+    **Arguments**
+
+    - `path`: the folder, or the header of a checkpoint.
+    """
+    for header in folder.headers(path):
+        try:
+            parts = folder.read(header)["run"]["optimizers"]
+            return dict(next(decode(p["state"], {})["flags"] for p in parts if p["type"] == "RunFolder"))
+        except CheckpointError:  # whoever loads it says what is wrong with it
+            continue
+        except (KeyError, TypeError, StopIteration):
+            return {}
+    return {}
+
+
+def changes_between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
+    """What is not as it was saved, of the flags that may change.
+
+    >>> changes_between({"lr": 0.1, "dim": 4, "quiet": True}, {"lr": 0.2, "dim": 4, "quiet": False})
+    [{'flag': 'lr', 'was': 0.1, 'is': 0.2}]
+    """
+    names = [name for name in here if name in saved and name in FREE | OF_FILES]
+    return [
+        {"flag": name, "was": saved[name], "is": here[name]}
+        for name in names
+        if _plain(saved[name]) != _plain(here[name])
+    ]
+
+
+def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: frozenset[str], then: str) -> None:
+    """Refuse flags that are not those of the run that was saved, by name and with both values.
+
+    **Arguments**
+
+    - `saved`: the flags of that run.
+    - `here`: the flags now.
+    - `may`: those that may be others.
+    - `then`: what to do about it.
+
+    >>> check_flags({"dim": 16, "lr": 0.1}, {"dim": 32, "lr": 0.2}, may=FREE, then="set it to that")
+    Traceback (most recent call last):
+    ValueError: --dim is 32, the run was saved with 16: set it to that
+    """
+    may = may | OF_A_START | (OF_FILES if _of_files(saved) and _of_files(here) else frozenset())
+    others = [n for n in here if n in saved and n not in may and _plain(saved[n]) != _plain(here[n])]
+    if others:
+        texts = [f"{option(n)} is {shown(here[n])}, the run was saved with {shown(saved[n])}" for n in others[:4]]
+        more = f" (and {len(others) - 4} more)" if len(others) > 4 else ""
+        raise ValueError("; ".join(texts) + more + f": {then}")
+
+
+def told(changes: list[Change]) -> list[str]:
+    """Changes as people read them.
+
+    >>> told([{"flag": "dense_lr", "was": 0.1, "is": 0.01, "step": 40}])
+    ['--dense-lr is 0.01 from step 40 on, it was 0.1']
+    """
+    return [
+        f"{option(c['flag'])} is {shown(c['is'])} from step {c['step']:,} on, it was {shown(c['was'])}" for c in changes
+    ]
+
+
+def shown(value: Any) -> str:
+    """A flag's value as one would give it."""
+    if value is None:
+        return "not set"
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _of_files(flags: Mapping[str, Any]) -> bool:
+    return not str(flags.get("data", "synthetic:")).startswith("synthetic:")

@@ -1,0 +1,371 @@
+"""A disk fails under a run: what is logged or saved is missing, in a sentence, and training goes on."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+
+import skirl
+import skirl.train.train as loop
+from skirl.checkpoint import dense, numbers
+from skirl.cli import main
+from skirl.tools.os_errors import NotWritten
+from skirl.tools.progress import Progress
+from skirl.train.commands import Train
+from tests.habits.disks import Disk
+from tests.resume import Run, Setup, assert_same
+
+SMALL: dict[str, Any] = {
+    "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 24, "cache": "300", "threads": 1,
+    "quiet": True, "log_every": 4,
+}  # fmt: skip
+UGLY = ("Traceback", "Errno", "errno", ".part", ".tmp", "DiskFull(", "Error(")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    found = Disk(tmp_path / "disk")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """The same run on a disk that works."""
+    return Train.of(**SMALL).run()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def at_steps(monkeypatch: pytest.MonkeyPatch, does: Mapping[int, Callable[[], Any]]) -> None:
+    """Do something after steps of the next run, before they are logged and saved."""
+    real = loop.steps
+
+    def steps(*args: Any) -> Iterator[Any]:
+        for number, done in enumerate(real(*args), start=1):
+            does.get(number, lambda: None)()
+            yield done
+
+    monkeypatch.setattr(loop, "steps", steps)
+
+
+def refuse_dense(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC) -> None:
+    """The dense part of the next checkpoints meets what safetensors says of a full disk."""
+
+    def save_file(*args: Any, **kwargs: Any) -> None:
+        raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
+
+    monkeypatch.setattr(dense, "save_file", save_file)
+
+
+def written() -> None:
+    """Wait until the checkpoint on its way is written, or is not."""
+    for thread in threading.enumerate():
+        if thread.name == "skirl checkpoint":
+            thread.join()
+
+
+def is_plain(*texts: str) -> bool:
+    return not any(ugly in text for ugly in UGLY for text in texts)
+
+
+# Logs.
+
+
+def test_a_full_disk_under_the_run_folder(disk, undisturbed, monkeypatch, caplog, capfd):
+    at_steps(monkeypatch, {4: disk.fill, 18: disk.free})
+    folder = disk.path / "run"
+    result = Train.of(**{**SMALL, "log_every": 1}, run=str(folder)).run()
+    assert result["loss"] == undisturbed["loss"] and result["failed"] is None
+    [warning] = warnings_of(caplog)
+    assert warning.endswith(
+        f"in {folder} could not be written, the disk is full. Training goes on, and its end says what is missing"
+    )
+    assert len(result["missing"]) == 2 and is_plain(warning, *result["missing"], capfd.readouterr().err)
+    # What was written before and after is whole, for us and for TensorBoard; what is missing is what is said to be.
+    steps = {
+        "metrics.jsonl": [line["step"] for line in skirl.lines_of(folder)],
+        "TensorBoard's events": steps_in_tensorboard(folder),
+    }
+    for (what, there), told in zip(steps.items(), result["missing"], strict=True):
+        gone = sorted(set(range(1, 25)) - set(there))
+        assert gone and gone[-1] == 17, "a file grows by pages: some lines still went into the last one"
+        assert told == f"{what} lacks {len(gone)} lines, of steps {gone[0]} to 17: the disk is full"
+    assert json.loads((folder / "result.json").read_text())["missing"] == result["missing"]
+    assert main(["report", str(folder)]) == 0
+    assert result["missing"][0] in capfd.readouterr().out
+
+
+def steps_in_tensorboard(folder: Path) -> list[int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [event.step for event in events.Scalars("train/loss")]
+
+
+def test_a_read_only_run_folder(disk, undisturbed, caplog, capsys):
+    disk.make_read_only()
+    folder = disk.path / "run"
+    result = Train.of(**SMALL, run=str(folder)).run()
+    assert result["loss"] == undisturbed["loss"] and result["failed"] is None and result["run"] is None
+    assert result["missing"] == [f"the run's folder {folder} is missing: the file system is read-only"]
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_a_run_folder_that_was_removed(tmp_path, undisturbed, monkeypatch, caplog):
+    folder = tmp_path / "run"
+    at_steps(monkeypatch, {6: lambda: shutil.rmtree(folder)})
+    result = Train.of(**SMALL, run=str(folder)).run()
+    assert result["loss"] == undisturbed["loss"] and result["failed"] is None and len(warnings_of(caplog)) == 1
+    gone = "there is no such file or folder"
+    assert result["missing"] == [
+        f"metrics.jsonl lacks 5 lines, of steps 8 to 24: {gone}",
+        f"TensorBoard's events lacks 5 lines, of steps 8 to 24: {gone}",
+        f"result.json is missing: {gone}",
+    ]
+    assert not folder.exists()
+
+
+def test_a_run_folder_below_a_file_is_told_and_ends_nothing(tmp_path, undisturbed, caplog):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"run is .*file, which is a file: set it to a folder"):
+        Train.of(**SMALL, run=str(tmp_path / "file")).run()
+    result = Train.of(**SMALL, run=str(tmp_path / "file" / "run")).run()
+    assert result["loss"] == undisturbed["loss"]
+    assert result["missing"][0].endswith("is missing: a part of the path is a file, not a folder")
+
+
+def test_weights_and_biases_that_fails(undisturbed, monkeypatch, caplog):
+    from types import SimpleNamespace
+
+    def log(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no connection")
+
+    fake = SimpleNamespace(init=lambda **how: SimpleNamespace(log=log, finish=lambda: None))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    result = Train.of(**SMALL, wandb="clicks").run()
+    assert result["loss"] == undisturbed["loss"]
+    assert result["missing"] == ["Weights & Biases lacks 6 lines, of steps 4 to 24: RuntimeError: no connection"]
+
+
+def test_a_full_disk_under_the_timeline(undisturbed, caplog):
+    result = Train.of(**SMALL, trace=Path("/dev/full")).run()
+    assert result["loss"] == undisturbed["loss"] and result["failed"] is None
+    [warning] = warnings_of(caplog)
+    assert warning.startswith("the timeline /dev/full ends here: the disk is full") and is_plain(warning)
+    assert result["missing"][0].startswith("the timeline /dev/full ends early: the disk is full")
+
+
+def test_a_log_file_on_a_full_disk_ends_no_training(caplog):
+    full = open("/dev/full", "w")  # noqa: SIM115 - it cannot be closed
+    with Progress("train", steps=3, to=full) as progress:
+        for done in (1, 2, 3):
+            progress(done, dict)
+    with pytest.raises(OSError, match="No space"):
+        full.close()
+    assert warnings_of(caplog) == ["progress is not shown any more: the disk is full"]
+
+
+# Checkpoints.
+
+
+def test_a_full_disk_under_one_checkpoint(disk, undisturbed, monkeypatch, caplog):
+    at_steps(monkeypatch, {7: disk.fill, 13: lambda: (written(), disk.free())})
+    result = Train.of(**SMALL, save=disk.path / "saved", save_every=8).run()
+    assert result["loss"] == undisturbed["loss"] and result["failed"] is None
+    [warning] = warnings_of(caplog)
+    assert warning.startswith(f"step 8 is not saved: {disk.path / 'saved'} got no new checkpoint, the disk is full (")
+    assert warning.endswith(
+        "bytes are free); checkpoint 1 in it stays whole: free some room, and save again. Training goes on, and the next "
+        "checkpoint is tried all the same"
+    )
+    assert is_plain(warning) and result["checkpoints"]["count"] == 3 and result["checkpoints"]["failed"] == 1
+    assert (
+        "1 more could not be written: step 8 is not saved" in Train.of(**SMALL, save=disk.path).summary(result)["saved"]
+    )
+    resumed = Train.of(**{**SMALL, "steps": 30}, save=disk.path / "saved", resume=True).run()
+    assert resumed["begun_at"] == 24 and resumed["loss"] == Train.of(**{**SMALL, "steps": 30}).run()["loss"]
+
+
+def test_a_full_disk_up_to_the_end_is_exit_code_1_and_the_checkpoint_before_stays(disk, monkeypatch, capsys):
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if value is not True]
+    saved = disk.path / "saved"
+    with monkeypatch.context() as patch:
+        at_steps(patch, {14: lambda: (written(), disk.fill())})
+        assert main(["train", *flags, "--quiet", "--save", str(saved), "--save-every", "8"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"skirl train: step 24 is not saved: {saved} got no new checkpoint, the disk is full (")
+    assert last.endswith("and save again; the newest that is saved is step 8") and is_plain(last)
+    disk.free()
+    assert main(["train", *flags, "--quiet", "--save", str(saved), "--resume", "--json"]) == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert resumed["begun_at"] == 8 and resumed["loss"] == Train.of(**SMALL).run()["loss"]
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_what_refuses_a_checkpoint_is_told_and_the_next_one_is_whole(
+    number, tmp_path, undisturbed, monkeypatch, caplog
+):
+    """As above where no disk can be mounted: the error of the system that safetensors makes a text of."""
+    with monkeypatch.context() as patch:
+        at_steps(monkeypatch, {7: lambda: refuse_dense(patch, number), 13: lambda: (written(), patch.undo())})
+        result = Train.of(**SMALL, save=tmp_path, save_every=8).run()
+    assert result["loss"] == undisturbed["loss"] and result["failed"] is None
+    why = {
+        errno.ENOSPC: "the disk is full",
+        errno.EROFS: "the file system is read-only",
+        errno.EACCES: "permission is denied",
+    }
+    [warning] = warnings_of(caplog)
+    assert f"step 8 is not saved: {tmp_path} got no new checkpoint, {why[number]}" in warning and is_plain(warning)
+    assert result["checkpoints"]["newest"] == 24
+
+
+def test_a_folder_of_checkpoints_that_never_could_be_written(tmp_path, undisturbed, caplog):
+    (tmp_path / "file").touch()
+    result = Train.of(**SMALL, save=tmp_path / "file" / "saved", save_every=16).run()
+    assert result["loss"] == undisturbed["loss"] and len(warnings_of(caplog)) == 3
+    assert result["failed"] == (
+        f"step 24 is not saved: {tmp_path / 'file' / 'saved'} got no new checkpoint, a part of the path is a file, not a "
+        "folder; there is none in it: make it a folder that can be written to, and save again; no step of this run is saved"
+    )
+
+
+def test_a_folder_of_checkpoints_that_was_removed_gets_whole_ones_again(tmp_path, undisturbed, monkeypatch, caplog):
+    """What the next checkpoint would build on is gone: it has to have all rows, not what has changed."""
+    at_steps(monkeypatch, {12: lambda: (written(), shutil.rmtree(tmp_path / "saved"))})
+    result = Train.of(**SMALL, save=tmp_path / "saved", save_every=8).run()
+    monkeypatch.undo()
+    assert result["failed"] is None
+    assert "has lost files that its last checkpoint wrote: all rows are written again" in warnings_of(caplog)[0]
+    resumed = Train.of(**{**SMALL, "steps": 30}, save=tmp_path / "saved", resume=True).run()
+    assert resumed["begun_at"] == 24 and resumed["loss"] == Train.of(**{**SMALL, "steps": 30}).run()["loss"]
+
+
+def test_checkpoints_removed_before_the_end_are_exit_code_1(tmp_path, monkeypatch):
+    real = loop.Keeper.after_step
+
+    def after_step(keeper: Any, **how: Any) -> bool:
+        ends = real(keeper, **how)
+        if how["last"]:
+            keeper._settle()
+            shutil.rmtree(tmp_path / "saved")
+        return ends
+
+    monkeypatch.setattr(loop.Keeper, "after_step", after_step)
+    result = Train.of(**SMALL, save=tmp_path / "saved").run()
+    assert "of step 24, was removed by someone else; no step of this run is saved" in result["failed"]
+
+
+# A loop of one's own.
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_save_in_a_loop_of_ones_own_raises_a_sentence_and_the_next_one_works(wait, tmp_path, monkeypatch):
+    run = Run(Setup())
+    sentence = (
+        rf"^{tmp_path} got no new checkpoint, the disk is full \([\d,]+ bytes are free\); checkpoint 1 in it stays whole: "
+        "free some room, and save again$"
+    )
+
+    def saved(step: int) -> None:
+        whole: dict[str, Any] = {"model": run.model, "optimizers": run.parts, "data": run.batches}
+        if step in (2, 8):
+            skirl.save(tmp_path, **whole)
+        if step == 5:
+            with monkeypatch.context() as patch, pytest.raises(NotWritten, match=sentence) as caught:
+                refuse_dense(patch)
+                saving = skirl.save(tmp_path, **whole, wait=wait)
+                saving.wait()
+            assert caught.value.errno == errno.ENOSPC and numbers(tmp_path) == [1]
+
+    run.train(saved=saved)
+    resumed = Run(Setup()).load(tmp_path)
+    assert resumed.begun == 8
+    assert_same(resumed.train(), Run(Setup()).train())
+
+
+def test_a_full_store_ends_training_for_its_rows_would_be_lost(disk, monkeypatch, capsys):
+    flags = [f"--{n.replace('_', '-')}={v}" for n, v in {**SMALL, "steps": 400}.items() if v is not True]
+    monkeypatch.setenv("SKIRL_RUNS", "none")
+    at_steps(monkeypatch, {6: disk.fill})
+    assert main(["train", *flags, "--quiet", "--store", f"disk:{disk.path / 'rows'}"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"the disk of {disk.path / 'rows'} is full: " in line and is_plain(line)
+    assert line.endswith(
+        "more to go on; what it holds stays whole: free that much, or choose a larger disk, and go on from a checkpoint"
+    )
+
+
+def test_a_lost_row_is_told_without_the_name_of_an_exception(monkeypatch):
+    rows = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=2)
+
+    def full(*args: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(rows.engine.store, "write", full)
+    with pytest.raises(OSError):
+        for i in range(9):
+            rows(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i]])))["a"].sum().backward()
+    with pytest.raises(
+        RuntimeError, match=r"could not be written to .*: the disk is full\. Make new embeddings and resume"
+    ):
+        rows.flush()
+
+
+def test_a_full_temporary_folder_under_the_whole_epoch(monkeypatch, capsys):
+    from skirl.pipeline import epoch
+
+    monkeypatch.setattr(epoch.tempfile, "TemporaryFile", lambda **how: open("/dev/full", "w+b", buffering=0))  # noqa: SIM115
+    flags = [f"--{n.replace('_', '-')}={v}" for n, v in SMALL.items() if v is not True]
+    assert main(["train", *flags, "--quiet", "--depth", "epoch"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert (
+        "could not take it, the disk is full" in line
+        and "set TMPDIR to a folder with room, or use depth='auto'" in line
+    )
+    assert is_plain(line)
+
+
+# Other commands.
+
+
+@pytest.mark.parametrize("command", ["vocab", "convert", "export"])
+def test_a_command_that_writes_a_file_says_where_and_why_in_a_sentence(command, disk, tmp_path, capsys):
+    schema, data = tmp_path / "schema.toml", tmp_path / "clicks.csv"
+    schema.write_text('[[label]]\nname = "y"\n[[id]]\nname = "item"\ntype = "int"\nrows = 1000\n')
+    ids = np.random.default_rng(0).integers(0, 1 << 40, 20_000).tolist()
+    data.write_text("y,item\n" + "".join(f"{i % 2},{number}\n" for i, number in enumerate(ids)))
+    rows = skirl.EmbeddingBagCollection([skirl.Table("item", 20_000, 8)], optimizer=skirl.SGD(lr=0.1), cache=20_000)
+    if command == "export":
+        rows(skirl.KeyedJagged.one_hot(["item"], torch.arange(20_000).reshape(-1, 1)))["item"].sum().backward()
+        skirl.save(tmp_path / "saved", model=rows)
+    out = disk.path / f"out.{'parquet' if command == 'convert' else 'safetensors'}"
+    read = ["--data", f"csv:{data}", "--schema", str(schema), "--out", str(out), "--quiet"]
+    args = {
+        "vocab": ["vocab", *read, "--min-count", "1"],
+        "convert": ["convert", *read],
+        "export": ["export", str(tmp_path / "saved"), str(out)],
+    }[command]
+    disk.fill()
+    assert main(args) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"skirl {command}: {out} could not be written, the disk is full (") and is_plain(line)
+    assert line.endswith("bytes are free): free some room, or name another place")
+    assert [path.name for path in disk.path.iterdir()] == ["filler"]
+    disk.free()
+    assert main(args) == 0
