@@ -144,6 +144,11 @@ class Synthetic:
         return 0
 
     @property
+    def first_bad_row(self) -> str | None:
+        """So there is no first."""
+        return None
+
+    @property
     def held_out(self) -> "Synthetic | None":
         """Another sample of the same world, to evaluate on; None without `held_out_batches`.
 

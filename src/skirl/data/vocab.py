@@ -62,6 +62,7 @@ def count(
     return {
         "samples": samples,
         "bad_rows_skipped": files.bad_rows,
+        "first_bad_row": files.first_bad_row,
         "distinct": distinct,
         "rows": rows,
         "means": means,

@@ -1,12 +1,13 @@
-"""Reads the flags of a command line, and shows them as help by groups."""
+"""Reads the flags of a command line, shows them as help by groups, and words what is wrong with them."""
 
 import difflib
+import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, make_dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_origin
 
-from skirl.tools.flags import Flag
+from skirl.tools.flags import Flag, expected, is_list, metavar, read_text
 
 
 def read_flags(
@@ -17,6 +18,7 @@ def read_flags(
     *,
     common: Collection[str] = (),
     positional: str | None = None,
+    example: str | None = None,
 ) -> dict[str, Any]:
     """The value of each flag by name; leaves with exit code 2 where the command line is wrong.
 
@@ -28,7 +30,10 @@ def read_flags(
     - `args`: the command line.
     - `common`: flags that help shows first, in this order; those without a group follow them, all others are in groups.
     - `positional`: a flag that may be given without its name.
+    - `example`: a whole command line, where the positional flag has to be given.
     """
+    if not {"-h", "--help"} & set(args):
+        _refuse_wrong(prog, flags, args)
     import tyro  # 0.1 s that an overview does not need
 
     first = [name for name in common if name in flags] + [n for n in flags if n not in common and not flags[n].group]
@@ -38,7 +43,8 @@ def read_flags(
 
     def declared(name: str) -> tuple[str, Any, Any]:
         flag = flags[name]
-        kind = Annotated[flag.type, tyro.conf.arg(help=flag.help, prefix_name=False)]
+        shown = name.upper() if get_origin(flag.type) is Annotated else metavar(flag.type)  # a word without a flag
+        kind = Annotated[flag.type, tyro.conf.arg(help=flag.help, prefix_name=False, metavar=shown)]
         return name, kind, field() if flag.default is MISSING else field(default=flag.default)
 
     fields = [declared(name) for name in first]
@@ -58,8 +64,10 @@ def read_flags(
         if any(arg.partition("=")[0] == f"--{positional}" for arg in args):
             _refuse(prog, f"{positional} is given twice, with its name and without it")
         values[positional], unknown = unknown[0], []
+    elif not unknown and positional is not None and example is not None and not any(_given(flags, args, positional)):
+        _refuse(prog, f"say which {positional}, for instance `{example}`; {prog} --help lists what else can be set")
     if unknown:
-        options = [f"--{name.replace('_', '-')}" for name in flags]
+        options = [option(name) for name in flags]
         near = difflib.get_close_matches((wrong or unknown[0]).replace("_", "-"), options, n=1)
         hint = f"did you mean {near[0]}?" if near else f"{prog} --help lists them"
         _refuse(prog, f"there is no flag {wrong}: {hint}" if wrong else f"{unknown[0]!r} follows no flag: {hint}")
@@ -69,3 +77,77 @@ def read_flags(
 def _refuse(prog: str, why: str) -> NoReturn:
     print(f"{prog}: {why}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def option(name: str) -> str:
+    """A flag as it is written."""
+    return f"--{name.replace('_', '-')}"
+
+
+def in_flags(sentence: str, names: Collection[str]) -> str:
+    """A sentence about arguments as one about flags; what only reads like the name of one stays as it is.
+
+    >>> print(in_flags("save_every and keep need a folder: set save", ["save", "save_every", "keep"]))
+    --save-every and --keep need a folder: set --save
+    >>> print(in_flags("cache '10%' is 2 rows, batch 0 needs 3: set cache to 3", ["batch", "cache", "rows"]))
+    --cache '10%' is 2 rows, batch 0 needs 3: set --cache to 3
+    """
+    if not names:
+        return sentence
+    one = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    long = "|".join(sorted((re.escape(name) for name in names if "_" in name), key=len, reverse=True))
+
+    def flagged(found: re.Match[str]) -> str:
+        return re.sub(rf"\b(?<![-.])({one})\b", lambda name: option(name[0]), found[0])
+
+    subject = rf"^(?:{one})(?:, (?:{one}))*(?: and (?:{one}))?(?= (?:is|are|needs?|counts|has) | ['\d])"
+    sentence = re.sub(subject, flagged, sentence)
+    sentence = re.sub(
+        rf"\b(?:[Ss]et|leave|make|raise) (?:{one})(?: (?:and|or) (?:{one}))?\b(?![-=.(_])", flagged, sentence
+    )
+    sentence = re.sub(rf"\b(?:and|but) (?:{one})(?= is | ')", flagged, sentence)
+    if long:
+        sentence = re.sub(rf"(?<![-\w.='\"`/(])({long})(?![-\w.=(/])", lambda name: option(name[0]), sentence)
+    return sentence
+
+
+def _given(flags: Mapping[str, Flag], args: Sequence[str], *only: str) -> Iterator[tuple[str, list[str] | None]]:
+    """The flags of a command line that there are, each with its values; None where nothing follows."""
+    for at, arg in enumerate(args):
+        written, equals, value = arg.partition("=")
+        name = written.removeprefix("--").replace("-", "_")
+        if not written.startswith("--") or name not in (only or flags):
+            continue
+        values = [value] if equals else []
+        for after in args[at + 1 :] if not equals else ():
+            if after.startswith("-") and not re.fullmatch(r"-[\d.].*|-inf|-nan|-", after):
+                break
+            values.append(after)
+            if not is_list(flags[name].type):
+                break
+        yield name, values or None
+
+
+def _refuse_wrong(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> None:
+    """Leave where a flag has a value that it cannot have, or one is missing; tyro's own words show types of Python."""
+    seen = set()
+    for name, values in _given(flags, args):
+        seen.add(name)
+        flag = flags[name]
+        if flag.type is bool:
+            continue
+        if values is None:
+            _refuse(prog, f"{option(name)} has no value: set it to {expected(flag.type)}")
+        for text in values:
+            try:
+                read_text(flag.type, text)
+            except ValueError as near:
+                hint = f" (did you mean {near}?)" if str(near) else ""
+                _refuse(prog, f"{option(name)} is {text!r}{hint}: set it to {expected(flag.type)}")
+    for name, flag in flags.items():
+        if flag.default is not MISSING or name in seen:
+            continue
+        if get_origin(flag.type) is not Annotated:
+            _refuse(prog, f"{option(name)} is not given: set it to {expected(flag.type)}. {flag.help}")
+        if not any(not arg.startswith("-") for arg in args):
+            _refuse(prog, f"the {name} is not given: write {prog} {name.upper()}. {flag.help}")

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import difflib
 import inspect
 import sys
 import types
@@ -161,7 +162,7 @@ def read_as(kind: Any, value: Any) -> Any:
                 return value
         elif get_origin(choice) is None and isinstance(value, choice):
             return value
-    raise TypeError(_expected(kind))
+    raise TypeError(expected(kind))
 
 
 def _choices(kind: Any) -> list[Any]:
@@ -172,15 +173,69 @@ def _choices(kind: Any) -> list[Any]:
     return [kind]
 
 
-def _expected(kind: Any) -> str:
+def read_text(kind: Any, text: str) -> Any:
+    """A word of a command line as a flag of this type takes it, one of a list where it takes several.
+
+    ValueError has what may have been meant, of some words that are known, or nothing.
+
+    >>> read_text(int | Literal["auto"], "7"), read_text(tuple[int, ...] | None, "64")
+    (7, 64)
+    >>> read_text(Literal["linear", "cosine"], "cosin")
+    Traceback (most recent call last):
+    ValueError: cosine
+    """
+    words = []
+    for choice in _choices(kind):
+        if get_origin(choice) is tuple:
+            with suppress(ValueError):
+                return read_text(get_args(choice)[0], text)
+        elif get_origin(choice) is Literal:
+            words += [str(option) for option in get_args(choice)]
+            if text in words:
+                return text
+        elif choice in (str, Path):
+            return choice(text)
+        elif choice in (int, float):
+            with suppress(ValueError):
+                return choice(text)
+        elif choice is types.NoneType and text == "None":
+            return None
+    raise ValueError(*difflib.get_close_matches(text, words, n=1))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a flag of this type takes several words."""
+    return any(get_origin(choice) is tuple for choice in _choices(kind))
+
+
+def metavar(kind: Any) -> str:
+    """What help shows in the place of a value.
+
+    >>> metavar(int | Literal["auto", "epoch"] | None), metavar(tuple[int, ...] | None), metavar(Path)
+    ('INT|{auto,epoch}', 'INT [INT ...]', 'PATH')
+    """
+    names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: ""}
+    said = []
+    for choice in _choices(kind):
+        if get_origin(choice) is Literal:
+            said.append("{" + ",".join(str(option) for option in get_args(choice)) + "}")
+        elif get_origin(choice) is tuple:
+            inner = metavar(get_args(choice)[0])
+            said.append(f"{inner} [{inner} ...]")
+        elif choice is not types.NoneType:
+            said.append(names[choice])
+    return "|".join(said)
+
+
+def expected(kind: Any) -> str:
     """What a flag of this type takes, in words."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path, as text"}
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     said = []
     for choice in _choices(kind):
         if get_origin(choice) is Literal:
             said += [f'"{option}"' for option in get_args(choice)]
         elif get_origin(choice) is tuple:
-            said.append(f"a list, each {_expected(get_args(choice)[0])}")
+            said.append(f"a list, each {expected(get_args(choice)[0])}")
         elif choice is not types.NoneType:
             said.append(words[choice])
     return " or ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else said[0]

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -125,6 +125,18 @@ def size(count: float) -> str:
         count /= 1024
         unit += 1
     return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[unit - 1]}"
+
+
+def malformed(result: Mapping[str, Any]) -> str:
+    """How many rows of data files were left out, and where the first is.
+
+    >>> malformed({"bad_rows_skipped": 1, "first_bad_row": "line 17 of part-3"})
+    '1 malformed row: line 17 of part-3'
+    >>> malformed({"bad_rows_skipped": 1200, "first_bad_row": "line 17 of part-3"})
+    '1,200 malformed rows, the first: line 17 of part-3'
+    """
+    count, first = result["bad_rows_skipped"], result["first_bad_row"]
+    return f"1 malformed row: {first}" if count == 1 else f"{count:,} malformed rows, the first: {first}"
 
 
 def listed(facts: Facts) -> str:

@@ -47,7 +47,7 @@ def test_text(capsys):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--step-ms", "0"], "step_ms is 0.0: set it to milliseconds above 0"),
+        (["--step-ms", "0"], "--step-ms is 0.0: set it to milliseconds above 0"),
         (["--page", "page.txt"], "name a file that ends in .html"),
         (["--link", "fast"], "write it RATE,DELAY"),
     ],

@@ -76,7 +76,9 @@ class Encoded:
     places: np.ndarray
     """int64 [n]: which row of its part each is."""
     bad: int = 0
-    """Rows left out."""
+    """Rows left out,"""
+    first_bad: int = -1
+    """and which row of the part the first of them is; -1: there is none."""
     fingerprints: bool = False
     """`ids` are fingerprints of values that an open vocabulary turns into rows."""
 
@@ -203,7 +205,8 @@ class Encoder:
         if not self.skip:
             marks.refuse(raw)
         places = np.arange(raw.rows) if raw.places is None else raw.places
-        done = Encoded(labels, dense, ids, lengths, places, int(marks.bad.sum()) + len(raw.broken))
+        bad = int(marks.bad.sum()) + len(raw.broken)
+        done = Encoded(labels, dense, ids, lengths, places, bad, marks.at)
         wanted &= ~marks.bad
         return done if wanted.all() else taken(done, np.flatnonzero(wanted))
 
@@ -251,7 +254,7 @@ class Encoder:
     def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
         values, kinds, wrong, why = self._rows(raw.file, column, spec)
         if wrong is not None:
-            marks.add(raw, wrong, lambda i: (f"column {spec.name} is {shown(value_at(column, i))}", why))
+            marks.add(raw, wrong, lambda i: _of_id(f"column {spec.name} is", value_at(column, i), why, spec))
         return values
 
     def _lists(self, raw: Raw, column: Any, spec: Id, marks: Marks) -> tuple[np.ndarray, np.ndarray]:
@@ -274,9 +277,11 @@ class Encoder:
             marks.add(
                 raw,
                 rows,
-                lambda i: (
-                    f"column {spec.name} has {shown(value_at(items, int(np.flatnonzero(wrong & (owner == i))[0])))}",
+                lambda i: _of_id(
+                    f"column {spec.name} has",
+                    value_at(items, int(np.flatnonzero(wrong & (owner == i))[0])),
                     why,
+                    spec,
                 ),
             )
         return values, sizes
@@ -330,6 +335,20 @@ class Encoder:
         return (values >= low) & (values < high)
 
 
+def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
+    """What was found and what was expected of an id; of a number with a point, how it is read."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
+    if spec.type in ("int", "float") and np.isfinite(number) and b"." in str(value).encode():
+        if number == int(number):
+            expected += f' (write type = "float" at {spec.name} in the schema: it takes 7.0 for 7)'
+        else:
+            expected += f' (a number for [[dense]] {spec.name}, or type = "string" at it: each text is an id then)'
+    return f"{found} {shown(value)}", expected
+
+
 def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
     """Some rows of a piece, in this order."""
     ids, lengths = [], []
@@ -345,7 +364,14 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
             ids.append(out)
             lengths.append(sizes[rows])
     return Encoded(
-        piece.labels[rows], piece.dense[rows], ids, lengths, piece.places[rows], piece.bad, piece.fingerprints
+        piece.labels[rows],
+        piece.dense[rows],
+        ids,
+        lengths,
+        piece.places[rows],
+        piece.bad,
+        piece.first_bad,
+        piece.fingerprints,
     )
 
 
