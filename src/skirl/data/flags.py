@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from skirl.data.held_out import share_of
+from skirl.tools.flags import check_types
 
 if TYPE_CHECKING:
     from skirl.data.files.stream import Files
@@ -67,6 +68,7 @@ class DataFlags:
     """What to do with a malformed row: refuse the run, or skip the row and count it."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, least in (
             ("batch", 1),
             ("epochs", 1),

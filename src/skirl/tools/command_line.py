@@ -3,7 +3,7 @@
 import difflib
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, field, make_dataclass
 from typing import Annotated, Any, NoReturn, get_origin
 
@@ -64,7 +64,12 @@ def read_flags(
         if any(arg.partition("=")[0] == f"--{positional}" for arg in args):
             _refuse(prog, f"{positional} is given twice, with its name and without it")
         values[positional], unknown = unknown[0], []
-    elif not unknown and positional is not None and example is not None and not any(_given(flags, args, positional)):
+    elif (
+        not unknown
+        and positional is not None
+        and example is not None
+        and positional not in dict(_given(flags, args)[0])
+    ):
         _refuse(prog, f"say which {positional}, for instance `{example}`; {prog} --help lists what else can be set")
     if unknown:
         options = [option(name) for name in flags]
@@ -111,43 +116,46 @@ def in_flags(sentence: str, names: Collection[str]) -> str:
     return sentence
 
 
-def _given(flags: Mapping[str, Flag], args: Sequence[str], *only: str) -> Iterator[tuple[str, list[str] | None]]:
-    """The flags of a command line that there are, each with its values; None where nothing follows."""
-    for at, arg in enumerate(args):
+def _given(flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
+    """The flags of a command line, each with its values, and the words that follow no flag."""
+    given: list[tuple[str, list[str]]] = []
+    words: list[str] = []
+    taking: Any = None
+    for arg in args:
         written, equals, value = arg.partition("=")
         name = written.removeprefix("--").replace("-", "_")
-        if not written.startswith("--") or name not in (only or flags):
-            continue
-        values = [value] if equals else []
-        for after in args[at + 1 :] if not equals else ():
-            if after.startswith("-") and not re.fullmatch(r"-[\d.].*|-inf|-nan|-", after):
-                break
-            values.append(after)
-            if not is_list(flags[name].type):
-                break
-        yield name, values or None
+        if arg.startswith("-") and not re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
+            kind = flags[name].type if written.startswith("--") and name in flags else None
+            if kind is not None:
+                given.append((name, [value] if equals else []))
+            taking = None if kind is None or kind is bool or equals else kind
+        elif taking is not None:
+            given[-1][1].append(arg)
+            taking = taking if is_list(taking) else None
+        else:
+            words.append(arg)
+    return given, words
 
 
 def _refuse_wrong(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> None:
-    """Leave where a flag has a value that it cannot have, or one is missing; tyro's own words show types of Python."""
-    seen = set()
-    for name, values in _given(flags, args):
-        seen.add(name)
-        flag = flags[name]
-        if flag.type is bool:
-            continue
-        if values is None:
-            _refuse(prog, f"{option(name)} has no value: set it to {expected(flag.type)}")
+    """Leave where a flag has a value that it cannot have, or none, or is missing: in words, which tyro has not."""
+    given, words = _given(flags, args)
+    for name, values in given:
+        kind = flags[name].type
+        if kind is bool and values:
+            _refuse(prog, f"{option(name)} takes no value: write {option(name)} alone, or leave it out")
+        if kind is not bool and not values:
+            _refuse(prog, f"{option(name)} has no value: set it to {expected(kind)}")
         for text in values:
             try:
-                read_text(flag.type, text)
+                read_text(kind, text)
             except ValueError as near:
                 hint = f" (did you mean {near}?)" if str(near) else ""
-                _refuse(prog, f"{option(name)} is {text!r}{hint}: set it to {expected(flag.type)}")
-    for name, flag in flags.items():
-        if flag.default is not MISSING or name in seen:
-            continue
-        if get_origin(flag.type) is not Annotated:
-            _refuse(prog, f"{option(name)} is not given: set it to {expected(flag.type)}. {flag.help}")
-        if not any(not arg.startswith("-") for arg in args):
-            _refuse(prog, f"the {name} is not given: write {prog} {name.upper()}. {flag.help}")
+                _refuse(prog, f"{option(name)} is {text!r}{hint}: set it to {expected(kind)}")
+    missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in dict(given)]
+    alone = [name for name in missing if get_origin(flags[name].type) is Annotated]
+    for name in alone[len(words) :]:
+        _refuse(prog, f"no {name} is named: write {prog} {' '.join(map(str.upper, alone))}. {flags[name].help}")
+    for name in missing:
+        if name not in alone:
+            _refuse(prog, f"{option(name)} is missing: set it to {expected(flags[name].type)}. {flags[name].help}")

@@ -53,7 +53,10 @@ class Composed:
         known = flags_of(cls)
         for name in given:
             if name not in known:
-                raise TypeError(f"{cls.__name__} has no flag {name!r}: set some of {', '.join(known)}")
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f", did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"{cls.__name__} has no flag {name!r}{hint}: set some of {', '.join(known)}")
+        given = {name: checked(name, value, known[name].type) for name, value in given.items()}
         return _made(cls, {**cls.defaults, **given})
 
     def flat(self) -> dict[str, Any]:
@@ -134,7 +137,43 @@ def _values(whole: Any) -> dict[str, Any]:
     return found | own
 
 
-# Values that were read from a file.
+# Values that were given in Python, or read from a file.
+
+
+def check_types(flags: Any) -> None:
+    """Refuse a value of another type than its field has, when a dataclass of flags is made: dataclasses do not look.
+
+    >>> @dataclass
+    ... class Size:
+    ...     width: int | None = None
+    >>> check_types(Size("3"))
+    Traceback (most recent call last):
+    TypeError: width is '3', a str: set it to a whole number
+    """
+    hints = get_type_hints(type(flags), include_extras=True)
+    for field in dataclasses.fields(flags):
+        value, kind = getattr(flags, field.name), hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            if not isinstance(value, kind):  # type: ignore[arg-type]
+                names = ", ".join(flags_of(kind))  # type: ignore[arg-type]
+                raise TypeError(
+                    f"{field.name} is {value!r}, a {type(value).__name__}: these are the flags {names}; make the whole with "
+                    f"{type(flags).__name__}.of(NAME=VALUE, ...)"
+                )
+            continue
+        object.__setattr__(flags, field.name, checked(field.name, value, kind))
+
+
+def checked(name: str, value: Any, kind: Any) -> Any:
+    """A value as a flag of this type takes it; a number where text is expected is its text."""
+    given = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+    try:
+        return read_as(kind, given)
+    except TypeError as wanted:
+        if isinstance(value, int) and not isinstance(value, bool):
+            with suppress(TypeError):
+                return read_as(kind, str(value))
+        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}: set it to {wanted}") from None
 
 
 def read_as(kind: Any, value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 from tyro.conf import Positional
 
 from skirl.tools.flags import Composed
-from skirl.tools.progress import clock, malformed, size
+from skirl.tools.progress import clock, hidden, malformed, size
 from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, OptimizerName, SaveFlags, ShowFlags
 from skirl.train.recipe import Recipe
 
@@ -73,9 +73,7 @@ class Train(Composed):
             "fetched": f"{moved['fetched']:,} rows again, {moved['forwarded']:,} of them out of a pending write",
             "new": f"{moved['new']:,} rows made where they were needed",
             "written": f"{moved['written']:,} rows, {size(moved['bytes_written'])}",
-            "hidden": f"{result['movement']['hidden']:.0%} of the movement"
-            if moved["fetched"] or moved["written"]
-            else "no row was fetched or written: there was no movement to hide",
+            "hidden": hidden(result["movement"]["hidden"], moved["fetched"] + moved["written"]),
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
         if "test_samples" in result:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skirl.tools.progress import clock
+from skirl.tools.progress import clock, hidden
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart
@@ -136,7 +136,7 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
         f"{run['touched']:,} touched; {run['fetched'] / steps:,.0f} brought in again, {run['new'] / steps:,.0f} made "
         f"and {run['written'] / steps:,.0f} written a step"
     )
-    lines["hidden"] = f"{run['hidden']:.0%} of the movement"
+    lines["hidden"] = hidden(run["hidden"], run["fetched"] + run["written"])
     lines["waited"] = f"{run['stall']:.2f} s for rows, {run['read']:.2f} s for the loader" + _culprits(run["blame"])
     return lines
 
