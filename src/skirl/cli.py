@@ -159,7 +159,10 @@ def _failed(name: str, error: Exception, code: int) -> int:
     is_sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
     if isinstance(error, BrokenPipeError) or os.environ.get("SKIRL_TRACEBACK") or not is_sentence:
         raise error
-    print(f"skirl {name}: {in_flags(str(error), [CONFIG.name, *flags_of(_command(name))])}", file=sys.stderr)
+    said = str(error)
+    if isinstance(error, ValueError):
+        said = in_flags(said, [CONFIG.name, *flags_of(_command(name))])
+    print(f"skirl {name}: {said}", file=sys.stderr)
     return code
 
 

@@ -50,8 +50,8 @@ def test_no_sizes(text):
     [
         (0, ValueError, "cache is 0 rows: set it to 1 or more"),
         (-5, ValueError, "cache is -5 rows: set it to 1 or more"),
-        ("0%", ValueError, "set a share above 0% and up to 100%"),
-        ("100.1%", ValueError, "set a share above 0% and up to 100%"),
+        ("0%", ValueError, "set it to a share above 0% and up to 100%"),
+        ("100.1%", ValueError, "set it to a share above 0% and up to 100%"),
         ("0GB", ValueError, "set it to 1 byte or more"),
         (True, TypeError, "cache is a bool: set it to a number of rows"),
         (

@@ -111,7 +111,7 @@ def _chosen(model: nn.Module, table: str | None) -> dict[str, Place]:
     if table is None:
         return tables
     if table not in tables:
-        raise ValueError(f"no table {table!r}: there are {', '.join(map(repr, tables))}")
+        raise ValueError(f"there is no table {table!r}: name one of {', '.join(map(repr, tables))}")
     return {table: tables[table]}
 
 

@@ -77,7 +77,7 @@ class Vocab:
         skipped = result["bad_rows_skipped"]
         return {
             "read": f"{result['samples']:,} samples in {clock(result['seconds'])}"
-            + (f"; left out: {malformed(result)}" if skipped else ""),
+            + (f"; left out: {malformed(skipped, result['first_bad_row'])}" if skipped else ""),
             "rows": f"{rows:,} in {len(result['rows'])} tables, of {distinct:,} distinct values",
             "disk": f"{size(result['spilled_bytes'])} for counts that did not fit in {self.memory}",
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
@@ -140,7 +140,7 @@ class Convert:
         skipped = result["bad_rows_skipped"]
         return {
             "written": f"{result['samples']:,} samples in {clock(result['seconds'])}, {size(result['bytes'])}"
-            + (f"; left out: {malformed(result)}" if skipped else ""),
+            + (f"; left out: {malformed(skipped, result['first_bad_row'])}" if skipped else ""),
             "saved": f"{self.out}; train with --data parquet:{self.out}",
         }
 

@@ -178,4 +178,4 @@ def check_in_and_out(data: str, out: str) -> None:
     if data.partition(":")[0] not in FILE_KINDS:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
     if not Path(out).absolute().parent.is_dir():
-        raise ValueError(f"out is {out!r}: its folder does not exist, make it first")
+        raise ValueError(f"out is {out!r}: its folder does not exist: make it first, or set out to another")

@@ -35,7 +35,7 @@ def parse_cache(cache: CacheSize) -> tuple[str, float]:
     share = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*%\s*", cache)
     if share:
         if not 0 < float(share[1]) <= 100:
-            raise ValueError(f"cache is {cache!r}: set a share above 0% and up to 100%")
+            raise ValueError(f"cache is {cache!r}: set it to a share above 0% and up to 100%")
         return "share", float(share[1]) / 100
     try:
         size = parse_bytes(cache)

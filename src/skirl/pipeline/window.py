@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.ids import distinct
+from skirl.core.ids import BadIds, distinct
 from skirl.core.positions import Positions
 from skirl.engine.capacity import Split
 from skirl.engine.engine import Engine
@@ -85,10 +85,13 @@ class Window:
 
     def enter(self, items: list[Item]) -> None:
         """One more step's micro-batches: check their ids."""
-        micros = [
-            [Micro(item.captured, engine.resolver.positions(item.captured)) for item in items]
-            for engine in self._engines
-        ]
+        try:
+            micros = [
+                [Micro(item.captured, engine.resolver.positions(item.captured)) for item in items]
+                for engine in self._engines
+            ]
+        except BadIds as error:
+            raise BadIds(f"batch {self.entered}, {error}") from None
         banks = [
             Positions.joined(list(parts)) for part in micros for parts in zip(*(micro.positions for micro in part))
         ]

@@ -62,7 +62,7 @@ def read_flags(
     wrong = next((arg for arg in unknown if arg.startswith("-")), None)
     if wrong is None and positional is not None and len(unknown) == 1:
         if any(arg.partition("=")[0] == f"--{positional}" for arg in args):
-            _refuse(prog, f"{positional} is given twice, with its name and without it")
+            _refuse(prog, f"{positional} is given twice, with its name and without it: leave one of them out")
         values[positional], unknown = unknown[0], []
     elif (
         not unknown
@@ -75,7 +75,12 @@ def read_flags(
         options = [option(name) for name in flags]
         near = difflib.get_close_matches((wrong or unknown[0]).replace("_", "-"), options, n=1)
         hint = f"did you mean {near[0]}?" if near else f"{prog} --help lists them"
-        _refuse(prog, f"there is no flag {wrong}: {hint}" if wrong else f"{unknown[0]!r} follows no flag: {hint}")
+        _refuse(
+            prog,
+            f"there is no flag {wrong}: {hint}"
+            if wrong
+            else f"{unknown[0]!r} follows no flag: write one before it, {hint}",
+        )
     return values
 
 

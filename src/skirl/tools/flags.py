@@ -54,7 +54,7 @@ class Composed:
         for name in given:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
-                hint = f", did you mean {near[0]!r}?" if near else ""
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
                 raise TypeError(f"{cls.__name__} has no flag {name!r}{hint}: set some of {', '.join(known)}")
         given = {name: checked(name, value, known[name].type) for name, value in given.items()}
         return _made(cls, {**cls.defaults, **given})

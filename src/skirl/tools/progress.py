@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -136,15 +136,14 @@ def hidden(share: float, moved: int) -> str:
     return f"{share:.0%} of the movement" if moved else "no row was fetched or written: there was no movement to hide"
 
 
-def malformed(result: Mapping[str, Any]) -> str:
+def malformed(count: int, first: str | None) -> str:
     """How many rows of data files were left out, and where the first is.
 
-    >>> malformed({"bad_rows_skipped": 1, "first_bad_row": "line 17 of part-3"})
+    >>> malformed(1, "line 17 of part-3")
     '1 malformed row: line 17 of part-3'
-    >>> malformed({"bad_rows_skipped": 1200, "first_bad_row": "line 17 of part-3"})
+    >>> malformed(1200, "line 17 of part-3")
     '1,200 malformed rows, the first: line 17 of part-3'
     """
-    count, first = result["bad_rows_skipped"], result["first_bad_row"]
     return f"1 malformed row: {first}" if count == 1 else f"{count:,} malformed rows, the first: {first}"
 
 

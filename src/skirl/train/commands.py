@@ -94,7 +94,7 @@ class Train(Composed):
             if kept["stopped_by"]:
                 lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in"
         if result["bad_rows_skipped"]:
-            lines["skipped"] = malformed(result)
+            lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])
         if self.assert_ratio is not None and not result["failed"]:
             lines["asserted"] = (
                 f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"

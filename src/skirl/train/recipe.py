@@ -60,8 +60,8 @@ class Recipe(Composed):
         labels = self.data.stream().labels
         if len(labels) > 1:
             raise ValueError(
-                f"data {self.data.data} has {len(labels)} labels ({', '.join(labels)}), and {self.model.model} predicts "
-                f"one: leave one [[label]] in {self.data.schema or 'the schema'}"
+                f"data is {self.data.data}, with {len(labels)} labels ({', '.join(labels)}), and {self.model.model} "
+                f"predicts one: leave one [[label]] in {self.data.schema or 'the schema'}"
             )
 
     def stream(self) -> "Source":

@@ -318,7 +318,7 @@ class Encoder:
             if wrong is None and not kinds.any() and all_within(values, rows):
                 return values, kinds, None, ""
             outside = (values < 0) | (values >= rows) | (kinds != GOOD)
-            return np.where(outside, 0, values), kinds, outside, f"a row from 0 to {rows - 1}"
+            return np.where(outside, 0, values), kinds, outside, f"a row from 0 to {rows - 1}, as the schema sets rows"
         fingerprints = np.empty(len(column), np.uint64)
         hash_numbers(values, seed_of(table), fingerprints)
         return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
@@ -345,7 +345,7 @@ def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
         if number == int(number):
             expected += f' (write type = "float" at {spec.name} in the schema: it takes 7.0 for 7)'
         else:
-            expected += f' (a number for [[dense]] {spec.name}, or type = "string" at it: each text is an id then)'
+            expected += f" (numbers with a fraction are no ids: is {spec.name} a [[dense]] column?)"
     return f"{found} {shown(value)}", expected
 
 

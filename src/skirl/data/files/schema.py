@@ -151,7 +151,7 @@ class FileSchema:
                     f"id column {column.name!r}: of is for fingerprints, its type is {column.type}: leave it out"
                 )
             if column.encode == "row" and column.rows is None:
-                raise BadSchema(f"id column {column.name!r}: encode is row, so set rows to the number there are")
+                raise BadSchema(f"id column {column.name!r}: encode is row, so say how many there are: rows = NUMBER")
             if column.separator and not column.list:
                 raise BadSchema(f"id column {column.name!r}: it has a separator, so write list = true")
             if len(column.separator) > 1:
@@ -210,7 +210,7 @@ class FileSchema:
                 general = int(number)
                 continue
             if name.strip() not in numbers:
-                raise ValueError(f"rows is {rows!r}: there is no table {name!r}; there are {', '.join(numbers)}")
+                raise ValueError(f"rows is {rows!r}: there is no table {name!r}, name one of {', '.join(numbers)}")
             if any((c.table or c.name) == name.strip() and c.encode == "row" for c in self.ids):
                 raise ValueError(f"rows is {rows!r}: table {name!r} is indexed by row, its number stands in the schema")
             numbers[name.strip()] = int(number)
@@ -248,7 +248,7 @@ class FileSchema:
         try:
             read = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise BadSchema(f"is no TOML ({error}): docs/data.md has an example") from None
+            raise BadSchema(f"is no TOML ({error}): mend it, docs/data.md has an example") from None
         layout = read.pop("file", {})
         columns = {kind: _columns(kind, read.pop(kind, [])) for kind in cls.KINDS}
         top = {name: read.pop(name) for name in ("session", "time", "missing", "nan_is_missing") if name in read}

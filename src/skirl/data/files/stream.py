@@ -23,6 +23,7 @@ from skirl.data.files.identity import check_identity, identity_of
 from skirl.data.files.workers import pieces
 from skirl.data.skew import named, unit
 from skirl.tools.jit import kernel
+from skirl.tools.progress import malformed
 from skirl.tools.shape_of import ANY, COUNT, misfit
 
 
@@ -178,8 +179,8 @@ class Files:
                 if empty:
                     raise ValueError(
                         f"{self.dataset.paths[0]}: no row is left to read"
-                        + (f", {self.bad_rows:,} malformed ones were skipped" if self.bad_rows else "")
-                        + ": give more files, or hold out less"
+                        + (f", left out: {malformed(self.bad_rows, self.first_bad_row)}" if self.bad_rows else "")
+                        + ": give other files, or hold out less"
                     )
                 window = 0
         finally:

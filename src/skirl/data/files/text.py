@@ -161,7 +161,7 @@ class TextFile:
         else:
             raise BadSchema(
                 f"{self.path}: its first line ({shown(line.decode('utf-8', 'replace'))}) is no header with column "
-                f"{absent[0]!r}, and the schema does not say what the columns are: add columns to [file]"
+                f"{absent[0]!r}, and the schema does not say what the columns are: write columns = [...] under [file] in it"
             )
         self._names, self._skip = names, skip
         return names

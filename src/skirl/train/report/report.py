@@ -243,11 +243,13 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): there is no report without it") from error
+        raise ValueError(f"{path} is damaged ({error}): there is no report without it, name another run") from error
 
 
 def _checked(where: str, read: Any, expected: Any) -> Any:
     wrong = misfit(read, expected)
     if wrong is not None:
-        raise ValueError(f"{where} is damaged, or of another skirl ({wrong}): there is no report of it")
+        raise ValueError(
+            f"{where} is damaged, or of another skirl ({wrong}): there is no report of it, name another run"
+        )
     return read
