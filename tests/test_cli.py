@@ -91,6 +91,21 @@ def test_every_flag_is_explained(capsys, name):
     assert ">>>" not in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [("export", "dict of nn.EmbeddingBag, or Parquet."), ("report", "losses, AUC, ")]
+)
+def test_help_writes_names_as_they_are(capsys, name, shown):
+    assert exit_code(name, "--help") == 0
+    assert shown in one_line(capsys.readouterr().out)
+
+
+def test_help_shows_what_a_flag_takes_and_nothing_of_python(capsys):
+    assert exit_code("train", "--help") == 0
+    shown = one_line(capsys.readouterr().out)
+    assert "--depth INT|{auto,epoch} " in shown and "--steps INT " in shown and "--top INT [INT ...] " in shown
+    assert not re.search(r"None|default: False|<class", shown)
+
+
 def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
     assert exit_code("train", "--help") == 0
     flags = re.findall(r"^[|│ ]*--([a-z][a-z-]*)|([a-z]+) options", capsys.readouterr().out, re.MULTILINE)

@@ -238,7 +238,7 @@ CASES = [
     Case("csv-header-without-column", raw(b"y,x,thing\n0,1,2\n"), ("line 1: label y is 'y'", LABEL), *PLAIN, 1),
     Case("csv-header-twice", raw(b"y,x,item,item\n0,1,2,3\n"), ("names column 'item' twice",), *PLAIN),
     Case("csv-header-again", raw(b"y,x,item\n0,1,2\ny,x,item\n"), ("line 3: label y is 'y'",), *PLAIN, 1),
-    Case("csv-no-header", raw(b"0,1,2\n"), ("is no header with column 'y'", "add columns to [file]"),
+    Case("csv-no-header", raw(b"0,1,2\n"), ("is no header with column 'y'", "write columns = [...] under [file]"),
          "csv", CSV.split("[file]")[0]),
     Case("csv-header-wanted", raw(b"0,1,2\n"), ("its header has no column 'y'",), "csv", CSV + 'header = "yes"'),
     Case("csv-id-is-a-word", raw(b"y,x,item\n0,1,2\n1,1,abc\n"),

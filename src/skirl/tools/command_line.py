@@ -44,7 +44,9 @@ def read_flags(
     def declared(name: str) -> tuple[str, Any, Any]:
         flag = flags[name]
         shown = name.upper() if get_origin(flag.type) is Annotated else metavar(flag.type)  # a word without a flag
-        kind = Annotated[flag.type, tyro.conf.arg(help=flag.help, prefix_name=False, metavar=shown)]
+        shown = "" if flag.type is bool else shown
+        plain = {"help_behavior_hint": ""} if flag.default in (None, False, "", ()) else {}  # nobody types None
+        kind = Annotated[flag.type, tyro.conf.arg(help=flag.help, prefix_name=False, metavar=shown, **plain)]
         return name, kind, field() if flag.default is MISSING else field(default=flag.default)
 
     fields = [declared(name) for name in first]
@@ -156,7 +158,8 @@ def _refuse_wrong(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> 
                 read_text(kind, text)
             except ValueError as near:
                 hint = f" (did you mean {near}?)" if str(near) else ""
-                _refuse(prog, f"{option(name)} is {text!r}{hint}: set it to {expected(kind)}")
+                wanted = expected(kind).replace("true or false", "True or False")  # as the command line has them
+                _refuse(prog, f"{option(name)} is {text!r}{hint}: set it to {wanted}")
     missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in dict(given)]
     alone = [name for name in missing if get_origin(flags[name].type) is Annotated]
     for name in alone[len(words) :]:

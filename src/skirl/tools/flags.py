@@ -237,6 +237,10 @@ def read_text(kind: Any, text: str) -> Any:
         elif choice in (int, float):
             with suppress(ValueError):
                 return choice(text)
+        elif choice is bool:
+            words += ["True", "False"]
+            if text in words:
+                return text == "True"
         elif choice is types.NoneType and text == "None":
             return None
     raise ValueError(*difflib.get_close_matches(text, words, n=1))
@@ -253,7 +257,7 @@ def metavar(kind: Any) -> str:
     >>> metavar(int | Literal["auto", "epoch"] | None), metavar(tuple[int, ...] | None), metavar(Path)
     ('INT|{auto,epoch}', 'INT [INT ...]', 'PATH')
     """
-    names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: ""}
+    names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: "{True,False}"}
     said = []
     for choice in _choices(kind):
         if get_origin(choice) is Literal:

@@ -80,7 +80,7 @@ class ColumnFile:
             _ = schema.names, [str(kind) for kind in schema.types]  # Arrow reads names when it is asked for them
         except _DAMAGED as error:
             self._file = None
-            raise self._damaged(self._truncated() or f"is damaged or cut off ({_short(error)})") from None
+            raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
         check_columns(self.path, schema, self._schema)
         self._parts = [
             (group, first, min(self._slice, rows - first))
