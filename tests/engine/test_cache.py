@@ -161,7 +161,7 @@ def test_a_split_that_cannot_be_says_what_to_set():
         split_cache(5, rows=[99, 99], record_bytes=[8, 8], dims=[4, 8], distinct=[3, 9], largest=[3, 9], in_flight=1)
     assert str(raised.value) == (
         "cache 5 is 5 rows, one batch of the first window needs 12 (9 of dim 8): set cache to 12 or more, or use smaller "
-        "batches"
+        "batches; `skirl size` says what a whole run needs"
     )
 
 
