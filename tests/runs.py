@@ -167,7 +167,7 @@ class Run:
                 )
             self.ours = kind(
                 case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
-                debug=True, device=case.device,
+                device=case.device,
             )  # fmt: skip
         for bank in self.ours.engine.banks:
             if isinstance(bank, GpuRows):

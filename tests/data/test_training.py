@@ -96,7 +96,10 @@ def test_a_run_is_not_resumed_on_ids_read_otherwise(
     (tmp_path / "s.toml").write_text(BUILT_IN["criteo"].toml().replace('transform = "log"', 'transform = "none"'))
     before = sorted(path.name for path in (tmp_path / "saved").iterdir())
     for flags, said in (
-        (["--schema", str(tmp_path / "s.toml")], "transform = 'log' for dense column 'I1', not 'none': set --schema to"),
+        (
+            ["--schema", str(tmp_path / "s.toml")],
+            "transform = 'log' for dense column 'I1', not 'none': set --schema to",
+        ),
         (["--vocab", "open"], "ids become rows by hash, not by an open vocabulary: set --vocab to what it was"),
     ):
         assert cli.main([*train, *flags, "--resume"]) == 1

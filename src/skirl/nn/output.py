@@ -3,14 +3,15 @@
 Both share one node of the autograd graph; the split by feature is made when it is first asked for.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from skirl.core.ids import BankIds
+from skirl.core.ids import BadIds, BankIds
 from skirl.core.tables import Schema
 from skirl.nn.current_step import Ticket
 from skirl.nn.lookup import Split, Unbind, Whole
@@ -50,26 +51,40 @@ class Pooled(Mapping[str, Tensor]):
         self._tickets = tickets
         self._ids = ids
         self._split: dict[int, tuple[Tensor, ...]] = {}
-        self._place = {
+        self._all = {
             feature.name: (bank, feature.column)
             for bank, members in enumerate(schema.banks)
             for feature in members.features
         }
+        self._names: Sequence[str] = schema.features
+
+    def only(self, names: Collection[str]) -> Self:
+        """Those of some features, out of the same lookup."""
+        chosen = [name for name in self._schema.features if name in names]
+        if len(chosen) == len(self._schema.features):
+            return self
+        if not chosen:
+            raise BadIds(
+                f"the batch has no feature {self._schema.features[0]!r}: it has {', '.join(map(repr, names)) or 'none'}"
+            )
+        part = copy(self)
+        part._names = chosen
+        return part
 
     @uncompiled
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._place:
+        if name not in self._names:
             raise KeyError(f"no feature {name!r}: take one of {', '.join(map(repr, self))}")
-        bank, column = self._place[name]
+        bank, column = self._all[name]
         if bank not in self._split:
             self._split[bank] = self._unbind(bank)
         return self._split[bank][column]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._schema.features)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._place)
+        return len(self._names)
 
     def _unbind(self, bank: int) -> tuple[Tensor, ...]:
         if self._tickets is None:
@@ -82,6 +97,8 @@ class Pooled(Mapping[str, Tensor]):
         if len(self._banks) != 1:
             dims = [bank.dim for bank in self._schema.banks]
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
+        if len(self._names) < len(self._all):
+            return torch.stack([self[name] for name in self._names], 1)
         if self._tickets is None:
             return self._banks[0]
         return Whole.apply(self._banks[0], self._tickets[0])
