@@ -264,7 +264,10 @@ SCHEMAS = {
     "twice": ('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "a"]', "id column 'a' is named twice"),
     "rows": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nrows = 1', "rows is 1, set it between 2 and 2**48"),
     "row of text": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nencode = "row"\nrows = 9', "a string is no row"),
-    "row without rows": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\ntype = "int"\nencode = "row"', "say how many there are: rows = NUMBER"),
+    "row without rows": (
+        '[[label]]\nname = "y"\n[[id]]\nname = "a"\ntype = "int"\nencode = "row"',
+        "say how many there are: rows = NUMBER",
+    ),
     "delimiter": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\n[file]\ndelimiter = "ab"', "set it to one character"),
     "fill": ('[[label]]\nname = "y"\n[[dense]]\nname = "x"\nfill = nan\n[[id]]\nname = "a"', "fill is nan"),
     "of a text": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nof = "hex"', "of is for fingerprints, its type is string"),
