@@ -865,10 +865,27 @@ MISTAKES = [
         "no batch is current: run forward on the batch that the lookahead yielded last, inside its loop",
     ),
     M(
-        "forward of a batch twice",
-        "with ahead(model=one) as batches: [(one(ids), one(ids)) for ids in batches]",
-        "this batch already had its forward: one batch is one Step. For a second look use model.eval() or "
-        "torch.no_grad(); for micro-batches use lookahead(accumulate=k)",
+        "forward after backward",
+        'with ahead(model=one) as batches: [(one(ids)["item"].sum().backward(), one(ids)) for ids in batches]',
+        "the batch in the loop had its backward, which ends its lookups: look all of it up before, and sum "
+        "the losses. For a second look use model.eval() or torch.no_grad(); for micro-batches use "
+        "lookahead(accumulate=k)",
+    ),
+    M(
+        "forward of the batch before",
+        "with ahead([batch(1, 2), batch(3, 4)], one) as batches: (nxt := iter(batches), prev := next(nxt), "
+        "next(nxt), one(prev))",
+        "forward takes the batch that the lookahead yielded last, and got the one before it: what reads a "
+        "batch ahead (Lightning, a double-buffered loop) goes around the loader, inside the lookahead, and "
+        "not around the lookahead, which brings rows ahead by itself",
+    ),
+    M(
+        "forward of another batch",
+        "with ahead(model=one) as batches: [one(batch(3, 4)) for ids in batches]",
+        "forward takes the batch that the lookahead yielded last, and got other ids of feature 'item': rows "
+        "were brought for the ids that it yielded. Change ids before the lookahead reads them: in the "
+        "Dataset, in collate_fn, or in lookahead(sparse=...). To leave ids out in the loop, pass weights that"
+        " are 0 for them",
     ),
     M(
         "backward twice",
@@ -879,7 +896,8 @@ MISTAKES = [
         "backward after the next batch",
         'with ahead(model=one) as batches: outs = [one(ids)["item"] for ids in batches]; outs[0].sum().backward()',
         "backward of a batch that is not current any more: its rows may have left the cache. Call backward "
-        "before the next batch is taken, and before skirl.save",
+        "before the next batch is taken, and before skirl.save; several lookups of one batch need a "
+        "skirl.lookahead",
     ),
     M(
         "a batch larger than the cache",
@@ -1054,7 +1072,7 @@ MISTAKES = [
     M(
         "another batch in forward",
         "with ahead(model=one) as batches: [one(batch(1, 2, 3, 4)) for _ in batches]",
-        "forward got 4 ids, the current batch has 2: pass the batch that the lookahead yielded, unchanged",
+        "forward takes the batch that the lookahead yielded last, whole: it has 1 samples, and forward got 2: pass all",
     ),
     M(
         "ids that are a list",
