@@ -81,7 +81,7 @@ def test_python_m_is_the_command():
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "name a command"),
+        ([], "no command is named"),
         (["trian"], "'trian' is no command; did you mean 'train'?"),
         (["bench"], "'bench' is no command"),
         (["bench", "trafic"], "did you mean 'bench traffic'?"),

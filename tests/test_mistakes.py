@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in TEXTS.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
-    (path / "nothing").mkdir()
+    (path / "bare").mkdir()
     packed = gzip.compress((HEAD + "".join(f"{i % 2},{i},{i % 97}\n" for i in range(5000))).encode())
     (path / "cut.csv.gz").write_bytes(packed[: len(packed) // 2])
     (path / "zipped.csv").write_bytes(b"PK\x03\x04" + bytes(30))
@@ -157,7 +157,7 @@ MISTAKES = [
     M(
         "no command",
         "skirl",
-        "skirl: name a command",
+        "skirl: no command is named: write one of those below",
     ),
     M(
         "a command misspelt",
@@ -257,7 +257,7 @@ MISTAKES = [
         "a GPU that is not there",
         "skirl train --device cuda",
         "skirl train: --device is 'cuda', and torch ... sees no GPU: install torch's CUDA build and a driver,"
-        " or set device='cpu'",
+        " or set --device to 'cpu'",
     ),
     M(
         "half precision on a CPU",
@@ -305,8 +305,8 @@ MISTAKES = [
     M(
         "a vocabulary that is none",
         "skirl train $CSV --vocab notes.txt",
-        "skirl train: vocabulary notes.txt: is no vocabulary, or a damaged one (...): set --vocab to one that"
-        " `skirl vocab` made",
+        "skirl train: vocabulary notes.txt is no vocabulary, or a damaged one (...): set --vocab to one that "
+        "`skirl vocab` made",
     ),
     M(
         "rows of a table that is none",
@@ -357,7 +357,7 @@ MISTAKES = [
     M(
         "a run folder that is taken",
         "skirl train $TINY --run runs/old",
-        "skirl train: runs/old already holds a run: set --run to another folder, or resume that one",
+        "skirl train: runs/old already holds a run: set --run to another folder, or go on with it by resume",
     ),
     M(
         "a tracker that is not installed",
@@ -401,24 +401,24 @@ MISTAKES = [
     ),
     M(
         "a folder without files",
-        "skirl train --data csv:nothing --schema s.toml",
-        "skirl train: nothing: the folder holds no data files: set --data to another, or to a pattern like "
-        "nothing/*/*.parquet",
+        "skirl train --data csv:bare --schema s.toml",
+        "skirl train: bare: the folder holds no data files: set --data to another, or to a pattern like "
+        "bare/*/*.parquet",
     ),
     M(
         "an empty file",
         "skirl train --data csv:empty.csv --schema s.toml",
-        "skirl train: empty.csv: is empty: remove it, or get it anew",
+        "skirl train: empty.csv is empty: remove it, or get it anew",
     ),
     M(
         "a file packed by zip",
         "skirl train --data csv:zipped.csv --schema s.toml",
-        "skirl train: zipped.csv: is a zip archive: unpack it, or pack it with gzip",
+        "skirl train: zipped.csv is a zip archive: unpack it, or pack it with gzip",
     ),
     M(
         "a file that is no text",
         "skirl train --data csv:binary.csv --schema s.toml",
-        "skirl train: binary.csv: is no text: there is a zero byte at 0: set --data to text, Parquet or Arrow files",
+        "skirl train: binary.csv is no text: there is a zero byte at 0: set --data to text, Parquet or Arrow files",
     ),
     M(
         "no schema",
@@ -428,12 +428,12 @@ MISTAKES = [
     M(
         "a schema that is not there",
         "skirl train --data csv:good.csv --schema t.toml",
-        "skirl train: schema t.toml: cannot be read (No such file or directory): set --schema to a TOML file",
+        "skirl train: schema t.toml cannot be read (No such file or directory): set --schema to a TOML file",
     ),
     M(
         "a schema that is no TOML",
         "skirl train --data csv:good.csv --schema no.toml",
-        "skirl train: schema no.toml: is no TOML (...)): mend it, docs/data.md has an example",
+        "skirl train: schema no.toml is no TOML (...)): mend it, docs/data.md has an example",
     ),
     M(
         "a schema with an unknown field",
@@ -522,18 +522,18 @@ MISTAKES = [
     M(
         "a truncated Parquet file",
         "skirl train --data parquet:cut.parquet --schema s.toml $QUIET",
-        "skirl train: cut.parquet: is truncated: its ... bytes do not end as such a file does: get it anew, "
-        "or write it anew",
+        "skirl train: cut.parquet is truncated: its ... bytes do not end as such a file does: get it anew, or"
+        " write it anew",
     ),
     M(
         "a truncated gzip file",
         "skirl train --data csv:cut.csv.gz --schema s.toml $QUIET",
-        "skirl train: cut.csv.gz: is damaged: what follows byte 0 of its text cannot be unpacked (...): get it anew",
+        "skirl train: cut.csv.gz is damaged: what follows byte 0 of its text cannot be unpacked (...): get it anew",
     ),
     M(
         "a vocabulary without a place",
         "skirl vocab --data csv:good.csv",
-        "skirl vocab: --out is missing: set it to text. The vocabulary file to write.",
+        "skirl vocab: --out is missing: add --out TEXT (the vocabulary file to write)",
     ),
     M(
         "a vocabulary of synthetic data",
@@ -580,12 +580,12 @@ MISTAKES = [
     M(
         "a report of nothing",
         "skirl report",
-        "skirl report: no folder is named: write skirl report FOLDER. The folder of the run.",
+        "skirl report: no folder is named: write skirl report FOLDER (the folder of the run)",
     ),
     M(
         "a report of no run",
-        "skirl report nothing",
-        "skirl report: nothing has no config.json: name the folder of a run, such as runs/dlrm-synthetic-...",
+        "skirl report bare",
+        "skirl report: bare has no config.json: name the folder of a run, such as runs/dlrm-synthetic-...",
     ),
     M(
         "a report of a run that left nothing",
@@ -596,13 +596,13 @@ MISTAKES = [
     M(
         "an export without a file",
         "skirl export checkpoints",
-        "skirl export: no out is named: write skirl export CHECKPOINT OUT. The file: .safetensors; .pt for a "
-        "state dict; .parquet.",
+        "skirl export: no out is named: write skirl export CHECKPOINT OUT (the file: .safetensors; .pt for a "
+        "state dict; .parquet)",
     ),
     M(
         "an export of no checkpoint",
-        "skirl export nothing rows.pt",
-        "skirl export: nothing holds no checkpoint: give a folder that skirl.save has saved to",
+        "skirl export bare rows.pt",
+        "skirl export: bare holds no checkpoint: give a folder that skirl.save has saved to",
     ),
     M(
         "an export of a kind that is none",
@@ -644,8 +644,7 @@ MISTAKES = [
     M(
         "a trace that is not there",
         "skirl bench traffic --trace ids.npy",
-        "skirl bench traffic: --batch is missing: set it to a whole number. Accesses a batch; a last, shorter"
-        " batch is dropped.",
+        "skirl bench traffic: --batch is missing: add --batch INT (accesses a batch; a last, shorter batch is dropped)",
     ),
     M(
         "a capacity in words",
@@ -726,8 +725,8 @@ MISTAKES = [
     ),
     M(
         "a folder of another kind as a store",
-        'rows(store="disk:nothing/../runs")',
-        "nothing/../runs holds other files, ... for one: name a new or an empty folder",
+        'rows(store="disk:runs")',
+        "runs holds other files, ... for one: name a new or an empty folder",
     ),
     M(
         "half precision on a CPU in Python",
@@ -758,7 +757,7 @@ MISTAKES = [
     M(
         "columns that are no features",
         'skirl.KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 2, 3]]))',
-        "ids has 3 columns for 2 features (a, b): pass a column for each",
+        "KeyedJagged.one_hot: ids has 3 columns for 2 features (a, b): pass a column for each",
     ),
     M(
         "an id below 0",
@@ -775,29 +774,29 @@ MISTAKES = [
     M(
         "ids that are floats",
         'train([skirl.KeyedJagged(["item", "user"], torch.tensor([1.0, 2.0]), lengths=torch.tensor([1, 1]))])',
-        "ids are float32: pass int64 or int32",
+        "batch 0: ids are float32: pass int64 or int32",
     ),
     M(
         "ids of two dimensions",
         'train([skirl.KeyedJagged(["item", "user"], torch.tensor([[1, 2]]), lengths=torch.tensor([1, 1]))])',
-        "ids have shape [1, 2]: pass one dimension",
+        "batch 0: ids have shape [1, 2]: pass one dimension",
     ),
     M(
         "a feature that is not there",
         'train([batch(keys=("item", "users"))])',
-        "the batch has no feature 'user': it has 'item', 'users'; give it one of that name, or set the "
-        "table's features to names that it has",
+        "batch 0: the batch has no feature 'user': it has 'item', 'users'; give it one of that name, or set "
+        "the table's features to names that it has",
     ),
     M(
         "lengths that are too short",
         'train([skirl.KeyedJagged(["item", "user"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1]))])',
-        "offsets must rise from 0 to the number of ids (3); they run from 0 to 2: pass lengths whose sum is "
-        "the number of ids, or such offsets",
+        "batch 0: offsets must rise from 0 to the number of ids (3); they run from 0 to 2: pass lengths whose"
+        " sum is the number of ids, or such offsets",
     ),
     M(
         "weights that are too few",
         "train([batch(weights=torch.ones(1))])",
-        "1 weights for 2 ids: pass one for each id",
+        "batch 0: 1 weights for 2 ids: pass one for each id",
     ),
     M(
         "batches that are tuples",
@@ -953,8 +952,8 @@ MISTAKES = [
     ),
     M(
         "a load out of nothing",
-        'skirl.load("nothing", model=rows())',
-        "nothing holds no checkpoint: give a folder that skirl.save has saved to",
+        'skirl.load("bare", model=rows())',
+        "bare holds no checkpoint: give a folder that skirl.save has saved to",
     ),
     M(
         "a load into other tables",
@@ -1055,13 +1054,13 @@ MISTAKES = [
     M(
         "a feature twice",
         'train([batch(keys=("item", "item"))])',
-        "the batch names feature 'item' twice: give each another name",
+        "batch 0: the batch names feature 'item' twice: give each another name",
     ),
     M(
         "lengths below 0",
         'train([skirl.KeyedJagged(["item", "user"], torch.tensor([1, 2]), lengths=torch.tensor([3, -1]))])',
-        "offsets must rise from 0 to the number of ids (2); they run from 0 to 2 and fall on the way: a "
-        "length is negative, pass lengths of 0 or more",
+        "batch 0: offsets must rise from 0 to the number of ids (2); they run from 0 to 2 and fall on the "
+        "way: a length is negative, pass lengths of 0 or more",
     ),
     M(
         "an optimizer by its name",
@@ -1077,8 +1076,8 @@ MISTAKES = [
     M(
         "ids that are a list",
         "train([[1, 2]])",
-        "ids are a list, which has no keys(): pass a KeyedJagged or a KeyedJaggedTensor, or tell lookahead "
-        "where it is with sparse=lambda batch: ...",
+        "batch 0: ids are a list, which has no keys(): pass a KeyedJagged or a KeyedJaggedTensor, or tell "
+        "lookahead where it is with sparse=lambda batch: ...",
     ),
     M(
         "a prefetch below 0",
@@ -1141,7 +1140,7 @@ MISTAKES = [
     M(
         "a page over nothing",
         "skirl size csv:empty.csv --schema s.toml --quiet",
-        "skirl size: empty.csv: is empty: remove it, or get it anew",
+        "skirl size: empty.csv is empty: remove it, or get it anew",
     ),
     M(
         "a malformed row left out, and no other",

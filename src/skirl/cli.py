@@ -210,7 +210,8 @@ def _unknown(args: list[str]) -> int:
     given = " ".join(args[:2] if args[:1] == ["bench"] else args[:1])
     near = difflib.get_close_matches(given, COMMANDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    print(f"skirl: {given!r} is no command{hint}" if args else "skirl: name a command", file=sys.stderr)
+    said = f"{given!r} is no command{hint}" if args else "no command is named: write one of those below"
+    print(f"skirl: {said}", file=sys.stderr)
     print(f"\n{_overview()}", file=sys.stderr)
     return 2
 

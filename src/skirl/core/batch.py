@@ -72,7 +72,8 @@ class KeyedJagged:
         batch, features = ids.shape
         if features != len(keys):
             raise ValueError(
-                f"ids has {features} columns for {len(keys)} features ({', '.join(keys)}): pass a column for each"
+                f"KeyedJagged.one_hot: ids has {features} columns for {len(keys)} features ({', '.join(keys)}): pass a "
+                "column for each"
             )
         return cls(keys, ids.t().reshape(-1), offsets=torch.arange(batch * features + 1, dtype=torch.int32))
 

@@ -163,7 +163,15 @@ def _refuse_wrong(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> 
     missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in dict(given)]
     alone = [name for name in missing if get_origin(flags[name].type) is Annotated]
     for name in alone[len(words) :]:
-        _refuse(prog, f"no {name} is named: write {prog} {' '.join(map(str.upper, alone))}. {flags[name].help}")
+        _refuse(
+            prog, f"no {name} is named: write {prog} {' '.join(map(str.upper, alone))} ({_begun(flags[name].help)})"
+        )
     for name in missing:
         if name not in alone:
-            _refuse(prog, f"{option(name)} is missing: set it to {expected(flags[name].type)}. {flags[name].help}")
+            typed = f"{option(name)} {metavar(flags[name].type)}"
+            _refuse(prog, f"{option(name)} is missing: add {typed} ({_begun(flags[name].help)})")
+
+
+def _begun(sentence: str) -> str:
+    """A sentence as the part of another one."""
+    return f"{sentence[:1].lower()}{sentence[1:].removesuffix('.')}"

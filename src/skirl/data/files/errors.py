@@ -17,7 +17,7 @@ class BadFile(ValueError):
     """A file that cannot be read as what it should be."""
 
     def __init__(self, file: str, found: str, then: str) -> None:
-        super().__init__(f"{file}: {found}: {then}")
+        super().__init__(f"{file}{' ' if found.startswith('is ') else ': '}{found}: {then}")
         self.file, self.found, self.then = file, found, then
 
     def __reduce__(self) -> tuple[type, tuple[str, ...]]:

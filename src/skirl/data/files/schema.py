@@ -232,15 +232,15 @@ class FileSchema:
             with Path(path).open("rb") as file:
                 raw = file.read(LARGEST_FILE + 1)
         except OSError as error:
-            raise BadSchema(f"schema {path}: cannot be read ({error.strerror}): set schema to a TOML file") from None
+            raise BadSchema(f"schema {path} cannot be read ({error.strerror}): set schema to a TOML file") from None
         if len(raw) > LARGEST_FILE:
-            raise BadSchema(f"schema {path}: is larger than 1 MiB: set schema to a TOML file, not to the data")
+            raise BadSchema(f"schema {path} is larger than 1 MiB: set schema to a TOML file, not to the data")
         try:
             return cls.parse(raw.decode("utf-8-sig"))
         except UnicodeDecodeError:
-            raise BadSchema(f"schema {path}: is no UTF-8 text: set schema to a TOML file") from None
+            raise BadSchema(f"schema {path} is no UTF-8 text: set schema to a TOML file") from None
         except BadSchema as error:
-            raise BadSchema(f"schema {path}: {error}") from None
+            raise BadSchema(f"schema {path}{' ' if str(error).startswith('is ') else ': '}{error}") from None
 
     @classmethod
     def parse(cls, text: str) -> "FileSchema":
@@ -361,7 +361,7 @@ def _refuse_twice(what: str, names: list[str]) -> None:
         if not name:
             raise BadSchema(f"a {what} has an empty name: set name")
         if (names.count(name) > 1 and len(names) < 1000) or (len(names) >= 1000 and len(set(names)) < len(names)):
-            raise BadSchema(f"{what} {name!r} is named twice: names must differ")
+            raise BadSchema(f"{what} {name!r} is named twice: give one another name")
 
 
 _CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))

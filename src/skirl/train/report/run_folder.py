@@ -57,7 +57,9 @@ class RunFolder:
         self._file: Any = None
         self._since = _Since()
         if self.folder is not None and not resume and (self.folder / CONFIG).exists():
-            raise ValueError(f"{self.folder} already holds a run: set run to another folder, or resume that one")
+            raise ValueError(
+                f"{self.folder} already holds a run: set run to another folder, or go on with it by resume"
+            )
 
     def begin(self, batches: Lookahead, meter: Meter) -> "RunFolder":
         """Note the step that the run starts at; then enter this."""
