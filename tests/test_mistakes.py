@@ -1173,7 +1173,7 @@ MISTAKES = [
 
 DO = re.compile(
     r"\b(add|call|did you mean|fix|get|give|install|iterate|leave|make|map|mend|name|pass|run|set|take|tell|unpack|use|write"
-    r"|--help lists)\b|for instance"
+    r"|--help lists|goes around)\b|for instance"
 )
 """Words of which a sentence has one, for it has to say what to do."""
 

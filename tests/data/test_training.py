@@ -56,7 +56,7 @@ def test_skipped_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert cli.main(["train", "--data", f"criteo:{path}", *SMALL, "--bad-rows", "skip"]) == 0
     assert f"2 malformed rows, the first: line 21 of {path}" in capsys.readouterr().out
     assert cli.main(["train", "--data", f"criteo:{path}", *SMALL]) == 1
-    assert "line 51: label label is 'maybe', expected 0 or 1" in capsys.readouterr().err
+    assert "line 21: label label is 'perhaps', expected 0 or 1" in capsys.readouterr().err
 
 
 def test_two_labels_are_refused_before_anything_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
