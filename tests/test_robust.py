@@ -717,7 +717,7 @@ def test_two_lookaheads_at_once(data):
 def test_use_after_close(data):
     embeddings = collection()
     ahead = skirl.lookahead(data[0], embeddings)
-    with pytest.raises(RuntimeError, match="open the lookahead first"):
+    with pytest.raises(RuntimeError, match="the lookahead is not open"):
         iter(ahead)
     with ahead:
         rest = iter(ahead)
@@ -726,7 +726,7 @@ def test_use_after_close(data):
             embeddings.close()
     with pytest.raises(RuntimeError, match="this pass is over"):
         next(rest)
-    with pytest.raises(RuntimeError, match="open the lookahead first"):
+    with pytest.raises(RuntimeError, match="the lookahead is not open"):
         iter(ahead)
     embeddings.close()
     embeddings.close()

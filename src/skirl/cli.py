@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from skirl.tools.command_line import read_flags
+from skirl.tools.command_line import in_flags, read_flags
 from skirl.tools.config import read_config
 from skirl.tools.flags import Composed, Flag, flags_of
 from skirl.tools.os_errors import said
@@ -85,6 +85,8 @@ COMMANDS = {
         "time compiling and loading the kernels of a first training step",
     ),
 }
+NOBODY_READS = 128 + 13
+"""The exit code that a shell gives a tool which SIGPIPE has ended: `skirl train | head` ends as `yes | head` does."""
 CONFIGURED = ("train", "verify", "size")
 """Commands that take --config."""
 CONFIG = Flag(
@@ -99,7 +101,8 @@ OVERVIEW = """usage: skirl COMMAND [flags]
 {commands}
 
 skirl COMMAND --help lists the flags; skirl --version says which skirl this is.
-Exit codes: 0 done; 1 the run, or what it checks, failed; 2 a wrong flag or value; 130 stopped by Ctrl-C.
+Exit codes: 0 done; 1 the run, or what it checks, failed; 2 a wrong flag or value; 130 stopped by Ctrl-C; 141 nobody reads
+its output any more.
 SKIRL_TRACEBACK=1 in the environment shows where an error came from."""
 
 
@@ -127,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(nowhere, stream.fileno())
-        return 1
+        return NOBODY_READS
 
 
 def _main(args: list[str]) -> int:
@@ -167,7 +170,10 @@ def _failed(name: str, error: Exception, code: int) -> int:
     is_sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
     if isinstance(error, BrokenPipeError) or os.environ.get("SKIRL_TRACEBACK") or not is_sentence:
         raise error
-    print(f"skirl {name}: {said(error)}", file=sys.stderr)
+    text = said(error)
+    if isinstance(error, ValueError):
+        text = in_flags(text, [CONFIG.name, *flags_of(_command(name))])
+    print(f"skirl {name}: {text}", file=sys.stderr)
     return code
 
 
@@ -175,20 +181,23 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
     """The command, its flags read and checked, and whether its result is printed as JSON."""
     kind = _command(name)
     flags = flags_of(kind)
+    example, positional = getattr(kind, "example", None), getattr(kind, "positional", None)
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:
             train = _command("train")
             given = read_config(path, flags, others=flags_of(train), of_one_run=train.of_one_run)
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
+            example = None if positional in given else example
         flags |= {CONFIG.name: CONFIG}
     values = read_flags(
         f"skirl {name}",
-        f"{COMMANDS[name][1].capitalize()}.",
+        f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}.",
         flags,
         args,
         common=getattr(kind, "common", ()),
-        positional=getattr(kind, "positional", None),
+        positional=positional,
+        example=example,
     )
     values.pop(CONFIG.name, None)
     return kind.of(**values) if issubclass(kind, Composed) else kind(**values), bool(values.get("json"))
@@ -212,7 +221,8 @@ def _unknown(args: list[str]) -> int:
     given = " ".join(args[:2] if args[:1] == ["bench"] else args[:1])
     near = difflib.get_close_matches(given, COMMANDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    print(f"skirl: {given!r} is no command{hint}" if args else "skirl: name a command", file=sys.stderr)
+    said = f"{given!r} is no command{hint}" if args else "no command is named: write one of those below"
+    print(f"skirl: {said}", file=sys.stderr)
     print(f"\n{_overview()}", file=sys.stderr)
     return 2
 

@@ -169,7 +169,7 @@ def test_limits_and_names(tmp_path: Path) -> None:
         ValueError, match=r"would take 274,877,906,944 bytes, the limit is 17,179,869,184: .* limit=274"
     ):
         skirl.export(big, path, untouched=True)
-    with pytest.raises(ValueError, match=r"no table 'u': there are 't'"):
+    with pytest.raises(ValueError, match=r"no table 'u': name one of 't'"):
         skirl.export(big, path, "u")
     both = Both(ROWS[0])
     both.step(batch(0))

@@ -125,7 +125,7 @@ def test_keys_and_bags(given, double):
         (Given(values=torch.tensor([0, -(2**31)], dtype=torch.int32)), "sample 1: id -2147483648 is outside table 'a'"),
         (Given(keys=("b",)), "the batch has no feature 'a': it has 'b'"),
         (Given(keys=()), "the batch has no feature 'a': it has none"),
-        (Given(keys=("a", "a")), "the batch names a feature twice: names must differ"),
+        (Given(keys=("a", "a")), "the batch names feature 'a' twice: give each another name"),
         (
             Given(keys=("a", "x"), offsets=torch.tensor([0, 2])),
             "offsets has 2 entries: 2 features need a multiple of 2",

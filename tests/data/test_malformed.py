@@ -47,8 +47,8 @@ def test_a_malformed_file_is_refused_in_its_words(case: Case, tmp_path: Path) ->
     if case.left:
         assert samples_in(files) == case.left
     else:
-        said = f", {case.skipped} malformed ones were skipped" if case.skipped else ""
-        with pytest.raises(ValueError, match=f"no row is left to read{said}: give more files"):
+        said = rf", left out: {case.skipped} malformed rows?.*: .* of .*" if case.skipped else ""
+        with pytest.raises(ValueError, match=f"no row is left to read{said}: give other files"):
             samples_in(files)
     assert files.bad_rows == case.skipped
 
@@ -128,5 +128,5 @@ def test_names_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
     data = (tmp_path / "file").read_bytes()
     (tmp_path / "file").write_bytes(data.replace(b"item", b"it\xa8m"))
     (tmp_path / "s.toml").write_text(SCHEMA)
-    with pytest.raises(BadFile, match="is damaged or cut off"):
+    with pytest.raises(BadFile, match="is damaged"):
         list(DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "s.toml")).files())

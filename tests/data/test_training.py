@@ -50,8 +50,13 @@ def test_skipped_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = logs.write_tsv(tmp_path / "day_0", rows)
     result = run(capsys, "train", "--data", f"criteo:{path}", *SMALL, "--bad-rows", "skip")
     assert (result["samples"], result["bad_rows_skipped"]) == (199, 1)
+    assert result["first_bad_row"] == f"line 51 of {path}"
+    rows[20][0] = "perhaps"
+    logs.write_tsv(path, rows)
+    assert cli.main(["train", "--data", f"criteo:{path}", *SMALL, "--bad-rows", "skip"]) == 0
+    assert f"2 malformed rows, the first: line 21 of {path}" in capsys.readouterr().out
     assert cli.main(["train", "--data", f"criteo:{path}", *SMALL]) == 1
-    assert "line 51: label label is 'maybe', expected 0 or 1" in capsys.readouterr().err
+    assert "line 21: label label is 'perhaps', expected 0 or 1" in capsys.readouterr().err
 
 
 def test_two_labels_are_refused_before_anything_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +67,7 @@ def test_two_labels_are_refused_before_anything_is_read(tmp_path: Path, capsys: 
     for command in ("train", "verify"):
         assert cli.main([command, *flags]) == 2
         said = capsys.readouterr().err
-        assert "has 2 labels (click, buy), and dlrm-tiny predicts one: leave one [[label]]" in said
+        assert "with 2 labels (click, buy), and dlrm-tiny predicts one: leave one [[label]]" in said
     sizing = "--model dlrm-tiny --dim 4 --batch 64 --rows 500 --quiet".split()  # noqa: SIM905
     assert cli.main(["size", f"csv:{tmp_path}/log.csv", *flags[2:4], *sizing]) == 0, "which looks at no label"
     stream = DataFlags(f"csv:{tmp_path}/log.csv", schema=str(schema), batch=64).stream()
@@ -91,8 +96,11 @@ def test_a_run_is_not_resumed_on_ids_read_otherwise(
     (tmp_path / "s.toml").write_text(BUILT_IN["criteo"].toml().replace('transform = "log"', 'transform = "none"'))
     before = sorted(path.name for path in (tmp_path / "saved").iterdir())
     for flags, said in (
-        (["--schema", str(tmp_path / "s.toml")], "transform = 'log' for dense column 'I1', not 'none': set schema to"),
-        (["--vocab", "open"], "ids become rows by hash, not by an open vocabulary: set vocab to what it was"),
+        (
+            ["--schema", str(tmp_path / "s.toml")],
+            "transform = 'log' for dense column 'I1', not 'none': set --schema to",
+        ),
+        (["--vocab", "open"], "ids become rows by hash, not by an open vocabulary: set --vocab to what it was"),
     ):
         assert cli.main([*train, *flags, "--resume"]) == 1
         assert said in capsys.readouterr().err

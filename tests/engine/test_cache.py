@@ -50,8 +50,8 @@ def test_no_sizes(text):
     [
         (0, ValueError, "cache is 0 rows: set it to 1 or more"),
         (-5, ValueError, "cache is -5 rows: set it to 1 or more"),
-        ("0%", ValueError, "set a share above 0% and up to 100%"),
-        ("100.1%", ValueError, "set a share above 0% and up to 100%"),
+        ("0%", ValueError, "set it to a share above 0% and up to 100%"),
+        ("100.1%", ValueError, "set it to a share above 0% and up to 100%"),
         ("0GB", ValueError, "set it to 1 byte or more"),
         (True, TypeError, "cache is a bool: set it to a number of rows"),
         (
@@ -161,7 +161,7 @@ def test_a_split_that_cannot_be_says_what_to_set():
         split_cache(5, rows=[99, 99], record_bytes=[8, 8], dims=[4, 8], distinct=[3, 9], largest=[3, 9], in_flight=1)
     assert str(raised.value) == (
         "cache 5 is 5 rows, one batch of the first window needs 12 (9 of dim 8): set cache to 12 or more, or use smaller "
-        "batches"
+        "batches; `skirl size` says what a whole run needs"
     )
 
 

@@ -72,7 +72,7 @@ def test_a_trained_bag_goes_on() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_norm": 1.0}, "use the optimizer's clip"),
+        ({"max_norm": 1.0}, "max_norm is not supported, .*: leave it out"),
         ({"scale_grad_by_freq": True}, "scale_grad_by_freq is not supported"),
         ({"mode": "max"}, "mode is 'max': set it to 'sum' or 'mean'"),
         ({"padding_idx": 50}, "padding_idx is 50: set it to a row"),

@@ -140,7 +140,7 @@ class TestFeatures:
 
     def test_an_unknown_feature_of_the_output_is_named(self):
         out = made()(one_hot((1, 2, 3)))
-        with pytest.raises(KeyError, match="no feature 'z': there are 'x', 'y', 'b'"):
+        with pytest.raises(KeyError, match="no feature 'z': take one of 'x', 'y', 'b'"):
             out["z"]
         assert list(out) == ["x", "y", "b"] and len(out) == 3 and "z" not in out
 

@@ -52,7 +52,7 @@ def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_pat
         ('rate = "fast"', 'rate is "fast": set it to a number'),
         ('depth = "all"', 'depth is "all": set it to a whole number, "auto" or "epoch"'),
         ("layers = [4, 2.5]", "layers is [4, 2.5]: set it to a list, each a whole number"),
-        ("out = 3", "out is 3: set it to a path, as text"),
+        ("out = 3", "out is 3: set it to a path"),
         ("quiet = 1", "quiet is 1: set it to true or false"),
         ("name-of-run = 2024-01-01", 'name-of-run is "2024-01-01": set it to text'),
         ("batchs = 8", "batchs is no flag of this command: did you mean batch?"),

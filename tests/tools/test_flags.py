@@ -53,5 +53,7 @@ def test_flat_flags_reach_their_parts_and_come_back():
 def test_a_part_checks_itself_and_a_flag_that_is_none_is_refused():
     with pytest.raises(ValueError, match="size is too small"):
         Outer.of(path=Path("x"), size=0)
-    with pytest.raises(TypeError, match="Outer has no flag 'sise': set some of path, size, name"):
+    with pytest.raises(
+        TypeError, match=r"Outer has no flag 'sise' \(did you mean 'size'\?\): set some of path, size, name"
+    ):
         Outer.of(path=Path("x"), sise=0)

@@ -61,7 +61,7 @@ def test_a_wrong_file_is_one_sentence_and_exit_code_2(tmp_path, capsys):
     for text, said in (
         ("batchs = 3", f"skirl train: {file}: batchs is no flag of this command: did you mean batch?"),
         ("batch = 0.5", f"skirl train: {file}: batch is 0.5: set it to a whole number"),
-        ("batch = 0", "skirl train: batch is 0: set it to 1 or more"),
+        ("batch = 0", "skirl train: --batch is 0: set it to 1 or more"),
     ):
         file.write_text(text)
         assert main(["train", "--config", str(file)]) == 2

@@ -76,7 +76,7 @@ def _chosen(model: nn.Module, table: str | None) -> dict[str, Place]:
     """The tables to write, their rows as the steps so far left them."""
     tables = tables_of(model)
     if table is not None and table not in tables:
-        raise ValueError(f"no table {table!r}: there are {', '.join(map(repr, tables))}")
+        raise ValueError(f"there is no table {table!r}: name one of {', '.join(map(repr, tables))}")
     for collection in collections_of(model).values():
         collection.engine.check()
         collection.current.drain()

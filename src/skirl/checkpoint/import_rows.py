@@ -166,8 +166,11 @@ class Tensors:
         except MemoryError:
             raise
         except Exception as error:  # torch chooses its class, and how long it is
-            why = str(error).partition("\n")[0][:200]
-            raise ValueError(f"{source} is no state dict that torch.load(weights_only=True) reads ({why})") from None
+            why = str(error).partition("\n")[0].partition(". ")[0][:200]
+            raise ValueError(
+                f"{source} is no state dict that torch.load(weights_only=True) reads ({why}): name a file that "
+                "torch.save or skirl export wrote, or a .safetensors"
+            ) from None
         state = state.get("state_dict", state) if isinstance(state, dict) else {}
         self._tensors = {n: t for n, t in state.items() if isinstance(t, Tensor)}
         self.names = set(self._tensors)
@@ -234,12 +237,16 @@ def _refuse_damaged(source: str | Path) -> None:
 def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool) -> str | None:
     if table.name in names:
         if names[table.name] not in tensors.names:
-            raise ValueError(f"{tensors.where} has no {names[table.name]!r}: it has {sorted(tensors.names)[:9]}")
+            raise ValueError(
+                f"{tensors.where} has no {names[table.name]!r}: name one of {', '.join(sorted(tensors.names)[:9])}"
+            )
         return names[table.name]
     exact = [f"{table.name}.weight", table.name] + (["weight"] if alone else [])
     ends = [name for name in sorted(tensors.names) if name.endswith(f".{table.name}.weight")]
     if len(ends) > 1:
-        raise ValueError(f"{tensors.where} has {' and '.join(ends)} for {table.name!r}: pass names={{...}}")
+        raise ValueError(
+            f"{tensors.where} has {' and '.join(ends)} for {table.name!r}: say which by names={{{table.name!r}: NAME}}"
+        )
     return next((name for name in [*exact, *ends] if name in tensors.names), None)
 
 
@@ -257,7 +264,8 @@ def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
             )
     if shape != (rows, table.dim):
         raise ValueError(
-            f"{name} is {list(shape)} in {tensors.where}, table {table.name!r} is [{rows}, {table.dim}]: make it alike"
+            f"{name} is {list(shape)} in {tensors.where}, table {table.name!r} is [{rows}, {table.dim}]: make the table "
+            "as large, or name the tensor that is meant by names={TABLE: NAME}"
         )
     tensors.refuse_other_than_floats(name)
     return base if has_ids else None

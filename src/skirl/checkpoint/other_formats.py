@@ -51,7 +51,10 @@ def read_rows(
     missing = [t for t, n in wanted.items() if n is None]
     if missing or not wanted:
         what = f"no table {missing[0]!r}" if wanted else f"no weight under {prefix!r}"
-        raise ValueError(f"{source} has {what}: it has {', '.join(sorted(tensors.names)[:9])}")
+        has = ", ".join(sorted(tensors.names)[:9]) or "no tensor"
+        raise ValueError(
+            f"{source} has {what}, it has {has}: set tables to some of these, or set prefix to what stands before"
+        )
     weights = {t: n for t, n in wanted.items() if n is not None}
     bases = {
         t: n.removesuffix("weight") for t, n in weights.items() if f"{n.removesuffix('weight')}ids" in tensors.names

@@ -57,14 +57,16 @@ def open_rows(path: str | Path, *, store: str = "memory") -> Opened:
     - `store`: where the rows go; rows of a disk store need "disk:FOLDER", for they may not fit in memory.
     """
     first: CheckpointError | None = None
-    for header in folder.headers(Path(path)):
+    candidates = folder.headers(Path(path))
+    for header in candidates:
         try:
             return _open(header, store)
         except OtherVersion:
             raise
         except CheckpointError as error:
             first = first or folder.naming(header, error)
-            log.warning("%s", folder.naming(header, error))
+            if header != candidates[-1]:
+                log.warning("%s. Taking the checkpoint before it", folder.naming(header, error))
     assert first is not None
     raise first
 

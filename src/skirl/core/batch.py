@@ -49,7 +49,8 @@ class KeyedJagged:
         weights: torch.Tensor | None = None,
     ) -> None:
         if (lengths is None) == (offsets is None):
-            raise ValueError("pass either lengths or offsets, one of the two")
+            given = "neither lengths nor offsets is" if lengths is None else "lengths and offsets are both"
+            raise ValueError(f"KeyedJagged: {given} given, pass one of the two")
         self._keys = list(keys)
         self._values = values
         self._lengths = lengths
@@ -70,7 +71,10 @@ class KeyedJagged:
         """
         batch, features = ids.shape
         if features != len(keys):
-            raise ValueError(f"ids has {features} columns for {len(keys)} features: they must be as many")
+            raise ValueError(
+                f"KeyedJagged.one_hot: ids has {features} columns for {len(keys)} features ({', '.join(keys)}): pass a "
+                "column for each"
+            )
         return cls(keys, ids.t().reshape(-1), offsets=torch.arange(batch * features + 1, dtype=torch.int32))
 
     def select(self, features: Sequence[str]) -> "KeyedJagged":

@@ -113,16 +113,22 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
     values = _array(sparse.values(), "ids", (torch.int64, torch.int32), copy)
     offsets = _offsets(sparse, copy)
     weights = sparse.weights_or_none()
+    if len(set(keys)) != len(keys):
+        raise BadIds(
+            f"the batch names feature {next(k for k in keys if keys.count(k) > 1)!r} twice: give each another name"
+        )
     missing = [name for name in features if name not in keys]
     if missing:
-        raise BadIds(f"the batch has no feature {missing[0]!r}: it has {', '.join(map(repr, keys)) or 'none'}")
+        raise BadIds(
+            f"the batch has no feature {missing[0]!r}: it has {', '.join(map(repr, keys)) or 'none'}; give it one of that "
+            "name, or set the table's features to names that it has"
+        )
     if not keys:
         raise BadIds("the batch has no features: pass ids of at least one")
-    if len(set(keys)) != len(keys):
-        raise BadIds("the batch names a feature twice: names must differ")
     if (len(offsets) - 1) % len(keys) or not len(offsets):
         raise BadIds(
-            f"offsets has {len(offsets)} entries: {len(keys)} features need a multiple of {len(keys)}, and one"
+            f"offsets has {len(offsets)} entries: {len(keys)} features need a multiple of {len(keys)}, and one; pass one "
+            "for each feature and sample, and the end"
         )
     array = None
     if weights is not None:
@@ -132,7 +138,11 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
     if offsets[0] != 0 or offsets[-1] != len(values) or not _ascending(offsets):
         raise BadIds(
             f"offsets must rise from 0 to the number of ids ({len(values)}); they run from {offsets[0]} to {offsets[-1]}"
-            + ("" if _ascending(offsets) else " and fall on the way: a length is negative")
+            + (
+                ": pass lengths whose sum is the number of ids, or such offsets"
+                if _ascending(offsets)
+                else " and fall on the way: a length is negative, pass lengths of 0 or more"
+            )
         )
     return Captured(keys, values, offsets, array)
 
@@ -283,7 +293,7 @@ def _complaint(captured: Captured, schema: Schema, position: int) -> str:
     table = next(t for t in schema.tables if name in t.features)
     return (
         f"feature {name!r}, sample {bag % batch}: id {captured.values[position]} is outside table {table.name!r}, "
-        f"which has rows 0 to {table.rows - 1}"
+        f"which has rows 0 to {table.rows - 1}: map ids to these, or make the table as large"
     )
 
 

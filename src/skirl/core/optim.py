@@ -272,6 +272,17 @@ class TorchHandle(torch.optim.Optimizer):
         self._opt_called = True
 
     @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What a GradScaler asks before its step: refuse one that the rows' gradients were not unscaled by."""
+        if self.param_groups[0]["params"][0].grad is None:
+            raise RuntimeError(
+                "scaler.step(embeddings.optimizer): the rows do not know this GradScaler, and were trained with scaled "
+                "gradients. Pass it to the embeddings, EmbeddingBagCollection(..., grad_scaler=scaler), or set "
+                "embeddings.grad_scaler = scaler before the first backward"
+            )
+        return False
+
+    @property
     def lr(self) -> float:
         """The learning rate of the next backward."""
         return float(self.param_groups[0]["lr"])

@@ -133,5 +133,5 @@ def _refuse_twice(what: str, names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"{what} {name!r} is given twice: names must differ")
+            raise ValueError(f"{what} {name!r} is given twice: give each another name")
         seen.add(name)

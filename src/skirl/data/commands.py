@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.tools.machine import machine, peak_bytes
-from skirl.tools.progress import clock, size
+from skirl.tools.progress import clock, malformed, size
 from skirl.tools.sizes import parse_bytes
 
 
@@ -83,7 +83,7 @@ class Vocab:
         skipped = result["bad_rows_skipped"]
         return {
             "read": f"{result['samples']:,} samples in {clock(result['seconds'])}"
-            + (f"; {skipped:,} malformed rows were left out" if skipped else ""),
+            + (f"; left out: {malformed(skipped, result['first_bad_row'])}" if skipped else ""),
             "rows": f"{rows:,} in {len(result['rows'])} tables, of {distinct:,} distinct values",
             "disk": f"{size(result['spilled_bytes'])} for counts that did not fit in {self.memory}",
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
@@ -146,7 +146,7 @@ class Convert:
         skipped = result["bad_rows_skipped"]
         return {
             "written": f"{result['samples']:,} samples in {clock(result['seconds'])}, {size(result['bytes'])}"
-            + (f"; {skipped:,} malformed rows were left out" if skipped else ""),
+            + (f"; left out: {malformed(skipped, result['first_bad_row'])}" if skipped else ""),
             "saved": f"{self.out}; train with --data parquet:{self.out}",
         }
 

@@ -30,7 +30,8 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bo
             samples += rows
             facts = {"samples": f"{samples:,}"}
             progress(number, lambda facts=facts: facts)
-    return {"samples": samples, "bad_rows_skipped": files.bad_rows, "bytes": Path(out).stat().st_size}
+    left_out = {"bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row}
+    return {"samples": samples, **left_out, "bytes": Path(out).stat().st_size}
 
 
 def _keeping(files: Files, columns: tuple[str, ...]) -> Files:

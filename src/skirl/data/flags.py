@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from skirl.data.held_out import share_of
+from skirl.tools.flags import check_types
 
 if TYPE_CHECKING:
     from skirl.data.files.stream import Files
@@ -67,6 +68,7 @@ class DataFlags:
     """What to do with a malformed row: refuse the run, or skip the row and count it."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, least in (
             ("batch", 1),
             ("epochs", 1),
@@ -189,4 +191,4 @@ def check_in_and_out(data: str, out: str) -> None:
     if data.partition(":")[0] not in FILE_KINDS:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
     if not Path(out).absolute().parent.is_dir():
-        raise ValueError(f"out is {out!r}: its folder does not exist, make it first")
+        raise ValueError(f"out is {out!r}: its folder does not exist: make it first, or set out to another")

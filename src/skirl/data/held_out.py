@@ -14,5 +14,5 @@ def share_of(text: str) -> float | None:
         return None
     share = float(match[1]) / 100
     if not 0 < share < 1:
-        raise ValueError(f"valid is {text!r}: set a share above 0% and below 100%")
+        raise ValueError(f"valid is {text!r}: set it to a share above 0% and below 100%")
     return share

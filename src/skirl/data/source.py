@@ -63,6 +63,11 @@ class Source(Protocol):
         """Malformed rows left out so far, in this process."""
         ...
 
+    @property
+    def first_bad_row(self) -> str | None:
+        """Where the first of them is, as an error would say it."""
+        ...
+
     def tables(self, dim: int) -> list[Table]:
         """The tables that the ids look rows up in.
 

@@ -3,6 +3,7 @@
 Batch i is a pure function of (seed, i): any number of streams, resumed anywhere, agree bit for bit.
 """
 
+import difflib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -103,7 +104,9 @@ class Synthetic:
 
     def __post_init__(self) -> None:
         if self.name not in SHAPES:
-            raise ValueError(f"no synthetic data set {self.name!r}: set name to one of {', '.join(SHAPES)}")
+            near = difflib.get_close_matches(self.name, SHAPES, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"there is no synthetic data set {self.name!r}{hint}: name one of {', '.join(SHAPES)}")
         for what, least in (("batch_size", 1), ("start", 0), ("pooling_factor", 1), ("held_out_batches", 0)):
             if getattr(self, what) < least:
                 raise ValueError(f"{what} is {getattr(self, what)}, set it to {least} or more")
@@ -142,6 +145,11 @@ class Synthetic:
     def bad_rows(self) -> int:
         """None is ever malformed."""
         return 0
+
+    @property
+    def first_bad_row(self) -> str | None:
+        """So there is no first."""
+        return None
 
     @property
     def held_out(self) -> "Synthetic | None":

@@ -35,7 +35,9 @@ def count(
     columns = files.encoder.schema
     types = columns.kinds
     if not types:
-        raise ValueError("every id column is a row already: there is nothing to make a vocabulary of")
+        raise ValueError(
+            "every id column is a row already, there is nothing to make a vocabulary of: train without one"
+        )
     moments = {column.name: Moments() for column in columns.standardised}
     hashed = [(column.table or column.name, k) for k, column in enumerate(columns.ids) if column.encode == "hash"]
     samples = 0
@@ -62,6 +64,7 @@ def count(
     return {
         "samples": samples,
         "bad_rows_skipped": files.bad_rows,
+        "first_bad_row": files.first_bad_row,
         "distinct": distinct,
         "rows": rows,
         "means": means,

@@ -1,148 +1,15 @@
-"""How large the cache is, and how it is split between the banks: record widths of different dims."""
+"""The cache of one engine: how large it is, and how it is split between the banks, record widths of different dims."""
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from numbers import Integral
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from skirl.core.keys import MAX_ROWS
 from skirl.core.tables import Schema
-from skirl.tools.machine import free_bytes
-from skirl.tools.sizes import parse_bytes
-
-CacheSize = int | str
-AUTO = 0.5
-"""Of the memory that is free when training begins: the rest is the model's, for activations and what comes later."""
-
-
-class DoesNotFit(ValueError):
-    """A batch needs more rows together than the whole cache holds."""
-
-
-def parse_cache(cache: CacheSize) -> tuple[str, float]:
-    """What a cache size means: ("rows", n), ("share", of all rows), ("bytes", n) or ("auto", share of the free memory).
-
-    >>> parse_cache(1000), parse_cache("10%"), parse_cache("1MiB"), parse_cache("auto")
-    (('rows', 1000), ('share', 0.1), ('bytes', 1048576), ('auto', 0.5))
-    """
-    if cache == "auto":
-        return "auto", AUTO
-    if isinstance(cache, Integral) and not isinstance(cache, bool):
-        cache = int(cache)  # numpy's too
-    if isinstance(cache, bool) or not isinstance(cache, int | str):
-        raise TypeError(
-            f"cache is a {type(cache).__name__}: set it to a number of rows, a share like '10%', a size like '4GiB' or "
-            "'auto'"
-        )
-    if isinstance(cache, int):
-        if cache < 1:
-            raise ValueError(f"cache is {cache} rows: set it to 1 or more")
-        return "rows", cache
-    share = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*%\s*", cache)
-    if share:
-        if not 0 < float(share[1]) <= 100:
-            raise ValueError(f"cache is {cache!r}: set a share above 0% and up to 100%")
-        return "share", float(share[1]) / 100
-    try:
-        size = parse_bytes(cache)
-    except ValueError:
-        raise ValueError(
-            f"cache is {cache!r}: set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"
-        ) from None
-    if size < 1:
-        raise ValueError(f"cache is {cache!r}: set it to 1 byte or more")
-    return "bytes", size
-
-
-def split_cache(
-    cache: CacheSize,
-    *,
-    rows: Sequence[int],
-    record_bytes: Sequence[int],
-    dims: Sequence[int],
-    distinct: Sequence[int],
-    largest: Sequence[int],
-    in_flight: int,
-    free: Callable[[], int] = free_bytes,
-    batch: str = "one batch of the first window",
-) -> tuple[list[int], list[int]]:
-    """Slots for each bank, and rows in flight that its staging holds beside them.
-
-    Every bank gets what a batch needs, and at least one slot; the rest is shared out by demand.
-
-    **Arguments**
-
-    - `cache`: how large it is: rows, a share of all rows, bytes, or "auto".
-    - `rows`: rows of each bank's tables.
-    - `record_bytes`, `dims`: of a row of each bank.
-    - `distinct`: distinct rows of each bank in the window that decides.
-    - `largest`: those of its largest batch.
-    - `in_flight`: steps whose rows may be on their way.
-    - `free`: gives the bytes that are free where the cache will be; for "auto".
-    - `batch`: what an error calls the batch that does not fit.
-
-    >>> split_cache(100, rows=[900, 90], record_bytes=[64, 32], dims=[16, 8],
-    ...             distinct=[60, 20], largest=[10, 5], in_flight=3)
-    ([73, 26], [30, 15])
-    """
-    kind, amount = parse_cache(cache)
-    if kind == "auto":
-        kind, amount = "bytes", int(amount * free())
-    banks = range(len(rows))
-    floors = [min(rows[i], largest[i]) for i in banks]
-    staging = [max(1, in_flight * largest[i]) for i in banks]
-    weights = list(record_bytes) if kind == "bytes" else [1] * len(rows)
-    if kind == "bytes":
-        # Staging is counted in the bytes: at most half of them, so that a small cache stays a cache.
-        wish = sum(staging[i] * weights[i] for i in banks)
-        if 2 * wish > amount:
-            staging = [max(1, int(staging[i] * amount / 2 / wish)) for i in banks]
-        budget = int(amount) - sum(staging[i] * weights[i] for i in banks)
-    else:
-        budget = int(amount) if kind == "rows" else max(1, int(amount * sum(rows)))
-    need = sum(floors[i] * weights[i] for i in banks)
-    if need > budget and (len(rows) > 1 or kind == "bytes"):  # one bank: the planner names the batch that does not fit
-        if kind == "bytes":
-            enough = 2 * (need + sum(weights))
-            raise DoesNotFit(
-                f"cache {cache!r} leaves {max(0, budget)} bytes for rows, {batch} needs {need}: set cache to {enough} bytes "
-                f"or more ('{enough}B'), or use smaller batches"
-            )
-        worst = max(banks, key=lambda i: floors[i])
-        raise DoesNotFit(
-            f"cache {cache!r} is {budget} rows, {batch} needs {need} ({floors[worst]} of dim {dims[worst]}): set cache to "
-            f"{need} or more, or use smaller batches"
-        )
-    if len(rows) == 1:
-        floors = [1]
-    # A bank that the first window does not use at all will be used later: it counts as one row, lest it stay at one slot.
-    demand = [max(1, n) for n in distinct]
-    return [max(1, slots) for slots in _share(budget, weights, floors, rows, demand)], staging
-
-
-def _share(
-    budget: int, weights: Sequence[int], floors: Sequence[int], rows: Sequence[int], demand: Sequence[int]
-) -> list[int]:
-    """Slots for each bank: its floor, and of the rest in proportion to its demand; what a bank cannot use goes to others."""
-    slots = list(floors)
-    growing = [i for i in range(len(slots)) if slots[i] < rows[i]]
-    spare = budget - sum(slot * weight for slot, weight in zip(slots, weights, strict=True))
-    while growing and spare > 0:
-        total = sum(demand[i] * weights[i] for i in growing)
-        more = {i: spare * demand[i] // total for i in growing}
-        full = [i for i in growing if slots[i] + more[i] >= rows[i]]
-        for i in full:
-            spare -= (rows[i] - slots[i]) * weights[i]
-            slots[i] = rows[i]
-            growing.remove(i)
-        if not full:
-            for i in growing:
-                slots[i] += more[i]
-            break
-    return slots
+from skirl.engine.cache_split import CacheSize, parse_cache, room_of, split_cache
+from skirl.engine.too_small import DoesNotFit, Room, too_small
 
 
 @dataclass(frozen=True)
@@ -199,7 +66,7 @@ class Capacity:
     [2, 8]
     >>> capacity.decide([[5, 6]], [5, 6], in_flight=1, number=2)
     Traceback (most recent call last):
-    skirl.engine.capacity.DoesNotFit: cache 10 is 10 rows, batch 2 needs 11 (6 of dim 8): set cache to 11 or more, or use smaller batches
+    skirl.engine.too_small.DoesNotFit: cache 10 is 10 rows, batch 2 needs 11 (6 of dim 8): set cache to 11 or more, or use smaller batches; `skirl size` says what a whole run needs
     """  # noqa: E501
 
     def __init__(self, cache: CacheSize, schema: Schema, record_bytes: Sequence[int], free: Callable[[], int]) -> None:
@@ -222,7 +89,9 @@ class Capacity:
         """For each bank: rows that may be on their way in, and as many on their way out."""
         return [rows // 2 for rows in self.split.staging_rows] if self.split else []
 
-    def decide(self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int) -> Split:
+    def decide(
+        self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int | None
+    ) -> Split:
         """A split that holds the batch `number`, and as many of those after it as can be had.
 
         **Arguments**
@@ -230,7 +99,7 @@ class Capacity:
         - `needs`: for each batch from `number` on, the distinct rows of each bank.
         - `distinct`: the distinct rows of each bank in all of them.
         - `in_flight`: steps whose rows may be on their way.
-        - `number`: of the first batch, for the error where not even this one fits.
+        - `number`: of the first batch, for the error where not even this one fits; None: it has none.
         """
         each = np.array(needs, np.int64)
         whole = np.maximum(each.max(axis=0), self._largest)
@@ -239,7 +108,10 @@ class Capacity:
                 return self._split_for(largest, distinct, in_flight, number)
             except DoesNotFit:
                 continue
-        return self._split_for(each[0], distinct, in_flight, number)
+        try:
+            return self._split_for(each[0], distinct, in_flight, number)
+        except DoesNotFit:
+            raise self.refusal(needs, in_flight=in_flight, number=number) from None
 
     def check(self, needs: Sequence[int], *, in_flight: int, number: int) -> None:
         """Refuse the batch `number` if no split holds it; `needs`: its distinct rows of each bank."""
@@ -247,7 +119,49 @@ class Capacity:
         self._split_for(np.array(needs, np.int64), needs, in_flight, number)
         self._largest = largest
 
-    def _split_for(self, largest: np.ndarray, distinct: Sequence[int], in_flight: int, number: int) -> Split:
+    def check_run(self, needs: Sequence[Sequence[int]], *, in_flight: int) -> None:
+        """Refuse a run that is known as a whole and has a batch for which no split is large enough.
+
+        `needs`: for each of its batches, the distinct rows of each bank.
+        """
+        if self.cache == "auto" or not len(needs):
+            return
+        room, _ = self._room(needs[0], in_flight)
+        # A bank that has no row in the batches that decide gets a slot all the same, beyond the budget.
+        most = room.budget + len(self._rows) - 1 if room.staging is None else int(parse_cache(self.cache)[1])
+        large = np.flatnonzero(room.needs(needs) > most)
+        if len(large):
+            raise self.refusal(needs, in_flight=in_flight, number=0, at=int(large[0]), whole=True)
+
+    def refusal(
+        self, needs: Sequence[Sequence[int]], *, in_flight: int, number: int | None, at: int = 0, whole: bool = False
+    ) -> DoesNotFit:
+        """The error for a batch that no split holds.
+
+        **Arguments**
+
+        - `needs`: for each batch that is known, the distinct rows of each bank.
+        - `in_flight`: steps whose rows may be on their way.
+        - `number`: of the first of these batches; None: it has none.
+        - `at`: which of them does not fit.
+        - `whole`: whether these are all batches of the run.
+        """
+        room, _ = self._room(needs[at], in_flight)
+        room = replace(room, cache=self.cache)  # and not the bytes that "auto" came to
+        return too_small(room, needs, lambda i: _named(None if number is None else number + i), at=at, whole=whole)
+
+    def _room(self, largest: Sequence[int], in_flight: int) -> tuple[Room, list[int]]:
+        return room_of(
+            self._auto or self.cache,
+            rows=self._rows,
+            record_bytes=self._record_bytes,
+            dims=[bank.dim for bank in self._schema.banks],
+            largest=largest,
+            in_flight=in_flight,
+            free=self._free,
+        )
+
+    def _split_for(self, largest: np.ndarray, distinct: Sequence[int], in_flight: int, number: int | None) -> Split:
         """A split that holds so many rows of each bank together."""
         slots, staging = split_cache(
             self._auto or self.cache,
@@ -258,7 +172,7 @@ class Capacity:
             largest=largest.tolist(),
             in_flight=in_flight,
             free=self._free,
-            batch=f"batch {number}",
+            batch=_named(number),
         )
         self._largest = np.maximum(self._largest, largest)
         return Split(slots, staging)
@@ -309,3 +223,7 @@ class Capacity:
 
     def _bytes(self, counts: Sequence[int]) -> int:
         return sum(n * width for n, width in zip(counts, self._record_bytes, strict=True))
+
+
+def _named(number: int | None) -> str:
+    return "this batch" if number is None else f"batch {number}"

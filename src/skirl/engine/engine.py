@@ -53,6 +53,12 @@ class Counters:
     bytes_written: int = 0
 
 
+def _called(given: object) -> str:
+    """What was given for something else: the name of a class, or of an object's."""
+    kind = given if isinstance(given, type) else type(given)
+    return f"{'the class' if kind is given else 'a'} {kind.__module__}.{kind.__name__}".replace("builtins.", "")
+
+
 class Damaged(RuntimeError):
     """Rows were lost on the way; the message says how, and what to do."""
 
@@ -81,8 +87,8 @@ class Engine:
             raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
         if not isinstance(optimizer, RowOptimizer):
             raise TypeError(
-                f"optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__}: rows have their own, set it to "
-                "skirl.SGD, skirl.Adagrad, skirl.RowwiseAdagrad or skirl.Adam"
+                f"optimizer is {_called(optimizer)}: rows have their own, set it to one such as skirl.SGD(lr=0.1), "
+                "skirl.Adagrad, skirl.RowwiseAdagrad or skirl.Adam"
             )
         self.schema = Schema.of(tables)
         self.optimizer = optimizer

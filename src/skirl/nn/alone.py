@@ -57,7 +57,7 @@ class Alone:
             self._begun.rollback(self._steps)
             self._planner = None
             if len(self._engine.schema.banks) == 1:
-                raise
+                raise self._engine.capacity.refusal([_needs(micro)], in_flight=_IN_FLIGHT, number=None) from None
             by_one = self._engine.capacity.by_one
             self._engine.split_anew(self._decide(micro))
             self._engine.capacity.by_one = by_one
@@ -82,5 +82,10 @@ class Alone:
         return self._planner
 
     def _decide(self, micro: Micro) -> Split:
-        needs = [len(distinct(ids.keys)) for ids in micro.ids]
-        return self._engine.capacity.decide([needs], needs, in_flight=_IN_FLIGHT, number=0)
+        needs = _needs(micro)
+        return self._engine.capacity.decide([needs], needs, in_flight=_IN_FLIGHT, number=None)
+
+
+def _needs(micro: Micro) -> list[int]:
+    """Distinct rows of each bank."""
+    return [len(distinct(ids.keys)) for ids in micro.ids]

@@ -81,13 +81,16 @@ class EmbeddingBag(nn.Module):
     ) -> None:
         super().__init__()
         if max_norm is not None or norm_type != 2.0:
-            raise ValueError("max_norm changes rows where they are looked up: use the optimizer's clip for gradients")
+            raise ValueError(
+                "max_norm is not supported, it changes rows where they are looked up: leave it out, or clip gradients by "
+                "the optimizer's clip"
+            )
         if scale_grad_by_freq:
             raise ValueError("scale_grad_by_freq is not supported: leave it out, and use Adagrad for frequent ids")
         if mode not in ("sum", "mean"):
             raise ValueError(f"mode is {mode!r}: set it to 'sum' or 'mean'")
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ValueError(f"padding_idx is {padding_idx}: set it to a row, of {num_embeddings}")
+            raise ValueError(f"padding_idx is {padding_idx}: set it to a row from 0 to {num_embeddings - 1}")
         if _weight is not None and tuple(_weight.shape) != (num_embeddings, embedding_dim):
             raise ValueError(f"_weight is {list(_weight.shape)}: pass [{num_embeddings}, {embedding_dim}]")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
@@ -133,9 +136,14 @@ class EmbeddingBag(nn.Module):
         - `input`, `offsets`, `per_sample_weights`: as `forward` takes them.
         """
         if per_sample_weights is not None and self.mode != "sum":
-            raise ValueError(f"per_sample_weights go with mode='sum', and mode is {self.mode!r}")
+            raise ValueError(
+                f"per_sample_weights go with mode='sum', and mode is {self.mode!r}: set that, or leave the weights out"
+            )
         if per_sample_weights is not None and per_sample_weights.shape != input.shape:
-            raise ValueError(f"per_sample_weights are {list(per_sample_weights.shape)}, input is {list(input.shape)}")
+            raise ValueError(
+                f"per_sample_weights are {list(per_sample_weights.shape)}, input is {list(input.shape)}: pass one for "
+                "each id"
+            )
         if input.dim() == 2:
             if offsets is not None:
                 raise ValueError("offsets are for a one-dimensional input: leave them out")
@@ -146,7 +154,10 @@ class EmbeddingBag(nn.Module):
             if not self.include_last_offset:
                 ends = torch.cat([ends, ends.new_tensor([input.numel()])])
             if not ends.numel() or ends[0] != 0 or ends[-1] > input.numel() or (ends.diff() < 0).any():
-                raise ValueError(f"offsets have to ascend from 0 to at most {input.numel()}")
+                raise ValueError(
+                    f"offsets have to ascend from 0 to at most {input.numel()}, the number of ids: pass where each "
+                    "bag begins"
+                )
         else:
             raise ValueError(f"input is {list(input.shape)}: pass [bags, ids], or one dimension and offsets")
         ids, weights = input.reshape(-1)[: ends[-1]], per_sample_weights

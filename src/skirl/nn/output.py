@@ -76,7 +76,7 @@ class Pooled(Mapping[str, Tensor]):
     @uncompiled
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
-            raise KeyError(f"no feature {name!r}: there are {', '.join(map(repr, self))}")
+            raise KeyError(f"no feature {name!r}: take one of {', '.join(map(repr, self))}")
         bank, column = self._all[name]
         if bank not in self._split:
             self._split[bank] = self._unbind(bank)

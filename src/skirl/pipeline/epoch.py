@@ -62,6 +62,11 @@ class Epoch:
             for spool in self._banks:
                 spool.scan()
 
+    @property
+    def needs(self) -> np.ndarray:
+        """[batches, banks]: distinct rows of each batch."""
+        return np.stack([spool.needs for spool in self._banks], axis=1)
+
     def first_uses(self, bank: int, keys: np.ndarray) -> np.ndarray:
         """For rows resident at the start: the first batch that uses each. Ask before the second pass begins."""
         return self._banks[bank].first_uses(keys)
@@ -113,6 +118,10 @@ class _BankSpool:
         _name(self._finder.tables, distinct.found, distinct.low, first, keys)
         self.file.write(self._handles(keys).data)
         self._starts.append(self._starts[-1] + len(keys))
+
+    @property
+    def needs(self) -> np.ndarray:
+        return np.diff(self._starts)
 
     def scan(self) -> None:
         assert self._rows is not None

@@ -212,7 +212,7 @@ class Lookahead:
         """Begin a new pass."""
         if not self._entered:
             raise RuntimeError(
-                "open the lookahead first: with skirl.lookahead(...) as batches: for batch in batches: ..."
+                "the lookahead is not open: write `with skirl.lookahead(...) as batches:` around the loop over it"
             )
         for collection in self.collections:
             collection.engine.check()

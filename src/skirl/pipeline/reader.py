@@ -143,7 +143,10 @@ class Reader:
                     "what it yields, set loader.yields_fresh = True"
                 ) from error
         sparse = self._ids_of(batch)
-        captured = capture(sparse, self._features, copy=False)
+        try:
+            captured = capture(sparse, self._features, copy=False)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"batch {self._read}: {error}") from None
         captured.hashes = hashes_of(captured)
         # Ids that `sparse` made out of the batch are memory of their own; those that it found there weigh once.
         nbytes = weigh(batch) if sparse is batch else weigh([batch, sparse])

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.ids import distinct
+from skirl.core.ids import BadIds, distinct
 from skirl.core.positions import Positions
 from skirl.engine.capacity import Split
 from skirl.engine.engine import Engine
+from skirl.engine.too_small import DoesNotFit
 from skirl.engine.work import Flight, Item, Micro, Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.options import Plan
@@ -75,6 +76,8 @@ class Window:
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
         """Which of all banks are those of each engine."""
         self._ended = False
+        for engine, epoch in zip(engines, epochs):
+            engine.capacity.check_run(epoch.needs.tolist(), in_flight=2 * plan.hold)
 
     def __len__(self) -> int:
         """Batches known to the planner and not yet planned."""
@@ -82,10 +85,13 @@ class Window:
 
     def enter(self, items: list[Item]) -> None:
         """One more step's micro-batches: check their ids."""
-        micros = [
-            [Micro(item.captured, engine.resolver.positions(item.captured)) for item in items]
-            for engine in self._engines
-        ]
+        try:
+            micros = [
+                [Micro(item.captured, engine.resolver.positions(item.captured)) for item in items]
+                for engine in self._engines
+            ]
+        except BadIds as error:
+            raise BadIds(f"batch {self.entered}, {error}") from None
         banks = [
             Positions.joined(list(parts)) for part in micros for parts in zip(*(micro.positions for micro in part))
         ]
@@ -192,21 +198,39 @@ class Window:
         """How the cache of an engine is split for the first batches."""
         first = self._first[: self._first_window]
         rows = [[distinct(part.keys()) for part in entry.banks[self._banks[i]]] for entry in first]
-        return self._engines[i].capacity.decide(
-            [[len(part) for part in parts] for parts in rows],
-            [len(distinct(np.concatenate(parts))) for parts in zip(*rows)],
-            in_flight=2 * self._plan.hold,
-            number=self.next_number,
-        )
+        try:
+            return self._engines[i].capacity.decide(
+                [[len(part) for part in parts] for parts in rows],
+                [len(distinct(np.concatenate(parts))) for parts in zip(*rows)],
+                in_flight=2 * self._plan.hold,
+                number=self.next_number,
+            )
+        except DoesNotFit:
+            raise self._refusal(i, self._first, self.next_number) from None
 
     def _check_fits(self, planner: Planner[Entry], error: BatchTooLarge) -> None:
         """Refuse a batch that its engine's cache cannot hold, however it is split."""
         i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
-        capacity = self._engines[i].capacity
+        entries = [entry for entry, *_ in planner.rest]
         if len(self._engines[i].schema.banks) == 1:
-            raise error
-        needs = [len(distinct(part.keys())) for part in planner.rest[0][0].banks[self._banks[i]]]
-        capacity.check(needs, in_flight=2 * self._plan.hold, number=error.number)
+            raise self._refusal(i, entries, error.number)
+        try:
+            needs = self._needs(i, entries[0])
+            self._engines[i].capacity.check(needs, in_flight=2 * self._plan.hold, number=error.number)
+        except DoesNotFit:
+            raise self._refusal(i, entries, error.number) from None
+
+    def _refusal(self, i: int, entries: list[Entry], number: int) -> DoesNotFit:
+        """The error for the first of these batches, which knows what all others need; it is the batch `number`."""
+        capacity, in_flight = self._engines[i].capacity, 2 * self._plan.hold
+        if self._epochs:
+            needs = self._epochs[i].needs.tolist()
+            return capacity.refusal(needs, in_flight=in_flight, number=0, at=number, whole=True)
+        return capacity.refusal([self._needs(i, e) for e in entries], in_flight=in_flight, number=number)
+
+    def _needs(self, i: int, entry: Entry) -> list[int]:
+        """Distinct rows of each bank of an engine."""
+        return [len(distinct(part.keys())) for part in entry.banks[self._banks[i]]]
 
     def _first_uses(self, i: int, residents: list[Resident] | None) -> list[np.ndarray] | None:
         """The first batch that uses each resident row, where the epoch is known."""

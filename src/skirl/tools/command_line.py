@@ -1,12 +1,13 @@
-"""Reads the flags of a command line, and shows them as help by groups."""
+"""Reads the flags of a command line, shows them as help by groups, and words what is wrong with them."""
 
 import difflib
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, field, make_dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_origin
 
-from skirl.tools.flags import Flag, option
+from skirl.tools.flags import Flag, expected, is_list, metavar, option, read_text
 
 
 def read_flags(
@@ -17,6 +18,7 @@ def read_flags(
     *,
     common: Collection[str] = (),
     positional: str | None = None,
+    example: str | None = None,
 ) -> dict[str, Any]:
     """The value of each flag by name; leaves with exit code 2 where the command line is wrong.
 
@@ -28,7 +30,10 @@ def read_flags(
     - `args`: the command line.
     - `common`: flags that help shows first, in this order; those without a group follow them, all others are in groups.
     - `positional`: a flag that may be given without its name.
+    - `example`: a whole command line, where the positional flag has to be given.
     """
+    if not {"-h", "--help"} & set(args):
+        _refuse_wrong(prog, flags, args)
     import tyro  # 0.1 s that an overview does not need
 
     first = [name for name in common if name in flags] + [n for n in flags if n not in common and not flags[n].group]
@@ -38,8 +43,13 @@ def read_flags(
 
     def declared(name: str) -> tuple[str, Any, Any]:
         flag = flags[name]
+        shown = name.upper() if get_origin(flag.type) is Annotated else metavar(flag.type)  # a word without a flag
+        shown = "" if flag.type is bool else shown
+        plain = {"help_behavior_hint": ""} if flag.default in (None, False, "", ()) else {}  # nobody types None
         own = name.removesuffix("_") if name.endswith("_") else None
-        kind = Annotated[flag.type, tyro.conf.arg(name=own, help=flag.help, prefix_name=False)]
+        kind = Annotated[
+            flag.type, tyro.conf.arg(name=own, help=flag.help, prefix_name=False, metavar=shown, **plain)
+        ]
         return name, kind, field() if flag.default is MISSING else field(default=flag.default)
 
     fields = [declared(name) for name in first]
@@ -57,16 +67,109 @@ def read_flags(
     wrong = next((arg for arg in unknown if arg.startswith("-")), None)
     if wrong is None and positional is not None and len(unknown) == 1:
         if any(arg.partition("=")[0] == f"--{positional}" for arg in args):
-            _refuse(prog, f"{positional} is given twice, with its name and without it")
+            _refuse(prog, f"{positional} is given twice, with its name and without it: leave one of them out")
         values[positional], unknown = unknown[0], []
+    elif (
+        not unknown
+        and positional is not None
+        and example is not None
+        and positional not in dict(_given(flags, args)[0])
+    ):
+        _refuse(prog, f"say which {positional}, for instance `{example}`; {prog} --help lists what else can be set")
     if unknown:
         options = [option(name) for name in flags]
         near = difflib.get_close_matches((wrong or unknown[0]).replace("_", "-"), options, n=1)
         hint = f"did you mean {near[0]}?" if near else f"{prog} --help lists them"
-        _refuse(prog, f"there is no flag {wrong}: {hint}" if wrong else f"{unknown[0]!r} follows no flag: {hint}")
+        _refuse(
+            prog,
+            f"there is no flag {wrong}: {hint}"
+            if wrong
+            else f"{unknown[0]!r} follows no flag: write one before it, {hint}",
+        )
     return values
 
 
 def _refuse(prog: str, why: str) -> NoReturn:
     print(f"{prog}: {why}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def in_flags(sentence: str, names: Collection[str]) -> str:
+    """A sentence about arguments as one about flags; what only reads like the name of one stays as it is.
+
+    >>> print(in_flags("save_every and keep need a folder: set save", ["save", "save_every", "keep"]))
+    --save-every and --keep need a folder: set --save
+    >>> print(in_flags("cache '10%' is 2 rows, batch 0 needs 3: set cache to 3", ["batch", "cache", "rows"]))
+    --cache '10%' is 2 rows, batch 0 needs 3: set --cache to 3
+    """
+    if not names:
+        return sentence
+    one = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    long = "|".join(sorted((re.escape(name) for name in names if "_" in name), key=len, reverse=True))
+
+    def flagged(found: re.Match[str]) -> str:
+        return re.sub(rf"\b(?<![-.])({one})\b", lambda name: option(name[0]), found[0])
+
+    subject = rf"^(?:{one})(?:, (?:{one}))*(?: and (?:{one}))?(?= (?:is|are|needs?|counts|has) | ['\d])"
+    sentence = re.sub(subject, flagged, sentence)
+    sentence = re.sub(
+        rf"\b(?:[Ss]et|leave|make|raise) (?:{one})(?: (?:and|or) (?:{one}))?\b(?![-=.(_])", flagged, sentence
+    )
+    sentence = re.sub(rf"\b(?:and|but) (?:{one})(?= is | ')", flagged, sentence)
+    if long:
+        sentence = re.sub(rf"(?<![-\w.='\"`/(])({long})(?![-\w.=(/])", lambda name: option(name[0]), sentence)
+    return sentence
+
+
+def _given(flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
+    """The flags of a command line, each with its values, and the words that follow no flag."""
+    given: list[tuple[str, list[str]]] = []
+    words: list[str] = []
+    taking: Any = None
+    for arg in args:
+        written, equals, value = arg.partition("=")
+        name = written.removeprefix("--").replace("-", "_")
+        if arg.startswith("-") and not re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
+            kind = flags[name].type if written.startswith("--") and name in flags else None
+            if kind is not None:
+                given.append((name, [value] if equals else []))
+            taking = None if kind is None or kind is bool or equals else kind
+        elif taking is not None:
+            given[-1][1].append(arg)
+            taking = taking if is_list(taking) else None
+        else:
+            words.append(arg)
+    return given, words
+
+
+def _refuse_wrong(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> None:
+    """Leave where a flag has a value that it cannot have, or none, or is missing: in words, which tyro has not."""
+    given, words = _given(flags, args)
+    for name, values in given:
+        kind = flags[name].type
+        if kind is bool and values:
+            _refuse(prog, f"{option(name)} takes no value: write {option(name)} alone, or leave it out")
+        if kind is not bool and not values:
+            _refuse(prog, f"{option(name)} has no value: set it to {expected(kind)}")
+        for text in values:
+            try:
+                read_text(kind, text)
+            except ValueError as near:
+                hint = f" (did you mean {near}?)" if str(near) else ""
+                wanted = expected(kind).replace("true or false", "True or False")  # as the command line has them
+                _refuse(prog, f"{option(name)} is {text!r}{hint}: set it to {wanted}")
+    missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in dict(given)]
+    alone = [name for name in missing if get_origin(flags[name].type) is Annotated]
+    for name in alone[len(words) :]:
+        _refuse(
+            prog, f"no {name} is named: write {prog} {' '.join(map(str.upper, alone))} ({_begun(flags[name].help)})"
+        )
+    for name in missing:
+        if name not in alone:
+            typed = f"{option(name)} {metavar(flags[name].type)}"
+            _refuse(prog, f"{option(name)} is missing: add {typed} ({_begun(flags[name].help)})")
+
+
+def _begun(sentence: str) -> str:
+    """A sentence as the part of another one."""
+    return f"{sentence[:1].lower()}{sentence[1:].removesuffix('.')}"

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import difflib
 import inspect
 import sys
 import types
@@ -61,7 +62,10 @@ class Composed:
         known = flags_of(cls)
         for name in given:
             if name not in known:
-                raise TypeError(f"{cls.__name__} has no flag {name!r}: set some of {', '.join(known)}")
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise TypeError(f"{cls.__name__} has no flag {name!r}{hint}: set some of {', '.join(known)}")
+        given = {name: checked(name, value, known[name].type) for name, value in given.items()}
         return _made(cls, {**cls.defaults, **given})
 
     def flat(self) -> dict[str, Any]:
@@ -142,7 +146,43 @@ def _values(whole: Any) -> dict[str, Any]:
     return found | own
 
 
-# Values that were read from a file.
+# Values that were given in Python, or read from a file.
+
+
+def check_types(flags: Any) -> None:
+    """Refuse a value of another type than its field has, when a dataclass of flags is made: dataclasses do not look.
+
+    >>> @dataclass
+    ... class Size:
+    ...     width: int | None = None
+    >>> check_types(Size("3"))
+    Traceback (most recent call last):
+    TypeError: width is '3', a str: set it to a whole number
+    """
+    hints = get_type_hints(type(flags), include_extras=True)
+    for field in dataclasses.fields(flags):
+        value, kind = getattr(flags, field.name), hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            if not isinstance(value, kind):  # type: ignore[arg-type]
+                names = ", ".join(flags_of(kind))  # type: ignore[arg-type]
+                raise TypeError(
+                    f"{field.name} is {value!r}, a {type(value).__name__}: these are the flags {names}; make the whole with "
+                    f"{type(flags).__name__}.of(NAME=VALUE, ...)"
+                )
+            continue
+        object.__setattr__(flags, field.name, checked(field.name, value, kind))
+
+
+def checked(name: str, value: Any, kind: Any) -> Any:
+    """A value as a flag of this type takes it; a number where text is expected is its text."""
+    given = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+    try:
+        return read_as(kind, given)
+    except TypeError as wanted:
+        if isinstance(value, int) and not isinstance(value, bool):
+            with suppress(TypeError):
+                return read_as(kind, str(value))
+        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}: set it to {wanted}") from None
 
 
 def read_as(kind: Any, value: Any) -> Any:
@@ -170,7 +210,7 @@ def read_as(kind: Any, value: Any) -> Any:
                 return value
         elif get_origin(choice) is None and isinstance(value, choice):
             return value
-    raise TypeError(_expected(kind))
+    raise TypeError(expected(kind))
 
 
 def _choices(kind: Any) -> list[Any]:
@@ -181,15 +221,73 @@ def _choices(kind: Any) -> list[Any]:
     return [kind]
 
 
-def _expected(kind: Any) -> str:
+def read_text(kind: Any, text: str) -> Any:
+    """A word of a command line as a flag of this type takes it, one of a list where it takes several.
+
+    ValueError has what may have been meant, of some words that are known, or nothing.
+
+    >>> read_text(int | Literal["auto"], "7"), read_text(tuple[int, ...] | None, "64")
+    (7, 64)
+    >>> read_text(Literal["linear", "cosine"], "cosin")
+    Traceback (most recent call last):
+    ValueError: cosine
+    """
+    words = []
+    for choice in _choices(kind):
+        if get_origin(choice) is tuple:
+            with suppress(ValueError):
+                return read_text(get_args(choice)[0], text)
+        elif get_origin(choice) is Literal:
+            words += [str(option) for option in get_args(choice)]
+            if text in words:
+                return text
+        elif choice in (str, Path):
+            return choice(text)
+        elif choice in (int, float):
+            with suppress(ValueError):
+                return choice(text)
+        elif choice is bool:
+            words += ["True", "False"]
+            if text in words:
+                return text == "True"
+        elif choice is types.NoneType and text == "None":
+            return None
+    raise ValueError(*difflib.get_close_matches(text, words, n=1))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a flag of this type takes several words."""
+    return any(get_origin(choice) is tuple for choice in _choices(kind))
+
+
+def metavar(kind: Any) -> str:
+    """What help shows in the place of a value.
+
+    >>> metavar(int | Literal["auto", "epoch"] | None), metavar(tuple[int, ...] | None), metavar(Path)
+    ('INT|{auto,epoch}', 'INT [INT ...]', 'PATH')
+    """
+    names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: "{True,False}"}
+    said = []
+    for choice in _choices(kind):
+        if get_origin(choice) is Literal:
+            said.append("{" + ",".join(str(option) for option in get_args(choice)) + "}")
+        elif get_origin(choice) is tuple:
+            inner = metavar(get_args(choice)[0])
+            said.append(f"{inner} [{inner} ...]")
+        elif choice is not types.NoneType:
+            said.append(names[choice])
+    return "|".join(said)
+
+
+def expected(kind: Any) -> str:
     """What a flag of this type takes, in words."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path, as text"}
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     said = []
     for choice in _choices(kind):
         if get_origin(choice) is Literal:
             said += [f'"{option}"' for option in get_args(choice)]
         elif get_origin(choice) is tuple:
-            said.append(f"a list, each {_expected(get_args(choice)[0])}")
+            said.append(f"a list, each {expected(get_args(choice)[0])}")
         elif choice is not types.NoneType:
             said.append(words[choice])
     return " or ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else said[0]

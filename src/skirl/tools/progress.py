@@ -138,6 +138,26 @@ def size(count: float) -> str:
     return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[unit - 1]}"
 
 
+def hidden(share: float, moved: int) -> str:
+    """How much of the movement of so many rows computing has hidden.
+
+    >>> hidden(0.3, 10), hidden(0.3, 0)
+    ('30% of the movement', 'no row was fetched or written: there was no movement to hide')
+    """
+    return f"{share:.0%} of the movement" if moved else "no row was fetched or written: there was no movement to hide"
+
+
+def malformed(count: int, first: str | None) -> str:
+    """How many rows of data files were left out, and where the first is.
+
+    >>> malformed(1, "line 17 of part-3")
+    '1 malformed row: line 17 of part-3'
+    >>> malformed(1200, "line 17 of part-3")
+    '1,200 malformed rows, the first: line 17 of part-3'
+    """
+    return f"1 malformed row: {first}" if count == 1 else f"{count:,} malformed rows, the first: {first}"
+
+
 def listed(facts: Facts) -> str:
     """Facts, one on each line.
 

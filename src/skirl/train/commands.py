@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 from tyro.conf import Positional
 
 from skirl.tools.flags import Composed, flags_of
-from skirl.tools.progress import clock, size
+from skirl.tools.progress import clock, hidden, malformed, size
 from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, OptimizerName, SaveFlags, ShowFlags
 from skirl.train.recipe import Recipe
 
@@ -80,7 +80,7 @@ class Train(Composed):
             "fetched": f"{moved['fetched']:,} rows again, {moved['forwarded']:,} of them out of a pending write",
             "new": f"{moved['new']:,} rows made where they were needed",
             "written": f"{moved['written']:,} rows, {size(moved['bytes_written'])}",
-            "hidden": f"{result['movement']['hidden']:.0%} of the movement",
+            "hidden": hidden(result["movement"]["hidden"], moved["fetched"] + moved["written"]),
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
         if "test_samples" in result:
@@ -102,7 +102,7 @@ class Train(Composed):
                 lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in"
         lines |= outcome(result)
         if result["bad_rows_skipped"]:
-            lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
+            lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])
         if self.assert_ratio is not None and not result["failed"]:
             lines["asserted"] = (
                 f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"

@@ -76,7 +76,9 @@ class CacheFlags:
         except ValueError:
             kind, share = "none", 0.0
         if kind != "share":
-            raise ValueError(f"cache is {self.cache!r}: after touched: comes a share above 0% and up to 100%, like 10%")
+            raise ValueError(
+                f"cache is {self.cache!r}: set it to touched: and a share above 0% and up to 100%, like touched:10%"
+            )
         return "touched", share
 
 

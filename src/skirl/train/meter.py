@@ -141,7 +141,7 @@ class Meter:
             "new": f"{moved.new:,}",
             "written": f"{moved.written:,}",
             "cache": f"{filled:.0%} full",
-            "hidden": f"{batches.times.hidden:.0%}",
+            "hidden": f"{batches.times.hidden:.0%}" if moved.fetched or moved.written else "nothing moved",
             "window": f"{batches.window} batches",
         }
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from skirl.data.flags import DataFlags
 from skirl.models.flags import LayerFlags, ModelFlags
-from skirl.tools.flags import Composed
+from skirl.tools.flags import Composed, check_types
 from skirl.train.flags import CacheFlags, DeviceFlags, MovementFlags, OptimizerFlags, RateFlags
 
 if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do without
@@ -43,6 +43,7 @@ class Recipe(Composed):
     device: DeviceFlags = field(default_factory=DeviceFlags)
 
     def __post_init__(self) -> None:
+        check_types(self)
         from skirl.models.din import DIN
         from skirl.oracle.options import Plan
 
@@ -59,8 +60,8 @@ class Recipe(Composed):
         labels = self.data.stream().labels
         if len(labels) > 1:
             raise ValueError(
-                f"data {self.data.data} has {len(labels)} labels ({', '.join(labels)}), and {self.model.model} predicts "
-                f"one: leave one [[label]] in {self.data.schema or 'the schema'}"
+                f"data is {self.data.data}, with {len(labels)} labels ({', '.join(labels)}), and {self.model.model} "
+                f"predicts one: leave one [[label]] in {self.data.schema or 'the schema'}"
             )
 
     def stream(self) -> "Source":

@@ -138,6 +138,7 @@ def train(
             "peak_bytes": peak_bytes(),
             "machine": machine(),
             "bad_rows_skipped": stream.bad_rows,
+            "first_bad_row": stream.first_bad_row,
             "run": run.path,
             "checkpoints": (kept := keeper.facts()),
             "best": best_of(kept, judge),

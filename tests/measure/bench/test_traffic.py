@@ -177,7 +177,7 @@ def test_the_command_prints_one_json_line(trace, skewed, capsys):
     shown = capsys.readouterr().out
     assert f"{result['skirl']:,}" in shown and f"{result['ttl']:,}" in shown
     assert main([*flags[:6], "--capacity", "1"]) == 1
-    assert "set capacity to" in capsys.readouterr().err
+    assert "set --capacity to" in capsys.readouterr().err
 
 
 # The counts of code written for nothing else, by others: MIN, LRU.

@@ -1,11 +1,21 @@
-"""What is advised, on curves drawn by hand."""
+"""What is advised, on curves drawn by hand, and against a scan of every cache."""
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from skirl.measure.sizing.advice import Conditions, advise, moved_at, reductions
-from skirl.measure.sizing.curve import LEAST, Point
+from skirl import Table
+from skirl.core.tables import Schema
+from skirl.measure.sizing.advice import CLOSE, FEW, Conditions, advise, goal, moved_at, reductions, smallest
+from skirl.measure.sizing.curve import LEAST, Point, cache_sizes, curves, least_cache, with_cache
+from skirl.measure.sizing.curve import point as measured
+from skirl.oracle.options import Plan
 from skirl.store.link import Link
+from tests.cases import cases
+from tests.measure.sizing.test_curve import surveyed
+from tests.oracle import brute
+from tests.oracle.traces import traces
 
 STEPS = 10
 
@@ -79,3 +89,56 @@ def test_smaller_rows_in_the_same_bytes():
     assert (odd["record_bytes"], odd["cache_rows"]) == (36, 188), "a record of halves is of whole words"
     assert odd["moved_a_step"] == moved_at(points, 188) / STEPS == pytest.approx((4000 - 0.88 * 3590) / STEPS)
     assert half["bytes_a_step"] == 41 * 32 and half["touched_bytes"] == 32_000
+
+
+TABLE = Schema.of([Table("a", 1000, 4)])
+
+
+@cases(12)
+@given(trace=traces())
+def test_the_cache_that_is_advised_is_the_smallest_of_all_by_brute_force(trace):
+    trace = [ids for ids in trace if ids]
+    assume(trace)
+    touched, used = len({key for ids in trace for key in ids}), sum(len(set(ids)) for ids in trace)
+    conditions = Conditions(68, 2)
+    with surveyed(trace, TABLE) as survey:
+        least = least_cache(survey)
+        found = curves(survey, cache_sizes(survey, (0.1, 0.5)), prefetch=2)
+        plan = Plan(200, 2, "min")
+        asked = smallest(
+            goal(used, conditions), found["depth 200"], lambda cache: measured(survey, cache, plan), least, touched
+        )
+        advice = advise(with_cache(found, survey, asked, prefetch=2), used, touched, conditions)
+    enough = {cache for cache in range(least, touched + 1) if brought_again(trace, cache) <= FEW * used}
+    assert advice.cache in enough and advice.cache - 1 not in enough
+    if len(enough) == touched - min(enough) + 1:  # a window may bring in more with a larger cache, if seldom
+        assert advice.cache == min(enough)
+    assert advice.moved <= FEW and "the smallest cache that brings in again at most 5%" in advice.why
+
+
+def brought_again(trace: list[list[int]], cache: int) -> int:
+    """Rows that a window of at most 200 batches brings in again, by the farthest next use of those that it knows."""
+    ends = brute.window_ends(trace, depth=200, capacity=cache)
+    resident: set[int] = set()
+    arrivals = []
+    for batch, leave in zip(trace, brute.victims(trace, cache, ends), strict=True):
+        arrivals.append([key for key in sorted(set(batch)) if key not in resident])
+        resident = (resident | set(batch)) - set(leave)
+    return brute.refetches(arrivals)
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**9), st.lists(st.integers(1, 10**9), max_size=6))
+def test_a_search_measures_few_caches_and_is_off_by_a_hundredth_at_most(least, goal_at, tried):
+    most = max(least, goal_at, *tried, 1)
+    seen = []
+
+    def measure(cache: int) -> Point:
+        seen.append(cache)
+        return point(cache, 0)
+
+    fits = lambda one: one.cache >= goal_at  # noqa: E731
+    known = [point(cache, 0) for cache in sorted(tried) if cache >= least]
+    found = smallest(fits, known, measure, least, most).cache
+    right = max(least, goal_at)
+    assert right <= found <= right + max(1, CLOSE * found)
+    assert len(seen) <= 40 and all(least <= cache <= most for cache in seen)

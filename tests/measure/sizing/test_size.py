@@ -38,6 +38,23 @@ def test_what_it_advises_can_be_run_and_moves_what_it_says(capsys):
     assert ran["counters"]["new"] == advice["touched"]
 
 
+def test_the_least_cache_runs_and_one_row_less_does_not(capsys):
+    flags = [*FLAGS[:-4], "--steps", "8", "--seed", "3"]
+    assert main(["size", *flags, "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    train = ["train", "--data", *flags, "--quiet", "--depth", "epoch", "--cache"]
+    assert main([*train, str(found["least_cache"])]) == main([*train, f"{found['least_cache_bytes']}B"]) == 0
+    capsys.readouterr()
+    assert main([*train, str(found["least_cache"] - 1)]) == 1
+    assert f"set --cache to {found['least_cache']} or more" in capsys.readouterr().err
+
+
+def test_without_data_it_says_how_to_ask(capsys):
+    assert main(["size"]) == main(["size", "--steps", "20"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and all("say which data, for instance `skirl size synthetic:avazu " in line for line in said)
+
+
 def test_text(capsys):
     assert main(["size", *FLAGS, "--quiet"]) == 0
     out = capsys.readouterr().out
@@ -47,7 +64,7 @@ def test_text(capsys):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--step-ms", "0"], "step_ms is 0.0: set it to milliseconds above 0"),
+        (["--step-ms", "0"], "--step-ms is 0.0: set it to milliseconds above 0"),
         (["--page", "page.txt"], "name a file that ends in .html"),
         (["--link", "fast"], "write it RATE,DELAY"),
     ],

@@ -10,7 +10,7 @@ import pyarrow.types as pt
 
 from skirl.data.files.columns import is_list, is_number, is_text
 from skirl.data.files.encode import Raw
-from skirl.data.files.errors import BadFile, BadSchema
+from skirl.data.files.errors import BadFile, BadSchema, no_column
 from skirl.data.files.schema import FileSchema
 
 SLICE = 1 << 16
@@ -23,6 +23,9 @@ _DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 class ColumnFile:
     """What Parquet and Arrow files have in common: groups of rows, read in slices."""
+
+    magic = b""
+    """What such a file begins and ends with."""
 
     def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE) -> None:
         self.path = path
@@ -79,7 +82,7 @@ class ColumnFile:
             _ = schema.names, [str(kind) for kind in schema.types]  # Arrow reads names when it is asked for them
         except _DAMAGED as error:
             self._file = None
-            raise self._damaged(f"is damaged or cut off ({_short(error)})") from None
+            raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
         check_columns(self.path, schema, self._schema)
         self._parts = [
             (group, first, min(self._slice, rows - first))
@@ -103,8 +106,16 @@ class ColumnFile:
         self._going = (part + 1, slices) if follows else None
         return batch
 
+    def _truncated(self) -> str | None:
+        """That the file ends early, if it does: these formats end with the bytes that they begin with."""
+        with open(self.path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - len(self.magic)))
+            whole = file.read() == self.magic and size > 2 * len(self.magic)
+        return None if whole else f"is truncated: its {size:,} bytes do not end as such a file does"
+
     def _damaged(self, found: str) -> BadFile:
-        return BadFile(self.path, found, "get it, or write it, anew")
+        return BadFile(self.path, found, "get it anew, or write it anew")
 
     def _opened(self) -> tuple[list[int], pa.Schema]:
         raise NotImplementedError
@@ -115,6 +126,8 @@ class ColumnFile:
 
 class ParquetFile(ColumnFile):
     """A Parquet file."""
+
+    magic = b"PAR1"
 
     def _opened(self) -> tuple[list[int], pa.Schema]:
         self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False)
@@ -139,6 +152,8 @@ class ParquetFile(ColumnFile):
 class ArrowFile(ColumnFile):
     """An Arrow file, which Feather's second version is too. Its buffers are taken as they are, so they are checked."""
 
+    magic = b"ARROW1"
+
     def _opened(self) -> tuple[list[int], pa.Schema]:
         self._file = ipc.open_file(pa.OSFile(self.path))
         groups = [self._file.get_batch(i).num_rows for i in range(self._file.num_record_batches)]
@@ -157,8 +172,10 @@ def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
     for name in schema.needed:
         at = stored.get_all_field_indices(name)
         if len(at) != 1:
-            what = f"has no column {name!r}" if not at else f"has {len(at)} columns {name!r}"
-            raise BadSchema(f"{path}: {what} (there are {', '.join(stored.names[:50])}): mend the schema, or the file")
+            what = no_column(name, stored.names) if not at else f"{len(at)} columns {name!r}"
+            raise BadSchema(
+                f"{path}: it has {what}: name the column in the schema as the file does, or write the file anew"
+            )
         kind = stored.field(at[0]).type
         inner = kind.value_type if pt.is_dictionary(kind) or (is_list(kind) and name in lists) else kind
         if is_list(kind) and name not in lists:

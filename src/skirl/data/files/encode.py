@@ -76,7 +76,9 @@ class Encoded:
     places: np.ndarray
     """int64 [n]: which row of its part each is."""
     bad: int = 0
-    """Rows left out."""
+    """Rows left out,"""
+    first_bad: int = -1
+    """and which row of the part the first of them is; -1: there is none."""
     fingerprints: bool = False
     """`ids` are fingerprints of values that an open vocabulary turns into rows."""
     kept: list[Any] = field(default_factory=list)
@@ -208,7 +210,8 @@ class Encoder:
         if not self.skip:
             marks.refuse(raw)
         places = np.arange(raw.rows) if raw.places is None else raw.places
-        done = Encoded(labels, dense, ids, lengths, places, int(marks.bad.sum()) + len(raw.broken), kept=kept)
+        bad = int(marks.bad.sum()) + len(raw.broken)
+        done = Encoded(labels, dense, ids, lengths, places, bad, marks.at, kept=kept)
         wanted &= ~marks.bad
         return done if wanted.all() else taken(done, np.flatnonzero(wanted))
 
@@ -256,7 +259,7 @@ class Encoder:
     def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
         values, kinds, wrong, why = self.rows_in(raw.file, column, spec)
         if wrong is not None:
-            marks.add(raw, wrong, lambda i: (f"column {spec.name} is {shown(value_at(column, i))}", why))
+            marks.add(raw, wrong, lambda i: _of_id(f"column {spec.name} is", value_at(column, i), why, spec))
         return values
 
     def _lists(self, raw: Raw, column: Any, spec: Id, marks: Marks) -> tuple[np.ndarray, np.ndarray]:
@@ -279,9 +282,11 @@ class Encoder:
             marks.add(
                 raw,
                 rows,
-                lambda i: (
-                    f"column {spec.name} has {shown(value_at(items, int(np.flatnonzero(wrong & (owner == i))[0])))}",
+                lambda i: _of_id(
+                    f"column {spec.name} has",
+                    value_at(items, int(np.flatnonzero(wrong & (owner == i))[0])),
                     why,
+                    spec,
                 ),
             )
         return values, sizes
@@ -318,7 +323,7 @@ class Encoder:
             if wrong is None and not kinds.any() and all_within(values, rows):
                 return values, kinds, None, ""
             outside = (values < 0) | (values >= rows) | (kinds != GOOD)
-            return np.where(outside, 0, values), kinds, outside, f"a row from 0 to {rows - 1}"
+            return np.where(outside, 0, values), kinds, outside, f"a row from 0 to {rows - 1}, as the schema sets rows"
         fingerprints = np.empty(len(column), np.uint64)
         hash_numbers(values, seed_of(table), fingerprints)
         return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
@@ -345,6 +350,20 @@ class Encoder:
         return (values >= low) & (values < high)
 
 
+def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
+    """What was found and what was expected of an id; of a number with a point, how it is read."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
+    if spec.type in ("int", "float") and np.isfinite(number) and b"." in str(value).encode():
+        if number == int(number):
+            expected += f' (write type = "float" at {spec.name} in the schema: it takes 7.0 for 7)'
+        else:
+            expected += f" (numbers with a fraction are no ids: is {spec.name} a [[dense]] column?)"
+    return f"{found} {shown(value)}", expected
+
+
 def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
     """Some rows of a piece, in this order."""
     ids, lengths = [], []
@@ -361,7 +380,15 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
             lengths.append(sizes[rows])
     kept = [column.take(pa.array(rows)) for column in piece.kept]
     return Encoded(
-        piece.labels[rows], piece.dense[rows], ids, lengths, piece.places[rows], piece.bad, piece.fingerprints, kept
+        piece.labels[rows],
+        piece.dense[rows],
+        ids,
+        lengths,
+        piece.places[rows],
+        piece.bad,
+        piece.first_bad,
+        piece.fingerprints,
+        kept,
     )
 
 

@@ -3,6 +3,11 @@
 A `BadRow` can be left out (`--bad-rows skip`); a `BadFile` cannot: what the rest of it would have been is not known.
 """
 
+import difflib
+from collections.abc import Sequence
+
+MOST_NAMES = 40
+"""Columns of a file that an error lists."""
 LONGEST = 60
 """Characters of a found value that an error shows."""
 MEND = "mend it, or leave such rows out with --bad-rows skip"
@@ -12,7 +17,7 @@ class BadFile(ValueError):
     """A file that cannot be read as what it should be."""
 
     def __init__(self, file: str, found: str, then: str) -> None:
-        super().__init__(f"{file}: {found}: {then}")
+        super().__init__(f"{file}{' ' if found.startswith('is ') else ': '}{found}: {then}")
         self.file, self.found, self.then = file, found, then
 
     def __reduce__(self) -> tuple[type, tuple[str, ...]]:
@@ -36,6 +41,19 @@ class BadRow(ValueError):
 
 class BadSchema(ValueError):
     """A schema file that is wrong by itself, or that does not fit the data."""
+
+
+def no_column(name: str, there: Sequence[str]) -> str:
+    """What a file lacks, the name that may have been meant, and what it has.
+
+    >>> no_column("appid", ["app_id", "site_id"])
+    "no column 'appid', did you mean 'app_id'? (there are app_id, site_id)"
+    """
+    near = difflib.get_close_matches(name, there, n=1)
+    hint = f", did you mean {near[0]!r}?" if near else ""
+    more = f" and {len(there) - MOST_NAMES:,} more" if len(there) > MOST_NAMES else ""
+    names = ", ".join(name[:LONGEST].encode("unicode_escape").decode() for name in there[:MOST_NAMES])
+    return f"no column {name!r}{hint} (there are {names}{more})"
 
 
 def shown(value: object) -> str:

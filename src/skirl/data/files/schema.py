@@ -152,7 +152,7 @@ class FileSchema:
                     f"id column {column.name!r}: of is for fingerprints, its type is {column.type}: leave it out"
                 )
             if column.encode == "row" and column.rows is None:
-                raise BadSchema(f"id column {column.name!r}: encode is row, so set rows to the number there are")
+                raise BadSchema(f"id column {column.name!r}: encode is row, so say how many there are: rows = NUMBER")
             if column.separator and not column.list:
                 raise BadSchema(f"id column {column.name!r}: it has a separator, so write list = true")
             if len(column.separator) > 1:
@@ -212,7 +212,7 @@ class FileSchema:
                 general = int(number)
                 continue
             if name.strip() not in numbers:
-                raise ValueError(f"rows is {rows!r}: there is no table {name!r}; there are {', '.join(numbers)}")
+                raise ValueError(f"rows is {rows!r}: there is no table {name!r}, name one of {', '.join(numbers)}")
             if any((c.table or c.name) == name.strip() and c.encode == "row" for c in self.ids):
                 raise ValueError(f"rows is {rows!r}: table {name!r} is indexed by row, its number stands in the schema")
             numbers[name.strip()] = int(number)
@@ -234,15 +234,15 @@ class FileSchema:
             with Path(path).open("rb") as file:
                 raw = file.read(LARGEST_FILE + 1)
         except OSError as error:
-            raise BadSchema(f"schema {path}: cannot be read ({error.strerror}): set schema to a TOML file") from None
+            raise BadSchema(f"schema {path} cannot be read ({error.strerror}): set schema to a TOML file") from None
         if len(raw) > LARGEST_FILE:
-            raise BadSchema(f"schema {path}: is larger than 1 MiB: set schema to a TOML file, not to the data")
+            raise BadSchema(f"schema {path} is larger than 1 MiB: set schema to a TOML file, not to the data")
         try:
             return cls.parse(raw.decode("utf-8-sig"))
         except UnicodeDecodeError:
-            raise BadSchema(f"schema {path}: is no UTF-8 text: set schema to a TOML file") from None
+            raise BadSchema(f"schema {path} is no UTF-8 text: set schema to a TOML file") from None
         except BadSchema as error:
-            raise BadSchema(f"schema {path}: {error}") from None
+            raise BadSchema(f"schema {path}{' ' if str(error).startswith('is ') else ': '}{error}") from None
 
     @classmethod
     def parse(cls, text: str) -> "FileSchema":
@@ -250,7 +250,7 @@ class FileSchema:
         try:
             read = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise BadSchema(f"is no TOML ({error}): docs/data.md has an example") from None
+            raise BadSchema(f"is no TOML ({error}): mend it, docs/data.md has an example") from None
         layout = read.pop("file", {})
         columns = {kind: _columns(kind, read.pop(kind, [])) for kind in cls.KINDS}
         top = {name: read.pop(name) for name in ("session", "time", "missing", "nan_is_missing") if name in read}
@@ -365,7 +365,7 @@ def _refuse_twice(what: str, names: list[str]) -> None:
         if not name:
             raise BadSchema(f"a {what} has an empty name: set name")
         if (names.count(name) > 1 and len(names) < 1000) or (len(names) >= 1000 and len(set(names)) < len(names)):
-            raise BadSchema(f"{what} {name!r} is named twice: names must differ")
+            raise BadSchema(f"{what} {name!r} is named twice: give one another name")
 
 
 _CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))

@@ -24,6 +24,7 @@ from skirl.data.files.identity import check_identity, identity_of
 from skirl.data.files.workers import pieces
 from skirl.data.skew import named, unit
 from skirl.tools.jit import kernel
+from skirl.tools.progress import malformed
 from skirl.tools.shape_of import ANY, COUNT, misfit
 
 
@@ -53,6 +54,7 @@ class Files:
 
     bad_rows: int = field(default=0, init=False)
     """Malformed rows left out so far, in this process; those of the first epoch, for they are the same in each."""
+    _first_bad: tuple[Part, int] | None = field(default=None, init=False, repr=False)
     _of: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
     _state: dict[str, int] = field(default_factory=dict, init=False)
@@ -105,6 +107,18 @@ class Files:
             return -(-self.rows_of_epoch // self.batch_size) * self.epochs
         return self._steps
 
+    @property
+    def first_bad_row(self) -> str | None:
+        """Where the first malformed row is that was left out: "line 17 of part-3"."""
+        if self._first_bad is None:
+            return None
+        part, row = self._first_bad
+        dataset = self.dataset.anew()  # lines are counted from the begin of the file, whatever is being read of it
+        try:
+            return f"{dataset.read(part).where(row)} of {dataset.paths[part.file]}"
+        finally:
+            dataset.close()
+
     # The pass.
 
     def __iter__(self) -> Iterator[Batch]:
@@ -128,11 +142,11 @@ class Files:
 
     def pieces(self) -> Iterator[Encoded]:
         """The rows of one epoch in order, as they come out of the files."""
-        self.bad_rows = 0
+        self.bad_rows, self._first_bad = 0, None
         source = pieces(self.dataset, self.encoder, [(self.begin, self.end)], self.workers)
         try:
             for found in iter(lambda: next(source), None):
-                self.bad_rows += found[0].bad
+                self._count_bad(*found)
                 yield found[0]
         finally:
             source.close()
@@ -175,7 +189,8 @@ class Files:
         kept: list[tuple[Encoded, Part]] = []
         rows = 0
         for found in iter(lambda: next(source), None):
-            self.bad_rows += found[0].bad if count else 0
+            if count:
+                self._count_bad(*found)
             if len(found[0]):
                 kept.append(found)
                 rows += len(found[0])
@@ -190,9 +205,14 @@ class Files:
         """Say that there is nothing to read."""
         raise ValueError(
             f"{self.dataset.paths[0]}: no row is left to read"
-            + (f", {self.bad_rows:,} malformed ones were skipped" if self.bad_rows else "")
-            + ": give more files, or hold out less"
+            + (f", left out: {malformed(self.bad_rows, self.first_bad_row)}" if self.bad_rows else "")
+            + ": give other files, or hold out less"
         )
+
+    def _count_bad(self, piece: Encoded, part: Part) -> None:
+        self.bad_rows += piece.bad
+        if piece.bad and self._first_bad is None:
+            self._first_bad = part, piece.first_bad
 
     def batch_of(self, rows: Encoded, low: int, high: int) -> Batch:
         """Rows low .. high - 1 as a batch."""
@@ -270,6 +290,7 @@ def cut(rows: Encoded, low: int, high: int) -> Encoded:
         lengths,
         rows.places[low:high],
         rows.bad,
+        rows.first_bad,
         rows.fingerprints,
         kept,
     )

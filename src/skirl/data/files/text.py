@@ -3,6 +3,7 @@
 Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the text.
 """
 
+import difflib
 import os
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from skirl.data.files.encode import Raw
-from skirl.data.files.errors import BadFile, BadSchema, shown
+from skirl.data.files.errors import BadFile, BadSchema, no_column, shown
 from skirl.data.files.find import HEAD, check_text
 from skirl.data.files.schema import FileSchema
 
@@ -150,12 +151,13 @@ class TextFile:
         delimiter = b"\t" if text.delimiter == "tab" else text.delimiter.encode()
         first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in line.split(delimiter)]
         absent = [name for name in needed if name not in first]
-        if text.header == "yes" or (text.header == "auto" and not absent):
+        named = len(absent) < len(needed) or any(difflib.get_close_matches(name, first, 1, 0.8) for name in absent)
+        if text.header == "yes" or (text.header == "auto" and (not absent or (named and not text.columns))):
             if absent:
                 raise BadFile(
                     self.path,
-                    f"its header has no column {absent[0]!r} (it has {shown(', '.join(first))})",
-                    "mend it, or the schema",
+                    f"its header has {no_column(absent[0], first)}",
+                    "name the column in the schema as the file does, or mend the header",
                 )
             if len(set(first)) < len(first):
                 twice = next(name for name in first if first.count(name) > 1)
@@ -165,8 +167,8 @@ class TextFile:
             names = list(text.columns)
         else:
             raise BadSchema(
-                f"{self.path}: its first line does not name column {absent[0]!r}, and the schema does not say what the "
-                "columns are: add columns to [file]"
+                f"{self.path}: its first line ({shown(line.decode('utf-8', 'replace'))}) is no header with column "
+                f"{absent[0]!r}, and the schema does not say what the columns are: write columns = [...] under [file] in it"
             )
         self._names, self._skip = names, skip
         return names

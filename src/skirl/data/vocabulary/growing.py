@@ -199,6 +199,11 @@ class Growing:
         """Malformed rows left out so far, in this process."""
         return self.inner.bad_rows
 
+    @property
+    def first_bad_row(self) -> str | None:
+        """Where the first of them is."""
+        return self.inner.first_bad_row
+
     def tables(self, dim: int) -> list[Table]:
         """The tables that the ids look rows up in."""
         return self.inner.tables(dim)

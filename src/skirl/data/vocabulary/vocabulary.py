@@ -133,8 +133,8 @@ def load(path: str) -> Vocabulary:
     except (OSError, SafetensorError, UnicodeEncodeError) as error:
         missing = isinstance(error, FileNotFoundError)
         mend = "set vocab to one that `skirl vocab` made"
-        problem = "there is no such file" if missing else f"is no vocabulary, or a damaged one ({error})"
-        raise BadVocabulary(f"vocabulary {path}: {problem}: {mend}") from None
+        problem = ": there is no such file" if missing else f" is no vocabulary, or a damaged one ({error})"
+        raise BadVocabulary(f"vocabulary {path}{problem}: {mend}") from None
     for table, array in keys.items():
         if not array.all():
             raise BadVocabulary(f"vocabulary {path}: {table}.keys has a 0, which is no fingerprint: make it anew")
@@ -161,7 +161,7 @@ def facts_of(path: str, text: str | None) -> Facts:
         wrong = misfit(read, {"version": ANY})
         if wrong is None and read["version"] != VERSION:
             raise BadVocabulary(
-                f"vocabulary {path}: is of version {read['version']!r}, this skirl reads {VERSION}: make it anew"
+                f"vocabulary {path} is of version {read['version']!r}, this skirl reads {VERSION}: make it anew"
             )
         wrong = wrong or misfit(read, _FORM)
     if wrong is not None:

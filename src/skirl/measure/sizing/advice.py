@@ -1,6 +1,6 @@
 """What to choose, from the curves: a cache, a depth, and what a smaller row would save."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ NEAR = 1.05
 """Times the least possible: near enough."""
 HIDDEN = 1.05
 """Times the computation alone: hidden."""
+CLOSE = 0.01
+"""Of a cache: it is sought until none that is smaller by more would do; to the row where that is less than one."""
 DEPTHS = ("depth 1", "depth 10", "depth 50", "depth 200")
 
 
@@ -66,9 +68,8 @@ class Advice:
         )
 
 
-def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, conditions: Conditions) -> Advice:
-    """Choose by the rule above; `used`: rows that batches use, in sum."""
-    slow = conditions.link is not None and conditions.step is not None
+def goal(used: int, conditions: Conditions) -> Callable[[Point], bool]:
+    """What a cache has to do: hide its movement behind the step; where that is not asked, bring in few rows again."""
 
     def fits(point: Point) -> bool:
         run = conditions.overlap(point)
@@ -76,14 +77,55 @@ def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, condi
             return point.moved <= FEW * used
         return run.together <= HIDDEN * len(point.read) * conditions.step
 
+    return fits
+
+
+def smallest(
+    fits: Callable[[Point], bool], tried: Sequence[Point], measure: Callable[[int], Point], least: int, most: int
+) -> Point:
+    """The smallest cache that `fits`, sought by bisection between those tried.
+
+    **Arguments**
+
+    - `fits`: what is asked of a cache; one that fits makes every larger one fit.
+    - `tried`: caches that were measured, from the smallest on.
+    - `measure`: measures another one.
+    - `least`, `most`: rows of the smallest and of the largest that can be advised; the latter fits.
+
+    >>> none = np.zeros(1, np.int64)
+    >>> measure = lambda cache: Point(cache, none + 100 - cache, none, none)
+    >>> smallest(lambda point: point.moved <= 40, [measure(20), measure(90)], measure, 10, 100).cache
+    60
+    """
+    first = next((i for i, point in enumerate(tried) if fits(point)), len(tried))
+    found = tried[first] if first < len(tried) else measure(most)
+    if first:
+        low = tried[first - 1].cache
+    elif found.cache <= least or fits(lowest := measure(least)):
+        return found if found.cache <= least else lowest
+    else:
+        low = least
+    while found.cache - low > max(1, CLOSE * found.cache):
+        between = measure((low + found.cache) // 2)
+        if fits(between):
+            found = between
+        else:
+            low = between.cache
+    return found
+
+
+def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, conditions: Conditions) -> Advice:
+    """Choose of the caches on the curves by the rule above; `used`: rows that batches use, in sum."""
+    slow = conditions.link is not None and conditions.step is not None
+    fits = goal(used, conditions)
     deepest = curves["depth 200"]
     chosen = next((i for i, point in enumerate(deepest) if fits(point)), len(deepest) - 1)
     enough_cache = fits(deepest[chosen])
     if enough_cache:
         why = (
-            "the smallest cache tried whose movement hides behind the step"
+            "the smallest cache whose movement hides behind the step"
             if slow
-            else f"the smallest cache tried that brings in again at most {FEW:.0%} of the rows used"
+            else f"the smallest cache that brings in again at most {FEW:.0%} of the rows used"
         )
     else:
         why = (

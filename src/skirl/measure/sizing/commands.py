@@ -36,7 +36,9 @@ class Size(Composed):
         "page",
     )
     positional: ClassVar[str] = "data"
-    """The flag that may be given without its name."""
+    """The flag that may be given without its name,"""
+    example: ClassVar[str] = "skirl size synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50"
+    """and a command line to begin with, for whoever gives none."""
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)
@@ -72,6 +74,8 @@ class Size(Composed):
             "touched": f"{result['touched']:,} of {result['rows']:,} rows, {size(result['bytes']['touched'])} of "
             f"{size(result['bytes']['all'])}",
             "a batch": f"{result['used'] / result['steps']:,.0f} distinct rows on average, {result['largest']:,} at most",
+            "least cache": f"--cache {result['least_cache']} holds every batch, and so does {result['least_cache_bytes']}B, "
+            "of which staging takes up to half",
             "working set": ", ".join(
                 f"{n:,.0f} rows in {w} batch{'es'[: 2 * (w != 1)]}" for w, n in result["working_set"].items()
             ),

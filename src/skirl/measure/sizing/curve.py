@@ -21,6 +21,8 @@ KINDS: dict[str, tuple[Depth, str]] = {
 }
 """Curves by the name that people read: what the oracle knows, and which rows leave."""
 LEAST = "least (whole run known)"
+DEEPEST = "depth 200"
+"""The curve by which a cache is chosen."""
 CACHES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Sizes that are tried, of the touched rows."""
 
@@ -46,10 +48,14 @@ class Point:
 
 def cache_sizes(survey: Survey, shares: Sequence[float] = CACHES) -> list[int]:
     """Sizes worth trying: shares of the touched rows, from what the largest batch needs on."""
-    touched = sum(survey.touched)
+    touched, least = sum(survey.touched), least_cache(survey)
+    return sorted({min(touched, max(least, round(share * touched))) for share in shares})
+
+
+def least_cache(survey: Survey) -> int:
+    """The smallest cache that is advised: the largest batch and a little more, or all touched rows."""
     least = int(survey.used.sum(axis=0).max(initial=1))
-    sizes = {min(touched, max(least + least // 20 + len(survey.touched), round(share * touched))) for share in shares}
-    return sorted(sizes)
+    return min(sum(survey.touched), least + least // 20 + len(survey.touched))
 
 
 def capacities(survey: Survey, cache: int, prefetch: int) -> tuple[list[int], list[int]]:
@@ -93,6 +99,17 @@ def curves(
         depth, policy = KINDS[name]
         lines[name].append(point(survey, cache, Plan(depth, prefetch, policy)))
     return lines
+
+
+def with_cache(found: dict[str, list[Point]], survey: Survey, asked: Point, prefetch: int) -> dict[str, list[Point]]:
+    """The curves with one more cache, of which a window of 200 batches is measured already."""
+    if any(known.cache == asked.cache for known in found[DEEPEST]):
+        return found
+    more = {
+        name: asked if name == DEEPEST else point(survey, asked.cache, Plan(depth, prefetch, policy))
+        for name, (depth, policy) in KINDS.items()
+    }
+    return {name: sorted([*points, more[name]], key=lambda one: one.cache) for name, points in found.items()}
 
 
 def runs(sizes: Sequence[int]) -> Iterator[tuple[str, int]]:

@@ -7,15 +7,29 @@ from typing import Any
 
 import numpy as np
 
+from skirl.core.keys import MAX_ROWS
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
 from skirl.data.flags import DataFlags
-from skirl.measure.sizing.advice import Advice, Conditions, advise, reductions
-from skirl.measure.sizing.curve import Point, cache_sizes, capacities, curves, runs
+from skirl.engine.too_small import Room
+from skirl.measure.sizing.advice import Advice, Conditions, advise, goal, reductions, smallest
+from skirl.measure.sizing.curve import (
+    DEEPEST,
+    KINDS,
+    Point,
+    cache_sizes,
+    capacities,
+    curves,
+    least_cache,
+    point,
+    runs,
+    with_cache,
+)
 from skirl.measure.sizing.overlap import step_that_hides
 from skirl.measure.sizing.picture import drawn
 from skirl.measure.sizing.survey import Survey
 from skirl.models.flags import ModelFlags
+from skirl.oracle.options import Plan
 from skirl.store.link import Link
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress
@@ -76,10 +90,12 @@ class Sizing:
         link = None if self.movement.link is None else Link.parse(self.movement.link)
         step = None if self.step_ms is None else self.step_ms / 1e3
         conditions = Conditions(average, self.movement.prefetch, link, step)
+        found = self._searched(survey, found, used, conditions)
         advice = advise(found, used, touched, conditions)
         chosen = next(p for p in found[f"depth {advice.depth}"] if p.cache == advice.cache)
         tiers = self._tiers(survey, advice, records)
         would = conditions.overlap(chosen)
+        least, least_bytes = _holding_every_batch(survey, records)
         return {
             "command": "size",
             "data": self.data.data,
@@ -96,6 +112,8 @@ class Sizing:
             "touched": touched,
             "used": used,
             "largest": int(survey.used.sum(axis=0).max()),
+            "least_cache": least,
+            "least_cache_bytes": least_bytes,
             "new_a_batch": survey.new.tolist(),
             "working_set": survey.working_set(),
             "hottest": survey.hottest(),
@@ -127,6 +145,24 @@ class Sizing:
             "sentence": advice.sentence(tiers["cache"]),
         }
 
+    def _searched(
+        self, survey: Survey, found: dict[str, list[Point]], used: int, conditions: Conditions
+    ) -> dict[str, list[Point]]:
+        """The curves with the smallest cache that does what is asked, which may lie between those tried."""
+        prefetch, tried = self.movement.prefetch, 0
+        depth, policy = KINDS[DEEPEST]
+
+        def measure(cache: int) -> Point:
+            nonlocal tried
+            tried += 1
+            progress(tried, lambda: {"cache": f"{cache:,}"})
+            return point(survey, cache, Plan(depth, prefetch, policy))
+
+        with self._progress("search", None) as progress:
+            fits, touched = goal(used, conditions), sum(survey.touched)
+            asked = smallest(fits, found[DEEPEST], measure, least_cache(survey), touched)
+            return with_cache(found, survey, asked, prefetch)
+
     def _tiers(self, survey: Survey, advice: Advice, records: list[int]) -> dict[str, float]:
         """Bytes on the device, in memory and on disk, with the cache that is advised."""
         slots, staging = capacities(survey, advice.cache, self.movement.prefetch)
@@ -154,6 +190,15 @@ class Sizing:
 
     def _progress(self, title: str, steps: int | None) -> Progress:
         return Progress(title, steps=steps, to=sys.stderr if self.show.json else sys.stdout, quiet=self.show.quiet)
+
+
+def _holding_every_batch(survey: Survey, records: list[int]) -> tuple[int, int]:
+    """The least cache that surely runs: in rows, and in bytes with the half that staging may take."""
+    banks = len(records)
+    rows, dims = [MAX_ROWS] * banks, [bank.dim for bank in survey.schema.banks]
+    in_rows, in_bytes = Room("", 0, None, [1] * banks, rows, dims), Room("", 0, 0, records, rows, dims)
+    least, least_bytes = (room.enough(int(room.needs(survey.used.T).max())) for room in (in_rows, in_bytes))
+    return least, least_bytes
 
 
 def _point(point: Point, record_bytes: float) -> dict[str, float]:

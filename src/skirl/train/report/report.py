@@ -8,7 +8,7 @@ from typing import Any
 
 from skirl.tools.flags import option
 from skirl.tools.os_errors import writing
-from skirl.tools.progress import clock
+from skirl.tools.progress import clock, hidden
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart
@@ -161,7 +161,7 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
         f"{run['touched']:,} touched; {run['fetched'] / steps:,.0f} brought in again, {run['new'] / steps:,.0f} made "
         f"and {run['written'] / steps:,.0f} written a step"
     )
-    lines["hidden"] = f"{run['hidden']:.0%} of the movement"
+    lines["hidden"] = hidden(run["hidden"], run["fetched"] + run["written"])
     lines["waited"] = f"{run['stall']:.2f} s for rows, {run['read']:.2f} s for the loader" + _culprits(run["blame"])
     return lines
 
@@ -289,7 +289,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): there is no report without it") from error
+        raise ValueError(f"{path} is damaged ({error}): there is no report without it, name another run") from error
 
 
 def _checked(where: str, read: Any, expected: Any) -> Any:
@@ -298,5 +298,7 @@ def _checked(where: str, read: Any, expected: Any) -> Any:
         there = {name: form for name, form in LATER.items() if read.get(name) is not None}
         wrong = misfit(read, there)
     if wrong is not None:
-        raise ValueError(f"{where} is damaged, or of another skirl ({wrong}): there is no report of it")
+        raise ValueError(
+            f"{where} is damaged, or of another skirl ({wrong}): there is no report of it, name another run"
+        )
     return read

@@ -69,7 +69,9 @@ class RunFolder:
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"run is {self.folder}, which is a file: set it to a folder")
         if not resume and (self.folder / CONFIG).exists():
-            raise ValueError(f"{self.folder} already holds a run: set run to another folder, or resume that one")
+            raise ValueError(
+                f"{self.folder} already holds a run: set run to another folder, or go on with it by resume"
+            )
 
     def begin(self, batches: Lookahead, meter: Meter) -> "RunFolder":
         """Note the step that the run starts at; then enter this."""

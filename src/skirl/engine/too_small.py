@@ -1,0 +1,75 @@
+"""What a cache is refused with that does not hold a batch: what was needed, by which batch, and the size that holds all."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class DoesNotFit(ValueError):
+    """A batch needs more rows together than the whole cache holds."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a cache has for rows, and in which unit."""
+
+    cache: object
+    """As it was given."""
+    budget: int
+    """Rows, or bytes beside staging."""
+    staging: int | None
+    """Bytes for rows on their way, where the cache is a number of bytes."""
+    weights: Sequence[int]
+    """What a row of each bank takes of the budget."""
+    rows: Sequence[int]
+    """Rows of each bank's tables."""
+    dims: Sequence[int]
+
+    def needs(self, batches: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:
+        """What each batch needs of the budget, by its distinct rows of each bank."""
+        return np.minimum(np.array(batches, np.int64).reshape(-1, len(self.rows)), self.rows) @ np.array(self.weights)
+
+    def enough(self, need: int) -> int:
+        """A cache that surely holds batches which need so much: of one in bytes at most half is staging."""
+        return need if self.staging is None else 2 * (need + sum(self.weights))
+
+
+def too_small(
+    room: Room, batches: Sequence[Sequence[int]], name: Callable[[int], str], *, at: int = 0, whole: bool = False
+) -> DoesNotFit:
+    """The error; it asks for what the largest of all known batches needs, lest the next one be refused as well.
+
+    **Arguments**
+
+    - `room`: what the cache has.
+    - `batches`: the distinct rows of each bank, of every batch that is known.
+    - `name`: gives what one of them is called.
+    - `at`: the one that does not fit.
+    - `whole`: whether these are all batches of the run.
+
+    >>> room = Room(20, 20, None, [1, 1], [99, 99], [4, 8])
+    >>> print(too_small(room, [[9, 15], [20, 16], [2, 2]], "batch {}".format))
+    cache 20 is 20 rows, batch 0 needs 24 (15 of dim 8), and batch 1 needs 36, the most of the 3 batches read so far: \
+set cache to 36 or more, or use smaller batches; `skirl size` says what a whole run needs
+    """
+    needs = room.needs(batches)
+    most = int(needs.argmax()) if len(needs) else at
+    if needs[most] == needs[at]:
+        most = at
+    floors = np.minimum(batches[at], room.rows)
+    widest = int(floors.argmax())
+    of_dim = f" ({floors[widest]:,} of dim {room.dims[widest]})" if len(room.dims) > 1 else ""
+    scope = "the whole run" if whole else f"the {len(needs):,} batches read so far"
+    also = "" if most == at else f", and {name(most)} needs {needs[most]:,}"
+    also += f", the most of {scope}" if len(needs) > 1 else ""
+    enough = room.enough(int(needs[most]))
+    hint = "" if whole else "; `skirl size` says what a whole run needs"
+    if room.staging is None:
+        found = f"cache {room.cache!r} is {room.budget:,} rows, {name(at)} needs {needs[at]:,}{of_dim}{also}"
+        return DoesNotFit(f"{found}: set cache to {enough} or more, or use smaller batches{hint}")
+    found = (
+        f"cache {room.cache!r} has {max(0, room.budget):,} bytes for rows beside {room.staging:,} for staging (rows on "
+        f"their way, at most half), {name(at)} needs {needs[at]:,}{of_dim}{also}"
+    )
+    return DoesNotFit(f"{found}: set cache to {enough} bytes or more ('{enough}B'), or use smaller batches{hint}")
