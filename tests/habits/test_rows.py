@@ -141,6 +141,15 @@ def test_writing_weight_of_ids_before_between_and_after_lookaheads(made: Any) ->
     assert torch.equal(embeddings(everything)["item"], plain.weight)
 
 
+def test_writing_weights_of_a_row_that_was_never_used_between_two_steps(tmp_path: Path) -> None:
+    embeddings = collection(tmp_path, init=skirl.Constant(1.0))
+    first, other = (skirl.KeyedJagged.one_hot(["item"], torch.tensor([[row]])) for row in (1, 5))
+    train(embeddings, first)
+    embeddings.set_rows("item", [5], EIGHTHS[:1])
+    out = embeddings(other)["item"]  # it is not made anew
+    assert torch.equal(out, EIGHTHS[:1])
+
+
 def test_writing_weights_keeps_the_optimizer_state_as_pytorch_does_or_resets_it(tmp_path: Path) -> None:
     def optimizer() -> skirl.Adagrad:
         return skirl.Adagrad(lr=0.5)

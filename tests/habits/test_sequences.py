@@ -88,6 +88,10 @@ def test_nested_rows_are_those_of_each_sample(seen: list[list[int]]) -> None:
     assert nested.is_nested and nested.layout == torch.jagged and nested.shape[0] == len(seen)
     for part, rows, there in zip(nested.unbind(), expected, mask, strict=True):
         assert torch.equal(part, rows[there])
+    second = embeddings.eval()(ids_of(seen)).nested("bought")  # it begins behind the other one
+    assert all(torch.equal(part, embeddings.rows("item", [1, 2])) for part in second.unbind())
+    assert second.offsets().tolist() == [2 * sample for sample in range(len(seen) + 1)]
+    embeddings.train()
     (nested.values() * nested.values()).sum().backward()
     (expected * expected).sum().backward()
     plain.step()
