@@ -23,7 +23,8 @@ FLOORS = (
     ("checkpoint",),
     ("train",),
     ("measure",),
-    ("__init__", "cli", "torchrec", "lightning", "__main__"),
+    ("__init__", "cli", "torchrec", "lightning"),
+    ("__main__",),
 )
 """From the ground up."""
 
