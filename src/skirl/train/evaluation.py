@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
@@ -34,7 +34,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Scores:
     return metrics.scores()
 
 
-def predicted(model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Batch, torch.Tensor]]:
+def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Batch, torch.Tensor], None, None]:
     """Each batch with its logits, the model in evaluation; at the end, or when it is closed, all is as it was.
 
     **Arguments**

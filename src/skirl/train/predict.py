@@ -136,7 +136,7 @@ class Predictions:
         if self._path is not None:
             self._draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
             try:
-                self._writer = pq.ParquetWriter(self._draft, self._schema, use_dictionary=["label"])
+                self._writer = pq.ParquetWriter(self._draft, self._schema, use_dictionary=False)
             except OSError as error:
                 raise self._unwritable(error) from None
         return self

@@ -21,6 +21,7 @@ from skirl.data.files.stream import Files
 from skirl.data.flags import FILE_KINDS, DataFlags, Unlabelled
 from skirl.data.source import Source
 from skirl.data.vocabulary.growing import Growing
+from skirl.nn.collection import collections_of
 from skirl.tools.config import read_config
 from skirl.tools.flags import flags_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
@@ -82,7 +83,8 @@ def saved_run(chosen: Chosen, *, labelled: bool) -> Iterator[SavedRun]:
         try:
             yield run
         finally:
-            run.model.embeddings.engine.store.close()  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+            for collection in collections_of(run.model).values():
+                collection.engine.store.close()
         return
     assert first is not None
     raise first
