@@ -479,7 +479,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
                 point, generation = dict(model), store.generation
             except DiskFull as error:
                 assert error.errno == errno.ENOSPC
-                assert "is full" in str(error) and "more to go on. Nothing is lost" in str(error)
+                assert "is full" in str(error) and "more to go on; what it holds stays whole" in str(error)
                 full += 1
                 unsure = new
                 break

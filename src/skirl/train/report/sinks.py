@@ -72,17 +72,16 @@ class TensorBoard:
     name = "TensorBoard's events"
 
     def __init__(self, folder: Path, begun_at: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._event, self._summary, self._records = Event, Summary, RecordWriter
+        proto = "tensorboard.compat.proto"  # modules made at import, which no type checker sees through
+        event, summary = (import_module(f"{proto}.{name}_pb2") for name in ("event", "summary"))
+        self._records = import_module("tensorboard.summary.writer.record_writer").RecordWriter
+        self._event, self._summary = event.Event, summary.Summary
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         self._file = Appended(folder / name)
-        head = [Event(wall_time=time.time(), file_version="brain.Event:2")]
+        head = [event.Event(wall_time=time.time(), file_version="brain.Event:2")]
         if begun_at:  # what a run that was killed wrote after this step is passed over
-            log = SessionLog(status=SessionLog.START)
-            head.append(Event(wall_time=time.time(), step=begun_at + 1, session_log=log))
+            log = event.SessionLog(status=event.SessionLog.START)
+            head.append(event.Event(wall_time=time.time(), step=begun_at + 1, session_log=log))
         self._head: bytes | None = b"".join(map(self._record, head))
         self._begin()
 
