@@ -691,7 +691,7 @@ def test_a_forward_of_another_batch(data):
     other = one_hot([1, 2, 3, 4])
     with skirl.lookahead(data[0], embeddings) as batches:
         for batch in batches:
-            with pytest.raises(ValueError, match="pass the batch that the lookahead yielded"):
+            with pytest.raises(ValueError, match="forward takes the batch that the lookahead yielded last"):
                 embeddings(other.sparse)
             train(embeddings, batch)
             if batches.step == 5:
