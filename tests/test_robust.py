@@ -636,7 +636,8 @@ def test_a_batch_too_large_names_itself(data):
     embeddings = collection()
     large = one_hot(np.concatenate([np.arange(20) % 20] * 4), batch=20)
     steps, error = run_until_it_fails(embeddings, [*data[0][:25], large], DoesNotFit, depth=3)
-    assert str(error).startswith("cache 26 is 26 rows, batch 25 needs 60 (40 of dim 3)") and "set cache to 60 or more" in str(error)
+    assert str(error).startswith("cache 26 is 26 rows, batch 25 needs 60 (40 of dim 3)")
+    assert "set cache to 60 or more" in str(error)
     assert steps > 5
     goes_on(embeddings, data, steps)
 
