@@ -124,7 +124,7 @@ def has() -> dict[str, Any]:
         model = model or rows()
         with ahead(loader, model, **more) as batches:
             for ids in batches:
-                sum(out.sum() for out in model(ids).values()).backward()
+                torch.cat(list(model(ids).values())).sum().backward()
 
     class Drawn:
         """A loader whose order is another in each pass."""

@@ -81,7 +81,7 @@ def test_a_part_has_only_its_features():
         for ids in ahead:
             out = tower.rows(ids.select(["bought", "user"]))
             assert list(out) == ["user", "bought"] and len(out) == 2 and out.stacked().shape == (8, 2, 3)
-            with pytest.raises(KeyError, match="no feature 'clicked': there are 'user', 'bought'"):
+            with pytest.raises(KeyError, match="no feature 'clicked': take one of 'user', 'bought'"):
                 out["clicked"]
 
 

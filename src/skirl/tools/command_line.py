@@ -45,11 +45,10 @@ def read_flags(
         flag = flags[name]
         shown = name.upper() if get_origin(flag.type) is Annotated else metavar(flag.type)  # a word without a flag
         shown = "" if flag.type is bool else shown
-        plain = {"help_behavior_hint": ""} if flag.default in (None, False, "", ()) else {}  # nobody types None
+        hint = "" if flag.default in (None, "", ()) or flag.default is False else None  # nobody types None
         own = name.removesuffix("_") if name.endswith("_") else None
-        kind = Annotated[
-            flag.type, tyro.conf.arg(name=own, help=flag.help, prefix_name=False, metavar=shown, **plain)
-        ]
+        arg = tyro.conf.arg(name=own, help=flag.help, prefix_name=False, metavar=shown, help_behavior_hint=hint)
+        kind = Annotated[flag.type, arg]
         return name, kind, field() if flag.default is MISSING else field(default=flag.default)
 
     fields = [declared(name) for name in first]

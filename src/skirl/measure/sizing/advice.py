@@ -99,12 +99,10 @@ def smallest(
     """
     first = next((i for i, point in enumerate(tried) if fits(point)), len(tried))
     found = tried[first] if first < len(tried) else measure(most)
-    if first:
-        low = tried[first - 1].cache
-    elif found.cache <= least or fits(lowest := measure(least)):
-        return found if found.cache <= least else lowest
-    else:
-        low = least
+    low = tried[first - 1].cache if first else least
+    if not first and found.cache > least:
+        lowest = measure(least)
+        found = lowest if fits(lowest) else found
     while found.cache - low > max(1, CLOSE * found.cache):
         between = measure((low + found.cache) // 2)
         if fits(between):
