@@ -362,7 +362,7 @@ def test_info_says_what_each_thing_is_and_changes_nothing(folder, run, tmp_path)
     assert digests(tmp_path) | digests(folder / "run") == before
 
 
-def test_info_tells_the_damaged_and_the_unknown_in_a_sentence(folder, run, tmp_path, capsys):
+def test_info_tells_the_damaged_in_a_sentence(folder, run, tmp_path, capsys):
     for path in (folder / "run").rglob("*"):
         if path.is_file():
             (tmp_path / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
@@ -372,21 +372,6 @@ def test_info_tells_the_damaged_and_the_unknown_in_a_sentence(folder, run, tmp_p
     assert cli.main(["info", str(tmp_path / "run")]) == 0
     assert cli.main(["info", str(tmp_path / "run"), "--check"]) == 1
     assert "is damaged, the checksum of" in capsys.readouterr().err
-    damaged.unlink()
-    for name, content, said in [
-        ("x.parquet", b"PAR1 and no more", "is a Parquet file, damaged or cut off"),
-        ("x.json", b"{}", "is a JSON file that skirl knows nothing of"),
-        ("x.bin", b"a\0b", "is nothing that skirl knows"),
-        ("x.pt", b"PK\3\4", "is a damaged or unfinished file of torch.save"),
-        ("nowhere", None, "does not exist"),
-        ("empty", None, "is a folder that skirl knows nothing of"),
-    ]:
-        if content is not None:
-            (tmp_path / name).write_bytes(content)
-        (tmp_path / "empty").mkdir(exist_ok=True)
-        assert cli.main(["info", str(tmp_path / name)]) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("skirl info: ") and said in line
 
 
 def test_info_needs_no_torch(folder, run):

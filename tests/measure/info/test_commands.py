@@ -1,0 +1,26 @@
+"""What `skirl info` says of what it does not know; what it says of the rest is in tests/habits/test_commands.py."""
+
+from pathlib import Path
+
+import pytest
+
+from skirl import cli
+
+
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("x.parquet", b"PAR1 and no more", "is a Parquet file, damaged or cut off"),
+        ("x.json", b"{}", "is a JSON file that skirl knows nothing of"),
+        ("x.bin", b"a\0b", "is nothing that skirl knows"),
+        ("x.pt", b"PK\3\4", "is a damaged or unfinished file of torch.save"),
+        ("nowhere", None, "does not exist"),
+        (".", None, "is a folder that skirl knows nothing of"),
+    ],
+)
+def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str, tmp_path: Path, capsys):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert cli.main(["info", str(tmp_path / name)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("skirl info: ") and said in line
