@@ -30,7 +30,7 @@ COMPILED_AREAS = (*DISK_AREAS, "checkpoints", "gpu")
 LIMIT = 60.0
 """Seconds for one fault; longer is reported as a hang, which is no clear failure."""
 SLOW_LIMIT = 200.0
-"""Where thousands of stores are opened, on a file system, before a rare fault shows, or kernels are interpreted."""
+"""Where thousands of stores are opened, or files synced, before a rare fault shows, or kernels are interpreted."""
 
 
 class Planted(importlib.machinery.SourceFileLoader):
@@ -90,7 +90,7 @@ def in_fork(fault: Fault | None, shifts: range, area: str) -> str | None:
         finally:
             os._exit(0)
     os.close(write)
-    ready, _, _ = select.select([read], [], [], SLOW_LIMIT if area in (*DISK_AREAS, "gpu") else LIMIT)
+    ready, _, _ = select.select([read], [], [], SLOW_LIMIT if area in (*DISK_AREAS, "checkpoints", "gpu") else LIMIT)
     if not ready:
         os.kill(child, signal.SIGKILL)
     data = os.read(read, 65536) if ready else b'"HUNG"'
