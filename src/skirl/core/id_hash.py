@@ -10,8 +10,8 @@ from skirl.core.ids import Captured
 from skirl.tools.jit import kernel
 
 _STEP = 0x9E3779B97F4A7C15
+_MIX = 0xBF58476D1CE4E5B9
 _LENGTHS = 0x94D049BB133111EB  # ids and lengths must not stand for one another
-_LOW = 0xFFFFFFFF
 
 
 class Hashes(NamedTuple):
@@ -66,8 +66,8 @@ def hashes_on_device(values: Tensor, offsets: Tensor, features: int) -> Tensor:
 
 
 def _mixed(values: Tensor, place: Tensor, first: int) -> Tensor:
-    z = values + (place + 1) * _signed(_STEP) + _signed(first)
-    return (z & _LOW) * ((z >> 32) & _LOW)
+    z = (values + (place + 1) * _signed(_STEP) + _signed(first)) * _signed(_MIX)
+    return z ^ ((z >> 32) & 0xFFFFFFFF)
 
 
 def _sums(parts: Tensor, starts: Tensor) -> Tensor:
@@ -81,20 +81,20 @@ def _signed(number: int) -> int:
 
 @kernel
 def _hash(values, offsets, batch, out):
-    """Fill out, int64 [features]. A number is added to one that its place gives, and the halves are multiplied: one product
-    of 32 bits, which a processor does for several at once, and neither order nor sums hide a change."""
-    step, first, low, half = np.uint64(_STEP), np.uint64(_LENGTHS), np.uint64(_LOW), np.uint64(32)
+    """Fill out, int64 [features]: the sum of each number mixed with its place. Without the shift it would be linear, and
+    a 2 in one place could stand for a 1 in another."""
+    step, mix, first, half = np.uint64(_STEP), np.uint64(_MIX), np.uint64(_LENGTHS), np.uint64(32)
     for f in range(len(out)):
         total = place = np.uint64(0)
         ends = offsets[f * batch : (f + 1) * batch + 1]
         ids = values[ends[0] : ends[batch]]
         for i in range(len(ids)):
             place += step  # faster than i * step, which is a product of 64 bits
-            z = np.uint64(ids[i]) + place
-            total += (z & low) * (z >> half)
+            z = (np.uint64(ids[i]) + place) * mix
+            total += z ^ (z >> half)
         place = first
         for i in range(batch):
             place += step
-            z = np.uint64(ends[i + 1] - ends[i]) + place
-            total += (z & low) * (z >> half)
+            z = (np.uint64(ends[i + 1] - ends[i]) + place) * mix
+            total += z ^ (z >> half)
         out[f] = np.int64(total)
