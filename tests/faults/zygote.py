@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from tests.faults.plant import Fault
+from tests.serve import prepare
 
 DISK_AREAS = ("disk", "frozen")
 """Their faults are those of a store on disk: kernels have no part in them."""
@@ -100,15 +101,7 @@ def in_fork(fault: Fault | None, shifts: range, area: str) -> str | None:
 
 
 def main() -> None:
-    import hypothesis  # noqa: F401
-    import numba  # noqa: F401
-    import pytest  # noqa: F401
-    import torch
-
-    torch.set_num_threads(1)
-    weight = torch.ones(1, requires_grad=True)
-    weight.sum().backward()
-    torch.optim.Adam([weight]).step()  # imports what each fork would import again
+    prepare()
     if sys.argv[1] == "gpu":
         import triton  # noqa: F401 as the others
     from tests.faults.catalogue import AREAS
