@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 
-pytest_plugins = ["tests.slice"]
+pytest_plugins = ["tests.slice", "tests.zygote"]
 
 # A shell has what it starts in the background ignore Ctrl-C, and some tests press it.
 if threading.current_thread() is threading.main_thread():

@@ -18,17 +18,20 @@ import pytest
 
 from skirl import cli
 from skirl.checkpoint import numbers
+from skirl.checkpoint.folder import header, read
 from skirl.engine.engine import Damaged
 from skirl.measure.sizing.commands import Size
 from skirl.tools.flags import flags_of, option
 from skirl.train.commands import Train, Verify
+from tests.zygote import COMMAND, DEVNULL, PIPE, Python
 
 SOURCE = str(Path(cli.__file__).parents[1])
 SMALL = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 40 --threads 1".split()  # noqa: SIM905
 
 
-def skirl(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*args), capture_output=True, text=True, env=environment(), timeout=120, **more)
+def skirl(*args: str) -> subprocess.CompletedProcess[str]:
+    """In an interpreter of its own; where it does not matter how one begins, tests fork theirs."""
+    return subprocess.run(command(*args), capture_output=True, text=True, env=environment(), timeout=120, check=False)
 
 
 def command(*args: str) -> list[str]:
@@ -238,8 +241,8 @@ def test_flags_of_a_model_reach_it_and_are_told(capsys):
     assert exit_code("verify", *flags, *told, "--batch", "8") == 0
 
 
-def test_json_is_one_line_alone_on_stdout():
-    done = skirl("train", *SMALL, "--cache", "touched:20%", "--json")
+def test_json_is_one_line_alone_on_stdout(warm_python: Python):
+    done = warm_python.run(COMMAND, "train", *SMALL, "--cache", "touched:20%", "--json")
     assert done.returncode == 0 and "train 40/40" in done.stderr
     (line,) = done.stdout.splitlines()
     report = json.loads(line, parse_constant=pytest.fail)  # NaN is no JSON
@@ -248,17 +251,17 @@ def test_json_is_one_line_alone_on_stdout():
     assert report["failed"] is None
 
 
-def test_a_terminal_gets_a_panel_that_stays_in_place():
-    output = on_a_terminal("train", *SMALL, "--cache", "touched:20%")
+def test_a_terminal_gets_a_panel_that_stays_in_place(warm_python: Python):
+    output = on_a_terminal(warm_python, "train", *SMALL, "--cache", "touched:20%")
     assert "\x1b[1A" in output or "\x1b[2K" in output  # moves up, or clears a line
     assert "step 40 of 40" in output and "samples/s" in output
     assert "train 40/40 ·" not in output
 
 
-def on_a_terminal(*args: str) -> str:
+def on_a_terminal(python: Python, *args: str) -> str:
     ours, theirs = pty.openpty()
     env = {**environment(), "TERM": "xterm", "COLUMNS": "100"}
-    with subprocess.Popen(command(*args), stdout=theirs, stderr=theirs, stdin=theirs, env=env) as process:
+    with python.start(COMMAND, *args, stdout=theirs, stderr=theirs, stdin=theirs, env=env) as process:
         os.close(theirs)
         output = b""
         while True:
@@ -291,11 +294,9 @@ def test_a_ratio_that_is_not_reached_is_exit_code_1(capsys):
     assert "are at least 5 x " in capsys.readouterr().out
 
 
-def test_ctrl_c_is_exit_code_130():
+def test_ctrl_c_is_exit_code_130(warm_python: Python):
     endless = [*SMALL, "--steps", "1000000", "--cache", "2000"]
-    with subprocess.Popen(
-        command("train", *endless), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True
-    ) as process:
+    with warm_python.start(COMMAND, "train", *endless, stdout=PIPE, stderr=PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         while "train 1/" not in process.stdout.readline():
             assert process.poll() is None
@@ -306,11 +307,9 @@ def test_ctrl_c_is_exit_code_130():
     assert process.returncode == 130
 
 
-def test_a_reader_that_goes_away_is_no_traceback():
+def test_a_reader_that_goes_away_is_no_traceback(warm_python: Python):
     endless = [*SMALL, "--steps", "1000000", "--cache", "2000"]
-    with subprocess.Popen(
-        command("train", *endless), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True
-    ) as process:
+    with warm_python.start(COMMAND, "train", *endless, stdout=PIPE, stderr=PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
@@ -332,44 +331,49 @@ def test_nobody_reading_is_no_traceback(args):
 # Checkpoints.
 
 
-def test_a_run_that_was_killed_goes_on_with_the_bits_of_one_that_was_not(capsys, tmp_path):
+def test_a_run_that_was_killed_goes_on_with_the_bits_of_one_that_was_not(warm_python: Python, capsys, tmp_path):
     def result(*flags: str) -> dict[str, Any]:
         assert exit_code("train", *SMALL, "--cache", "500", "--optimizer", "adam", "--quiet", "--json", *flags) == 0
         return json.loads(capsys.readouterr().out)
 
     saving = ["--save", str(tmp_path)]
     endless = [*SMALL, "--cache", "500", "--optimizer", "adam", *saving, "--save-every", "20", "--steps", "1000000"]
-    with subprocess.Popen(command("train", *endless), stdout=subprocess.DEVNULL, env=environment()) as process:
+    with warm_python.start(COMMAND, "train", *endless, stdout=DEVNULL) as process:
         while not any(n > 2 for n in numbers(tmp_path)):
             assert process.poll() is None
             time.sleep(0.01)
         process.kill()
-    whole, resumed = result("--steps", "600"), result(*saving, "--steps", "600", "--resume")
-    assert resumed["begun_at"] % 20 == 0 and 0 < resumed["begun_at"] < 600
+    saved = read(header(tmp_path, numbers(tmp_path)[-1]))["run"]["data"]["step"]
+    steps = str(saved + 30)
+    whole, resumed = result("--steps", steps), result(*saving, "--steps", steps, "--resume")
+    assert resumed["begun_at"] == saved > 0 and saved % 20 == 0
     for what in ("steps", "samples", "loss", "auc"):
         assert resumed[what] == whole[what]
     assert resumed["rows"]["touched"] == whole["rows"]["touched"]
-    longer = result(*saving, "--steps", "650", "--resume")
-    assert longer["begun_at"] == 600
-    assert longer["loss"] == result("--steps", "650")["loss"]
+    more = str(saved + 50)
+    longer = result(*saving, "--steps", more, "--resume")
+    assert longer["begun_at"] == saved + 30
+    assert longer["loss"] == result("--steps", more)["loss"]
 
 
 @pytest.mark.parametrize("store", ["memory", "disk"])
-def test_one_command_repeated_until_it_is_done_survives_kills_from_the_first_moment_on(capsys, tmp_path, store):
-    flags = [*SMALL, "--cache", "500", "--steps", "300", "--save-every", "20", "--json", "--run", str(tmp_path / "run")]
+def test_one_command_repeated_until_it_is_done_survives_kills_from_the_first_moment_on(
+    warm_python: Python, capsys, tmp_path, store
+):
+    flags = [*SMALL, "--cache", "500", "--steps", "160", "--save-every", "20", "--json", "--run", str(tmp_path / "run")]
     flags += ["--store", "memory" if store == "memory" else f"disk:{tmp_path / 'rows'}"]
-    repeated = command("train", *flags, "--save", str(tmp_path / "saved"), "--resume")
+    repeated = (COMMAND, "train", *flags, "--save", str(tmp_path / "saved"), "--resume")
     kills = 0
     for wanted in (0, 1, 2, 4):  # checkpoints that are there when it is killed
-        with subprocess.Popen(repeated, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()) as run:
+        with warm_python.start(*repeated, stdout=DEVNULL, stderr=DEVNULL) as run:
             while run.poll() is None and len(set(numbers(tmp_path / "saved")) - {0}) + bool(kills) < wanted:
                 time.sleep(0.005)
             kills += run.poll() is None
             run.kill()
-    last = subprocess.run(repeated, capture_output=True, text=True, env=environment(), timeout=120, check=False)
+    last = warm_python.run(*repeated)
     assert last.returncode == 0, last.stderr
     assert kills >= 2
-    assert exit_code("train", *SMALL, "--cache", "500", "--steps", "300", "--json", "--quiet") == 0
+    assert exit_code("train", *SMALL, "--cache", "500", "--steps", "160", "--json", "--quiet") == 0
     assert json.loads(last.stdout)["loss"] == json.loads(capsys.readouterr().out)["loss"]
 
 

@@ -7,8 +7,6 @@ made of the same helpers (tests/runs.py, tests/plans.py). A fault that it misses
 import ast
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from tests.faults.catalogue import AREAS
 from tests.faults.plant import Fault
 from tests.faults.zygote import COMPILED_AREAS
 from tests.slice import part_of
+from tests.zygote import Python
 
 ROOT = Path(__file__).parents[1]
 UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "SyntaxError", "UnboundLocalError")
@@ -32,18 +31,14 @@ a campaign all."""
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("area", AREAS)
-def test_planted_faults_are_caught(area: str, pytestconfig: pytest.Config):
+def test_planted_faults_are_caught(python: Python, area: str, pytestconfig: pytest.Config):
     every = 1 if settings.get_current_profile_name() == "campaign" else EVERY
     first = 0
     if pytestconfig.getoption("--slice"):
         every, first = EVERY, part_of(pytestconfig.getoption("--slice-seed"), EVERY)
-    source = Path(skirl.__file__).parents[1]
-    env = os.environ | {
-        "NUMBA_DISABLE_JIT": str(int(area not in COMPILED_AREAS)),
-        "PYTHONPATH": os.pathsep.join([str(source), str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    command = [sys.executable, "-m", "tests.faults.zygote", area, str(every), str(first)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800, check=False)
+    env = os.environ | {"NUMBA_DISABLE_JIT": str(int(area not in COMPILED_AREAS))}
+    code = "from tests.faults.zygote import main; main()"
+    done = python.run(code, area, str(every), str(first), cwd=ROOT, env=env, timeout=800)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
     sound = outcomes.pop("")

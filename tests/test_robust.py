@@ -4,7 +4,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -40,6 +39,7 @@ from tests.loops import (
     train,
     wait_for,
 )
+from tests.zygote import PIPE
 
 STEPS = 40
 SHORT = 0.4
@@ -884,17 +884,15 @@ finally:
     ],
     ids=["closed", "left open"],
 )
-def test_the_process_exits_when_a_stage_hangs(stage, body):
+def test_the_process_exits_when_a_stage_hangs(warm_python, stage, body):
     script = SCRIPT.format(stage=stage, body=body)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, cwd=HERE, check=False
-    )
+    done = warm_python.run(script, timeout=100, cwd=HERE)
     assert time.time() - float(done.stdout) < 5
     assert done.returncode == 1, done.stderr
     assert "StageStuck" in done.stderr  # a note on the write-back that never ended may follow
 
 
-def test_ctrl_c_ends_a_process_whose_store_is_slow():
+def test_ctrl_c_ends_a_process_whose_store_is_slow(warm_python):
     script = textwrap.dedent("""
         import time, skirl
         from tests.loops import collection, endless, stream, train, ProbedStore
@@ -906,14 +904,11 @@ def test_ctrl_c_ends_a_process_whose_store_is_slow():
                 train(embeddings, batch)
                 print(ahead.step, flush=True)
     """)
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
-    )
-    assert process.stdout is not None
-    while process.stdout.readline().strip() != "12":
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    with warm_python.start(script, stdout=PIPE, stderr=PIPE, cwd=HERE) as process:
+        while process.stdout.readline().strip() != "12":
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
 
 

@@ -5,8 +5,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from skirl.tools import rng_state
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.cases import cases
 from tests.resume import DENSE, ROWS, Run, Setup, assert_same
+from tests.zygote import Python
 
 HEADER = header(Path(), 1).name
 
@@ -655,10 +654,9 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path, failing: str, m
     assert_same(Run(Setup()).load(tmp_path).train(), Run(Setup()).train())
 
 
-def killed(folder: Path, *args: str) -> list[str]:
+def killed(python: Python, folder: Path, *args: str) -> list[str]:
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.killed", str(folder), *args]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=280)
+    done = python.run("from tests.killed import main; main()", str(folder), *args, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -672,17 +670,19 @@ def goes_on(folder: Path) -> None:
     assert_same(run, Run(ENDLESS).train(until=run.begun + 5))
 
 
-def test_killed_at_random(tmp_path: Path, request: pytest.FixtureRequest, campaign_seed: int) -> None:
+def test_killed_at_random(
+    warm_python: Python, tmp_path: Path, request: pytest.FixtureRequest, campaign_seed: int
+) -> None:
     """kill -9, resume, kill -9 ...: the bits of a run never killed."""
     kills = 200 if request.config.getoption("--hypothesis-profile") == "campaign" else 5
-    lines = killed(tmp_path / "c", str(kills), str(campaign_seed))
+    lines = killed(warm_python, tmp_path / "c", str(kills), str(campaign_seed))
     assert len(lines) == kills
     goes_on(tmp_path / "c")
 
 
-def test_killed_at_every_touch_of_a_file(tmp_path: Path) -> None:
+def test_killed_at_every_touch_of_a_file(warm_python: Python, tmp_path: Path) -> None:
     """At each point the old checkpoint is there whole, or the new one."""
-    lines = [[int(word) for word in line.split()] for line in killed(tmp_path / "c", "everywhere", "0")]
+    lines = [[int(word) for word in line.split()] for line in killed(warm_python, tmp_path / "c", "everywhere", "0")]
     assert len(lines) > 20
     assert lines[0][1:] == [0, 0, 2]
     for _, status, before, after in lines[1:-1]:

@@ -2,21 +2,15 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 
 from skirl.cli import main
+from tests.zygote import COMMAND, PIPE, Python
 
 FLAGS = [
     "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "32", "--threads", "1", "--cache", "400",
     "--quiet", "--json",
 ]  # fmt: skip
-
-
-def started(*flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "skirl.cli", "train", *FLAGS, *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_a_checkpoint(saves, number: int) -> None:
@@ -26,12 +20,13 @@ def wait_for_a_checkpoint(saves, number: int) -> None:
         time.sleep(0.01)
 
 
-def test_it_saves_exits_with_0_and_goes_on_with_the_same_bits(tmp_path, capsys):
+def test_it_saves_exits_with_0_and_goes_on_with_the_same_bits(warm_python: Python, tmp_path, capsys):
     saves = tmp_path / "saves"
-    run = started("--steps", "100000", "--save", str(saves), "--save-every", "10")
-    wait_for_a_checkpoint(saves, 2)
-    run.send_signal(signal.SIGTERM)
-    out, err = run.communicate(timeout=120)
+    flags = ["--steps", "100000", "--save", str(saves), "--save-every", "10"]
+    with warm_python.start(COMMAND, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
+        wait_for_a_checkpoint(saves, 2)
+        run.send_signal(signal.SIGTERM)
+        out, err = run.communicate(timeout=120)
     assert run.returncode == 0, err
     stopped = json.loads(out)
     assert stopped["checkpoints"]["stopped_by"] == "SIGTERM"
@@ -56,12 +51,13 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "saves").iterdir()) == held
 
 
-def test_a_second_one_ends_the_run_at_once(tmp_path):
+def test_a_second_one_ends_the_run_at_once(warm_python: Python, tmp_path):
     saves = tmp_path / "saves"
-    run = started("--steps", "100000", "--save", str(saves), "--link", "1kbit,100ms")
-    wait_for_a_checkpoint(saves, 1)
-    run.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
-    run.send_signal(signal.SIGTERM)
-    run.communicate(timeout=60)
+    flags = ["--steps", "100000", "--save", str(saves), "--link", "1kbit,100ms"]
+    with warm_python.start(COMMAND, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
+        wait_for_a_checkpoint(saves, 1)
+        run.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
     assert run.returncode == -signal.SIGTERM

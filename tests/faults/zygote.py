@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from tests.faults.plant import Fault
+from tests.serve import prepare
 
 DISK_AREAS = ("disk", "frozen")
 """Their faults are those of a store on disk: kernels have no part in them."""
@@ -30,7 +31,7 @@ COMPILED_AREAS = (*DISK_AREAS, "checkpoints", "gpu")
 LIMIT = 60.0
 """Seconds for one fault; longer is reported as a hang, which is no clear failure."""
 SLOW_LIMIT = 200.0
-"""Where thousands of stores are opened, on a file system, before a rare fault shows, or kernels are interpreted."""
+"""Where thousands of stores are opened, or files synced, before a rare fault shows, or kernels are interpreted."""
 
 
 class Planted(importlib.machinery.SourceFileLoader):
@@ -90,7 +91,7 @@ def in_fork(fault: Fault | None, shifts: range, area: str) -> str | None:
         finally:
             os._exit(0)
     os.close(write)
-    ready, _, _ = select.select([read], [], [], SLOW_LIMIT if area in (*DISK_AREAS, "gpu") else LIMIT)
+    ready, _, _ = select.select([read], [], [], SLOW_LIMIT if area in (*DISK_AREAS, "checkpoints", "gpu") else LIMIT)
     if not ready:
         os.kill(child, signal.SIGKILL)
     data = os.read(read, 65536) if ready else b'"HUNG"'
@@ -100,15 +101,7 @@ def in_fork(fault: Fault | None, shifts: range, area: str) -> str | None:
 
 
 def main() -> None:
-    import hypothesis  # noqa: F401
-    import numba  # noqa: F401
-    import pytest  # noqa: F401
-    import torch
-
-    torch.set_num_threads(1)
-    weight = torch.ones(1, requires_grad=True)
-    weight.sum().backward()
-    torch.optim.Adam([weight]).step()  # imports what each fork would import again
+    prepare()
     if sys.argv[1] == "gpu":
         import triton  # noqa: F401 as the others
     from tests.faults.catalogue import AREAS

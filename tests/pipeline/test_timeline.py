@@ -3,9 +3,6 @@
 import json
 import logging
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from itertools import pairwise
@@ -19,6 +16,7 @@ from skirl.pipeline.timeline import FLUSH_BYTES, LANES, LOOP, Timeline, read
 from skirl.train.commands import Train
 from tests.hooked import hooked
 from tests.loops import wait_for
+from tests.zygote import COMMAND
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64, "cache": "600"}
 
@@ -110,15 +108,12 @@ def test_a_run_that_fails_or_breaks_closes_its_file(tmp_path):
     assert done(read(tmp_path / "run.json"), "compute") == [1, 2, 3]
 
 
-def test_the_file_of_a_killed_run_opens(tmp_path):
+def test_the_file_of_a_killed_run_opens(warm_python, tmp_path):
     path = tmp_path / "run.json"
     flags = "--data synthetic:tiny --model dlrm-tiny --dim 8 --batch 64 --cache 600 --steps 1000000 --quiet"
-    run = subprocess.Popen([sys.executable, "-m", "skirl.cli", "train", *flags.split(), "--trace", str(path)])
-    try:
+    with warm_python.start(COMMAND, "train", *flags.split(), "--trace", str(path)) as run:
         wait_for(lambda: path.exists() and path.stat().st_size > 2 * FLUSH_BYTES, 60)
-    finally:
-        os.kill(run.pid, signal.SIGKILL)
-        run.wait()
+        run.kill()
     events = read(path)
     assert done(events, "compute")[:50] == list(range(1, 51))
     text = path.read_text()

@@ -3,8 +3,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -45,6 +43,7 @@ from tests.store.conformance import (
     table_keys,
 )
 from tests.store.disk.crashing import make_small
+from tests.zygote import PIPE
 
 _FSYNC = os.fsync
 
@@ -273,7 +272,7 @@ def test_rows_beyond_their_table_are_refused(tmp_path):
         DiskStore(tmp_path / "third", LAYOUT, rows={1: 7})
 
 
-def test_a_store_in_use_is_refused_once_and_free_after_a_kill(tmp_path):
+def test_a_store_in_use_is_refused_once_and_free_after_a_kill(warm_python, tmp_path):
     with DiskStore(tmp_path, LAYOUT), pytest.raises(DiskError, match=f"in use by process {os.getpid()} on "):
         DiskStore(tmp_path, LAYOUT)
     code = (
@@ -281,16 +280,11 @@ def test_a_store_in_use_is_refused_once_and_free_after_a_kill(tmp_path):
         "from tests.store.conformance import LAYOUT\n"
         "s = DiskStore(sys.argv[1], LAYOUT); print('open', flush=True); time.sleep(600)"
     )
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout and child.stdout.readline() == "open\n"
+    with warm_python.start(code, str(tmp_path), stdout=PIPE) as child:
+        assert child.stdout.readline() == "open\n"
         with pytest.raises(DiskError, match=f"in use by process {child.pid} on .*: close it there first"):
             DiskStore(tmp_path, LAYOUT)
-    finally:
         child.kill()
-        child.wait()
-        assert child.stdout
-        child.stdout.close()
     DiskStore(tmp_path, LAYOUT).close()
 
 

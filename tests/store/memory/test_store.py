@@ -18,6 +18,7 @@ from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
 from tests.store import frozen
 from tests.store.conformance import StoreConformance, contents, filled
+from tests.zygote import PIPE
 
 
 class TestMemoryStore(StoreConformance):
@@ -260,7 +261,7 @@ def contents_of(store: MemoryStore) -> dict[int, list[float]]:
     return dict(zip(keys.tolist(), out.tolist(), strict=True))
 
 
-def test_kill_while_frozen_rows_are_written_leaves_a_whole_state(tmp_path):
+def test_kill_while_frozen_rows_are_written_leaves_a_whole_state(warm_python, tmp_path):
     """kill -9 at any moment of the 2nd, 3rd ... state in one folder: what thaws is one of them, whole."""
     code = (
         "import sys, numpy as np; from pathlib import Path; from skirl.store import MemoryStore, Record\n"
@@ -273,13 +274,11 @@ def test_kill_while_frozen_rows_are_written_leaves_a_whole_state(tmp_path):
     rng = np.random.default_rng(0)
     for turn in range(3):
         folder = tmp_path / str(turn)
-        child = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
-        assert child.stdout and child.stdout.readline() == "1\n"
-        time.sleep(rng.uniform(0, 0.1))
-        child.kill()
-        last = int(([0] + [int(line) for line in child.stdout.read().split()])[-1] or 1)
-        child.stdout.close()
-        child.wait()
+        with warm_python.start(code, str(folder), stdout=PIPE) as child:
+            assert child.stdout.readline() == "1\n"
+            time.sleep(rng.uniform(0, 0.1))
+            child.kill()
+            last = int(([0] + [int(line) for line in child.stdout.read().split()])[-1] or 1)
         store, out = MemoryStore({0: Record(64)}), np.zeros((4000, 64), np.float32)
         frozen.load(store, folder)
         assert store.read(np.arange(4000), out).all()

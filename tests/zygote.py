@@ -1,0 +1,164 @@
+"""Processes that begin in a tenth of a second: forked from one that has imported torch, not started as an interpreter.
+
+`python.start(CODE, *args)` is `subprocess.Popen([sys.executable, "-c", CODE, *args])`, and `python.run` `subprocess.run`:
+a process of its own, with its own folder, environment, streams and signals, that ends as an interpreter ends. What depends
+on how an interpreter begins is tested with one that begins.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import pytest
+
+import skirl
+
+ROOT = Path(__file__).parents[1]
+PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
+COMMAND = "import sys; from skirl.cli import main; sys.exit(main())"
+"""What `skirl` runs."""
+
+
+class Process:
+    """What tests use of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, ends: int, stdout: IO[str] | None, stderr: IO[str] | None) -> None:
+        self.pid, self.stdout, self.stderr = pid, stdout, stderr
+        self.returncode: int | None = None
+        self._ends = ends
+        """A pipe that says how it ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._ends], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            told = os.read(self._ends, 32)
+            os.close(self._ends)
+            assert told, "the zygote has died"
+            self.returncode = os.waitstatus_to_exitcode(int(told))
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """What it still writes, and nothing for a stream that is no pipe."""
+        until, parts = time.monotonic() + timeout, {s: b"" for s in (self.stdout, self.stderr) if s and not s.closed}
+        left = set(parts)
+        while left:
+            ready = select.select(left, [], [], max(0, until - time.monotonic()))[0]
+            if not ready:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            for stream in ready:
+                piece = os.read(stream.fileno(), 1 << 16)
+                parts[stream] += piece
+                left -= set() if piece else {stream}
+        self.wait(max(0, until - time.monotonic()))
+        out, err = (parts.get(stream, b"").decode() if stream else "" for stream in (self.stdout, self.stderr))
+        return out, err
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        if kind:
+            self.kill()
+        for stream in (self.stdout, self.stderr):
+            if stream:
+                stream.close()
+        self.wait()
+
+
+class Python:
+    """Starts processes; they are forked from the one that serves the other end of a socket."""
+
+    def __init__(self, talk: socket.socket) -> None:
+        self._talk = talk
+
+    def start(
+        self,
+        code: str,
+        *args: str,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
+        """As `subprocess.Popen` of `python -c CODE ARGS`, in text mode."""
+        ours: list[IO[str] | None] = []
+        theirs, close = [], []
+        for given, own in ((stdin, 0), (stdout, 1), (stderr, 2)):
+            mine = None
+            if given == PIPE:
+                reading, writing = os.pipe()
+                mine = os.fdopen(reading)
+                given = writing
+                close.append(writing)
+            elif given == DEVNULL:
+                given = os.open(os.devnull, os.O_RDWR)
+                close.append(given)
+            ours.append(mine)
+            theirs.append(own if given is None else given)
+        ends, tells = os.pipe()
+        wanted = {"args": ["-c", *args], "code": code, "cwd": str(cwd or os.getcwd()), "env": {**(env or os.environ)}}
+        text = json.dumps(wanted).encode()
+        # Fixed size first: a stream of bytes has no ends.
+        socket.send_fds(self._talk, [len(text).to_bytes(4)], [*theirs, tells])
+        self._talk.sendall(text)
+        for file in (*close, tells):
+            os.close(file)
+        pid = int.from_bytes(self._talk.recv(4, socket.MSG_WAITALL))
+        assert pid, "the zygote has died"
+        return Process(pid, ends, ours[1], ours[2])
+
+    def run(self, code: str, *args: str, timeout: float = 120, **more: Any) -> subprocess.CompletedProcess[str]:
+        """As `subprocess.run` with `capture_output=True` and `text=True`."""
+        with self.start(code, *args, **{"stdout": PIPE, "stderr": PIPE} | more) as process:
+            out, err = process.communicate(timeout)
+        assert process.returncode is not None
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[Python]:
+    """Processes that have imported torch and Numba, and nothing of skirl's."""
+    ours, theirs = socket.socketpair()
+    source = str(Path(skirl.__file__).parents[1])
+    path = os.pathsep.join([source, str(ROOT), os.environ.get("PYTHONPATH", "")])
+    code = "from tests import serve; serve.prepare(); serve.serve()()"
+    with (
+        theirs,
+        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, stdin=theirs),
+        ours,  # the process ends with its socket
+    ):
+        theirs.close()
+        yield Python(ours)
+
+
+@pytest.fixture(scope="session")
+def warm_python(python: Python) -> Iterator[Python]:
+    """Processes that have skirl's kernels loaded besides."""
+    ours, theirs = socket.socketpair()
+    with theirs, python.start("from tests import serve; serve.warm(); serve.serve()()", stdin=theirs.fileno()), ours:
+        theirs.close()
+        yield Python(ours)
