@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from skirl.checkpoint.import_rows import import_rows
     from skirl.core.batch import Batch, KeyedJagged, moved
     from skirl.core.initial import Constant, Normal, Uniform
-    from skirl.core.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+    from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
     from skirl.core.tables import Table
     from skirl.nn.bag import EmbeddingBag
     from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection, Pooled
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from skirl.train.report.run_folder import lines_of
 
 __all__ = [
+    "FTRL",
     "SGD",
     "Adagrad",
     "Adam",
@@ -53,7 +54,7 @@ __getattr__ = lazily(
         "checkpoint.import_rows": ("import_rows",),
         "core.batch": ("Batch", "KeyedJagged", "moved"),
         "core.initial": ("Constant", "Normal", "Uniform"),
-        "core.optim": ("SGD", "Adagrad", "Adam", "RowwiseAdagrad"),
+        "core.optim": ("FTRL", "SGD", "Adagrad", "Adam", "RowwiseAdagrad"),
         "core.tables": ("Table",),
         "nn.bag": ("EmbeddingBag",),
         "nn.collection": ("EmbeddingBagCollection", "EmbeddingCollection", "Pooled"),

@@ -63,7 +63,8 @@ class Pooled(Mapping[str, Tensor]):
         bank, column = self._place[name]
         if bank not in self._split:
             self._split[bank] = self._unbind(bank)
-        return self._split[bank][column]
+        out = self._split[bank][column]
+        return out if self._tickets is None or self._tickets[bank].passes[column] else out.detach()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._schema.features)
@@ -79,9 +80,11 @@ class Pooled(Mapping[str, Tensor]):
     @uncompiled
     def stacked(self) -> Tensor:
         """All features as one [batch, features, dim] tensor, features in table order; all dims must be equal."""
-        if len(self._banks) != 1:
-            dims = [bank.dim for bank in self._schema.banks]
+        dims = sorted({bank.dim for bank in self._schema.banks})
+        if len(dims) != 1:
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
+        if len(self._banks) > 1:  # of several kinds of row optimizers
+            return torch.stack(list(self.values()), dim=1)
         if self._tickets is None:
             return self._banks[0]
         return Whole.apply(self._banks[0], self._tickets[0])
