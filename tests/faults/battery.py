@@ -58,6 +58,7 @@ CASES = {
         (*TABLES, Table("d", 40, 3)), {"a": SGD(lr=0.3, momentum=0.9), "b": SGD(lr=0.1), "c": FTRL(lr=0.3, l1=0.01),
         "d": SGD(lr=0.1, momentum=0.5, weight_decay=0.1)}, (Part(0, 16),), universe=16, use="some", gamma=0.9, frozen=("b",),
     ),
+    "frozen": Case(ONE_DIM, SGD(lr=0.1), (Part(0, 10),), use="stacked", frozen=("c",)),
     "wide": Case((Table("w", 50, 300),), Adam(lr=0.05), (Part(0, 10),), sizes=(1, 5)),
     "long ago": Case(
         ONE_DIM, SGD(lr=0.1), (Part(0, 40),), slow_write=0.02, prefetch=0, sizes=(1, 2), longest=1, depth=2, spare=4,

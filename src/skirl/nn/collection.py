@@ -58,7 +58,7 @@ class Collection(nn.Module):
         )
         self.debug = debug
         # It makes backward run where no other Parameter comes before. It has no numbers; requires_grad_ reaches it.
-        self.anchor = nn.Parameter(torch.empty(0, device=self.engine.device.at))
+        self.anchor = nn.Parameter(torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at))
         self.optimizer = TorchHandle(self.engine.optimizers, self.engine.device.at)
         self.current = CurrentStep(self.engine, self.optimizer, self.anchor, grad_scaler)
         self.alone = Alone(self.engine)
@@ -192,8 +192,8 @@ class Collection(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         del destination[f"{prefix}anchor"]
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict({f"{prefix}anchor": self.anchor, **state_dict}, prefix, *args)
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict({f"{prefix}anchor": self.anchor, **state_dict}, prefix, *args, **options)
 
     def get_extra_state(self) -> dict[str, Any]:
         """For state_dict: rows stay in the store, the state names it."""
