@@ -173,7 +173,7 @@ class Run:
                 )
             self.ours = kind(
                 case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
-                debug=True, device=case.device,
+                device=case.device,
             )  # fmt: skip
         if case.frozen:
             self.ours.freeze(*case.frozen)

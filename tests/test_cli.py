@@ -65,6 +65,19 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("skirl ")
 
 
+def test_python_m_is_the_command():
+    """As torchrun starts it; the exit code is the command's."""
+    done = subprocess.run(
+        [sys.executable, "-m", "skirl", "trian"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and "did you mean 'train'?" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

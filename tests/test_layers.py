@@ -23,7 +23,8 @@ FLOORS = (
     ("checkpoint",),
     ("train",),
     ("measure",),
-    ("__init__", "cli", "torchrec", "__main__"),
+    ("__init__", "cli", "torchrec"),
+    ("__main__",),
 )
 """From the ground up."""
 

@@ -283,7 +283,7 @@ TRAINING = [
           "capture(self._ids_of(batch), self._features)", "capture(self._ids_of(batch), self._features, copy=False)"),
     Fault("a mean's weight gradient is not divided", "nn.lookup:_weight_grad",
           "part = part / np.repeat(np.diff(starts), np.diff(starts))", "pass"),
-    Fault("trained weights are those of the reader", "nn.collection:forward",
+    Fault("trained weights are those of the reader", "nn.collection:_look_up",
           "ids.scale = again.scale", "pass"),
 ]  # fmt: skip
 

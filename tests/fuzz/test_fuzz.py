@@ -21,7 +21,7 @@ from tests.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "fuzz-findings"
-SHORT, LONG = 60.0, 3600.0
+SHORT, LONG = 24.0, 3600.0
 
 
 class Fuzzer:

@@ -22,7 +22,7 @@ from tests.oracle.execute import Cache
 from tests.oracle.traces import SCHEMA, keys_of, largest, random_trace, traces
 
 ONE = Schema.of([Table("a", 1000, 4)])
-RANDOM_TRACES = 10_000
+RANDOM_TRACES, IN_A_CAMPAIGN = 2_500, 10_000
 
 
 def made(schema: Schema, capacities: list[int], plan: Plan, seen: Seen, **options) -> Planner[None]:
@@ -63,12 +63,13 @@ def two_banks(trace: list[list[int]]) -> list[list[np.ndarray]]:
     return [[keys_of(batch), np.int64(1) << 48 | np.array(batch[::2], np.int64)] for batch in trace]
 
 
-def test_never_more_fetches_than_lru_at_any_depth():
-    """The promise, on 10,000 random traces, each at a random depth and the smallest caches most often."""
+def test_never_more_fetches_than_lru_at_any_depth(pytestconfig):
+    """The promise, on thousands of random traces, each at a random depth and the smallest caches most often."""
+    traces = IN_A_CAMPAIGN if pytestconfig.getoption("--hypothesis-profile") == "campaign" else RANDOM_TRACES
     rng = np.random.default_rng(20)
     count = better = 0
     depths = ["auto", 1, 2, 3, 4, 6, 9, 40]
-    for number in range(RANDOM_TRACES):
+    for number in range(traces):
         trace = random_trace(rng, most_rows=30)
         capacity = largest(trace) + int(rng.geometric(0.3)) - 1
         plan = Plan(depths[number % len(depths)], ramp=bool(number // len(depths) % 2))
@@ -78,8 +79,8 @@ def test_never_more_fetches_than_lru_at_any_depth():
         assert fetches <= lru, (plan, capacity, trace)
         better += fetches < lru
         count += 1
-    assert count == 10_000
-    assert better > 3000  # the window did know something
+    assert count == traces
+    assert better > 0.3 * traces  # the window did know something
 
 
 @cases(150)

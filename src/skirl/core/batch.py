@@ -73,6 +73,33 @@ class KeyedJagged:
             raise ValueError(f"ids has {features} columns for {len(keys)} features: they must be as many")
         return cls(keys, ids.t().reshape(-1), offsets=torch.arange(batch * features + 1, dtype=torch.int32))
 
+    def select(self, features: Sequence[str]) -> "KeyedJagged":
+        """Some of the features, in this order.
+
+        **Arguments**
+
+        - `features`: names of features of this batch.
+
+        >>> ids = KeyedJagged(["a", "b", "c"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 2, 1]))
+        >>> ids.select(["c", "a"]).values().tolist(), ids.select(["c", "a"]).lengths().tolist()
+        ([4, 1], [1, 1])
+        """
+        features, batch = list(features), self.stride()
+        missing = [name for name in features if name not in self._keys]
+        if missing or not features:
+            raise KeyError(
+                f"no feature {missing[0] if missing else None!r}: there are {', '.join(map(repr, self._keys))}"
+            )
+        places = [self._keys.index(name) for name in features]
+        starts = self.offsets()[[place * batch for place in range(len(self._keys) + 1)]].tolist()
+        parts = [slice(starts[place], starts[place + 1]) for place in places]
+        lengths = torch.cat([self.lengths()[place * batch : (place + 1) * batch] for place in places])
+        values, weights = (
+            None if of is None else torch.cat([of[part] for part in parts]) for of in (self._values, self._weights)
+        )
+        assert values is not None
+        return KeyedJagged(features, values, lengths=lengths, weights=weights)
+
     def keys(self) -> list[str]:
         """Names of the features."""
         return self._keys

@@ -3,8 +3,9 @@ user's thread; `positions_of` checks every id when the batch enters the window; 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ class Captured:
     values: np.ndarray
     offsets: np.ndarray
     weights: np.ndarray | None
+    hashes: dict[str, Any] = field(default_factory=dict)
+    """Of each feature, where the reader has made them: see `hashes_of`."""
 
     @property
     def batch(self) -> int:
@@ -102,12 +105,19 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
                 "or tell lookahead where it is with sparse=lambda batch: ..."
             )
     keys = tuple(sparse.keys())
+    if getattr(sparse, "variable_stride_per_key", bool)():
+        raise BadIds(
+            "the batch has another number of samples for each feature (stride_per_key), which a lookup cannot tell apart "
+            "from a smaller batch: pass a KeyedJaggedTensor of one stride"
+        )
     values = _array(sparse.values(), "ids", (torch.int64, torch.int32), copy)
     offsets = _offsets(sparse, copy)
     weights = sparse.weights_or_none()
     missing = [name for name in features if name not in keys]
     if missing:
         raise BadIds(f"the batch has no feature {missing[0]!r}: it has {', '.join(map(repr, keys)) or 'none'}")
+    if not keys:
+        raise BadIds("the batch has no features: pass ids of at least one")
     if len(set(keys)) != len(keys):
         raise BadIds("the batch names a feature twice: names must differ")
     if (len(offsets) - 1) % len(keys) or not len(offsets):
@@ -224,6 +234,19 @@ class Resolver:
     def capture(self, sparse: Sparse, *, copy: bool = True) -> Captured:
         """A batch's ids as arrays; those of other collections are left alone."""
         return capture(sparse, self.schema.features, copy=copy)
+
+    def capture_part(self, sparse: Sparse) -> Captured:
+        """The same of some of the features; the others have no ids."""
+        features = self.schema.features
+        keys = set(sparse.keys())
+        here = [name for name in features if name in keys]
+        captured = capture(sparse, here or features, copy=False)
+        missing = tuple(name for name in features if name not in keys)
+        if not missing:
+            return captured
+        none = np.full(len(missing) * captured.batch, captured.offsets[-1], captured.offsets.dtype)
+        offsets = np.concatenate([captured.offsets, none])
+        return Captured(captured.keys + missing, captured.values, offsets, captured.weights)
 
     def positions(self, captured: Captured) -> list[Positions]:
         """Check every id; by bank."""

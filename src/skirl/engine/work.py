@@ -37,7 +37,9 @@ class Micro:
     ids: list[BankIds] = field(default_factory=list)
     """By bank: the same with their bags, once the step is planned."""
     entered: bool = False
-    """Its forward ran."""
+    """Its forward ran,"""
+    returned: bool = False
+    """and its backward."""
     weights: torch.Tensor | None = None
     """Weights of the ids that want a gradient."""
 

@@ -5,22 +5,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from skirl.core.batch import Sparse
 from skirl.core.groups import RowOptimizers, matching
 from skirl.core.handle import TorchHandle
-from skirl.core.ids import Captured
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.access import peek
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
+from skirl.engine.work import Micro
 from skirl.nn.alone import Alone
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
 from skirl.nn.looked_up import Found, LookedUp
 from skirl.nn.lookup import Lookup, shaped
 from skirl.nn.output import Pooled, Unpooled, uncompiled
+from skirl.nn.same_batch import SameBatch
 from skirl.store import Store
 
 
@@ -41,7 +42,6 @@ class Collection(nn.Module):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         resume: bool = False,
-        debug: bool = False,
         grad_scaler: Any = None,
     ) -> None:
         super().__init__()
@@ -56,11 +56,11 @@ class Collection(nn.Module):
             pooled=self.pooled,
             device=device,
         )
-        self.debug = debug
         # It makes backward run where no other Parameter comes before. It has no numbers; requires_grad_ reaches it.
         self.anchor = nn.Parameter(torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at))
         self.optimizer = TorchHandle(self.engine.optimizers, self.engine.device.at)
-        self.current = CurrentStep(self.engine, self.optimizer, self.anchor, grad_scaler)
+        self._same = SameBatch(self.engine.schema.features)
+        self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self._same, grad_scaler)
         self.alone = Alone(self.engine)
         self.found: Found | None = None
         """What was looked up for the batch that comes next, while the model is evaluated."""
@@ -122,31 +122,44 @@ class Collection(nn.Module):
 
     @uncompiled
     def forward(self, sparse: Sparse) -> Pooled:
-        """Look the ids of one batch up."""
+        """Look the ids of one batch up: of all its features, or of some of them, as often as a step needs."""
         self.engine.check()
         if not (self.training and torch.is_grad_enabled()):
             return self._peek(sparse)
-        if self.current.loop is None:
-            self.current.finish()
-            self.current.expect(self.alone.step(self.engine.resolver.capture(sparse)), 0)
         current = self.current
-        micro = current.enter()
-        self._check_same(sparse, micro.captured)
-        micro.entered = True
-        weights = sparse.weights_or_none()
-        if weights is not None and (weights.requires_grad or _differ(weights, micro.captured.weights)):
-            micro.weights = weights if weights.requires_grad else None
-            now = self.engine.resolver.capture(sparse, copy=False)
-            for ids, again in zip(micro.ids, self.engine.resolver.resolve(now, micro.positions), strict=True):
-                ids.scale = again.scale  # weights made in the loop were not there, or others, when the batch was read
+        if current.loop is None:
+            current.finish()
+            current.expect(self.alone.step(self.engine.resolver.capture(sparse)), 0)
+            micro, same_weights = current.enter(), True
+        else:
+            micro = current.enter()
+            same_weights = self._same.check(sparse, micro.captured, current.loop.coming)
+        if current.out is None:
+            current.out = self._look_up(sparse, micro, same_weights)
+        elif not same_weights or _wants_grad(sparse):
+            raise ValueError(
+                "a second lookup of one batch has other weights than the first: weigh its ids once, or multiply what the "
+                "lookup returns"
+            )
+        return current.out.only(sparse.keys())
+
+    def _look_up(self, sparse: Sparse, micro: Micro, same_weights: bool) -> Pooled:
+        """Gather all features of the current batch: what else is looked up in this step is out of the same."""
+        current, resolver, weights = self.current, self.engine.resolver, sparse.weights_or_none()
         assert current.work is not None
+        if weights is not None and (_wants_grad(sparse) or not same_weights):
+            micro.weights = weights if weights.requires_grad else None
+            now = resolver.capture(sparse, copy=False)
+            for ids, again in zip(micro.ids, resolver.resolve(now, micro.positions), strict=True):
+                ids.scale = again.scale  # weights made in the loop were not there, or others, when the batch was read
+        micro.entered = True
         tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.ids))]
         banks = list(Lookup.apply(self.anchor, micro.weights, tickets))
         return self.output(self.engine.schema, banks, tickets, micro.ids)
 
     def looked_up(self, sparse: Sparse) -> LookedUp:
         """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way."""
-        captured = self.engine.resolver.capture(sparse, copy=False)
+        captured = self.engine.resolver.capture_part(sparse)
         ids = self.engine.resolver.resolve(captured, self.engine.resolver.positions(captured))
         return [(part, *peek(self.engine, part.keys, bank)) for bank, part in enumerate(ids)]
 
@@ -159,28 +172,7 @@ class Collection(nn.Module):
             shaped(self.engine.banks[bank].pool_rows(rows, part, slots), self.engine, bank, part)
             for bank, (part, rows, slots) in enumerate(found)
         ]
-        return self.output(self.engine.schema, banks, None, [part for part, _, _ in found])
-
-    def _check_same(self, sparse: Sparse, captured: Captured) -> None:
-        """Check that a forward has the ids of the current batch."""
-        values = sparse.values()
-        if values.numel() != len(captured.values):
-            raise ValueError(
-                f"forward got {values.numel()} ids, the current batch has {len(captured.values)}: pass the batch that the "
-                "lookahead yielded, unchanged"
-            )
-        if sparse.weights_or_none() is None and captured.weights is not None:
-            raise ValueError(
-                "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged"
-            )
-        if self.debug and not (
-            tuple(sparse.keys()) == captured.keys
-            and np.array_equal(values.cpu().numpy(), captured.values)
-            and np.array_equal(sparse.offsets().cpu().numpy(), captured.offsets)
-        ):
-            raise ValueError(
-                "forward got other ids than the current batch has: pass the batch that the lookahead yielded, unchanged"
-            )
+        return self.output(self.engine.schema, banks, None, [part for part, _, _ in found]).only(sparse.keys())
 
     def state_dict_of_rows(self) -> dict[str, Any]:
         """Which store, at which point, holds the rows: what `state_dict` carries instead of them."""
@@ -248,9 +240,9 @@ class Collection(nn.Module):
         self.alone.forget()
 
 
-def _differ(weights: Tensor, read: np.ndarray | None) -> bool:
-    """Whether weights are not those that the batch had when it was read: a loop may change them, to drop ids out say."""
-    return read is None or not np.array_equal(weights.detach().cpu().to(torch.float64).numpy(), read.astype(np.float64))
+def _wants_grad(sparse: Sparse) -> bool:
+    weights = sparse.weights_or_none()
+    return weights is not None and weights.requires_grad
 
 
 def collections_of(model: nn.Module) -> dict[str, Collection]:
@@ -328,7 +320,6 @@ class EmbeddingBagCollection(Collection):
     - `seed`: of the rows' initial values, which are a function of seed, table and row.
     - `dtype`: of rows: float32, as torch's default; float64; on a GPU also bfloat16 or float16, rounded stochastically.
     - `resume`: go on with the rows that the store already has. By default a store that has rows is refused.
-    - `debug`: compare every id of a forward with those of its batch, not only their number.
     - `grad_scaler`: the loop's `torch.amp.GradScaler`, with mixed precision.
     """
 

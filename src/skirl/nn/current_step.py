@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from skirl.core.handle import TorchHandle
+from skirl.core.ids import Captured
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro, Work
+from skirl.nn.accumulation import DenseGradients
+from skirl.nn.same_batch import SameBatch
 from skirl.tools.interrupts import uninterrupted
 
 
@@ -18,6 +21,10 @@ class Loop(Protocol):
     @property
     def iterating(self) -> bool:
         """Whether a pass has begun and not ended."""
+        ...
+
+    def coming(self) -> list[Captured]:
+        """The batches after the one in the loop, as far as they were read."""
         ...
 
     def settle(self) -> None:
@@ -38,15 +45,22 @@ class CurrentStep:
     - `engine`: the rows.
     - `optimizer`: the rows' learning rates; the gradient of its anchor tells a GradScaler of a skipped step.
     - `anchor`: the parameter that makes backward run; where it wants no gradient, all rows stay as they are.
+    - `same`: compares a forward's ids with those of the step.
     - `grad_scaler`: the one of the training loop, with AMP.
     """
 
-    def __init__(self, engine: Engine, optimizer: TorchHandle, anchor: Tensor, grad_scaler: Any) -> None:
+    def __init__(
+        self, engine: Engine, optimizer: TorchHandle, anchor: Tensor, same: SameBatch, grad_scaler: Any
+    ) -> None:
         self.engine = engine
         self.loop: Loop | None = None
         """The lookahead over these rows, while it is open."""
         self.work: Work | None = None
         self.micro = 0
+        self.out: Any = None
+        """What was looked up for the current micro-batch."""
+        self._same = same
+        self._dense = DenseGradients()
         self._optimizer = optimizer
         self._anchor = anchor
         self.grad_scaler = grad_scaler
@@ -60,10 +74,19 @@ class CurrentStep:
             )
         self.finish()
         self.loop = loop
+        if loop is None:
+            self._same.settle(wait=True)
 
     def expect(self, work: Work, micro: int) -> None:
         """The next forward is of this micro-batch."""
+        self._leave()
         self.work, self.micro = work, micro
+
+    def _leave(self) -> None:
+        """The micro-batch is not in the loop any more."""
+        self.out = None  # it holds the graph of its lookup
+        if self.work is not None:
+            self._same.leave(self.work.micros[self.micro].captured)
 
     def enter(self) -> Micro:
         """Its forward runs now."""
@@ -72,16 +95,18 @@ class CurrentStep:
                 "no batch is current: run forward on the batch that the lookahead yielded last, inside its loop"
             )
         micro = self.work.micros[self.micro]
-        if micro.entered:
+        if micro.returned:
             raise RuntimeError(
-                "this batch already had its forward: one batch is one Step. For a second look use model.eval() or "
-                "torch.no_grad(); for micro-batches use lookahead(accumulate=k)"
+                "the batch in the loop had its backward, which ends its lookups: look all of it up before, and sum the "
+                "losses. For a second look use model.eval() or torch.no_grad(); for micro-batches use "
+                "lookahead(accumulate=k)"
             )
         return micro
 
     def finish(self, apply: bool = True) -> None:
         """The step is over: apply the gradients of the micro-batches that came back, or drop them."""
         with uninterrupted():
+            self._leave()
             work, self.work = self.work, None
             if apply and work is not None and work.returned and not work.updated:
                 self._update(work)
@@ -104,7 +129,7 @@ class CurrentStep:
         if work is not self.work:
             raise RuntimeError(
                 "backward of a batch that is not current any more: its rows may have left the cache. Call backward "
-                "before the next batch is taken, and before skirl.save"
+                "before the next batch is taken, and before skirl.save; several lookups of one batch need a skirl.lookahead"
             )
 
     def trained(self, bank: int) -> np.ndarray:
@@ -122,6 +147,7 @@ class CurrentStep:
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
+        self._dense.in_backward(work.number)
         with uninterrupted():  # a step that returned and was not updated would be applied later, by `finish`
             work.returned += 1
             if work.returned == len(work.micros):

@@ -48,7 +48,7 @@ class Lookup(torch.autograd.Function):
             )
         current, work = first.current, first.work
         current.require(work)
-        first.used = True
+        first.used = work.micros[first.micro].returned = True
         weights = work.micros[first.micro].weights
         weights_grad = None if weights is None else torch.zeros_like(weights)
         for ticket, grad in zip(ctx.tickets, grads, strict=True):

@@ -3,14 +3,15 @@
 Both share one node of the autograd graph; the split by feature is made when it is first asked for.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from skirl.core.ids import BankIds
+from skirl.core.ids import BadIds, BankIds
 from skirl.core.tables import Schema
 from skirl.nn.current_step import Ticket
 from skirl.nn.lookup import Split, Unbind, Whole
@@ -50,27 +51,41 @@ class Pooled(Mapping[str, Tensor]):
         self._tickets = tickets
         self._ids = ids
         self._split: dict[int, tuple[Tensor, ...]] = {}
-        self._place = {
+        self._all = {
             feature.name: (bank, feature.column)
             for bank, members in enumerate(schema.banks)
             for feature in members.features
         }
+        self._names: Sequence[str] = schema.features
+
+    def only(self, names: Collection[str]) -> Self:
+        """Those of some features, out of the same lookup."""
+        chosen = [name for name in self._schema.features if name in names]
+        if len(chosen) == len(self._schema.features):
+            return self
+        if not chosen:
+            raise BadIds(
+                f"the batch has no feature {self._schema.features[0]!r}: it has {', '.join(map(repr, names)) or 'none'}"
+            )
+        part = copy(self)
+        part._names = chosen
+        return part
 
     @uncompiled
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._place:
+        if name not in self._names:
             raise KeyError(f"no feature {name!r}: there are {', '.join(map(repr, self))}")
-        bank, column = self._place[name]
+        bank, column = self._all[name]
         if bank not in self._split:
             self._split[bank] = self._unbind(bank)
         out = self._split[bank][column]
         return out if self._tickets is None or self._tickets[bank].passes[column] else out.detach()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._schema.features)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._place)
+        return len(self._names)
 
     def _unbind(self, bank: int) -> tuple[Tensor, ...]:
         if self._tickets is None:
@@ -80,11 +95,11 @@ class Pooled(Mapping[str, Tensor]):
     @uncompiled
     def stacked(self) -> Tensor:
         """All features as one [batch, features, dim] tensor, features in table order; all dims must be equal."""
-        dims = sorted({bank.dim for bank in self._schema.banks})
+        dims = sorted({self._schema.banks[self._all[name][0]].dim for name in self._names})
         if len(dims) != 1:
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
-        if len(self._banks) > 1:  # of several kinds of row optimizers
-            return torch.stack(list(self.values()), dim=1)
+        if len(self._banks) > 1 or len(self._names) < len(self._all):
+            return torch.stack([self[name] for name in self._names], 1)
         if self._tickets is None:
             return self._banks[0]
         return Whole.apply(self._banks[0], self._tickets[0])

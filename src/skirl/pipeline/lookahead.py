@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from skirl.core.batch import Sparse
+from skirl.core.ids import Captured
 from skirl.engine.engine import Engine
 from skirl.nn.collection import collections_of
 from skirl.oracle.options import Depth, Plan
@@ -249,6 +250,14 @@ class Lookahead:
             )
         self._loaded = False
         return self._pass
+
+    def coming(self) -> list[Captured]:
+        """The batches after the one in the loop, as far as they were read."""
+        now, one = self._in_loop, self._pass
+        if now.flight is None or one is None:
+            return []
+        later = [now.flight.items[now.micro + 1 :], *one.coming]
+        return [item.captured for items in later for item in items]
 
     def drain(self) -> None:
         """Wait until rows that have left the cache are in the store."""

@@ -1,11 +1,12 @@
 """One pass over a loader's batches: what a for-loop holds, from the pass's beginning to its end."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skirl.engine.work import Flight
+from skirl.engine.work import Flight, Item
 from skirl.nn.collection import Collection
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
@@ -73,6 +74,8 @@ class OnePass:
         self._in_loop = in_loop
         self._watch = watch
         self._times = times
+        self.coming: deque[list[Item]] = deque()
+        """What was read and is not in the loop yet, step by step."""
         self._inside = False
         self._ended = False
         self.closed = False
@@ -146,6 +149,7 @@ class OnePass:
             return False
         while pipeline.hungry():  # keeps the planner fed while this step computes
             self._pull(hold)
+        self.coming.popleft()
         now.step += 1
         now.before = now.here
         now.flight, now.micro = flight, 0
@@ -155,6 +159,7 @@ class OnePass:
         """Feed one step's micro-batches."""
         items = self._reader.pull(hold)
         if items:
+            self.coming.append(items)
             self.pipeline.feed(items)
         if len(items) < self._reader.accumulate:
             self.pipeline.end()

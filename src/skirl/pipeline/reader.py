@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skirl.core.batch import Sparse
+from skirl.core.id_hash import hashes_of
 from skirl.core.ids import Captured, Resolver, capture
 from skirl.core.positions import Positions
 from skirl.engine.work import Item
@@ -143,6 +144,7 @@ class Reader:
                 ) from error
         sparse = self._ids_of(batch)
         captured = capture(sparse, self._features, copy=False)
+        captured.hashes = hashes_of(captured)
         # Ids that `sparse` made out of the batch are memory of their own; those that it found there weigh once.
         nbytes = weigh(batch) if sparse is batch else weigh([batch, sparse])
         return Item(batch, captured, nbytes, self._loader_state())

@@ -293,14 +293,20 @@ SCRIPTS = [
 ]
 
 
-def crash_everywhere(tmp: Path, seed: int, times: int, scripts: Iterable[str] = SCRIPTS) -> int:
-    """Crash at each call of some workloads, `times` in each way, where frozen rows share files and where they are copies.
+KINDS: tuple[type[Hooked], ...] = (Hooked, Copying)
+"""Frozen rows share files with the store, or are copies."""
+
+
+def crash_everywhere(
+    tmp: Path, seed: int, times: int, scripts: Iterable[str] = SCRIPTS, kinds: Iterable[type[Hooked]] = KINDS
+) -> int:
+    """Crash at each call of some workloads, `times` in each way.
 
     Not between two writes in a row: any of them may be lost after both. Nor where nothing waits for a sync, but for a kill.
     """
     crashes = 0
     for number, script in enumerate(scripts):
-        for kind in (Hooked, Copying):
+        for kind in kinds:
             start, root = tmp / "start", tmp / "found"
             start.mkdir()
             rng = np.random.default_rng((seed, number))

@@ -18,6 +18,7 @@ from tests.store import frozen
 from tests.store.conformance import LAYOUT, contents, random_rows, table_keys
 from tests.store.crash import Recorder, Unsynced
 from tests.store.disk.crashing import (
+    KINDS,
     SCRIPTS,
     Copying,
     Hooked,
@@ -42,10 +43,18 @@ def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
     )
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_crash_at_each_call_of_a_script(script, tmp_path, monkeypatch, campaign_seed):
+EACH_WAY = [
+    pytest.param(script, kind, id=f"{number}-{kind.__name__}", marks=[pytest.mark.slow] * (number % 2 != kinds))
+    for number, script in enumerate(SCRIPTS)
+    for kinds, kind in enumerate(KINDS)
+]
+"""Each script in one way; in a campaign in both."""
+
+
+@pytest.mark.parametrize("script, kind", EACH_WAY)
+def test_a_crash_at_each_call_of_a_script(script, kind, tmp_path, monkeypatch, campaign_seed):
     make_small(monkeypatch)
-    assert crash_everywhere(tmp_path, campaign_seed, times=1, scripts=[script]) > 200
+    assert crash_everywhere(tmp_path, campaign_seed, times=1, scripts=[script], kinds=[kind]) > 100
 
 
 def forgetful(monkeypatch) -> dict[str, type[Hooked]]:

@@ -5,14 +5,18 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 
+from skirl.core.id_hash import hashes_of
+from skirl.core.ids import capture
 from skirl.core.tables import Schema
 from skirl.measure.bench.helpers import at_least_one
 from skirl.measure.bench.modes import Ahead, Alone, Mode, OnDemand, Setting, Slice, TorchTables, fbgemm_or_none, rows_of
 from skirl.measure.bench.stalls import Waits
+from skirl.nn.same_batch import SameBatch
 from skirl.store import Link
 from skirl.tools.machine import machine
 from skirl.train.recipe import Recipe
@@ -118,7 +122,9 @@ class TrainSpeed:
         losses = {name: warm_losses[name] + [x for s in slices[name] for x in s.losses] for name in made}
         measured = rows_a_batch[self.warm : self.warm + self.slice * self.rounds]
         result = self._result(setting, slices, losses, round(sum(measured) / len(measured)))
-        return result | {"interpreter_waits": waits}
+        check = id_check(setting)
+        share = round(check / (1e3 * result["modes"]["skirl"]["ms_per_step"]), 5) if "skirl" in made else None
+        return result | {"interpreter_waits": waits, "id_check": {"us_per_step": round(check, 1), "share": share}}
 
     def _recipe(self, batches: int) -> Recipe:
         """The same flags as `skirl train` has, checked there."""
@@ -240,6 +246,9 @@ class TrainSpeed:
         for name in (*RATIOS, "byte_ratio_on_demand", "vs_roof", "serial_vs_roof", "hidden"):
             facts[name] = "-" if result[name] is None else f"{result[name]:.2f}"
         facts["roof"] = json.dumps(result["roof"])
+        check = result["id_check"]
+        of_step = "-" if check["share"] is None else f"{check['share']:.2%} of a step"
+        facts["ids compared"] = f"{check['us_per_step']:.0f} us, {of_step}"
         facts["losses agree"] = f"{result['losses_agree']} ({json.dumps(result['loss_difference'])})"
         for name, wait in result["interpreter_waits"].items():
             facts[f"GIL, {name}"] = (
@@ -248,6 +257,19 @@ class TrainSpeed:
         if result["missing"]:
             facts["missing"] = result["missing"]
         return facts
+
+
+def id_check(setting: Setting) -> float:
+    """Microseconds that a step takes to hold its forward to its batch: ids are hashed when they are read, and compared."""
+    features = Schema.of(setting.tables).features
+    same, took = SameBatch(features), []
+    for batch in setting.batches[:50]:
+        captured = capture(batch.sparse, features, copy=False)
+        begin = perf_counter()
+        captured.hashes = hashes_of(captured)
+        same.check(batch.sparse, captured, list)
+        took.append(perf_counter() - begin)
+    return 1e6 * median(took)
 
 
 def quietest(slices: dict[str, list[Slice]]) -> dict[str, list[Slice]]:

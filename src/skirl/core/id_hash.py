@@ -1,0 +1,100 @@
+"""A hash of each feature's ids: a forward is held to the batch in the loop by it, also where that was changed in place."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skirl.core.ids import Captured
+from skirl.tools.jit import kernel
+
+_STEP = 0x9E3779B97F4A7C15
+_MIX = 0xBF58476D1CE4E5B9
+_LENGTHS = 0x94D049BB133111EB  # ids and lengths must not stand for one another
+
+
+class Hashes(NamedTuple):
+    """What stands for a feature of a batch."""
+
+    ids: int
+    """Of its ids and its bags."""
+    weights: int
+    """Of its weights and its bags; 0 where there are none."""
+
+
+def hashes_of(captured: Captured) -> dict[str, Hashes]:
+    """Of each feature.
+
+    >>> from skirl import KeyedJagged
+    >>> from skirl.core.ids import capture
+    >>> def of(ids, *lengths):
+    ...     ids = KeyedJagged(["a"], torch.tensor(ids), lengths=torch.tensor(lengths))
+    ...     return hashes_of(capture(ids, ["a"]))["a"].ids
+    >>> of([7, 8], 1, 1) == of([7, 8], 1, 1), of([7, 8], 1, 1) == of([8, 7], 1, 1), of([7, 8], 1, 1) == of([7, 8], 2, 0)
+    (True, False, False)
+    """
+    ids = np.zeros(len(captured.keys), np.int64)
+    weights = np.zeros(len(captured.keys), np.int64)
+    _hash(captured.values, captured.offsets, captured.batch, ids)
+    if captured.weights is not None:
+        bits = captured.weights.view(np.int32 if captured.weights.itemsize == 4 else np.int64)
+        _hash(bits, captured.offsets, captured.batch, weights)
+    return {key: Hashes(*both) for key, *both in zip(captured.keys, ids.tolist(), weights.tolist())}
+
+
+def hashes_on_device(values: Tensor, offsets: Tensor, features: int) -> Tensor:
+    """The same for ids that are on a GPU, int64 [features], without waiting for it.
+
+    >>> from skirl import KeyedJagged
+    >>> from skirl.core.ids import capture
+    >>> ids = KeyedJagged(["a", "b"], torch.tensor([7, 8, 9]), lengths=torch.tensor([1, 1, 0, 1]))
+    >>> hashed = hashes_of(capture(ids, ["a"]))
+    >>> [each.ids for each in hashed.values()] == hashes_on_device(ids.values(), ids.offsets(), 2).tolist()
+    True
+    """
+    offsets = offsets.to(torch.int64)
+    batch = (len(offsets) - 1) // max(1, features)
+    starts = offsets[torch.arange(features + 1, device=offsets.device) * batch]
+    feature = torch.bucketize(torch.arange(len(values), device=values.device), starts[1:], right=True)
+    place = torch.arange(len(values), device=values.device) - starts[feature.clamp(max=features - 1)]
+    ids = _sums(_mixed(values.to(torch.int64), place, 0), starts)
+    lengths = offsets.diff()
+    bag = torch.arange(len(lengths), device=values.device) % max(1, batch)
+    ends = torch.arange(features + 1, device=values.device) * batch
+    return ids + _sums(_mixed(lengths, bag, _LENGTHS), ends)
+
+
+def _mixed(values: Tensor, place: Tensor, first: int) -> Tensor:
+    z = (values + (place + 1) * _signed(_STEP) + _signed(first)) * _signed(_MIX)
+    return z ^ ((z >> 32) & 0xFFFFFFFF)
+
+
+def _sums(parts: Tensor, starts: Tensor) -> Tensor:
+    total = torch.cat([parts.new_zeros(1), parts.cumsum(0)])
+    return total[starts[1:]] - total[starts[:-1]]
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+@kernel
+def _hash(values, offsets, batch, out):
+    """Fill out, int64 [features]: the sum of each number mixed with its place. Without the shift it would be linear, and
+    a 2 in one place could stand for a 1 in another."""
+    step, mix, first, half = np.uint64(_STEP), np.uint64(_MIX), np.uint64(_LENGTHS), np.uint64(32)
+    for f in range(len(out)):
+        total = place = np.uint64(0)
+        ends = offsets[f * batch : (f + 1) * batch + 1]
+        ids = values[ends[0] : ends[batch]]
+        for i in range(len(ids)):
+            place += step  # faster than i * step, which is a product of 64 bits
+            z = (np.uint64(ids[i]) + place) * mix
+            total += z ^ (z >> half)
+        place = first
+        for i in range(batch):
+            place += step
+            z = (np.uint64(ends[i + 1] - ends[i]) + place) * mix
+            total += z ^ (z >> half)
+        out[f] = np.int64(total)

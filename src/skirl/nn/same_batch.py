@@ -1,0 +1,111 @@
+"""Whether a forward has the ids of the batch in the loop, and what to tell who passes others."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skirl.core.batch import Sparse, moved
+from skirl.core.id_hash import Hashes, hashes_of, hashes_on_device
+from skirl.core.ids import Captured, capture
+
+_HERE = "forward takes the batch that the lookahead yielded last"
+_BEHIND = (
+    f"{_HERE}, and got the one before it: what reads a batch ahead (Lightning, a double-buffered loop) goes around the "
+    "loader, inside the lookahead, and not around the lookahead, which brings rows ahead by itself"
+)
+_AHEAD = (
+    f"{_HERE}, and got one that comes later: take batches from the lookahead alone, and not from the loader beside it"
+)
+_CHANGED = _HERE + (
+    ", and got other ids of feature {name!r}: rows were brought for the ids that it yielded. Change ids before the "
+    "lookahead reads them: in the Dataset, in collate_fn, or in lookahead(sparse=...). To leave ids out in the loop, pass "
+    "weights that are 0 for them"
+)
+
+
+class SameBatch:
+    """Holds the forwards of one collection to the batch in the loop.
+
+    Ids on a GPU are compared there, and who passes others hears of it in a later step: nothing waits for the GPU.
+
+    **Arguments**
+
+    - `features`: those of the collection; what else forward gets is not compared.
+    """
+
+    def __init__(self, features: Sequence[str]) -> None:
+        self._features = frozenset(features)
+        self._before: dict[str, Hashes] = {}
+        self._pending: list[tuple[Tensor, Any, str]] = []
+        """Comparisons under way on a GPU: whether ids differ, the event after it, and what to say."""
+
+    def leave(self, captured: Captured) -> None:
+        """The batch is not in the loop any more."""
+        self._before = captured.hashes
+
+    def check(self, sparse: Sparse, captured: Captured, coming: Callable[[], Iterable[Captured]]) -> bool:
+        """Refuse ids that are not those of the current batch; whether its weights are.
+
+        **Arguments**
+
+        - `sparse`: what forward got: all features of the batch, or some.
+        - `captured`: the current batch, as it was read.
+        - `coming`: gives the batches after it, as far as they are known.
+        """
+        weights = sparse.weights_or_none()
+        if weights is None and captured.weights is not None:
+            raise ValueError(
+                "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged"
+            )
+        if sparse.values().device.type == "cpu" or weights is not None:
+            return self._compare(capture(sparse, (), copy=False), captured, coming)
+        self._compare_there(sparse, captured)
+        return True
+
+    def _compare(self, now: Captured, captured: Captured, coming: Callable[[], Iterable[Captured]]) -> bool:
+        given = {name: hashes for name, hashes in hashes_of(now).items() if name in self._features}
+        wrong = _other_ids(given, captured.hashes)
+        if wrong is None:
+            return all(captured.hashes[name].weights == hashes.weights for name, hashes in given.items())
+        if self._before and _other_ids(given, self._before) is None:
+            raise ValueError(_BEHIND)
+        if any(_other_ids(given, later.hashes) is None for later in coming()):
+            raise ValueError(_AHEAD)
+        if now.batch != captured.batch:
+            raise ValueError(f"{_HERE}, whole: it has {captured.batch} samples, and forward got {now.batch}")
+        raise ValueError(_CHANGED.format(name=wrong))
+
+    def _compare_there(self, sparse: Sparse, captured: Captured) -> None:
+        """Compare on the device of the ids."""
+        self.settle()
+        there, keys = sparse.values().device, list(sparse.keys())
+        mine = [i for i, name in enumerate(keys) if name in self._features]
+        found = hashes_on_device(sparse.values(), sparse.offsets(), len(keys))
+        known, place = torch.tensor([[captured.hashes[keys[i]].ids for i in mine], mine], dtype=torch.int64)
+        differs = (found[moved(place, there)] != moved(known, there)).any()
+        after = None
+        if there.type == "cuda":
+            differs = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(differs, non_blocking=True)
+            after = torch.cuda.Event()
+            after.record()
+        self._pending.append((differs, after, _CHANGED.format(name=keys[mine[0]])))
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Raise what comparisons on a GPU have found; wait: also where they are not done yet."""
+        while self._pending:
+            differs, after, text = self._pending[0]
+            if after is not None and not wait and not after.query():
+                return
+            if after is not None:
+                after.synchronize()
+            del self._pending[0]
+            if bool(differs):
+                self._pending.clear()
+                raise ValueError(f"{text}. A step before this one has trained wrong rows: resume from a checkpoint")
+
+
+def _other_ids(given: Mapping[str, Hashes], known: Mapping[str, Hashes]) -> str | None:
+    """The first feature whose ids are not those that are known."""
+    return next((name for name, (ids, _) in given.items() if name not in known or known[name].ids != ids), None)

@@ -1,0 +1,85 @@
+"""Hashes of ids: equal for equal ids, whatever they are held in; different for anything else that a loop may do to them."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl import KeyedJagged
+from skirl.core.id_hash import hashes_of, hashes_on_device
+from skirl.core.ids import Captured, capture
+from tests.cases import cases
+
+NUMBERS = st.integers(0, 3) | st.integers(0, 2**48 - 1)
+
+
+@st.composite
+def batches(draw) -> tuple[dict[str, list[list[int]]], int]:
+    """Bags of ids, by feature, and how many samples there are."""
+    samples = draw(st.integers(0, 4))
+    bags = st.lists(st.lists(NUMBERS, max_size=4), min_size=samples, max_size=samples)
+    return draw(st.dictionaries(st.sampled_from("abc"), bags, min_size=1)), samples
+
+
+def jagged(bags: dict[str, list[list[int]]], dtype: torch.dtype = torch.int64) -> KeyedJagged:
+    values = [id for bag in bags.values() for ids in bag for id in ids]
+    lengths = [len(ids) for bag in bags.values() for ids in bag]
+    return KeyedJagged(list(bags), torch.tensor(values, dtype=dtype), lengths=torch.tensor(lengths, dtype=torch.int64))
+
+
+def of(ids: KeyedJagged) -> Captured:
+    return capture(ids, ())
+
+
+@cases(150)
+@given(one=batches(), other=batches())
+def test_equal_hashes_mean_equal_bags(one, other):
+    mine, theirs = hashes_of(of(jagged(one[0]))), hashes_of(of(jagged(other[0])))
+    for name in mine.keys() & theirs.keys():
+        assert (mine[name].ids == theirs[name].ids) == (one[0][name] == other[0][name])
+
+
+@cases(60)
+@given(batch=batches())
+def test_a_gpu_computes_the_same(batch):
+    ids = jagged(batch[0])
+    there = hashes_on_device(ids.values(), ids.offsets(), len(ids.keys())).tolist()
+    assert there == [each.ids for each in hashes_of(of(ids)).values()]
+
+
+@cases(50)
+@given(batch=batches())
+def test_a_part_and_another_order_of_features_have_the_same(batch):
+    ids = jagged(batch[0])
+    whole = hashes_of(of(ids))
+    for names in (sorted(whole, reverse=True), sorted(whole)[:1]):
+        assert hashes_of(of(ids.select(names))) == {name: whole[name] for name in names}
+
+
+@cases(50)
+@given(batch=batches())
+def test_narrow_ids_have_the_same(batch):
+    small = {name: [[id % 1000 for id in ids] for ids in bags] for name, bags in batch[0].items()}
+    assert hashes_of(of(jagged(small))) == hashes_of(of(jagged(small, torch.int32)))
+
+
+def test_batches_that_differ_in_one_id_differ():
+    """One id in one place: a hash that is linear in the ids takes a 2 in one place for a 1 in another."""
+    found, tried = set(), 0
+    values, ends = np.zeros(1000, np.int64), np.array([0, 1000])
+    for id in range(1, 201):
+        for place in range(1000 // id):
+            values[place] = id
+            found.add(hashes_of(Captured(("a",), values, ends, None))["a"].ids)
+            values[place] = 0
+            tried += 1
+    assert len(found) == tried
+
+
+@cases(50)
+@given(weights=st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=2))
+def test_weights_have_one_of_their_own(weights):
+    ids = KeyedJagged(["a"], torch.tensor([1, 2]), lengths=torch.tensor([2]), weights=torch.tensor(weights))
+    plain = KeyedJagged(["a"], torch.tensor([1, 2]), lengths=torch.tensor([2]), weights=torch.tensor([0.25, 0.5]))
+    mine, theirs = hashes_of(of(ids))["a"], hashes_of(of(plain))["a"]
+    assert mine.ids == theirs.ids and (mine.weights == theirs.weights) == (weights == [0.25, 0.5])

@@ -1,0 +1,177 @@
+"""Gradients that a loop accumulates by itself: refused where rows would be stepped alone, and nowhere else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import skirl
+from skirl import KeyedJagged
+from tests.habits.plain import RATE, Tower, batches, equal, loss_of, plain_run, skirl_run
+
+REFUSED = r"added to the dense gradients of the batch before.*pass accumulate=k to skirl\.lookahead"
+
+
+def train(step: Callable[[int, Tensor], Any], tower: nn.Module, number: int = 6) -> int:
+    """Call `step(number, loss)` for each batch; how many steps it took."""
+    with skirl.lookahead(batches(number), tower, sparse=lambda ids: ids) as ahead:
+        for i, ids in enumerate(ahead):
+            step(i, tower(ids))
+    return ahead.step
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_accumulated_by_hand(k):
+    """`if step % k == 0: optimizer.step(); optimizer.zero_grad()`."""
+    tower = Tower()
+    dense = torch.optim.SGD(tower.parameters(), lr=RATE)
+
+    def step(i: int, loss: Tensor) -> None:
+        (loss / k).backward()
+        if i % k == k - 1:
+            dense.step()
+            dense.zero_grad()
+
+    with pytest.raises(RuntimeError, match=REFUSED):
+        train(step, tower, 3 * k)
+
+
+def test_accumulated_by_hand_without_a_lookahead():
+    tower = Tower()
+    dense = torch.optim.SGD(tower.parameters(), lr=RATE)
+    with pytest.raises(RuntimeError, match=REFUSED):
+        for i, ids in enumerate(batches(6)):
+            tower(ids).backward()
+            if i % 2:
+                dense.step()
+                dense.zero_grad()
+
+
+def test_accumulated_by_the_lookahead():
+    data = batches(7)
+    assert equal(skirl_run(data, accumulate=3), plain_run(data, accumulate=3))
+
+
+def test_zero_grad_forgotten():
+    """Gradients add up although each batch steps: torch trains so, and dense weights do here; rows never had a gradient that
+    stays."""
+    tower = Tower()
+    dense = torch.optim.SGD(tower.parameters(), lr=RATE)
+    assert train(lambda i, loss: (loss.backward(), dense.step()), tower) == 6
+
+
+ORDERS: dict[str, Callable[[torch.optim.Optimizer, Tensor], Any]] = {
+    "zero_grad after step": lambda dense, loss: (loss.backward(), dense.step(), dense.zero_grad()),
+    "zero_grad before backward": lambda dense, loss: (dense.zero_grad(), loss.backward(), dense.step()),
+    "zero_grad in place": lambda dense, loss: (dense.zero_grad(set_to_none=False), loss.backward(), dense.step()),
+    "zero_grad, and no step": lambda dense, loss: (loss.backward(), dense.zero_grad()),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_of_step_and_zero_grad(order):
+    tower = Tower()
+    dense = torch.optim.SGD(tower.parameters(), lr=RATE)
+    (sum(p.sum() for p in tower.parameters())).backward()
+    dense.step()  # it is known from here on
+    dense.zero_grad()
+    assert train(lambda i, loss: ORDERS[order](dense, loss), tower) == 6
+
+
+def test_weights_stepped_by_hand():
+    """`weight.data -= lr * weight.grad`, as old tutorials have it: no version changes."""
+    tower = Tower()
+    torch.optim.SGD(tower.parameters(), lr=0.0).step()
+
+    def step(i: int, loss: Tensor) -> None:
+        loss.backward()
+        for weight in tower.parameters():
+            assert weight.grad is not None
+            weight.data -= RATE * weight.grad.data
+            weight.grad.data.zero_()
+
+    assert train(step, tower) == 6
+
+
+def test_a_model_without_dense_weights():
+    rows = skirl.EmbeddingBagCollection(Tower().rows.tables, optimizer=skirl.SGD(lr=RATE), cache=45)
+    with skirl.lookahead(batches(4), rows, sparse=lambda ids: ids) as ahead:
+        for ids in ahead:
+            rows(ids)["user"].sum().backward()
+    assert ahead.step == 4
+
+
+def test_dense_weights_that_no_optimizer_has():
+    """They gather gradients that nobody uses."""
+    assert train(lambda i, loss: loss.backward(), Tower()) == 6
+
+
+def test_a_step_that_the_grad_scaler_skips():
+    """A loss scale so high that gradients are not finite."""
+    tower = Tower(dtype=torch.float32)
+    tower.top.float()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    tower.rows.grad_scaler = scaler
+    dense = torch.optim.SGD(tower.parameters(), lr=RATE)
+    before = tower.top.weight.detach().clone()
+
+    def step(i: int, loss: Tensor) -> None:
+        scaler.scale(1e9 * loss).backward()
+        scaler.step(dense)
+        scaler.update()
+        dense.zero_grad()
+
+    assert train(step, tower, 4) == 4
+    assert torch.equal(tower.top.weight, before)
+
+
+class Two(Tower):
+    """Two dense parts, each with an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(3, 1, dtype=torch.float64)
+
+    def forward(self, ids: KeyedJagged) -> Tensor:
+        out = self.look_up(ids)
+        return loss_of(self.top, out) + self.other(out["bought"]).sum()
+
+
+def test_two_optimizers_of_which_one_rests():
+    """One steps every batch, the other every third and keeps its gradients until then."""
+    two = Two()
+    often, seldom = (torch.optim.SGD(part.parameters(), lr=RATE) for part in (two.top, two.other))
+
+    def step(i: int, loss: Tensor) -> None:
+        loss.backward()
+        often.step()
+        often.zero_grad()
+        if i % 3 == 2:
+            seldom.step()
+            seldom.zero_grad()
+
+    assert train(step, two, 9) == 9
+
+
+def test_two_optimizers_and_both_accumulate():
+    two = Two()
+    both = [torch.optim.SGD(part.parameters(), lr=RATE) for part in (two.top, two.other)]
+
+    def step(i: int, loss: Tensor) -> None:
+        loss.backward()
+        for dense in both if i % 2 else ():
+            dense.step()
+            dense.zero_grad()
+
+    with pytest.raises(RuntimeError, match=REFUSED):
+        train(step, two)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("way", ["foreach", "fused"])
+def test_optimizers_that_step_all_weights_at_once(kind, way):
+    tower = Tower()
+    dense = kind(tower.parameters(), lr=RATE, **{way: True})
+    assert train(lambda i, loss: (dense.zero_grad(), loss.backward(), dense.step()), tower) == 6

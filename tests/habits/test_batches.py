@@ -1,0 +1,181 @@
+"""Which batch a forward gets: habits that would look up, and train, rows of another batch than the one in the loop."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import skirl
+from skirl import KeyedJagged, Table
+from tests.habits.plain import Tower, batches, equal, plain_run, skirl_run
+
+BEHIND = "got the one before it: what reads a batch ahead .* goes around the loader, inside the lookahead"
+LATER = "got one that comes later: take batches from the lookahead alone"
+CHANGED = "got other ids of feature 'clicked'.*Change ids before the lookahead reads them"
+
+
+@pytest.fixture
+def tower() -> Tower:
+    return Tower()
+
+
+def looped(tower: Tower, data: list[KeyedJagged]) -> skirl.Lookahead:
+    return skirl.lookahead(data, tower, sparse=lambda ids: ids)
+
+
+def test_a_double_buffered_loop(tower):
+    """`for following in batches: train(current); current = following`."""
+    with looped(tower, batches(3)) as ahead, pytest.raises(ValueError, match=BEHIND):
+        current = None
+        for following in ahead:
+            if current is not None:
+                tower(current).backward()
+            current = following
+
+
+def test_a_double_buffered_loop_with_batches_of_one_size(tower):
+    data = [KeyedJagged.one_hot(["user", "clicked", "bought"], torch.randint(0, 50, (8, 3))) for _ in range(3)]
+    with looped(tower, data) as ahead, pytest.raises(ValueError, match=BEHIND):
+        it = iter(ahead)
+        current = next(it)
+        next(it)
+        tower(current)
+
+
+def test_a_batch_out_of_the_loader_beside_the_lookahead(tower):
+    data = batches(6)
+    with looped(tower, data) as ahead, pytest.raises(ValueError, match=LATER):
+        for step, _ in enumerate(ahead):
+            tower(data[step + 1])
+
+
+def test_another_batch_of_the_same_size(tower):
+    one, other = (KeyedJagged.one_hot(["user", "clicked", "bought"], torch.full((4, 3), i)) for i in (1, 2))
+    with looped(tower, [one]) as ahead, pytest.raises(ValueError, match="got other ids of feature 'user'"):
+        for _ in ahead:
+            tower(other)
+
+
+def test_ids_dropped_in_forward(tower):
+    """Id dropout: ids are replaced by 0 after the batch came."""
+    with looped(tower, batches(1)) as ahead, pytest.raises(ValueError, match=CHANGED):
+        for ids in ahead:
+            values = ids.values().clone()
+            values[8:] = 0
+            tower(KeyedJagged(ids.keys(), values, lengths=ids.lengths()))
+
+
+@pytest.mark.parametrize("how", ["torch", "data", "numpy"])
+def test_ids_dropped_in_place(tower, how):
+    """The tensor that the lookahead yielded is written to, in each way that torch has."""
+    with looped(tower, batches(1)) as ahead, pytest.raises(ValueError, match=CHANGED):
+        for ids in ahead:
+            values = ids.values()
+            target = {"torch": values, "data": values.data, "numpy": values.numpy()}[how]
+            target[8:] = 0
+            tower(ids)
+
+
+def test_ids_in_another_order(tower):
+    """The same ids in other bags."""
+    ids = KeyedJagged(["user", "clicked", "bought"], torch.arange(6), lengths=torch.tensor([1, 1, 2, 0, 1, 1]))
+    with looped(tower, [ids]) as ahead, pytest.raises(ValueError, match=CHANGED):
+        for got in ahead:
+            tower(KeyedJagged(got.keys(), got.values(), lengths=torch.tensor([1, 1, 0, 2, 1, 1])))
+
+
+def test_half_a_batch(tower):
+    """A batch is cut by samples inside the loop, to save memory."""
+    with looped(tower, [KeyedJagged.one_hot(["user", "clicked", "bought"], torch.zeros(8, 3).long())]) as ahead:
+        for _ in ahead:
+            with pytest.raises(ValueError, match="whole: it has 8 samples, and forward got 4"):
+                tower(KeyedJagged.one_hot(["user", "clicked", "bought"], torch.zeros(4, 3).long()))
+
+
+def test_a_lookahead_wrapped_by_what_reads_ahead(tower):
+    """As Lightning does with a loader whose length it does not know: it takes one batch more than it gives."""
+
+    def one_ahead(source: Iterator[KeyedJagged]) -> Iterator[KeyedJagged]:
+        held = next(source)
+        for following in source:
+            yield held
+            held = following
+        yield held
+
+    with looped(tower, batches(4)) as ahead, pytest.raises(ValueError, match=BEHIND):
+        for ids in one_ahead(iter(ahead)):
+            tower(ids).backward()
+
+
+def test_ids_of_another_dtype_are_the_same_ids(tower):
+    """`ids.long()` in forward."""
+    data = batches(3)
+    narrow = [KeyedJagged(ids.keys(), ids.values().int(), lengths=ids.lengths()) for ids in data]
+    assert equal(
+        skirl_run(
+            narrow, forward=lambda m, ids: m(KeyedJagged(ids.keys(), ids.values().long(), lengths=ids.lengths()))
+        ),
+        plain_run(data),
+    )
+
+
+def test_ids_rebuilt_with_features_in_another_order():
+    """What counts is each feature's ids, by name."""
+    data = batches(3)
+    backwards = ["bought", "clicked", "user"]
+    assert equal(skirl_run(data, forward=lambda m, ids: m(ids.select(backwards))), plain_run(data))
+
+
+def test_weights_changed_in_place():
+    """A loop that drops ids out by their weight, in the tensor that the batch holds."""
+    table = Table("a", 10, 2, init=skirl.Constant(1.0))
+    rows = skirl.EmbeddingBagCollection([table], optimizer=skirl.SGD(lr=1.0), cache=10)
+    ids = KeyedJagged(["a"], torch.tensor([1, 2]), lengths=torch.ones(2).long(), weights=torch.ones(2))
+    with skirl.lookahead([ids], rows, sparse=lambda ids: ids) as ahead:
+        for got in ahead:
+            got.weights_or_none()[0] = 0
+            out = rows(got)["a"]
+            assert out.tolist() == [[0, 0], [1, 1]]
+            out.sum().backward()
+    with torch.no_grad():
+        assert rows(KeyedJagged.one_hot(["a"], torch.tensor([[1], [2]])))["a"].tolist() == [[1, 1], [0, 0]]
+
+
+class Varying:
+    """A KeyedJaggedTensor whose features have different numbers of samples."""
+
+    def keys(self) -> list[str]:
+        return ["a", "b"]
+
+    def values(self) -> torch.Tensor:
+        return torch.tensor([1, 2, 3, 4])
+
+    def offsets(self) -> torch.Tensor:
+        return torch.tensor([0, 1, 2, 3, 4])
+
+    def weights_or_none(self) -> None:
+        return None
+
+    def variable_stride_per_key(self) -> bool:
+        return True
+
+
+def test_a_batch_size_of_each_feature_is_refused_by_name():
+    rows = skirl.EmbeddingBagCollection([Table("a", 10, 2), Table("b", 10, 2)], optimizer=skirl.SGD(lr=1.0), cache=10)
+    with pytest.raises(ValueError, match=r"another number of samples for each feature \(stride_per_key\)"):
+        rows(Varying())
+
+
+def test_ids_on_a_device_are_refused_at_a_later_step(monkeypatch):
+    """Where comparing would wait for a GPU the error comes later, and says that wrong rows were trained."""
+    tower = Tower()
+    same = tower.rows._same
+    monkeypatch.setattr(same, "check", lambda sparse, captured, coming: same._compare_there(sparse, captured) or True)
+    data = batches(3)
+    with looped(tower, data) as ahead, pytest.raises(ValueError, match=r"other ids.*has trained wrong rows: resume"):
+        for step, ids in enumerate(ahead):
+            tower(data[2] if step == 0 else ids).backward()
+    same._pending.clear()
+    with looped(Tower(), data) as ahead:
+        assert isinstance(ahead.collections[0], nn.Module)

@@ -1,0 +1,171 @@
+"""Several lookups in one step: towers, in-batch negatives, parts of a batch; against plain PyTorch."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import relu_
+
+import skirl
+from skirl import KeyedJagged, Table
+from tests.habits.plain import Plain, Tower, batches, equal, first_rows, plain_run, skirl_run
+
+Model = Tower | Plain
+
+
+def two_towers(model: Model, ids: KeyedJagged) -> Tensor:
+    """A lookup for each tower; in-batch negatives: each user against each item."""
+    user = model.look_up(ids.select(["user"]))["user"]
+    items = model.look_up(ids.select(["bought", "clicked"]))
+    scores = user @ (items["clicked"] + items["bought"]).t()
+    return torch.nn.functional.cross_entropy(scores * 50, torch.arange(len(user))) + model.top(user).square().sum()
+
+
+def twice(model: Model, ids: KeyedJagged) -> Tensor:
+    """The whole batch, and once more."""
+    return model(ids) + 3 * model(ids)
+
+
+def overlapping(model: Model, ids: KeyedJagged) -> Tensor:
+    """Two parts that share a feature, and the whole."""
+    one = model.look_up(ids.select(["user", "clicked"]))
+    other = model.look_up(ids.select(["clicked", "bought"]))
+    return model(ids) + (one["user"] * one["clicked"]).sum() - (other["clicked"] * other["bought"]).sum()
+
+
+def one_unused(model: Model, ids: KeyedJagged) -> Tensor:
+    """A lookup whose result goes nowhere."""
+    model.look_up(ids.select(["clicked"]))
+    return model(ids)
+
+
+def one_without_grad(model: Model, ids: KeyedJagged) -> Tensor:
+    """A second look in torch.no_grad(), for a target say."""
+    with torch.no_grad():
+        target = model.look_up(ids.select(["user"]))["user"].sum()
+    return model(ids) * target
+
+
+def one_detached(model: Model, ids: KeyedJagged) -> Tensor:
+    out = model.look_up(ids.select(["clicked"]))["clicked"].detach()
+    return model(ids) * out.sum()
+
+
+@pytest.mark.parametrize("forward", [two_towers, twice, overlapping, one_unused, one_without_grad, one_detached])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_gradients_are_summed_and_rows_updated_once(forward, accumulate):
+    data = batches(6)
+    assert equal(
+        skirl_run(data, forward=forward, accumulate=accumulate),
+        plain_run(data, forward=forward, accumulate=accumulate),
+    )
+
+
+def test_two_lookups_have_the_bits_of_one_used_twice():
+    def one(model: Model, ids: KeyedJagged) -> Tensor:
+        out = model.look_up(ids)
+        return sum((out[name].square().sum() for name in (*out, *out)), torch.zeros((), dtype=torch.float64))
+
+    def two(model: Model, ids: KeyedJagged) -> Tensor:
+        outs = model.look_up(ids), model.look_up(ids.select(["user", "clicked", "bought"]))
+        return sum((out[name].square().sum() for out in outs for name in out), torch.zeros((), dtype=torch.float64))
+
+    data = batches(5)
+    ours, theirs = skirl_run(data, forward=one), skirl_run(data, forward=two)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert not torch.equal(ours["user"], first_rows("user"))
+
+
+def test_a_part_has_only_its_features():
+    tower = Tower()
+    with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
+        for ids in ahead:
+            out = tower.rows(ids.select(["bought", "user"]))
+            assert list(out) == ["user", "bought"] and len(out) == 2 and out.stacked().shape == (8, 2, 3)
+            with pytest.raises(KeyError, match="no feature 'clicked': there are 'user', 'bought'"):
+                out["clicked"]
+
+
+def test_a_part_in_evaluation_is_that_of_the_whole():
+    tower, ids = Tower().eval(), batches(1)[0]
+    whole, part = tower.rows(ids), tower.rows(ids.select(["bought"]))
+    assert list(part) == ["bought"] and torch.equal(part["bought"], whole["bought"])
+
+
+def test_a_part_of_other_ids():
+    tower = Tower()
+    with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
+        for ids in ahead:
+            part = ids.select(["clicked"])
+            with pytest.raises(ValueError, match="got other ids of feature 'clicked'"):
+                tower.rows(KeyedJagged(["clicked"], part.values() + 1, lengths=part.lengths()))
+
+
+def test_a_part_by_samples():
+    """Only features can be chosen: rows of a bag's half are not told apart."""
+    tower = Tower()
+    with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
+        for ids in ahead:
+            lengths = ids.select(["user"]).lengths()[:4]
+            with pytest.raises(ValueError, match="whole: it has 8 samples, and forward got 4"):
+                tower.rows(KeyedJagged(["user"], ids.values()[:4], lengths=lengths))
+
+
+def test_a_feature_of_nobody():
+    tower = Tower()
+    with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
+        for _ in ahead:
+            with pytest.raises(ValueError, match="the batch has no feature 'user': it has 'usr'"):
+                tower.rows(KeyedJagged.one_hot(["usr"], torch.zeros(8, 1).long()))
+
+
+def test_a_backward_for_each_loss():
+    """The lookups of a step share one node: the second backward would update its rows a second time."""
+    tower = Tower()
+    with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
+        for ids in ahead:
+            losses = [tower.look_up(ids.select([name]))[name].sum() for name in ("user", "clicked")]
+            losses[0].backward(retain_graph=True)
+            with pytest.raises(RuntimeError, match=r"backward ran twice.*Sum the losses and call it once"):
+                losses[1].backward()
+
+
+def test_a_lookup_after_backward():
+    tower = Tower()
+    with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
+        for ids in ahead:
+            tower(ids).backward()
+            with pytest.raises(
+                RuntimeError, match="had its backward, which ends its lookups: look all of it up before"
+            ):
+                tower(ids)
+
+
+def test_two_lookups_without_a_lookahead():
+    """Each is a step there, and the first one's rows may be gone."""
+    tower, ids = Tower(), batches(1)[0]
+    first = tower(ids)
+    tower(ids)
+    with pytest.raises(
+        RuntimeError, match=r"not current any more.*several lookups of one batch need a skirl\.lookahead"
+    ):
+        first.backward()
+
+
+def test_an_output_changed_in_place():
+    """Another lookup would see it: torch refuses, as for any view that a function returned."""
+    tower = Tower()
+    with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
+        for ids in ahead:
+            for out in (tower.rows(ids)["user"], tower.rows(ids).stacked()):
+                with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+                    relu_(out)
+
+
+def test_other_weights_in_the_second_lookup():
+    rows = skirl.EmbeddingBagCollection([Table("a", 10, 2)], optimizer=skirl.SGD(lr=1.0), cache=10)
+    ids = KeyedJagged.one_hot(["a"], torch.tensor([[1], [2]]))
+    with skirl.lookahead([ids], rows, sparse=lambda ids: ids) as ahead:
+        for got in ahead:
+            rows(got)
+            with pytest.raises(ValueError, match="a second lookup of one batch has other weights than the first"):
+                rows(KeyedJagged(["a"], got.values(), offsets=got.offsets(), weights=torch.ones(2) / 2))
