@@ -20,7 +20,7 @@ class Table:
 
     - `name`: its name, as errors, exports and checkpoints call it.
     - `rows`: how many rows it has, at most 2**48: ids run from 0 to `rows - 1`. A row that was never used takes one bit.
-    - `dim`: numbers in a row's vector. Tables of one dim share a cache.
+    - `dim`: numbers in a row's vector. Tables of one dim and one kind of row optimizer share a cache.
     - `features`: the id features that look rows up in this table; when empty, one feature with the table's own name.
     - `pooling`: how the rows of a bag become one vector, "sum" or "mean". "sum" needs no division, and with one id per
       bag it is the same.

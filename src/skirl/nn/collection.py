@@ -308,7 +308,7 @@ class EmbeddingBagCollection(Collection):
 
     **Arguments**
 
-    - `tables`: the tables; those of one dim share a part of the cache.
+    - `tables`: the tables; those of one dim and one kind of row optimizer share a part of the cache.
     - `optimizer`: how rows are trained: a row optimizer, or one for each pattern of tables' names, `{"user_*": skirl.Adam(),
       "*": skirl.SGD()}`, of which the first that matches counts. Rows are no Parameters, so they have their own, and
       `clip_grad_norm_(model.parameters())` leaves them out: its `clip` bounds the gradient of each row.
