@@ -34,6 +34,11 @@ STORMY = (Part(0, 14, (9,)), Part(9, 14), Part(0, 6, alone=True), Part(4, 14, (N
 
 CASES = {
     "plain": Case(ONE_DIM, SGD(lr=0.3), (Part(0, 16),), universe=16, longest=4, weights=1.0),
+    "by table": Case(
+        (*TABLES, Table("d", 40, 3)), {"a": FTRL(lr=0.3, l1=0.01), "b": SGD(lr=0.1), "c": SGD(lr=0.3, momentum=0.9),
+        "d": SGD(lr=0.1, momentum=0.5, weight_decay=0.1)}, (Part(0, 16),), universe=16, use="some", gamma=0.9, frozen=("b",),
+    ),
+    "frozen": Case(ONE_DIM, SGD(lr=0.1), (Part(0, 10),), use="stacked", frozen=("c",)),
     "everything": Case(
         TABLES, Adam(lr=0.05), STORMY, depth=3, use="some", lost=0.3, evaluate=0.2, weights=0.5, gamma=0.9, fresh=False,
         universe=60,
@@ -54,11 +59,6 @@ CASES = {
     "alone": Case(TABLES, Adam(lr=0.05, clip=0.05), (Part(0, 12, alone=True),), evaluate=0.3, weights=0.5),
     "slow writes": Case(ONE_DIM, Adam(lr=0.05), (Part(0, 24),), slow_write=0.01, evaluate=0.2, universe=40, spare=3),
     "two banks": Case(TABLES, SGD(lr=0.1), (Part(0, 24),), slow_write=0.01, sizes=(2, 2), longest=1, prefetch=0, depth=8),
-    "by table": Case(
-        (*TABLES, Table("d", 40, 3)), {"a": SGD(lr=0.3, momentum=0.9), "b": SGD(lr=0.1), "c": FTRL(lr=0.3, l1=0.01),
-        "d": SGD(lr=0.1, momentum=0.5, weight_decay=0.1)}, (Part(0, 16),), universe=16, use="some", gamma=0.9, frozen=("b",),
-    ),
-    "frozen": Case(ONE_DIM, SGD(lr=0.1), (Part(0, 10),), use="stacked", frozen=("c",)),
     "wide": Case((Table("w", 50, 300),), Adam(lr=0.05), (Part(0, 10),), sizes=(1, 5)),
     "long ago": Case(
         ONE_DIM, SGD(lr=0.1), (Part(0, 40),), slow_write=0.02, prefetch=0, sizes=(1, 2), longest=1, depth=2, spare=4,
