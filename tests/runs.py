@@ -46,11 +46,14 @@ class Case:
     """One run, and all that may not change its bits."""
 
     tables: tuple[Table, ...]
-    optimizer: RowOptimizer
+    optimizer: RowOptimizer | dict[str, RowOptimizer]
+    """One, or one for each table by its name."""
     parts: tuple[Part, ...] = (Part(0, 12),)
     seed: int = 0
     dtype: torch.dtype = torch.float32
     unpooled: bool = False
+    frozen: tuple[str, ...] = ()
+    """Tables that are not trained."""
     # The batches.
     sizes: tuple[int, int] = (1, 4)
     longest: int = 3
@@ -154,11 +157,14 @@ class Run:
         self.bags = stream.bags
         self.rng = np.random.default_rng([case.seed, 1])
         self.nap = Naps(case.nap, case.seed)
-        self.schema = Schema.of(case.tables)
+        one = case.optimizer
+        self.rules = [one[table.name] if isinstance(one, dict) else one for table in case.tables]
+        self.schema = Schema.of(case.tables, [(rule.kind, rule.initial_state) for rule in self.rules])
         numpy_dtype = np.dtype(str(case.dtype).removeprefix("torch."))
-        self.reference = Reference(case.tables, case.optimizer, seed=case.seed, dtype=numpy_dtype)
+        self.reference = Reference(case.tables, self.rules, seed=case.seed, dtype=numpy_dtype)
+        self.reference.frozen = {t for t, table in enumerate(case.tables) if table.name in case.frozen}
         kind = skirl.EmbeddingCollection if case.unpooled else skirl.EmbeddingBagCollection
-        store = SlowStore(case.tables, case.optimizer, case.dtype, Naps(case.nap, case.seed + 1), case.slow_write)
+        store = SlowStore(case.tables, self.rules, case.dtype, Naps(case.nap, case.seed + 1), case.slow_write)
         with pytest.MonkeyPatch.context() as patch:
             if case.device != "cpu":
                 patch.setattr("skirl.engine.device.gpu.no_streams", World(case.seed, case.eager).streams)
@@ -169,13 +175,15 @@ class Run:
                 case.tables, optimizer=case.optimizer, cache=self._cache(), store=store, seed=case.seed, dtype=case.dtype,
                 device=case.device,
             )  # fmt: skip
+        if case.frozen:
+            self.ours.freeze(*case.frozen)
         for bank in self.ours.engine.banks:
             if isinstance(bank, GpuRows):
                 bank.blocks.choose = bank.plans.choose = lambda fits: fits[-1]  # the block just let go of, at once
         self.heads = Head(case.tables, case.dtype), Head(case.tables, case.dtype)
         self.dense = [torch.optim.Adam(head.parameters(), lr=0.01) for head in self.heads]
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.ours.optimizer, case.gamma)
-        self.lr = case.optimizer.lr
+        self.lrs = [rule.lr for rule in self.rules]
         self.report = Report()
         self.residents: list[Residents] | None = []
         """The rows that should be in the cache; None once that is not worked out."""
@@ -278,7 +286,8 @@ class Run:
             self._update()
 
     def _update(self) -> None:
-        self.reference.backward(*self.grads, lr=self.lr)
+        self.reference.optimizers = [replace(rule, lr=lr) for rule, lr in zip(self.rules, self.lrs, strict=True)]
+        self.reference.backward(*self.grads)
         self.updated = True
         self.report.updates += 1
 
@@ -314,7 +323,7 @@ class Run:
             optimizer.zero_grad()
         if case.gamma != 1:
             self.schedule.step()
-            self.lr *= case.gamma
+            self.lrs = [lr * case.gamma for lr in self.lrs]
 
     def _used(self, expected: dict[str, Any]) -> list[str]:
         names = list(expected)

@@ -129,11 +129,11 @@ class SlowStore(MemoryStore):
     """A store that naps before it writes, so that a row read too early is found stale."""
 
     def __init__(
-        self, tables: Sequence[Table], optimizer: Any, dtype: torch.dtype, nap: Naps, slow_write: float
+        self, tables: Sequence[Table], rules: Sequence[Any], dtype: torch.dtype, nap: Naps, slow_write: float
     ) -> None:
         schema = Schema.of(tables)
         name = str(dtype).removeprefix("torch.")
-        super().__init__({i: Record(optimizer.width(t.dim), name) for i, t in enumerate(schema.tables)})
+        super().__init__({i: Record(rules[i].width(t.dim), name) for i, t in enumerate(schema.tables)})
         self._nap = nap
         self._slow_write = slow_write
 

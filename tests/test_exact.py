@@ -10,6 +10,7 @@ from hypothesis import given, seed
 from hypothesis import strategies as st
 
 from skirl import (
+    FTRL,
     SGD,
     Adagrad,
     Adam,
@@ -29,7 +30,14 @@ CASES_A_CHUNK = 80
 CHUNKS = 4
 
 OPTIMIZERS = st.one_of(
-    st.builds(SGD, lr=st.just(0.3), clip=st.sampled_from([None, 0.05])),
+    st.builds(
+        SGD,
+        lr=st.just(0.3),
+        clip=st.sampled_from([None, 0.05]),
+        momentum=st.sampled_from([0.0, 0.9]),
+        weight_decay=st.sampled_from([0.0, 0.01]),
+    ),
+    st.builds(FTRL, lr=st.just(0.3), l1=st.sampled_from([0.0, 0.05]), l2=st.sampled_from([0.0, 0.1])),
     st.builds(
         Adagrad,
         lr=st.just(0.1),

@@ -80,7 +80,7 @@ def test_the_row_optimizer_has_the_bits_of_the_reference(page):
         expected = reference.forward({"item": (ids.tolist(), range(5), None)})["item"]
         assert out.detach().numpy().tobytes() == expected.tobytes()
         out.backward(torch.from_numpy(grad))
-        reference.optimizer = replace(optimizer, lr=0.5 / step**0.5)
+        reference.optimizers = [replace(optimizer, lr=0.5 / step**0.5)]
         reference.backward({"item": grad})
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from skirl.checkpoint.import_rows import import_rows
     from skirl.core.batch import Batch, KeyedJagged, moved
     from skirl.core.initial import Constant, Normal, Uniform
-    from skirl.core.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+    from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
     from skirl.core.tables import Table
     from skirl.data.encodings import Default, Grown, Hashed, InVocabulary, Longest
     from skirl.nn.bag import EmbeddingBag
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from skirl.train.report.run_folder import lines_of
 
 __all__ = [
+    "FTRL",
     "SGD",
     "Adagrad",
     "Adam",
@@ -60,7 +61,7 @@ __getattr__ = lazily(
         "checkpoint.import_rows": ("import_rows",),
         "core.batch": ("Batch", "KeyedJagged", "moved"),
         "core.initial": ("Constant", "Normal", "Uniform"),
-        "core.optim": ("SGD", "Adagrad", "Adam", "RowwiseAdagrad"),
+        "core.optim": ("FTRL", "SGD", "Adagrad", "Adam", "RowwiseAdagrad"),
         "core.tables": ("Table",),
         "data.encodings": ("Default", "Grown", "Hashed", "InVocabulary", "Longest"),
         "nn.bag": ("EmbeddingBag",),

@@ -62,11 +62,11 @@ class Both:
     def check(self, path: Path, names: list[str] | None = None) -> None:
         """A file of all tables, or of one."""
         found = load_file(path)
-        optimizer = self.reference.optimizer
         expected = {}
         for t, table in enumerate(TABLES):
             if names is not None and table.name not in names:
                 continue
+            optimizer = self.reference.optimizers[t]
             prefix = "" if names is not None else f"{table.name}."
             keys = sorted(key for key in self.reference.rows if key >> 48 == t)
             records = np.array([self.reference.rows[key] for key in keys], self.rows.engine.dtype)

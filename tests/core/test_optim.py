@@ -1,13 +1,12 @@
 """Row optimizers against their references: torch.optim on coalesced sparse gradients, FBGEMM's row-wise Adagrad."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, TorchHandle
+from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.engine.kernels import cpu
 
 ROWS, DIM = 12, 5
@@ -35,7 +34,7 @@ def update(optimizer: RowOptimizer, cache, rows, positions, grads, step):
     scalars = optimizer.scalars(optimizer.lr, np.array([step]), cache.dtype)
     cpu.update(
         cache, DIM, optimizer.kind, rows.astype(np.int32), rows.astype(np.int64), start, flat, bag_of,
-        np.empty(0, cache.dtype), grads, np.array([True]), scalars, optimizer.clip_norm, 0, len(rows),
+        np.empty(0, cache.dtype), grads, np.array([True]), scalars, 0, len(rows),
     )  # fmt: skip
 
 
@@ -71,6 +70,87 @@ def test_agrees_with_torch(optimizer, make, dtype, steps, within):
     for name, part in optimizer.unpack(DIM).items():
         if name != "weight":
             np.testing.assert_allclose(cache[:, part], state[name].numpy(), rtol=within, atol=within)
+
+
+BY_ROW = [
+    (SGD(lr=0.3, weight_decay=0.1), lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=0.1)),
+    (SGD(lr=0.3, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9)),
+    (
+        SGD(lr=0.3, momentum=0.5, nesterov=True, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.5, nesterov=True, weight_decay=0.1),
+    ),
+    (Adagrad(lr=0.3, weight_decay=0.1), lambda p: torch.optim.Adagrad(p, lr=0.3, weight_decay=0.1)),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "make"), BY_ROW, ids=[repr(o) for o, _ in BY_ROW])
+@pytest.mark.parametrize(("dtype", "steps", "within"), [(np.float32, 1, 1e-5), (np.float64, 100, 1e-12)])
+def test_agrees_with_torch_over_one_parameter_a_row(optimizer, make, dtype, steps, within):
+    """What torch does to a parameter whose gradient is None is what happens to a row that is not in the batch: nothing."""
+    cache = new_cache(optimizer, dtype)
+    parameters = [torch.nn.Parameter(torch.from_numpy(row.copy())) for row in cache[:, :DIM]]
+    theirs = make(parameters)
+    for step, ids, rows, positions, grads in batches(dtype, steps):
+        update(optimizer, cache, rows, positions, grads, step)
+        for row, parameter in enumerate(parameters):
+            parameter.grad = torch.from_numpy(grads[ids == row].sum(0)) if row in rows else None
+        theirs.step()
+    for row, parameter in enumerate(parameters):
+        np.testing.assert_allclose(cache[row, :DIM], parameter.detach().numpy(), rtol=0, atol=within)
+        for name in optimizer.state_names:
+            expected = theirs.state[parameter].get(name)
+            expected = torch.zeros(DIM) if expected is None else expected
+            np.testing.assert_allclose(cache[row, optimizer.unpack(DIM)[name]], expected, rtol=within, atol=within)
+
+
+@pytest.mark.parametrize(("dtype", "steps", "within"), [(np.float32, 1, 1e-5), (np.float64, 100, 1e-12)])
+def test_adam_decays_as_l2_in_the_gradient_of_sparse_adam(dtype, steps, within):
+    optimizer = Adam(lr=0.3, weight_decay=0.1)
+    cache = new_cache(optimizer, dtype)
+    parameter = torch.nn.Parameter(torch.from_numpy(cache[:, :DIM].copy()))
+    theirs = torch.optim.SparseAdam([parameter], lr=0.3)
+    for step, ids, rows, positions, grads in batches(dtype, steps):
+        update(optimizer, cache, rows, positions, grads, step)
+        g = torch.zeros_like(parameter).index_add_(0, torch.from_numpy(ids), torch.from_numpy(grads))
+        decayed = (g + 0.1 * parameter).detach()[rows]
+        parameter.grad = torch.sparse_coo_tensor(rows[None], decayed, (ROWS, DIM), check_invariants=True)
+        theirs.step()
+    np.testing.assert_allclose(cache[:, :DIM], parameter.detach().numpy(), rtol=0, atol=within)
+
+
+def mcmahan(w, z, n, g, alpha, beta, l1, l2):
+    """Per-Coordinate FTRL-Proximal of McMahan et al., algorithm 1, for one number: w, z and n after the gradient g."""
+    sigma = (math.sqrt(n + g * g) - math.sqrt(n)) / alpha
+    z, n = z + g - sigma * w, n + g * g
+    w = 0.0 if abs(z) <= l1 else -(z - math.copysign(l1, z)) / ((beta + math.sqrt(n)) / alpha + l2)
+    return w, z, n
+
+
+@pytest.mark.parametrize("numbers", [(0.3, 1.0, 0.0, 0.0), (0.1, 0.5, 0.7, 0.2), (0.2, 0.0, 1.5, 0.5)])
+def test_ftrl_agrees_with_the_paper_number_by_number(numbers):
+    """From 0, as in the paper; and from other weights, with the z that they have by the paper's own formula for w."""
+    alpha, beta, l1, l2 = numbers
+    optimizer = FTRL(lr=alpha, beta=beta, l1=l1, l2=l2)
+    cache = new_cache(optimizer, np.float64)
+    cache[: ROWS // 2, :DIM] = 0
+    w = cache[:, :DIM].copy()
+    z, n = -(w * (beta / alpha + l2) + np.sign(w) * l1), np.zeros_like(w)
+    for step, ids, rows, positions, grads in batches(np.float64, 60):
+        grads[:, 2] = 0 if step % 3 else grads[:, 2]  # some have no gradient at first
+        update(optimizer, cache, rows, positions, grads, step)
+        for row in rows:
+            for d in range(DIM):
+                g = grads[ids == row, d].sum()
+                w[row, d], z[row, d], n[row, d] = mcmahan(w[row, d], z[row, d], n[row, d], g, *numbers)
+    np.testing.assert_allclose(cache, np.concatenate([w, z, n], 1), rtol=1e-12, atol=1e-12)
+    assert l1 == 0 or 0.02 < (cache[:, :DIM] == 0).mean() < 0.9
+
+
+def test_ftrl_keeps_a_row_whose_gradient_is_zero():
+    cache = new_cache(FTRL(), np.float32)
+    before = cache[:, :DIM].copy()
+    update(FTRL(), cache, np.arange(2), [np.array([0]), np.array([1])], np.zeros((2, DIM), np.float32), 1)
+    np.testing.assert_allclose(cache[:, :DIM], before, rtol=1e-6)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -129,7 +209,7 @@ def test_rowwise_adagrad_agrees_with_fbgemm():
         scalars = optimizer.scalars(optimizer.lr, np.array([step]))
         cpu.update(
             cache, dim, optimizer.kind, rows.astype(np.int32), rows, start, positions, bag_of, none, grads,
-            np.array([True]), scalars, optimizer.clip_norm, 0, len(rows),
+            np.array([True]), scalars, 0, len(rows),
         )  # fmt: skip
     (weight,), ((momentum,),) = theirs.split_embedding_weights(), theirs.split_optimizer_states()
     np.testing.assert_allclose(cache[:, :dim], weight.numpy(), rtol=0, atol=1e-5)
@@ -145,19 +225,23 @@ def test_clip_scales_a_row_to_its_norm():
 
 def test_scalars_are_rounded_once_from_float64():
     steps = np.array([1, 3])
-    (first, third) = Adam(lr=0.1).scalars(0.2, steps, np.float32)
-    assert first[0] == np.float32(0.2 * math.sqrt(1 - 0.999) / (1 - 0.9))
-    assert third[0] == np.float32(0.2 * math.sqrt(1 - 0.999**3) / (1 - 0.9**3))
-    assert third.dtype == np.float32 and third[1] == np.float32(1 - 0.9)
-    assert Adagrad(lr_decay=0.5).scalars(0.2, steps, np.float64)[:, 0].tolist() == [0.2, 0.1]
+    (first, third) = Adam(lr=0.1, weight_decay=0.1).scalars(0.2, steps, np.float32)
+    assert first[2] == np.float32(0.2 * math.sqrt(1 - 0.999) / (1 - 0.9))
+    assert third[2] == np.float32(0.2 * math.sqrt(1 - 0.999**3) / (1 - 0.9**3))
+    assert third.dtype == np.float32 and third[3] == np.float32(1 - 0.9)
+    assert third[:2].tolist() == [np.inf, np.float32(0.1)]
+    assert Adagrad(lr_decay=0.5).scalars(0.2, steps, np.float64)[:, 2].tolist() == [0.2, 0.1]
+
+
+ALL = [SGD(), SGD(momentum=0.9), Adagrad(), RowwiseAdagrad(), Adam(), FTRL()]
 
 
 def test_scalars_of_a_table_never_updated_are_finite():
-    for optimizer in (SGD(), Adagrad(), RowwiseAdagrad(), Adam()):
-        assert np.isfinite(optimizer.scalars(0.1, np.array([0]))).all()
+    for optimizer in ALL:
+        assert np.isfinite(optimizer.scalars(0.1, np.array([0]))[:, 1:]).all()
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), Adagrad(), RowwiseAdagrad(), Adam()])
+@pytest.mark.parametrize("optimizer", ALL)
 def test_unpack_covers_the_record(optimizer: RowOptimizer):
     parts = optimizer.unpack(7)
     assert list(parts) == ["weight", *optimizer.state_names]
@@ -174,33 +258,14 @@ def test_unpack_covers_the_record(optimizer: RowOptimizer):
         (lambda: RowwiseAdagrad(weight_decay=-1), "RowwiseAdagrad: weight_decay is -1, set it to"),
         (lambda: Adam(betas=(1.0, 0.9)), "Adam: betas is .*, set both"),
         (lambda: Adam(clip=0.0), "Adam: clip is 0.0, set it to a norm above 0"),
+        (lambda: Adam(weight_decay=math.inf), "Adam: weight_decay is inf, set it to a finite number, 0 or more"),
+        (lambda: SGD(momentum=1.0), "SGD with momentum: momentum is 1.0, set it to 0 or more and below 1"),
+        (lambda: SGD(nesterov=True), "nesterov looks ahead along the momentum, and momentum is 0: set it above 0"),
+        (lambda: FTRL(lr=0.0), "FTRL: lr is 0, set it above 0; to keep rows as they are, freeze their table"),
+        (lambda: FTRL(l1=-1.0), "FTRL: l1 is -1.0, set it to a finite number, 0 or more"),
+        (lambda: FTRL(beta=0.0), "FTRL: beta and l2 are 0, set one above 0"),
     ],
 )
 def test_bad_parameters_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
-
-
-def test_schedulers_drive_the_learning_rate_and_state_dict_keeps_it():
-    anchor = torch.zeros(1, requires_grad=True)
-    handle = TorchHandle(SGD(lr=1.0), anchor)
-    schedule = torch.optim.lr_scheduler.StepLR(handle, step_size=2, gamma=0.5)
-    rates = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "lr_scheduler.step() before optimizer.step()": backward was the step
-        for _ in range(4):
-            rates.append(handle.lr)
-            schedule.step()
-    assert rates == [1.0, 1.0, 0.5, 0.5]
-    other = TorchHandle(SGD(lr=1.0), anchor)
-    other.load_state_dict(handle.state_dict())
-    assert other.lr == 0.25
-
-
-def test_step_of_the_handle_does_nothing():
-    anchor = torch.ones(1, requires_grad=True)
-    handle = TorchHandle(Adam(lr=1.0), anchor)
-    anchor.grad = torch.ones(1)
-    assert handle.step() is None
-    assert handle.step(lambda: anchor.sum()) == 1
-    assert anchor.item() == 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import skirl
-from skirl import SGD, Adagrad, Adam, Constant, KeyedJagged, Normal, RowwiseAdagrad, Table, Uniform
+from skirl import FTRL, SGD, Adagrad, Adam, Constant, KeyedJagged, Normal, RowwiseAdagrad, Table, Uniform
 from skirl.oracle.bank import BankPlanner, BatchTooLarge
 from skirl.oracle.seen import Seen
 from tests import runs
@@ -39,6 +39,11 @@ STORMY = (Part(0, 14, (9,)), Part(9, 14), Part(0, 6, alone=True), Part(4, 14, (N
 
 CASES = {
     "plain": Case(ONE_DIM, SGD(lr=0.3), (Part(0, 16),), universe=16, longest=4, weights=1.0),
+    "by table": Case(
+        (*TABLES, Table("d", 40, 3)), {"a": FTRL(lr=0.3, l1=0.01), "b": SGD(lr=0.1), "c": SGD(lr=0.3, momentum=0.9),
+        "d": SGD(lr=0.1, momentum=0.5, weight_decay=0.1)}, (Part(0, 16),), universe=16, use="some", gamma=0.9, frozen=("b",),
+    ),
+    "frozen": Case(ONE_DIM, SGD(lr=0.1), (Part(0, 10),), use="stacked", frozen=("c",)),
     "everything": Case(
         TABLES, Adam(lr=0.05), STORMY, depth=3, use="some", lost=0.3, evaluate=0.2, weights=0.5, gamma=0.9, fresh=False,
         universe=60,

@@ -87,7 +87,7 @@ def test_weights_stepped_by_hand():
 
     def step(i: int, loss: Tensor) -> None:
         loss.backward()
-        for weight in tower.parameters():
+        for weight in tower.top.parameters():
             assert weight.grad is not None
             weight.data -= RATE * weight.grad.data
             weight.grad.data.zero_()

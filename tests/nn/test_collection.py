@@ -202,7 +202,11 @@ class TestAsAModule:
     def test_no_row_is_a_parameter_or_in_the_state(self):
         model = nn.ModuleDict({"rows": made(), "top": nn.Linear(2, 1)})
         model["rows"](one_hot((1, 2, 3)))["x"].sum().backward()
-        assert [name for name, _ in model.named_parameters()] == ["top.weight", "top.bias"]
+        assert {name: p.numel() for name, p in model.named_parameters()} == {
+            "rows.anchor": 0,
+            "top.weight": 2,
+            "top.bias": 1,
+        }
         assert not list(model.buffers())
         state = model.state_dict()
         assert list(state) == ["rows._extra_state", "top.weight", "top.bias"]

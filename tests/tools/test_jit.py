@@ -15,20 +15,21 @@ SCRIPT = """
 import numpy as np
 from skirl.core.initial import Normal, Uniform, first_rows
 from skirl.engine.kernels import cpu
-from skirl.core.optim import Adagrad, Adam, RowwiseAdagrad, SGD
+from skirl.core.optim import FTRL, Adagrad, Adam, RowwiseAdagrad, SGD
 
 def everything():
     yield first_rows([3, 1 << 48 | 5], Uniform(0.1), 5, seed=9)
     yield first_rows([3, 1 << 48 | 5], Normal(0.1), 5, seed=9)
     grads = first_rows(range(4), Uniform(1.0), 5, seed=1)
     ids, none = np.array([0, 1, 1, 2], np.int32), np.empty(0, np.float32)
-    for optimizer in (SGD(), Adagrad(), RowwiseAdagrad(weight_decay=0.1, clip=0.1), Adam(), Adagrad(eps=0.0)):
+    for optimizer in (SGD(), Adagrad(), RowwiseAdagrad(weight_decay=0.1, clip=0.1), Adam(), Adagrad(eps=0.0),
+                      SGD(momentum=0.5), FTRL(l1=0.1)):
         cache = np.zeros((3, optimizer.width(5)), np.float32)
         cache[:, :5] = first_rows(range(3), Uniform(1.0), 5, seed=2)
         grads[3, 4] = 0.0  # eps 0: a division of 0 by 0
         cpu.update(cache, 5, optimizer.kind, np.arange(3, dtype=np.int32), np.arange(3), np.array([0, 1, 3, 4], np.int32),
                    np.arange(4, dtype=np.int32), np.arange(4, dtype=np.int32), none, grads, np.array([True]),
-                   optimizer.scalars(0.1, np.array([1])), optimizer.clip_norm, 0, 3)
+                   optimizer.scalars(0.1, np.array([1])), 0, 3)
         out = np.empty((2, 5), np.float32)
         cpu.pool(cache, 5, ids, np.array([0, 3, 4], np.int32), 1, none, out, 0, 2)
         yield from (cache, out)

@@ -22,8 +22,11 @@ from skirl.tools.sealed_json import CheckpointError
 def definition(collection: Collection) -> dict[str, Any]:
     """What gives rows their meaning; it has to be equal in the run that saves and the one that loads."""
     engine = collection.engine
-    optimizer = {"type": type(engine.optimizer).__name__} | asdict(engine.optimizer)
-    del optimizer["lr"]  # that is state, which the handle keeps
+    groups = engine.optimizers
+    rules = [{"type": rule.name} | asdict(rule) for rule in groups]
+    for rule in rules:
+        del rule["lr"]  # that is state, which the handle keeps
+    frozen = collection.frozen
     tables = [
         {
             "name": table.name,
@@ -32,14 +35,16 @@ def definition(collection: Collection) -> dict[str, Any]:
             "features": table.features,
             "pooling": table.pooling,
             "init": _init(table.initial),
+            "optimizer": rules[t],
+            "pattern": groups.all[groups.of[t]].name,
+            "frozen": table.name in frozen,
         }
-        for table in engine.schema.tables
+        for t, table in enumerate(engine.schema.tables)
     ]
     found = {
         "collection": type(collection).__name__,
         "seed": engine.seed,
         "dtype": str(engine.torch_dtype).removeprefix("torch."),
-        "optimizer": optimizer,
         "tables": tables,
     }
     return json.loads(json.dumps(found))
@@ -62,7 +67,9 @@ def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
 
 def check_definition(saved: Any, here: Any, path: Path, where: str = "") -> None:
     """Refuse a difference, naming the first field that differs."""
-    if isinstance(saved, dict) and isinstance(here, dict) and saved.keys() == here.keys():
+    if isinstance(saved, dict) and isinstance(here, dict) and saved.get("type") != here.get("type"):
+        check_definition(saved.get("type"), here.get("type"), path, where)
+    elif isinstance(saved, dict) and isinstance(here, dict) and saved.keys() == here.keys():
         for key in here:
             check_definition(saved[key], here[key], path, f"{where}.{key}" if where else key)
     elif isinstance(saved, list) and isinstance(here, list) and len(saved) == len(here) and where == "tables":

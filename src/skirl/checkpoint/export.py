@@ -40,11 +40,11 @@ def to_safetensors(
             f"the file would take {size:,} bytes, the limit is {most:,}: name one table, leave untouched rows out, or set "
             f"limit={size}"
         )
-    optimizers = {name: type(place.engine.optimizer).__name__ for name, place in chosen.items()}
+    optimizers = {name: place.optimizer.name for name, place in chosen.items()}
     about = {"format": FORMAT, "skirl": skirl_version()}
     if len(set(optimizers.values())) == 1:
         about["optimizer"] = next(iter(optimizers.values()))
-    else:  # of several collections
+    else:
         about["optimizers"] = json.dumps(optimizers)
     about["tables"] = json.dumps(
         {
@@ -109,7 +109,7 @@ def _pieces(place: Place, keys: np.ndarray | None) -> Iterator[np.ndarray]:
 
 
 def _parts(place: Place, untouched: bool) -> dict[str, slice]:
-    parts = place.engine.optimizer.unpack(place.table.dim)
+    parts = place.optimizer.unpack(place.table.dim)
     return {"weight": parts["weight"]} if untouched else parts
 
 

@@ -12,7 +12,7 @@ from skirl.tools.sealed_json import CheckpointError, read_sealed
 log = logging.getLogger("skirl")
 
 FORMAT = "skirl-checkpoint"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 ROWS = "rows"
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
 _OURS = re.compile(r"dense-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")

@@ -82,7 +82,7 @@ def _from_tensors(tables: Mapping[str, Place], tensors: "Tensors", names: Mappin
             "names={TABLE: NAME}"
         )
     states = [
-        _state(tensors, place.table, base, place.engine.optimizer) for place, _, base in plan
+        _state(tensors, place.table, base, place.optimizer) for place, _, base in plan
     ]  # refused before any is taken
     found = {}
     for (place, name, base), state in zip(plan, states, strict=True):
@@ -112,7 +112,7 @@ def copy_rows(tables: Mapping[str, Place], theirs: Mapping[str, Place], path: Pa
         if name not in theirs:
             continue
         source = theirs[name]
-        same = type(source.engine.optimizer) is type(place.engine.optimizer)
+        same = source.optimizer.kind == place.optimizer.kind
         found[name] = _copy(place, source, same)
         if same:  # Adam's moments mean nothing without it
             place.engine.table_steps[place.number] = source.engine.table_steps[source.number]
@@ -285,22 +285,22 @@ def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptim
     """What a source has of the optimizer's state; refused where it would mean something else in this model."""
     if base is None:
         return _State(steps=0)  # every row is replaced, and its state starts from its initial value
-    by = tensors.optimizer(base) or type(optimizer).__name__
+    by = tensors.optimizer(base) or optimizer.name
     places = {name: part for name, part in optimizer.unpack(table.dim).items() if name != "weight"}
-    if by != type(optimizer).__name__ or not all(base + name in tensors.names for name in places):
+    if by != optimizer.name or not all(base + name in tensors.names for name in places):
         return _State()
     for name, part in places.items():
         expected = (tensors.shape(f"{base}ids")[0], part.stop - part.start)
         if tensors.shape(base + name) != expected:
             raise ValueError(
-                f"{base}{name} is {list(tensors.shape(base + name))} in {tensors.where}, {type(optimizer).__name__} has "
+                f"{base}{name} is {list(tensors.shape(base + name))} in {tensors.where}, {optimizer.name} has "
                 f"{list(expected)}: leave it out, or set the optimizer that it is of"
             )
         tensors.refuse_other_than_floats(base + name)
     steps = tensors.table(base).get("steps")
     if steps is None and optimizer.counts_steps:
         raise ValueError(
-            f"{tensors.where} has {type(optimizer).__name__}'s state of table {table.name!r}, and not after how many steps: "
+            f"{tensors.where} has {optimizer.name}'s state of table {table.name!r}, and not after how many steps: "
             f"export it anew, name the file itself, or leave {', '.join(base + name for name in places)} out"
         )
     return _State(tuple(places), None if steps is None else int(steps))

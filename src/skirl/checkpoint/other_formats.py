@@ -64,7 +64,9 @@ def read_rows(
         if "rows" not in (facts := tensors.table(base)):
             raise ValueError(f"{source} has ids of {table!r}, and not how many rows it has: export it anew")
         counts[table] = facts["rows"]
-    theirs = next((o for o, kind in ROW_OPTIMIZERS.items() if kind.__name__ == tensors.about.get("optimizer")), None)
+    short = {make().name: short for short, make in ROW_OPTIMIZERS.items()}
+    by = {t: short.get(str(tensors.optimizer(base))) for t, base in bases.items()}
+    theirs = next(iter(by.values())) if len(set(by.values())) == 1 else None
     chosen = optimizer or theirs or "rowwise-adagrad"
     tables = [Table(t, counts[t], tensors.shape(n)[1], pooling=pooling) for t, n in weights.items()]
     rows = EmbeddingBagCollection(tables, optimizer=row_optimizer(chosen)(), cache=1, store=store)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from skirl.checkpoint.cached_rows import overlay
 from skirl.checkpoint.codec import decode
 from skirl.core import initial
 from skirl.core.given import Given
+from skirl.core.groups import Groups
 from skirl.core.half import HALVES
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema, Table
@@ -141,15 +143,17 @@ def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collectio
         return kind(fields.pop("type"))(**fields)
 
     try:
-        tables = [
-            Table(**{**table, "features": tuple(table["features"]), "init": of(_initial(table), table["init"])})
-            for table in definition["tables"]
-        ]
-        Schema.of(tables)
-        optimizer, seed = of(row_optimizer, definition["optimizer"]), definition["seed"]
+        tables, optimizers = [], {}
+        for fields in definition["tables"]:
+            of_table = {name: value for name, value in fields.items() if name not in ("optimizer", "pattern", "frozen")}
+            of_table |= {"features": tuple(fields["features"]), "init": of(_initial(fields), fields["init"])}
+            tables.append(Table(**of_table))
+            optimizers[escape(fields["name"])] = of(row_optimizer, fields["optimizer"])
+        Groups(Schema.of(tables).tables, optimizers)
+        seed = definition["seed"]
         if (wrong := misfit(seed, COUNT, "seed")) is not None:
             raise ValueError(wrong)
     except ValueError as error:
         raise CheckpointError(f"{header} describes what cannot be ({error}): use another checkpoint") from None
-    about = {"tables": tables, "optimizer": optimizer, "seed": seed, "dtype": _DTYPES[definition["dtype"]]}
+    about = {"tables": tables, "optimizer": optimizers, "seed": seed, "dtype": _DTYPES[definition["dtype"]]}
     return _KINDS[definition["collection"]], about

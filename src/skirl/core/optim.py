@@ -3,27 +3,42 @@ in `engine/kernels/`, and once more in `core/reference.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from math import inf, isfinite, sqrt
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import DTypeLike, NDArray
 
-KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM = 0, 1, 2, 3
+KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM, KIND_MOMENTUM, KIND_FTRL = 0, 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """What all row optimizers share: a learning rate, a clip and the layout of a record."""
+    """What all row optimizers share: a learning rate, weight decay, a clip and the layout of a record."""
 
-    kind: ClassVar[int]
-    """Which branch of the update kernels it takes."""
-    state_names: ClassVar[tuple[str, ...]]
-    """Parts of a record after the weight, in order, by the names that torch gives them."""
+    _kind: ClassVar[int]
+    _states: ClassVar[tuple[str, ...]] = ()
     lr: float
     clip: float | None
+    _: KW_ONLY
+    weight_decay: float
+
+    @property
+    def name(self) -> str:
+        """What errors and exports call it."""
+        return type(self).__name__
+
+    @property
+    def kind(self) -> int:
+        """Which branch of the update kernels it takes."""
+        return self._kind
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Parts of a record after the weight, in order, by the names that torch gives them."""
+        return self._states
 
     @property
     def clip_norm(self) -> float:
@@ -64,18 +79,21 @@ class _Rule:
             parts[name] = slice(dim + i * each, dim + (i + 1) * each)
         return parts
 
+    def numbers(self, lr: float, weight_decay: float, step: int) -> tuple[float, ...]:
+        """What the kernels need for one table at its update number `step`: its clip, its weight decay, and the rule's own.
+
+        >>> SGD(clip=2.0).numbers(lr=0.5, weight_decay=0.0, step=7)
+        (2.0, 0.0, 0.5)
+        """
+        # A table without a gradient may still be at 0; its numbers are never read, and must not divide by zero.
+        return self.clip_norm, float(weight_decay), *self._scalars_at(float(lr), max(step, 1))
+
     def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """What the kernels need for each table, [tables, k] in the dtype of the rows, rounded once from float64.
+        """`numbers` of several tables, [tables, k] in the dtype of the rows, rounded once from float64.
 
         table_steps: how many updates each table has had, this one included.
-
-        >>> SGD().scalars(0.5, np.array([1, 7])).tolist()
-        [[0.5], [0.5]]
         """
-        # A table without a gradient may still be at 0; its entry is never read, and must not divide by zero.
-        steps = np.maximum(np.asarray(table_steps, np.int64), 1)
-        at = {t: self._scalars_at(float(lr), t) for t in set(steps.tolist())}  # most tables have had equally many
-        return np.array([at[t] for t in steps.tolist()], dtype).reshape(len(steps), -1)
+        return np.array([self.numbers(lr, self.weight_decay, int(t)) for t in table_steps], dtype)
 
     def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
         raise NotImplementedError
@@ -83,7 +101,7 @@ class _Rule:
     def _check(self, **least: float) -> None:
         """Refuse parameters that are below their least value or not finite."""
         name = type(self).__name__
-        for field, bound in least.items():
+        for field, bound in (least | {"weight_decay": 0}).items():
             value = getattr(self, field)
             if not (isfinite(value) and value >= bound):
                 raise ValueError(f"{name}: {field} is {value}, set it to a finite number, {bound:g} or more")
@@ -93,29 +111,55 @@ class _Rule:
 
 @dataclass(frozen=True)
 class SGD(_Rule):
-    """w = w - lr * g, as torch.optim.SGD without momentum. It has no state: a record is the weight alone.
+    """w = w - lr * g, as torch.optim.SGD. Without momentum it has no state: a record is the weight alone.
+
+    With momentum m: b = m * b + g; w = w - lr * b, or w - lr * (g + m * b) with nesterov. A record is twice the weight,
+    and b moves with its row only where that is in the batch: as torch.optim.SGD over one parameter a row, where those
+    of other rows have no gradient. (torch's own, over a sparse gradient, moves every row that ever had one.)
 
     **Arguments**
 
     - `lr`: the learning rate, until a scheduler changes it; 0.01 is only a first try.
     - `clip`: a row's summed gradient is scaled down to this norm; None, the default of all row optimizers, leaves
       gradients as they are. It is the norm of one row, never that of the model, whose rows are not all at hand.
+    - `weight_decay`: L2, as in torch: `weight_decay * w` is added to the gradient, after `clip`; 0 for none, as in
+      torch. Only rows of the batch decay, with every row optimizer.
+    - `momentum`: m above, from 0 to below 1; 0 as in torch.
+    - `nesterov`: look one step of the momentum ahead; False as in torch. Needs momentum.
 
     >>> SGD(lr=-1)
     Traceback (most recent call last):
     ValueError: SGD: lr is -1, set it to a finite number, 0 or more
     """
 
-    kind: ClassVar[int] = KIND_SGD
-    state_names: ClassVar[tuple[str, ...]] = ()
     lr: float = 0.01
     clip: float | None = None
+    _: KW_ONLY
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
-        self._check(lr=0)
+        self._check(lr=0, momentum=0)
+        if not self.momentum < 1:
+            raise ValueError(f"{self.name}: momentum is {self.momentum}, set it to 0 or more and below 1")
+        if self.nesterov and not self.momentum:
+            raise ValueError("SGD: nesterov looks ahead along the momentum, and momentum is 0: set it above 0")
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__} with momentum" if self.momentum else type(self).__name__
+
+    @property
+    def kind(self) -> int:
+        return KIND_MOMENTUM if self.momentum else KIND_SGD
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("momentum_buffer",) if self.momentum else ()
 
     def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
-        return (lr,)
+        return (lr, self.momentum, float(self.nesterov)) if self.momentum else (lr,)
 
 
 @dataclass(frozen=True)
@@ -132,16 +176,18 @@ class Adagrad(_Rule):
     - `eps`: keeps the division finite; 1e-10 as in torch.
     - `initial_accumulator_value`: where each sum of squares starts; 0 as in torch. Above 0 it makes the first steps
       smaller.
-    - `clip`: as for SGD.
+    - `clip`, `weight_decay`: as for SGD.
     """
 
-    kind: ClassVar[int] = KIND_ADAGRAD
-    state_names: ClassVar[tuple[str, ...]] = ("sum",)
+    _kind: ClassVar[int] = KIND_ADAGRAD
+    _states: ClassVar[tuple[str, ...]] = ("sum",)
     lr: float = 0.01
     lr_decay: float = 0.0
     eps: float = 1e-10
     initial_accumulator_value: float = 0.0
     clip: float | None = None
+    _: KW_ONLY
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         self._check(lr=0, lr_decay=0, eps=0, initial_accumulator_value=0)
@@ -174,21 +220,22 @@ class RowwiseAdagrad(_Rule):
     - `clip`: as for SGD.
     """
 
-    kind: ClassVar[int] = KIND_ROWWISE_ADAGRAD
-    state_names: ClassVar[tuple[str, ...]] = ("sum",)
+    _kind: ClassVar[int] = KIND_ROWWISE_ADAGRAD
+    _states: ClassVar[tuple[str, ...]] = ("sum",)
     lr: float = 0.01
     eps: float = 1e-8
-    weight_decay: float = 0.0
     clip: float | None = None
+    _: KW_ONLY
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        self._check(lr=0, eps=0, weight_decay=0)
+        self._check(lr=0, eps=0)
 
     def state_width(self, dim: int) -> int:
         return 1
 
     def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
-        return lr, self.eps, self.weight_decay
+        return lr, self.eps
 
 
 @dataclass(frozen=True)
@@ -205,18 +252,21 @@ class Adam(_Rule):
     - `betas`: how slowly the two moments change, each 0 or more and below 1; (0.9, 0.999) as in torch.
     - `eps`: keeps the division finite; 1e-8 as in torch.
     - `clip`: as for SGD.
+    - `weight_decay`: L2, as torch.optim.Adam has it and not as AdamW: SparseAdam has none. As for SGD.
 
     >>> Adam(betas=(0.9, 1.0))
     Traceback (most recent call last):
     ValueError: Adam: betas is (0.9, 1.0), set both to 0 or more and below 1
     """
 
-    kind: ClassVar[int] = KIND_ADAM
-    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    _kind: ClassVar[int] = KIND_ADAM
+    _states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     clip: float | None = None
+    _: KW_ONLY
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         self._check(lr=0, eps=0)
@@ -233,63 +283,68 @@ class Adam(_Rule):
         return lr * sqrt(1 - b2**step) / (1 - b1**step), 1 - b1, 1 - b2, self.eps
 
 
-RowOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam
-ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
+@dataclass(frozen=True)
+class FTRL(_Rule):
+    r"""FTRL-Proximal for each number of a row, as McMahan et al. have it (Ad Click Prediction, KDD 2013, algorithm 1).
+
+    s = (sqrt(n + g*g) - sqrt(n)) / lr; z = z + (g - s * w); n = n + g*g;
+    w = 0 where \|z\| <= l1, else (sign(z) * l1 - z) / ((beta + sqrt(n)) / lr + l2). A record is three times the weight.
+
+    The paper's weights start at 0, as with `Table(init=skirl.Constant(0.0))`. A row that starts elsewhere, or comes from
+    elsewhere, starts with the z that its w has by this formula, and so keeps its w.
+
+    **Arguments**
+
+    - `lr`: the paper's alpha, above 0; 0.1 is only a first try. Schedules do not suit it: w follows from z, n and lr, so
+      that another lr moves a row by itself. n slows each number down anyway.
+    - `beta`: the more, the smaller the first steps; 1 as in the paper.
+    - `l1`: the more, the more numbers are exactly 0; 0 for none.
+    - `l2`: pulls numbers to 0, from the first step on and without a part in z; 0 for none.
+    - `clip`: as for SGD.
+    - `weight_decay`: as for SGD, added to the gradient; the paper has `l2` instead.
+    """
+
+    _kind: ClassVar[int] = KIND_FTRL
+    _states: ClassVar[tuple[str, ...]] = ("z", "n")
+    lr: float = 0.1
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    clip: float | None = None
+    _: KW_ONLY
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check(lr=0, beta=0, l1=0, l2=0)
+        if not self.lr > 0:
+            raise ValueError("FTRL: lr is 0, set it above 0; to keep rows as they are, freeze their table")
+        if not self.beta + self.l2 > 0:
+            raise ValueError("FTRL: beta and l2 are 0, set one above 0: w would be 0 / 0 where a gradient is 0")
+
+    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+        return lr, self.beta, self.l1, self.l2
+
+
+RowOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam | FTRL
+ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
     "rowwise-adagrad": RowwiseAdagrad,
     "sgd": SGD,
+    "sgd-momentum": partial(SGD, momentum=0.9),
     "adagrad": Adagrad,
     "adam": Adam,
+    "ftrl": FTRL,
 }
 
 
-def row_optimizer(name: str) -> type[RowOptimizer]:
-    """The row optimizer of a name, as flags or as files write it.
+def row_optimizer(name: str) -> Callable[..., RowOptimizer]:
+    """What makes the row optimizer of a name, as flags or as files write it.
 
     >>> row_optimizer("rowwise-adagrad") is row_optimizer("RowwiseAdagrad")
     True
+    >>> row_optimizer("sgd-momentum")(lr=0.1)
+    SGD(lr=0.1, clip=None, weight_decay=0.0, momentum=0.9, nesterov=False)
     """
-    for short, kind in ROW_OPTIMIZERS.items():
-        if name in (short, kind.__name__):
-            return kind
+    for short, make in ROW_OPTIMIZERS.items():
+        if name in (short, make().name):
+            return make
     raise ValueError(f"optimizer is {name!r}: set it to one of {', '.join(ROW_OPTIMIZERS)}")
-
-
-class TorchHandle(torch.optim.Optimizer):
-    """The rows' learning rate as a torch optimizer, so that torch's schedulers drive it and its state_dict keeps it.
-
-    Rows are updated in backward, with the learning rate that is set here at that moment; step() does nothing.
-
-    >>> handle = TorchHandle(SGD(lr=0.5), torch.zeros(1, requires_grad=True))
-    >>> schedule = torch.optim.lr_scheduler.ExponentialLR(handle, gamma=0.1)
-    >>> schedule.step()
-    >>> handle.lr
-    0.05
-    """
-
-    def __init__(self, optimizer: RowOptimizer, anchor: torch.Tensor) -> None:
-        super().__init__([anchor], {"lr": optimizer.lr})
-        # Schedulers warn when no step() came before theirs. Here backward is the step.
-        self._opt_called = True
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """What a GradScaler asks before its step: refuse one that the rows' gradients were not unscaled by."""
-        if self.param_groups[0]["params"][0].grad is None:
-            raise RuntimeError(
-                "scaler.step(embeddings.optimizer): the rows do not know this GradScaler, and were trained with scaled "
-                "gradients. Pass it to the embeddings, EmbeddingBagCollection(..., grad_scaler=scaler), or set "
-                "embeddings.grad_scaler = scaler before the first backward"
-            )
-        return False
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the next backward."""
-        return float(self.param_groups[0]["lr"])
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do nothing, but call the closure as torch's optimizers do."""
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()

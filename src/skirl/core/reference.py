@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from skirl.core.given import Given
 from skirl.core.initial import Constant, Initial, Normal, Uniform
 from skirl.core.keys import key_of, row_of, table_of
-from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Table
 
 Row = NDArray[Any]
@@ -37,10 +37,17 @@ class Reference:
     """
 
     def __init__(
-        self, tables: Sequence[Table], optimizer: RowOptimizer, seed: int = 0, dtype: DTypeLike = np.float32
+        self,
+        tables: Sequence[Table],
+        optimizer: RowOptimizer | Sequence[RowOptimizer],
+        seed: int = 0,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         self.tables = list(tables)
-        self.optimizer = optimizer
+        self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * len(self.tables)
+        """One for each table."""
+        self.frozen: set[int] = set()
+        """Tables that are looked up and not trained."""
         self.seed = seed
         self.dtype = np.dtype(dtype)
         self.rows: dict[int, Row] = {}
@@ -80,12 +87,14 @@ class Reference:
         """Update the rows of the last step by the gradients of its outputs, one mapping for each of its micro-batches.
 
         Where a feature's gradient is missing or None, its positions do not count; a row with no position that counts
-        stays as it is. lr: the learning rate of this step; None takes the optimizer's.
+        stays as it is. lr: the learning rate of this step, of all tables; None takes those of the optimizers.
         """
         if len(grads) != len(self._pending):
             raise ValueError(f"{len(grads)} micro-batches of gradients for {len(self._pending)} forwards")
-        optimizer = self.optimizer if lr is None else replace(self.optimizer, lr=lr)
         for t, table in enumerate(self.tables):
+            if t in self.frozen:
+                continue
+            optimizer = self.optimizers[t] if lr is None else replace(self.optimizers[t], lr=lr)
             terms: dict[int, list[Row | None]] = {}
             updated = False
             for batch, grad in zip(self._pending, grads, strict=True):
@@ -144,7 +153,8 @@ class Reference:
         """The records of these rows of table t; those never used before have their initial values."""
         new = [key for key in dict.fromkeys(keys) if key not in self.rows]
         dim = self.tables[t].dim
-        made = np.full((len(new), self.optimizer.width(dim)), self.optimizer.initial_state, self.dtype)
+        optimizer = self.optimizers[t]
+        made = np.full((len(new), optimizer.width(dim)), optimizer.initial_state, self.dtype)
         made[:, :dim] = initial_values(self.tables[t].initial, new, dim, self.seed, self.dtype)
         fresh = dict(zip(new, made, strict=True))
         if keep:
@@ -196,15 +206,18 @@ def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
         if norm > number(optimizer.clip):
             g = g * (number(optimizer.clip) / norm)
     w, state = record[: len(g)], record[len(g) :]
+    if optimizer.weight_decay:
+        g = g + number(optimizer.weight_decay) * w
     match optimizer:
-        case SGD(lr=lr):
+        case SGD(lr=lr, momentum=momentum, nesterov=nesterov):
+            if momentum:
+                state[:] = number(momentum) * state + g
+                g = g + number(momentum) * state if nesterov else state
             w[:] = w - number(lr) * g
         case Adagrad(lr=lr, lr_decay=decay, eps=eps):
             state[:] = state + g * g
             w[:] = w - number(lr / (1 + (t - 1) * decay)) * (g / (np.sqrt(state) + number(eps)))
-        case RowwiseAdagrad(lr=lr, eps=eps, weight_decay=decay):
-            if decay:
-                g = g + number(decay) * w
+        case RowwiseAdagrad(lr=lr, eps=eps):
             state[0] = state[0] + tree_sum(g * g) / number(len(g))
             w[:] = w - number(lr) / (np.sqrt(state[0]) + number(eps)) * g
         case Adam(lr=lr, betas=(b1, b2), eps=eps):
@@ -213,6 +226,15 @@ def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
             v[:] = v + (g * g - v) * number(1 - b2)
             size = number(lr * sqrt(1 - b2**t) / (1 - b1**t))
             w[:] = w - size * (m / (np.sqrt(v) + number(eps)))
+        case FTRL():
+            z, n = state[: len(g)], state[len(g) :]
+            alpha, beta, l1, l2 = map(number, (optimizer.lr, optimizer.beta, optimizer.l1, optimizer.l2))
+            begun = number(0) - ((beta / alpha + l2) * w + np.sign(w) * l1)  # the z of a row that had no gradient yet
+            before, after = np.sqrt(n), np.sqrt(n + g * g)
+            z[:] = np.where(n > 0, z, begun) + (g - (after - before) / alpha * w)
+            n[:] = n + g * g
+            within = np.where(z > l1, l1, np.where(z < -l1, -l1, z))
+            w[:] = (within - z) / ((beta + after) / alpha + l2)
 
 
 def tree_sum(values: Row) -> Any:

@@ -1,8 +1,8 @@
 """Tables, banks and keys. A key names a row in one int64: the table in the upper 16 bits, the row in the lower 48; ids
-wider than 48 bits go through a vocabulary first. The tables of one dim share a bank.
+wider than 48 bits go through a vocabulary first. The tables of one dim and one kind of record share a bank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ class Table:
 
     - `name`: its name, as errors, exports and checkpoints call it.
     - `rows`: how many rows it has, at most 2**48: ids run from 0 to `rows - 1`. A row that was never used takes one bit.
-    - `dim`: numbers in a row's vector. Tables of one dim share a cache.
+    - `dim`: numbers in a row's vector. Tables of one dim and one kind of row optimizer share a cache.
     - `features`: the id features that look rows up in this table; when empty, one feature with the table's own name.
     - `pooling`: how the rows of a bag become one vector, "sum" or "mean". "sum" needs no division, and with one id per
       bag it is the same.
@@ -86,7 +86,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Bank:
-    """The tables of one dim: they share a cache and a planner, since their records have one width."""
+    """The tables of one dim and one kind of row optimizer: their records are alike, so they share a cache and a planner."""
 
     dim: int
     tables: tuple[int, ...]
@@ -95,19 +95,21 @@ class Bank:
 
 @dataclass(frozen=True)
 class Schema:
-    """All tables of a collection, resolved: features in table order, tables of one dim in one bank.
+    """All tables of a collection, resolved: features in table order, tables of one dim and one record in one bank.
 
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 20, 8), Table("c", 30, 4, features=("c1", "c2"))])
     >>> [(bank.dim, [f.name for f in bank.features]) for bank in schema.banks]
     [(4, ['a', 'c1', 'c2']), (8, ['b'])]
+    >>> [bank.tables for bank in Schema.of(schema.tables, records=["adam", "adam", "sgd"]).banks]
+    [(0,), (2,), (1,)]
     """
 
     tables: tuple[Table, ...]
     banks: tuple[Bank, ...]
 
     @classmethod
-    def of(cls, tables: Sequence[Table]) -> "Schema":
-        """Check a list of tables and resolve it."""
+    def of(cls, tables: Sequence[Table], records: Sequence[Hashable] | None = None) -> "Schema":
+        """Check a list of tables and resolve it. records: of each table, what its records are; None: all are alike."""
         tables = tuple(tables)
         if not tables:
             raise ValueError("no tables given: pass at least one skirl.Table")
@@ -116,8 +118,9 @@ class Schema:
         _refuse_twice("table", [t.name for t in tables])
         _refuse_twice("feature", [f for t in tables for f in t.features])
         banks = []
-        for dim in sorted({t.dim for t in tables}):
-            members = tuple(i for i, t in enumerate(tables) if t.dim == dim)
+        kinds = [(t.dim, None if records is None else records[i]) for i, t in enumerate(tables)]
+        for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0]):  # of one dim, that which comes first
+            dim, members = kind[0], tuple(i for i, other in enumerate(kinds) if other == kind)
             named = [(name, i) for i in members for name in tables[i].features]
             features = tuple(Feature(name, i, column) for column, (name, i) in enumerate(named))
             banks.append(Bank(dim, members, features))

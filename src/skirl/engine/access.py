@@ -54,7 +54,7 @@ def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: n
     dim, initial = engine.schema.banks[bank].dim, engine.initial
     run(
         fill, len(keys), keys, slots, into, dim, engine.seed, initial.kind, initial.scale, initial.quantiles,
-        engine.optimizer.initial_state, threads=torch.get_num_threads(),
+        engine.optimizers[engine.schema.banks[bank].tables[0]].initial_state, threads=torch.get_num_threads(),
     )  # fmt: skip
     if engine.begun.of:
         given = np.flatnonzero(np.isin(table_of(keys), list(engine.begun.of)))
@@ -82,8 +82,9 @@ def put_rows(engine: Engine, table: int, rows: np.ndarray, values: Mapping[str, 
     values: by name, `weight` and the parts of the optimizer's state; `all`: whole records.
     """
     bank = bank_of(engine, table)
-    records = np.full((len(rows), engine.widths[bank]), engine.optimizer.initial_state, engine.dtype)
-    places = engine.optimizer.unpack(engine.schema.tables[table].dim) | {"all": slice(None)}
+    optimizer = engine.optimizers[table]
+    records = np.full((len(rows), engine.widths[bank]), optimizer.initial_state, engine.dtype)
+    places = optimizer.unpack(engine.schema.tables[table].dim) | {"all": slice(None)}
     for part, value in values.items():
         records[:, places[part]] = value
     put(engine, rows | (table << ROW_BITS), records, bank)

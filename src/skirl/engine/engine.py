@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from skirl.core.groups import Groups, RowOptimizers, Setting
 from skirl.core.half import HALVES, packed, words
 from skirl.core.ids import Resolver
 from skirl.core.initial import InitialTable
 from skirl.core.keys import row_of, table_of
-from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Schema, Table
 from skirl.engine.begun import Begun
 from skirl.engine.cache import Cache
@@ -53,12 +53,6 @@ class Counters:
     bytes_written: int = 0
 
 
-def _called(given: object) -> str:
-    """What was given for something else: the name of a class, or of an object's."""
-    kind = given if isinstance(given, type) else type(given)
-    return f"{'the class' if kind is given else 'a'} {kind.__module__}.{kind.__name__}".replace("builtins.", "")
-
-
 class Damaged(RuntimeError):
     """Rows were lost on the way; the message says how, and what to do."""
 
@@ -70,7 +64,7 @@ class Engine:
         self,
         tables: Sequence[Table],
         *,
-        optimizer: RowOptimizer,
+        optimizer: RowOptimizers,
         cache: CacheSize,
         store: str | Store,
         dtype: torch.dtype,
@@ -85,13 +79,11 @@ class Engine:
             )
         if not 0 <= seed < 1 << 63:
             raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
-        if not isinstance(optimizer, RowOptimizer):
-            raise TypeError(
-                f"optimizer is {_called(optimizer)}: rows have their own, set it to one such as skirl.SGD(lr=0.1), "
-                "skirl.Adagrad, skirl.RowwiseAdagrad or skirl.Adam"
-            )
-        self.schema = Schema.of(tables)
-        self.optimizer = optimizer
+        self.optimizers = Groups(Schema.of(tables).tables, optimizer)
+        """The row optimizer of each table."""
+        self.schema = Schema.of(tables, self.optimizers.records)
+        self.frozen = np.zeros(len(self.schema.tables), np.bool_)
+        """Tables whose rows are looked up and not trained."""
         self.torch_dtype = dtype
         self.half = dtype if dtype in HALVES else None
         """What rows are held in, where it is not what is computed in."""
@@ -101,7 +93,7 @@ class Engine:
         self.pooled = pooled
         self.resolver = Resolver(self.schema, self.dtype, pooled)
         self.device = open_device(device, self.dtype)
-        self.widths = [optimizer.width(bank.dim) for bank in self.schema.banks]
+        self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
         """Numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
         """Numbers in its record, as the store has it."""
@@ -136,7 +128,8 @@ class Engine:
         self._cause: BaseException | None = None
         self.banks = self._open_banks()
         """What holds and computes on the cache, one a bank."""
-        self._table_of = [np.array([f.table for f in bank.features], np.int64) for bank in self.schema.banks]
+        self.table_of = [np.array([f.table for f in bank.features], np.int64) for bank in self.schema.banks]
+        """Of each bank: the table of each feature."""
         self._pid = os.getpid()
 
     def _open_banks(self) -> list[BankRows]:
@@ -148,7 +141,9 @@ class Engine:
                 half=self.half,
                 features=len(bank.features) if self.pooled else 1,
                 dtype=self.dtype,
-                optimizer=self.optimizer,
+                kind=self.optimizers[bank.tables[0]].kind,
+                initial_state=self.optimizers[bank.tables[0]].initial_state,
+                clips=any(self.optimizers[t].clip is not None for t in bank.tables),
                 initial=self.initial,
                 seed=self.seed,
             )
@@ -281,7 +276,8 @@ class Engine:
 
     def _begin(self, bank: BankRows, keys: np.ndarray, places: np.ndarray, room: np.ndarray) -> None:
         """First records of rows that the store has not: only rows that begin from an array come this way."""
-        records = np.full((len(places), self.widths[bank.facts.number]), self.optimizer.initial_state, self.dtype)
+        state = self.optimizers[table_of(keys[0])].initial_state
+        records = np.full((len(places), self.widths[bank.facts.number]), state, self.dtype)
         self.first(keys[places], records)
         room[places] = packed(records, self.half) if self.half else records
 
@@ -317,15 +313,20 @@ class Engine:
         for bank in self.banks:
             bank.forget_moves()
 
-    def update(self, work: Work, lr: float) -> None:
-        """Backward's end: sum the gradients of every row and apply the row optimizer once."""
+    def trained(self, bank: int) -> np.ndarray:
+        """Of each feature of a bank: whether its rows are trained."""
+        return ~self.frozen[self.table_of[bank]]
+
+    def update(self, work: Work, settings: Sequence[Setting]) -> None:
+        """Backward's end: sum the gradients of every row and apply its optimizer once. settings: of their groups."""
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
-            raised[self._table_of[bank][live]] = True
+            raised[self.table_of[bank][live]] = True
         self.table_steps += raised
-        scalars = self.optimizer.scalars(lr, self.table_steps, self.dtype)
-        for bank in range(len(self.schema.banks)):
-            self._update_bank(work, bank, scalars)
+        for bank, members in enumerate(self.schema.banks):
+            if raised[list(members.tables)].any():
+                scalars = self.optimizers.scalars(members.tables, settings, self.table_steps, self.dtype)
+                self._update_bank(work, bank, scalars)
         work.updated = True
         work.grads.clear()
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import KeyedJagged
+from skirl.core.groups import RowOptimizers
 from skirl.core.initial import Initial, Normal
-from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Pooling, Table
 from skirl.engine.access import put_weight
 from skirl.engine.capacity import CacheSize
@@ -72,7 +72,7 @@ class EmbeddingBag(nn.Module):
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         *,
-        optimizer: RowOptimizer,
+        optimizer: RowOptimizers,
         cache: CacheSize,
         store: str | Store = "memory",
         seed: int = 0,
@@ -108,18 +108,19 @@ class EmbeddingBag(nn.Module):
             put_weight(self.rows.engine, 0, _weight)
 
     @classmethod
-    def from_pretrained(cls, embeddings: Tensor, **options: Any) -> "EmbeddingBag":
-        """Start from these rows; they are trained further unless the model is in eval mode.
+    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> "EmbeddingBag":
+        """Start from these rows, which are not trained further unless `freeze` is False, as in torch.
 
         **Arguments**
 
         - `embeddings`: the rows, `[num_embeddings, embedding_dim]`.
-        - `options`: all else that the class takes by name; `freeze=True` is refused.
+        - `freeze`: look rows up without training them; True as in torch. `requires_grad_(True)` trains them later.
+        - `options`: all else that the class takes by name.
         """
-        if options.pop("freeze", False):
-            raise ValueError("rows are trained by backward: leave freeze out, and call eval() to keep them")
         rows, dim = embeddings.shape
-        return cls(rows, dim, _weight=embeddings, **options)
+        bag = cls(rows, dim, _weight=embeddings, **options)
+        bag.requires_grad_(not freeze)
+        return bag
 
     @property
     def optimizer(self) -> Any:

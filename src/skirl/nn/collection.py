@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import Sparse
-from skirl.core.optim import RowOptimizer, TorchHandle
+from skirl.core.groups import RowOptimizers, matching
+from skirl.core.handle import TorchHandle
+from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.access import peek_distinct
 from skirl.engine.capacity import CacheSize
@@ -35,7 +37,7 @@ class Collection(nn.Module):
         self,
         tables: Sequence[Table],
         *,
-        optimizer: RowOptimizer,
+        optimizer: RowOptimizers,
         cache: CacheSize,
         store: str | Store = "memory",
         device: str | torch.device = "cpu",
@@ -56,9 +58,9 @@ class Collection(nn.Module):
             pooled=self.pooled,
             device=device,
         )
-        # It makes backward run where no Parameter comes before.
-        self.anchor = torch.zeros((), device=self.engine.device.at, requires_grad=True)
-        self.optimizer = TorchHandle(optimizer, self.anchor)
+        # It makes backward run where no other Parameter comes before. It has no numbers; requires_grad_ reaches it.
+        self.anchor = nn.Parameter(torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at))
+        self.optimizer = TorchHandle(self.engine.optimizers, self.engine.device.at)
         self._same = SameBatch(self.engine.schema.features)
         self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self._same, grad_scaler)
         self.alone = Alone(self.engine)
@@ -78,6 +80,42 @@ class Collection(nn.Module):
     @grad_scaler.setter
     def grad_scaler(self, scaler: Any) -> None:
         self.current.grad_scaler = scaler
+
+    def freeze(self, *tables: str) -> None:
+        """Look the rows of these tables up without training them, from the next forward on; all: `requires_grad_(False)`.
+
+        **Arguments**
+
+        - `tables`: their names, or patterns such as "user_*".
+        """
+        self._set_frozen(tables, True)
+
+    def unfreeze(self, *tables: str) -> None:
+        """Train the rows of these tables again.
+
+        **Arguments**
+
+        - `tables`: their names, or patterns such as "user_*".
+        """
+        self._set_frozen(tables, False)
+
+    def _set_frozen(self, patterns: Sequence[str], frozen: bool) -> None:
+        if not patterns:
+            raise ValueError(
+                "no table given: name tables, or use requires_grad_(False) and requires_grad_(True) for all"
+            )
+        found = [matching(pattern, self.engine.optimizers.names) for pattern in patterns]
+        for places in found:
+            self.engine.frozen[places] = frozen
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """The tables whose rows are not trained."""
+        return tuple(
+            table.name
+            for table, frozen in zip(self.tables, self.engine.frozen, strict=True)
+            if frozen or not self.anchor.requires_grad
+        )
 
     @property
     def lookahead(self) -> Loop | None:
@@ -146,6 +184,14 @@ class Collection(nn.Module):
         """Which store, at which point, holds the rows: what `state_dict` carries instead of them."""
         store = self.engine.store
         return {"identity": store.identity, "generation": store.generation, "steps": self.engine.counters.steps}
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """The anchor is no state."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[f"{prefix}anchor"]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict({f"{prefix}anchor": self.anchor, **state_dict}, prefix, *args, **options)
 
     def get_extra_state(self) -> dict[str, Any]:
         """For state_dict: rows stay in the store, the state names it."""
@@ -274,6 +320,10 @@ class Place(NamedTuple):
     def table(self) -> Table:
         return self.engine.schema.tables[self.number]
 
+    @property
+    def optimizer(self) -> RowOptimizer:
+        return self.engine.optimizers[self.number]
+
 
 def tables_of(model: nn.Module) -> dict[str, Place]:
     """The tables of all collections of a model, by name."""
@@ -312,8 +362,10 @@ class EmbeddingBagCollection(Collection):
 
     **Arguments**
 
-    - `tables`: the tables; those of one dim share a part of the cache.
-    - `optimizer`: how rows are trained. Rows are no Parameters, so they have their own.
+    - `tables`: the tables; those of one dim and one kind of row optimizer share a part of the cache.
+    - `optimizer`: how rows are trained: a row optimizer, or one for each pattern of tables' names, `{"user_*": skirl.Adam(),
+      "*": skirl.SGD()}`, of which the first that matches counts. Rows are no Parameters, so they have their own, and
+      `clip_grad_norm_(model.parameters())` leaves them out: its `clip` bounds the gradient of each row.
     - `cache`: rows on the device: a number of rows, a share of all rows ("10%"), bytes with their unit ("4GiB"), or "auto":
       half of the memory that is free. Each choice gives the same bits. `skirl size` says what your data needs.
     - `store`: where all other rows are: "memory", "disk:FOLDER", "checkpoint" (those of the checkpoint that is loaded, to

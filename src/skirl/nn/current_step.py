@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skirl.core.handle import TorchHandle
 from skirl.core.ids import Captured
-from skirl.core.optim import TorchHandle
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro, Work
 from skirl.nn.accumulation import DenseGradients
@@ -43,8 +43,8 @@ class CurrentStep:
     **Arguments**
 
     - `engine`: the rows.
-    - `optimizer`: the rows' learning rate.
-    - `anchor`: the tensor that makes backward run; its gradient tells a GradScaler of a skipped step.
+    - `optimizer`: the rows' learning rates; the gradient of its anchor tells a GradScaler of a skipped step.
+    - `anchor`: the parameter that makes backward run; where it wants no gradient, all rows stay as they are.
     - `same`: compares a forward's ids with those of the step.
     - `grad_scaler`: the one of the training loop, with AMP.
     """
@@ -132,6 +132,10 @@ class CurrentStep:
                 "before the next batch is taken, and before skirl.save; several lookups of one batch need a skirl.lookahead"
             )
 
+    def trained(self, bank: int) -> np.ndarray:
+        """Of each feature of a bank: whether its rows are trained by a forward that begins now."""
+        return self.engine.trained(bank) & self._anchor.requires_grad
+
     def returned(self, ticket: "Ticket", grad: Tensor | None) -> None:
         """Backward reached one bank of one micro-batch."""
         if grad is not None and ticket.live.any():
@@ -139,7 +143,7 @@ class CurrentStep:
             if grad.is_cuda and len(ticket.work.micros) > 1:
                 grad = grad.clone()  # a CUDA graph writes the next micro-batch's to the same place
             ticket.work.grads[ticket.bank, ticket.micro] = grad
-            ticket.work.live[ticket.bank, ticket.micro] = ticket.live
+            ticket.work.live[ticket.bank, ticket.micro] = ticket.live & ticket.trained
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
@@ -153,11 +157,11 @@ class CurrentStep:
         """Under `uninterrupted`."""
         if self.grad_scaler is not None and not self._unscale(work):
             work.updated = True
-            self._anchor.grad = torch.full_like(self._anchor, torch.inf)
+            self._optimizer.anchor.grad = torch.full_like(self._optimizer.anchor, torch.inf)
             return
-        lr = self._optimizer.lr
+        settings = self._optimizer.settings()
         try:
-            self.engine.update(work, lr)
+            self.engine.update(work, settings)
         except BaseException as error:
             self.engine.lose(f"rows of a step were being updated when {error!r} happened", error)
             raise
@@ -168,7 +172,7 @@ class CurrentStep:
         The anchor's gradient says which, so that `scaler.step(embeddings.optimizer)` lets the scaler know as well: rows
         may overflow where no dense gradient does, and would be skipped for ever at a scale that nobody lowers.
         """
-        self._anchor.grad = torch.zeros_like(self._anchor)
+        self._optimizer.anchor.grad = torch.zeros_like(self._optimizer.anchor)
         inverse = 1.0 / self.grad_scaler.get_scale()
         for grad in work.grads.values():
             if not torch.isfinite(grad).all():
@@ -189,6 +193,10 @@ class Ticket:
         self.bank = bank
         self.ids = work.micros[micro].ids[bank]
         self.live = np.zeros(len(self.engine.schema.banks[bank].features), np.bool_)
+        self.trained = current.trained(bank)
+        """Of each feature: whether its rows are trained, as of its forward."""
+        self.passes = self.trained.copy()
+        """Of each feature: whether a gradient of it goes anywhere: to its rows, or to the weights of its ids."""
         self.used = False
 
     def release(self) -> None:

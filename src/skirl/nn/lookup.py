@@ -33,6 +33,9 @@ class Lookup(torch.autograd.Function):
         for ticket in tickets:
             flat = ticket.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
             out.append(shaped(flat, ticket.engine, ticket.bank, ticket.ids))
+            if weights is not None:
+                ticket.passes[:] = True
+        ctx.mark_non_differentiable(*(o for o, ticket in zip(out, tickets, strict=True) if not ticket.passes.any()))
         return tuple(out)
 
     @staticmethod

@@ -80,7 +80,8 @@ class Pooled(Mapping[str, Tensor]):
         bank, column = self._all[name]
         if bank not in self._split:
             self._split[bank] = self._unbind(bank)
-        return self._split[bank][column]
+        out = self._split[bank][column]
+        return out if self._tickets is None or self._tickets[bank].passes[column] else out.detach()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -96,10 +97,10 @@ class Pooled(Mapping[str, Tensor]):
     @uncompiled
     def stacked(self) -> Tensor:
         """All features as one [batch, features, dim] tensor, features in table order; all dims must be equal."""
-        if len(self._banks) != 1:
-            dims = [bank.dim for bank in self._schema.banks]
+        dims = sorted({self._schema.banks[self._all[name][0]].dim for name in self._names})
+        if len(dims) != 1:
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
-        if len(self._names) < len(self._all):
+        if len(self._banks) > 1 or len(self._names) < len(self._all):
             return torch.stack([self[name] for name in self._names], 1)
         if self._tickets is None:
             return self._banks[0]

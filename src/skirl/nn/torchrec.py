@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import KeyedJagged, Sparse
-from skirl.core.optim import RowOptimizer
+from skirl.core.groups import RowOptimizers
 from skirl.core.tables import Table
 from skirl.engine.access import put_weight
 from skirl.engine.capacity import CacheSize
@@ -91,7 +91,7 @@ class Keyed:
 def swap(
     model: nn.Module,
     *,
-    optimizer: RowOptimizer,
+    optimizer: RowOptimizers,
     cache: CacheSize,
     store: str | Store = "memory",
     seed: int = 0,
@@ -105,7 +105,8 @@ def swap(
     **Arguments**
 
     - `model`: the model; if it is itself the collection, the new module is returned.
-    - `optimizer`: how rows change in backward; required, as TorchRec's own collections leave it to the caller too.
+    - `optimizer`: how rows change in backward, one for all tables or one for each pattern of their names; required, as
+      TorchRec's own collections leave it to the caller too.
     - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB"). No default suits every
       model.
     - `store`: where the other rows are: "memory", "disk:FOLDER" or a `skirl.store.Store`. In memory nothing has to be

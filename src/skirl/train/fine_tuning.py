@@ -54,8 +54,7 @@ def begin_from(path: Path, model: nn.Module, stream: Source) -> dict[str, Any]:
         else:
             log.warning("%s has rows and no dense weights: these begin at their initial values", path)
         taken = copy_rows(here, theirs, path)
-        kinds = {type(place.engine.optimizer).__name__ for place in here.values()}
-        same = kinds == {type(place.engine.optimizer).__name__ for place in theirs.values()}
+        same = all(place.optimizer.kind == theirs[name].optimizer.kind for name, place in here.items())
     for collection in collections_of(model).values():
         collection.forget()
     return {"folder": str(path), "rows": sum(taken.values()), "row_state": same, "dense": bool(dense)}

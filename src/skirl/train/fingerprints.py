@@ -54,11 +54,11 @@ class Trace:
                 self.before.append(fingerprints(read(_rows_of(batch, schema))))
                 yield batch
 
-        weights = list(model.parameters())
+        weights = [w for w in model.parameters() if w.numel()]  # embeddings have one without numbers
         self.dense_size = {"parameters": len(weights), "numbers": sum(w.numel() for w in weights)}
         for done in steps(model, dense, watched(), rates):
             self.losses.append(done.loss)
-            self.dense.append({name: _digest(value) for name, value in model.named_parameters()})
+            self.dense.append({name: _digest(value) for name, value in model.named_parameters() if value.numel()})
             self.after.append(fingerprints(read(_rows_of(done.batch, schema))))
             yield len(self.losses)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-OptimizerName = Literal["rowwise-adagrad", "sgd", "adagrad", "adam"]
+OptimizerName = Literal["rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl"]
 RUNS = "SKIRL_RUNS"
 """The environment variable that says where run folders are made if no flag does; "none": nowhere."""
 _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)

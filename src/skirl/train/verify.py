@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import Sparse
-from skirl.core.optim import TorchHandle
+from skirl.core.groups import Groups
+from skirl.core.handle import TorchHandle
 from skirl.core.reference import Bags, Reference
 from skirl.core.tables import Schema
 from skirl.engine.access import peek
@@ -109,7 +110,8 @@ class PlainEmbeddings(nn.Module):
         self.pooled = pooled
         self.at = at
         self.anchor = torch.zeros((), device=at, requires_grad=True)  # so that backward comes here
-        self.optimizer = TorchHandle(reference.optimizer, self.anchor)  # the learning rate of the next backward
+        groups = Groups(reference.tables, reference.optimizers[0])
+        self.optimizer = TorchHandle(groups, at)  # the learning rate of the next backward
 
     def forward(self, sparse: Sparse) -> "PlainRows":
         bags = _bags(sparse)

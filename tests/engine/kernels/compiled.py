@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from math import inf
 from pathlib import Path
 
 import torch
@@ -19,10 +18,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_FTRL, KIND_MOMENTUM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 from skirl.engine.kernels import gpu, gpu_update
 
-FORMS = {KIND_SGD: 1, KIND_ADAGRAD: 2, KIND_ROWWISE_ADAGRAD: 1, KIND_ADAM: 3}
+FORMS = {KIND_SGD: 1, KIND_ADAGRAD: 2, KIND_ROWWISE_ADAGRAD: 1, KIND_ADAM: 3, KIND_MOMENTUM: 2, KIND_FTRL: 3}
 
 
 class NoGpu:
@@ -88,7 +87,7 @@ def compile_all(dim: int, dtype: torch.dtype) -> None:
         plain = kind == KIND_ROWWISE_ADAGRAD  # once as most runs have it, else with all that a kernel can do
         gpu.update(
             cache, dim, kind, index, keys, index, index, index, none if plain else numbers, out,
-            live[:0] if plain else live, torch.zeros(16, 4, dtype=real), inf if plain else 1.0, stretches, out, index,
+            live[:0] if plain else live, torch.zeros(16, 6, dtype=real), not plain, stretches, out, index,
             rounding=(1, 2) if half else None,
         )  # fmt: skip
         if kind == KIND_ROWWISE_ADAGRAD:

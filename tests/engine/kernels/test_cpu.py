@@ -9,7 +9,7 @@ from hypothesis import given, target
 from hypothesis import strategies as st
 
 from skirl.core.initial import Constant, InitialTable, Normal, Uniform, fill
-from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.reference import Reference, tree_sum
 from skirl.core.tables import Schema, Table
 from skirl.engine.kernels import cpu
@@ -25,7 +25,11 @@ OPTIMIZERS: list[RowOptimizer] = [
     SGD(lr=0.1, clip=0.5),
     Adagrad(lr=0.1, clip=0.5),
     RowwiseAdagrad(lr=0.1, weight_decay=0.1, clip=0.5),
-    Adam(lr=0.1, clip=0.5),
+    Adam(lr=0.1, clip=0.5, weight_decay=0.1),
+    SGD(lr=0.1, momentum=0.9, weight_decay=0.1),
+    SGD(lr=0.1, momentum=0.5, nesterov=True, clip=0.5),
+    FTRL(lr=0.1, l1=0.3, l2=0.1, clip=0.5),
+    FTRL(lr=0.1, beta=0.5, weight_decay=0.1),
 ]
 
 
@@ -107,7 +111,7 @@ class World:
         scalars = self.optimizer.scalars(self.optimizer.lr, self.steps, self.dtype)
         self.run(
             cpu.update, len(distinct), self.cache, dim, self.optimizer.kind, rows, distinct, start, positions, bag_of,
-            scale, stacked, live, scalars, self.optimizer.clip_norm, work=start,
+            scale, stacked, live, scalars, work=start,
         )  # fmt: skip
         return outs
 

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from skirl.core.initial import Constant, InitialTable, Normal, Uniform
 from skirl.core.initial import fill as cpu_fill
-from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.reference import Reference
 from skirl.core.tables import Table
 from skirl.engine.kernels import cpu, gpu, gpu_update
@@ -34,7 +34,11 @@ OPTIMIZERS: list[RowOptimizer] = [
     RowwiseAdagrad(lr=0.1),
     RowwiseAdagrad(lr=0.1, weight_decay=0.01, clip=0.5),
     Adam(lr=0.1),
-    Adam(lr=0.1, clip=0.5),
+    Adam(lr=0.1, clip=0.5, weight_decay=0.01),
+    SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
+    SGD(lr=0.1, momentum=0.5, nesterov=True, clip=0.5),
+    FTRL(lr=0.1, l1=0.3, l2=0.1),
+    FTRL(lr=0.1, beta=0.5, clip=0.5, weight_decay=0.01),
 ]
 DTYPES = st.sampled_from([np.float32, np.float32, np.float64])
 SEEDS = st.integers(0, 2**32)
@@ -142,7 +146,7 @@ class Grouped:
     def on_cpu(self, cache):
         cpu.update(
             cache, self.dim, self.optimizer.kind, self.rows, self.keys, self.start, self.pos, self.bag_of, self.scale,
-            self.grads, self.live, self.scalars, self.optimizer.clip_norm, 0, len(self.rows),
+            self.grads, self.live, self.scalars, 0, len(self.rows),
         )  # fmt: skip
 
     def on_gpu(self, arena, cache, rounding=None):
@@ -154,7 +158,8 @@ class Grouped:
         gpu.update(
             cache, self.dim, self.optimizer.kind, arena.put(self.rows), arena.put(self.keys), arena.put(self.start),
             arena.put(self.pos), arena.put(self.bag_of), arena.put(self.scale), arena.put(self.grads), live,
-            arena.put(self.scalars), self.optimizer.clip_norm, arena.put(stretches), partial, marks, rounding=rounding,
+            arena.put(self.scalars), self.optimizer.clip is not None, arena.put(stretches), partial, marks,
+            rounding=rounding,
         )  # fmt: skip
 
     def compare(self, device):
@@ -303,7 +308,7 @@ def test_a_step_equals_the_reference(device, optimizer):
     gpu.update(
         cache, dim, optimizer.kind, arena.put(rows), keys, arena.put(start),
         arena.put(np.argsort(ids, kind="stable").astype(np.int32)), arena.put(bag_of), arena.put(scale), arena.put(grads),
-        arena.put(np.array([True, False])), arena.put(optimizer.scalars(0.1, np.array([1]))), optimizer.clip_norm,
+        arena.put(np.array([True, False])), arena.put(optimizer.scalars(0.1, np.array([1]))), optimizer.clip is not None,
         arena.put(stretches), arena.put(np.full((len(stretches), dim), np.nan, np.float32)),
         arena.put(np.full(len(stretches) + len(rows), -1, np.int32)),
     )  # fmt: skip
@@ -373,7 +378,7 @@ def test_nothing_is_launched_for_nothing(monkeypatch):
     gpu.fill(none.long(), none, cache, 8, 0, none, floats, floats, 0.0)
     gpu.update(
         cache, 8, SGD().kind, none, none.long(), torch.zeros(1, dtype=torch.int32), none, none, floats, rows, floats.bool(),
-        floats.view(0, 1), 1.0, none.view(0, 3), rows, none,
+        floats.view(0, 1), True, none.view(0, 3), rows, none,
     )  # fmt: skip
     with pytest.raises(AssertionError, match="launched"):
         gpu.take(cache, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 8))
@@ -416,8 +421,8 @@ def test_rounding_is_fair(device, half):
     for step in range(steps):
         gpu.update(
             cache, dim, SGD().kind, whole, whole.long(), torch.arange(n + 1, dtype=torch.int32, device=device), whole,
-            whole, empty, torch.ones(n, dim, device=device), empty.bool(), torch.full((1, 1), 2.0**-12, device=device),
-            float("inf"), torch.zeros(0, 3, dtype=torch.int32, device=device), empty, whole[:0], rounding=(5, step),
+            whole, empty, torch.ones(n, dim, device=device), empty.bool(), torch.tensor([[0, 0, 2.0**-12]], device=device),
+            False, torch.zeros(0, 3, dtype=torch.int32, device=device), empty, whole[:0], rounding=(5, step),
         )  # fmt: skip
     lost = 1 - cache.float().mean().item()
     assert lost == pytest.approx(steps * 2.0**-12, rel=0.08)

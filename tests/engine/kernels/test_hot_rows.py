@@ -61,7 +61,7 @@ def test_sums(which, dim, dtype, scaled, dead):
     kernel = cpu.update if which == "plain" else choice.update_for(dim, np.dtype(dtype), KIND_SGD)
     kernel(
         cache, dim, KIND_SGD, rows, np.zeros(u, np.int64), start, pos, bag_of, scale, grads, live,
-        np.full((1, 1), -1, dtype), dtype(np.inf), 0, u,
+        np.array([[np.inf, 0, -1]], dtype), 0, u,
     )  # fmt: skip
     for i, count in enumerate(COUNTS):
         mine = slice(start[i], start[i + 1])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import config, njit
 
-from skirl.core.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.engine.kernels import choice, cpu, lanes, wide
 from skirl.engine.kernels.buffers import empty
 from tests.cases import cases
@@ -20,10 +20,12 @@ pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="the plain loops are 
 DIMS = [16, 48, 112]
 OPTIMIZERS: list[RowOptimizer] = [
     SGD(lr=0.1, clip=0.5),
-    Adagrad(lr=0.1),
+    Adagrad(lr=0.1, weight_decay=0.01),
     RowwiseAdagrad(lr=0.1),
     RowwiseAdagrad(lr=0.1, weight_decay=0.01, clip=0.5),
     Adam(lr=0.1),
+    SGD(lr=0.1, momentum=0.9, nesterov=True),
+    FTRL(lr=0.1, l1=0.3, l2=0.1),
 ]
 
 
@@ -86,7 +88,7 @@ def test_updated_bits_are_those_of_the_plain_loop(data, dim, optimizer):
         caches.append(drawn.cache.copy())
         kernel(
             caches[-1], dim, optimizer.kind, drawn.slot_of[distinct], distinct.astype(np.int64), start, positions, bag_of,
-            drawn.scale, grads, live, scalars, np.float32(optimizer.clip_norm), lo, len(distinct),
+            drawn.scale, grads, live, scalars, lo, len(distinct),
         )  # fmt: skip
     assert bits(caches[0]) == bits(caches[1])
 
@@ -119,7 +121,7 @@ rows, keys, start = np.arange(2, dtype=np.int32), np.arange(2), np.array([0, 300
 place, cache, scale = np.arange(301, dtype=np.int32), np.ones((2, 16), np.float32), np.empty(0, np.float32)
 choice.update_for(16, cache.dtype, KIND_SGD)(
     cache, 16, KIND_SGD, rows, keys, start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_),
-    np.ones((1, 1), np.float32), np.float32(np.inf), 0, 2)
+    np.array([[np.inf, 0, 1]], np.float32), 0, 2)
 assert cache[:, 0].tolist() == [-299, 0]
 """
 

@@ -10,7 +10,6 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import InitialTable
-from skirl.core.optim import RowOptimizer
 from skirl.engine.work import Work
 from skirl.store.changes import Records
 
@@ -27,7 +26,12 @@ class BankFacts:
     features: int
     """Rows of the output for each sample; 1 where nothing is pooled."""
     dtype: np.dtype
-    optimizer: RowOptimizer
+    kind: int
+    """Of the row optimizer, whose numbers may differ by table."""
+    initial_state: float
+    """The first value of every number of a row's state."""
+    clips: bool
+    """Whether the gradient of some table is clipped."""
     initial: InitialTable
     seed: int
     half: torch.dtype | None = None
@@ -44,7 +48,7 @@ class Update:
     live: np.ndarray
     """Which rows of the outputs have a gradient: by row % size."""
     scalars: np.ndarray
-    """Of the optimizer, [tables, k]."""
+    """Of each table, the numbers of its optimizer: [tables, k]."""
     step: int
     """Counted from the start of the run; part of the seed by which halves are rounded."""
 

@@ -205,7 +205,7 @@ class GpuRows(BankRows):
             kernels.put(cache, views["fetch_slots"], fetched)
             kernels.fill(
                 views["new_keys"], views["new_slots"], self.rows, facts.dim, facts.seed, *self._initial,
-                facts.optimizer.initial_state,
+                facts.initial_state,
             )  # fmt: skip
 
         compute.run(move)
@@ -284,7 +284,7 @@ class GpuRows(BankRows):
     def update(self, update: Update) -> None:
         work, facts, gpu = update.work, self.facts, self._gpu
         arrival = self._current(work)
-        views, step, optimizer = arrival.views, work.steps[facts.number], facts.optimizer
+        views, step = arrival.views, work.steps[facts.number]
         ids = [m.ids[facts.number] for m in work.micros]
         same = all(i.scale is sent for i, sent in zip(ids, arrival.scales, strict=True))
         scales = None if same else joined_scales(ids, facts.dtype)
@@ -301,9 +301,9 @@ class GpuRows(BankRows):
                 len(stretches) + len(step.rows) if len(stretches) else 0, dtype=torch.int32, device=gpu.at
             )
             gpu.update(
-                self.rows, facts.dim, optimizer.kind, views["rows"], views["keys"], views["group_start"],
+                self.rows, facts.dim, facts.kind, views["rows"], views["keys"], views["group_start"],
                 views["group_pos"], bags, scale, grads, live, self._remembered("scalars", update.scalars),
-                optimizer.clip_norm, stretches, partial, marks,
+                facts.clips, stretches, partial, marks,
                 rounding=(facts.seed, update.step) if facts.half else None,
             )  # fmt: skip
 

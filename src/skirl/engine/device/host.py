@@ -134,12 +134,11 @@ class HostRows(BankRows):
             for i, part, end in zip(ids, parts, ends, strict=True):
                 if part is not None:
                     grads[end - i.bags : end] = part.numpy()
-        step, optimizer = work.steps[facts.number], facts.optimizer
+        step = work.steps[facts.number]
         self._run(
-            choice.update_for(facts.dim, facts.dtype, optimizer.kind), len(step.rows), self.array, facts.dim, optimizer.kind,
+            choice.update_for(facts.dim, facts.dtype, facts.kind), len(step.rows), self.array, facts.dim, facts.kind,
             step.rows, step.keys, step.group_start, step.group_pos, joined_bags(ids),
-            joined_scales(ids, facts.dtype), grads, update.live, update.scalars,
-            facts.dtype.type(optimizer.clip_norm), work=step.group_start,
+            joined_scales(ids, facts.dtype), grads, update.live, update.scalars, work=step.group_start,
         )  # fmt: skip
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
@@ -161,7 +160,7 @@ class HostRows(BankRows):
         facts, initial = self.facts, self.facts.initial
         self._run(
             fill, len(keys), keys, slots, self.array, facts.dim, facts.seed, initial.kind, initial.scale,
-            initial.quantiles, facts.optimizer.initial_state,
+            initial.quantiles, facts.initial_state,
         )  # fmt: skip
 
     def _run(self, kernel: Callable[..., None], n: int, *args: object, work: np.ndarray | None = None) -> None:

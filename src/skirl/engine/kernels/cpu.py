@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 
 from skirl.core.keys import ROW_BITS
-from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_FTRL, KIND_MOMENTUM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 from skirl.engine.kernels.hot_rows import STRETCH
 from skirl.tools.jit import kernel
 
@@ -74,9 +74,7 @@ def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
 
 
 @kernel
-def update(
-    cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi
-):  # fmt: skip
+def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
     """Sum the gradients of distinct rows lo..hi and apply the row optimizer to each.
 
     Positions are summed in stretches, see hot_rows.py. A row none of whose features has a gradient stays as it is.
@@ -93,13 +91,11 @@ def update(
     - `scale`: [n] or empty.
     - `grads`: [bags, dim], of the output.
     - `live`: bool [features], whether the feature of a bag (bag % features) has a gradient.
-    - `scalars`: [tables, k], the optimizer's numbers.
-    - `clip`: the optimizer's clip_norm, inf for none.
+    - `scalars`: [tables, k], of each table its clip (inf for none), its weight decay, and the optimizer's own numbers.
     - `lo`, `hi`: the rows to update.
     """
     g = np.empty(dim, cache.dtype)
     work = np.empty(dim, cache.dtype)
-    most = cache.dtype.type(clip)
     zero = cache.dtype.type(0)
     scaled = scale.size > 0
     all_live = live.all()
@@ -134,18 +130,26 @@ def update(
                 g[d] = work[d]
         if count == 0:
             continue
-        if clip < inf:
-            _clip(g, work, dim, most)
         slot = rows[u]
         table = keys[u] >> ROW_BITS
+        clip, decay, lr = scalars[table, 0], scalars[table, 1], scalars[table, 2]
+        if clip < inf:
+            _clip(g, work, dim, clip)
+        if decay != 0:
+            for d in range(dim):
+                g[d] = g[d] + decay * cache[slot, d]
         if kind == KIND_SGD:
-            _sgd(cache, slot, dim, g, scalars[table, 0])
+            _sgd(cache, slot, dim, g, lr)
         elif kind == KIND_ADAGRAD:
-            _adagrad(cache, slot, dim, g, scalars[table, 0], scalars[table, 1])
+            _adagrad(cache, slot, dim, g, lr, scalars[table, 3])
         elif kind == KIND_ROWWISE_ADAGRAD:
-            _rowwise_adagrad(cache, slot, dim, g, work, scalars[table, 0], scalars[table, 1], scalars[table, 2])
+            _rowwise_adagrad(cache, slot, dim, g, work, lr, scalars[table, 3])
         elif kind == KIND_ADAM:
-            _adam(cache, slot, dim, g, scalars[table, 0], scalars[table, 1], scalars[table, 2], scalars[table, 3])
+            _adam(cache, slot, dim, g, lr, scalars[table, 3], scalars[table, 4], scalars[table, 5])
+        elif kind == KIND_MOMENTUM:
+            _momentum(cache, slot, dim, g, lr, scalars[table, 3], scalars[table, 4])
+        elif kind == KIND_FTRL:
+            _ftrl(cache, slot, dim, g, lr, scalars[table, 3], scalars[table, 4], scalars[table, 5])
 
 
 @kernel
@@ -236,10 +240,7 @@ def _adagrad(cache, slot, dim, g, lr, eps):
 
 
 @kernel
-def _rowwise_adagrad(cache, slot, dim, g, work, lr, eps, weight_decay):
-    if weight_decay != 0:
-        for d in range(dim):
-            g[d] = g[d] + weight_decay * cache[slot, d]
+def _rowwise_adagrad(cache, slot, dim, g, work, lr, eps):
     for d in range(dim):
         work[d] = g[d] * g[d]
     s = cache[slot, dim] + tree_sum(work, dim) / cache.dtype.type(dim)
@@ -259,3 +260,32 @@ def _adam(cache, slot, dim, g, step, rest1, rest2, eps):
         cache[slot, dim + d] = m
         cache[slot, 2 * dim + d] = v
         cache[slot, d] = cache[slot, d] - step * (m / (np.sqrt(v) + eps))
+
+
+@kernel
+def _momentum(cache, slot, dim, g, lr, momentum, nesterov):
+    for d in range(dim):
+        b = momentum * cache[slot, dim + d] + g[d]
+        cache[slot, dim + d] = b
+        if nesterov != 0:
+            cache[slot, d] = cache[slot, d] - lr * (g[d] + momentum * b)
+        else:
+            cache[slot, d] = cache[slot, d] - lr * b
+
+
+@kernel
+def _ftrl(cache, slot, dim, g, lr, beta, l1, l2):
+    zero = cache.dtype.type(0)
+    first = beta / lr + l2
+    for d in range(dim):
+        w, z, n = cache[slot, d], cache[slot, dim + d], cache[slot, 2 * dim + d]
+        if not n > 0:  # no gradient yet: z is what its weight says
+            z = zero - (first * w + (l1 if w > 0 else (-l1 if w < 0 else zero)))
+        before = np.sqrt(n)
+        n = n + g[d] * g[d]
+        after = np.sqrt(n)
+        z = z + (g[d] - (after - before) / lr * w)
+        within = l1 if z > l1 else (-l1 if z < -l1 else z)
+        cache[slot, dim + d] = z
+        cache[slot, 2 * dim + d] = n
+        cache[slot, d] = (within - z) / ((beta + after) / lr + l2)

@@ -7,13 +7,11 @@ repeats. **Not run on a GPU yet.**
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 # (Triton's types: an annotated number, a function that returns a tuple.)
 
-from math import inf
-
 import torch
 import triton
 import triton.language as tl
 
-from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_FTRL, KIND_MOMENTUM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 from skirl.engine.kernels.gpu_math import (
     GOLDEN,
     ROW_BITS,
@@ -30,14 +28,16 @@ from skirl.engine.kernels.gpu_math import (
 )
 from skirl.engine.kernels.hot_rows import STRETCH
 
-_SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM = map(tl.constexpr, (KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM))
+_SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM, _MOMENTUM, _FTRL = map(
+    tl.constexpr, (KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM, KIND_MOMENTUM, KIND_FTRL)
+)
 _STRETCH = tl.constexpr(STRETCH)
 
 
 def update(
     cache: torch.Tensor, dim: int, kind: int, rows: torch.Tensor, keys: torch.Tensor, group_start: torch.Tensor,
     group_pos: torch.Tensor, bag_of: torch.Tensor, scale: torch.Tensor, grads: torch.Tensor, live: torch.Tensor,
-    scalars: torch.Tensor, clip: float, stretches: torch.Tensor, partial: torch.Tensor, marks: torch.Tensor, *,
+    scalars: torch.Tensor, clips: bool, stretches: torch.Tensor, partial: torch.Tensor, marks: torch.Tensor, *,
     rounding: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """Sum the gradients of distinct rows and apply the row optimizer to each, as cpu.update over all rows.
@@ -45,6 +45,7 @@ def update(
     **Arguments**, beside those of cpu.update:
 
     - `live`: bool or uint8 [features]; empty where all have a gradient.
+    - `clips`: whether a table has a clip.
     - `stretches`: int32 [m, 3], from `stretches_of`.
     - `partial`: contiguous scratch [m or more, dim] in the dtype of `grads`; may be empty where m is 0.
     - `marks`: scratch, int32, of m + rows or more; may be empty where m is 0.
@@ -71,7 +72,7 @@ def update(
     shape = block(dim)
     launch(
         _update, n, cache, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, partial, marks, n, m,
-        lives, random, stride=cache.stride(0), columns=scalars.stride(0), KIND=kind, CLIPS=clip < inf, CLIP=float(clip),
+        lives, random, stride=cache.stride(0), columns=scalars.stride(0), KIND=kind, CLIPS=clips,
         HALF=half, **options, **shape,
     )  # fmt: skip
 
@@ -174,7 +175,7 @@ def _add_partials(partial, marks, stride: tl.constexpr, begin, length, acc, coun
 def _update(
     cache, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, partial, marks, n, m, lives,
     random: tl.int64, stride: tl.constexpr, grad_stride: tl.constexpr, partial_stride: tl.constexpr, columns:
-    tl.constexpr, KIND: tl.constexpr, CLIPS: tl.constexpr, CLIP: tl.constexpr, HALF: tl.constexpr, dim: tl.constexpr,
+    tl.constexpr, KIND: tl.constexpr, CLIPS: tl.constexpr, HALF: tl.constexpr, dim: tl.constexpr,
     SCALED: tl.constexpr, LIVE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = grads.dtype.element_ty
@@ -191,12 +192,6 @@ def _update(
     length = tl.where(hot, (last - first + (_STRETCH - 1)) // _STRETCH, 0)
     g, count = _add_partials(partial, marks, partial_stride, begin, length, g, count, dim, D)
     some = count > 0
-    if CLIPS:
-        most = tl.full([ROWS, 1], CLIP, dtype)
-        norm = root(fold(g * g, ROWS, D))
-        over = norm > most
-        g = tl.where(over, g * divide(most, tl.where(over, norm, 1.0)), g)
-
     # What a row has one of is loaded as [ROWS, 1], not [ROWS]: so it lies where the block needs it, without barriers.
     key = tl.load(keys + u, mask=inside, other=0)
     base = scramble((key ^ random).to(tl.uint64, bitcast=True))
@@ -207,7 +202,15 @@ def _update(
     to = record + column
     mask = one & (column < dim)
     w = tl.load(to, mask=mask, other=0).to(dtype)
-    lr = tl.load(number, mask=one, other=0)
+    if CLIPS:
+        most = tl.load(number, mask=one, other=1)
+        norm = root(fold(g * g, ROWS, D))
+        over = norm > most
+        g = tl.where(over, g * divide(most, tl.where(over, norm, 1.0)), g)
+    decay = tl.load(number + 1, mask=one, other=0)
+    g = tl.where(decay != 0, g + decay * w, g)
+    number += 2
+    lr = tl.load(number, mask=one, other=1)
     if KIND == _SGD:
         w = w - lr * g
     elif KIND == _ADAGRAD:
@@ -217,8 +220,6 @@ def _update(
         w = w - lr * divide(g, root(s) + eps)
     elif KIND == _ROWWISE_ADAGRAD:
         eps = tl.load(number + 1, mask=one, other=1)
-        decay = tl.load(number + 2, mask=one, other=0)
-        g = tl.where(decay != 0, g + decay * w, g)
         mean = divide(fold(g * g, ROWS, D), tl.full([ROWS, 1], dim, dtype))
         s = tl.load(record + dim, mask=one, other=0).to(dtype) + mean
         _write_one(record + dim, s, one, base, HALF, ROWS)
@@ -234,6 +235,27 @@ def _update(
         _write(to + dim, m1, mask, base, 1, HALF, ROWS, D)
         _write(to + 2 * dim, m2, mask, base, 2, HALF, ROWS, D)
         w = w - lr * divide(m1, root(m2) + eps)
+    elif KIND == _MOMENTUM:
+        momentum = tl.load(number + 1, mask=one, other=0)
+        nesterov = tl.load(number + 2, mask=one, other=0)
+        b = momentum * tl.load(to + dim, mask=mask, other=0).to(dtype) + g
+        _write(to + dim, b, mask, base, 1, HALF, ROWS, D)
+        w = w - lr * tl.where(nesterov != 0, g + momentum * b, b)
+    elif KIND == _FTRL:
+        beta = tl.load(number + 1, mask=one, other=1)
+        l1 = tl.load(number + 2, mask=one, other=0)
+        l2 = tl.load(number + 3, mask=one, other=0)
+        z = tl.load(to + dim, mask=mask, other=0).to(dtype)
+        squares = tl.load(to + 2 * dim, mask=mask, other=0).to(dtype)
+        sign = tl.where(w > 0, l1, tl.where(w < 0, -l1, 0.0))
+        z = tl.where(squares > 0, z, 0.0 - ((divide(beta, lr) + l2) * w + sign))
+        before = root(squares)
+        squares = squares + g * g
+        after = root(squares)
+        z = z + (g - divide(after - before, lr) * w)
+        _write(to + dim, z, mask, base, 1, HALF, ROWS, D)
+        _write(to + 2 * dim, squares, mask, base, 2, HALF, ROWS, D)
+        w = divide(tl.where(z > l1, l1, tl.where(z < -l1, -l1, z)) - z, divide(beta + after, lr) + l2)
     _write(to, w, mask, base, 0, HALF, ROWS, D)
 
 

@@ -129,7 +129,7 @@ def zeros(typingctx, array, n):
 
 
 @_inlined
-def _spread(typingctx, like, number):
+def filled(typingctx, like, number):
     """A number in all lanes."""
 
     def codegen(context, builder, signature, args):
@@ -179,6 +179,17 @@ def total(typingctx, lanes):
     return lanes.dtype(lanes), codegen
 
 
+@_inlined
+def above(typingctx, a, b, then, other):
+    """then where a > b, other elsewhere, and where one of them is NaN."""
+
+    def codegen(context, builder, signature, args):
+        pieces = zip(*(_cut(builder, arg) for arg in args), strict=True)
+        return _joined(builder, [builder.select(builder.fcmp_ordered(">", a, b), x, y) for a, b, x, y in pieces])
+
+    return a(a, b, then, other), codegen
+
+
 def _each(operation: str) -> Callable[..., Any]:
     @_inlined
     def apply(typingctx, a, b):
@@ -199,7 +210,7 @@ def _operator(function: Any, apply: Any) -> None:
         if isinstance(a, Lanes) and a is b:
             return lambda a, b: apply(a, b)
         if isinstance(b, Lanes) and a is b.dtype:
-            return lambda a, b: apply(_spread(b, a), b)
+            return lambda a, b: apply(filled(b, a), b)
         return None
 
 

@@ -6,10 +6,10 @@ from math import inf
 import numpy as np
 
 from skirl.core.keys import ROW_BITS
-from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_FTRL, KIND_MOMENTUM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 from skirl.engine.kernels.buffers import empty
 from skirl.engine.kernels.hot_rows import STRETCH
-from skirl.engine.kernels.lanes import later, load, root, soon, store, stream, total, written_soon, zeros
+from skirl.engine.kernels.lanes import above, filled, later, load, root, soon, store, stream, total, written_soon, zeros
 from skirl.tools.jit import Kernel, kernel
 
 AHEAD = 64
@@ -24,6 +24,7 @@ def _every_operation(rows):
     later(rows, 2, 16)
     written_soon(rows, 3, 16)
     a = zeros(rows, 16) + (rows[0, 1] * a - a / root(a * a))
+    a = above(a, zeros(rows, 16), a, filled(a, rows[0, 1]))
     store(rows, 1, 0, a)
     stream(rows, 2, 0, a)
     rows[3, 0] = total(a)
@@ -32,7 +33,7 @@ def _every_operation(rows):
 def check() -> None:
     """Raise an error where rows as values cannot be compiled, or compute something else than plain loops."""
     rows = empty(4 * 16, np.float32).reshape(4, 16)
-    rows[0] = np.arange(1, 17)
+    rows[0], rows[1:] = np.arange(1, 17), 0
     _every_operation(rows)
     expected = rows[0, 1] * rows[0] - np.float32(1)  # x / sqrt(x * x) is 1 for whole numbers
     if not (rows[1:3] == expected).all() or rows[3, 0] != expected.sum():
@@ -120,12 +121,10 @@ def pool_kernel(n: int, across: bool, streams: bool) -> Kernel:
 @remember
 def update_kernel(n: int, which: int) -> Kernel:
     """Summing gradients and updating rows of `n` numbers by the row optimizer `which`, one of `KIND_...`."""
-    width = {KIND_SGD: n, KIND_ADAGRAD: 2 * n, KIND_ROWWISE_ADAGRAD: n + 1, KIND_ADAM: 3 * n}[which]
+    width = {KIND_ROWWISE_ADAGRAD: n + 1, KIND_SGD: n, KIND_ADAM: 3 * n, KIND_FTRL: 3 * n}.get(which, 2 * n)
 
     @kernel
-    def once(
-        cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi
-    ):  # fmt: skip
+    def once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
         number = cache.dtype.type
         nothing = zeros(cache, n)
         scaled = scale.size > 0
@@ -154,33 +153,53 @@ def update_kernel(n: int, which: int) -> Kernel:
                         g = g + load(grads, bag, 0, n)
             if count == 0:
                 continue
-            if clip < inf:
-                norm = np.sqrt(total(g * g))
-                if norm > number(clip):
-                    g = (number(clip) / norm) * g
             slot = rows[u]
             table = keys[u] >> ROW_BITS
+            clip, decay, lr = scalars[table, 0], scalars[table, 1], scalars[table, 2]
+            if clip < inf:
+                norm = np.sqrt(total(g * g))
+                if norm > clip:
+                    g = (clip / norm) * g
             w = load(cache, slot, 0, n)
+            if decay != 0:
+                g = g + decay * w
             if which == KIND_SGD:
-                w = w - scalars[table, 0] * g
+                w = w - lr * g
             elif which == KIND_ADAGRAD:
                 s = load(cache, slot, n, n) + g * g
                 store(cache, slot, n, s)
-                w = w - scalars[table, 0] * (g / (scalars[table, 1] + root(s)))
+                w = w - lr * (g / (scalars[table, 3] + root(s)))
             elif which == KIND_ROWWISE_ADAGRAD:
-                if scalars[table, 2] != 0:
-                    g = g + scalars[table, 2] * w
                 s = cache[slot, n] + total(g * g) / number(n)
                 cache[slot, n] = s
-                w = w - (scalars[table, 0] / (np.sqrt(s) + scalars[table, 1])) * g
+                w = w - (lr / (np.sqrt(s) + scalars[table, 3])) * g
             elif which == KIND_ADAM:
                 m = load(cache, slot, n, n)
                 v = load(cache, slot, 2 * n, n)
-                m = m + scalars[table, 1] * (g - m)
-                v = v + scalars[table, 2] * (g * g - v)
+                m = m + scalars[table, 3] * (g - m)
+                v = v + scalars[table, 4] * (g * g - v)
                 store(cache, slot, n, m)
                 store(cache, slot, 2 * n, v)
-                w = w - scalars[table, 0] * (m / (scalars[table, 3] + root(v)))
+                w = w - lr * (m / (scalars[table, 5] + root(v)))
+            elif which == KIND_MOMENTUM:
+                b = scalars[table, 3] * load(cache, slot, n, n) + g
+                store(cache, slot, n, b)
+                if scalars[table, 4] != 0:
+                    b = g + scalars[table, 3] * b
+                w = w - lr * b
+            elif which == KIND_FTRL:
+                beta, l1, l2 = scalars[table, 3], scalars[table, 4], scalars[table, 5]
+                rate, high, low = filled(w, lr), filled(w, l1), filled(w, -l1)
+                z, m = load(cache, slot, n, n), load(cache, slot, 2 * n, n)
+                sign = above(w, nothing, high, above(nothing, w, low, nothing))
+                z = above(m, nothing, z, nothing - ((beta / lr + l2) * w + sign))
+                before = root(m)
+                m = m + g * g
+                after = root(m)
+                z = z + (g - (after - before) / rate * w)
+                store(cache, slot, n, z)
+                store(cache, slot, 2 * n, m)
+                w = (above(z, high, high, above(low, z, low, z)) - z) / (l2 + (beta + after) / rate)
             store(cache, slot, 0, w)
 
     @kernel
@@ -220,18 +239,16 @@ def update_kernel(n: int, which: int) -> Kernel:
                 m += 1
         return slots[:m], names[:m], sums[:m]
 
-    def update(
-        cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi
-    ):  # fmt: skip
+    def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
         # Not a kernel: one that calls kernels made in this function is never found on disk again.
-        once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, clip, lo, hi)
+        once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi)
         slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, live, lo, hi)
         if len(slots):
             # Now they are rows with one position each, whose gradient is the sum.
             each = np.arange(len(slots) + 1, dtype=np.int32)
             once(
                 cache, dim, kind, slots, names, each, each[:-1], each[:-1], scale[:0], sums, np.ones(1, np.bool_),
-                scalars, clip, 0, len(slots),
+                scalars, 0, len(slots),
             )  # fmt: skip
 
     return update

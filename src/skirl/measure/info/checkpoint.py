@@ -57,6 +57,7 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
             {"name": table["name"], "rows": table["rows"], "dim": table["dim"], "held": held.get(number, 0)}
             for number, table in enumerate(definition["tables"])
         ]
+    kinds = {table["optimizer"]["type"] for part in body["definition"].values() for table in part["tables"]}
     first, run = next(iter(body["definition"].values())), next(iter(body["run"]["rows"].values()))
     flags = _flags(body)
     named = folder.files(body)
@@ -70,7 +71,7 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
         "header": str(header),
         "made": datetime.fromtimestamp(header.stat().st_mtime, UTC).isoformat(timespec="seconds"),
         "step": run["counters"]["steps"],
-        "optimizer": first["optimizer"]["type"],
+        "optimizer": ", ".join(sorted(kinds)),
         "dtype": first["dtype"],
         "store": "disk" if next(iter(body["rows"].values()))["store"].get("kind") == DISK_ROWS else "memory",
         "tables": tables,

@@ -1,0 +1,121 @@
+"""Which table is trained by which row optimizer: one for all, or one for each pattern of names."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from skirl.core.optim import RowOptimizer
+from skirl.core.tables import Table
+
+RowOptimizers = RowOptimizer | Mapping[str, RowOptimizer]
+"""One row optimizer for all tables, or one for each pattern: the first that a table's name matches counts."""
+
+
+def _called(given: object) -> str:
+    """What was given for something else: the name of a class, or of an object's."""
+    kind = given if isinstance(given, type) else type(given)
+    return f"{'the class' if kind is given else 'a'} {kind.__module__}.{kind.__name__}".replace("builtins.", "")
+
+
+class Group(NamedTuple):
+    """The tables of one pattern."""
+
+    name: str
+    """The pattern; `*` where one optimizer is for all."""
+    optimizer: RowOptimizer
+    tables: tuple[int, ...]
+
+
+class Setting(NamedTuple):
+    """What may change between two steps of a group."""
+
+    lr: float
+    weight_decay: float
+
+
+class Groups(Sequence[RowOptimizer]):
+    """The row optimizer of each table.
+
+    >>> from skirl import SGD, Adam
+    >>> tables = [Table("user_id", 9, 4), Table("item", 9, 4), Table("user_city", 9, 4)]
+    >>> groups = Groups(tables, {"user_*": Adam(), "*": SGD(lr=0.5)})
+    >>> [(group.name, group.tables) for group in groups.all], groups[1].name
+    ([('user_*', (0, 2)), ('*', (1,))], 'SGD')
+    >>> Groups(tables, {"user": Adam(), "*": SGD()})
+    Traceback (most recent call last):
+    ValueError: optimizer has 'user', which is the first match of no table: there are 'user_id', 'item', 'user_city'
+    """
+
+    def __init__(self, tables: Sequence[Table], optimizer: RowOptimizers) -> None:
+        by_name = optimizer if isinstance(optimizer, Mapping) else {"*": optimizer}
+        for name, rule in by_name.items():
+            if not isinstance(rule, RowOptimizer):
+                what = f"optimizer[{name!r}]" if isinstance(optimizer, Mapping) else "optimizer"
+                raise TypeError(
+                    f"{what} is {_called(rule)}: rows have their own, set it to one such as skirl.SGD(lr=0.1), "
+                    "skirl.Adagrad, skirl.RowwiseAdagrad, skirl.Adam or skirl.FTRL"
+                )
+        self.names = tuple(table.name for table in tables)
+        first = [next((p for p in by_name if _matches(table.name, p)), None) for table in tables]
+        if None in first:
+            raise ValueError(
+                f"optimizer has no pattern for table {self.names[first.index(None)]!r}: add its name, or '*' for all others"
+            )
+        for name in by_name:
+            if name not in first:
+                known = ", ".join(map(repr, self.names))
+                raise ValueError(f"optimizer has {name!r}, which is the first match of no table: there are {known}")
+        self.all = tuple(
+            Group(name, rule, tuple(t for t, chosen in enumerate(first) if chosen == name))
+            for name, rule in by_name.items()
+        )
+        order = list(by_name)
+        self.of = [order.index(str(name)) for name in first]
+        """The number of each table's group."""
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __getitem__(self, table: Any) -> Any:
+        return self.all[self.of[table]].optimizer
+
+    @property
+    def records(self) -> list[tuple[int, float]]:
+        """What has to be equal for two tables of one dim to share a cache: the rule, and where its state starts."""
+        return [(rule.kind, rule.initial_state) for rule in self]
+
+    def scalars(
+        self, tables: Sequence[int], settings: Sequence[Setting], steps: NDArray[np.int64], dtype: DTypeLike
+    ) -> NDArray[Any]:
+        """What the kernels of one bank need, [all tables, k] in the dtype of the rows; zeros but for its own tables.
+
+        settings: of each group. steps: how many updates each table has had, this one included.
+        """
+        counts, known = steps.tolist(), {}  # most tables have had equally many
+        width = len(self[tables[0]].numbers(*settings[self.of[tables[0]]], 1))
+        rows = [(0.0,) * width] * len(self)
+        for t in tables:
+            at = self.of[t], counts[t]
+            if at not in known:
+                known[at] = self[t].numbers(*settings[at[0]], counts[t])
+            rows[t] = known[at]
+        return np.array(rows, dtype)
+
+
+def matching(pattern: str, names: Sequence[str]) -> list[int]:
+    """The places of the names that a pattern means; none is an error.
+
+    >>> matching("user_*", ["user_id", "item", "user_city"])
+    [0, 2]
+    """
+    found = [i for i, name in enumerate(names) if _matches(name, pattern)]
+    if not found:
+        raise ValueError(f"no table {pattern!r}: there are {', '.join(map(repr, names))}")
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)

@@ -1,0 +1,117 @@
+"""The rows' learning rates as torch has them: param groups of an optimizer, for schedulers, GradScaler and state dicts."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from skirl.core.groups import Groups, Setting
+
+_LIVE = ("lr", "weight_decay")
+
+
+class TorchHandle(torch.optim.Optimizer):
+    """The row optimizers of a collection as an optimizer of torch: one param group for each pattern of tables.
+
+    A group has `name` and `tables`; its `lr` and `weight_decay` may be set, and count from the next backward on. Rows are
+    updated in backward: `step` and `zero_grad` do nothing to them.
+
+    >>> from skirl import Adam, SGD, Table
+    >>> tables = [Table("user", 9, 4), Table("item", 9, 4)]
+    >>> handle = TorchHandle(Groups(tables, {"user": Adam(lr=0.5), "*": SGD(lr=2.0)}))
+    >>> schedule = torch.optim.lr_scheduler.LambdaLR(handle, [lambda step: 0.1**step, lambda step: 1.0])
+    >>> schedule.step()
+    >>> [(group["name"], group["tables"], group["lr"]) for group in handle.param_groups]
+    [('user', ['user'], 0.05), ('*', ['item'], 2.0)]
+    """
+
+    def __init__(self, groups: Groups, at: str | torch.device = "cpu") -> None:
+        self._groups: Groups | None = None
+        super().__init__(
+            [
+                {
+                    "params": [torch.zeros((), device=at, requires_grad=True)],  # torch wants one in each group
+                    "lr": group.optimizer.lr,
+                    "weight_decay": group.optimizer.weight_decay,
+                    "name": group.name,
+                    "tables": [groups.names[t] for t in group.tables],
+                }
+                for group in groups.all
+            ],
+            {},
+        )
+        self._groups = groups
+        self._checked = [Setting(group.optimizer.lr, group.optimizer.weight_decay) for group in groups.all]
+        fixed = [{field.name for field in fields(group.optimizer)} - set(_LIVE) for group in groups.all]
+        self._fixed = [frozenset(names) for names in fixed]
+        # Schedulers warn when no step() came before theirs. Here backward is the step.
+        self._opt_called = True
+
+    @property
+    def anchor(self) -> torch.Tensor:
+        """What a GradScaler sees: its gradient says whether the rows of a step were skipped."""
+        return self.param_groups[0]["params"][0]
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next backward, where all tables have one."""
+        if len(self.param_groups) > 1:
+            raise ValueError("tables have several learning rates: take those of optimizer.param_groups")
+        return float(self.param_groups[0]["lr"])
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What a GradScaler asks before its step: refuse one that the rows' gradients were not unscaled by."""
+        if self.anchor.grad is None:
+            raise RuntimeError(
+                "scaler.step(embeddings.optimizer): the rows do not know this GradScaler, and were trained with scaled "
+                "gradients. Pass it to the embeddings, EmbeddingBagCollection(..., grad_scaler=scaler), or set "
+                "embeddings.grad_scaler = scaler before the first backward"
+            )
+        return False
+
+    def settings(self) -> list[Setting]:
+        """Of each group, what the next backward takes."""
+        assert self._groups is not None
+        for i, (group, fixed) in enumerate(zip(self.param_groups, self._fixed, strict=True)):
+            if not fixed.isdisjoint(group):
+                name = min(fixed & group.keys())
+                raise ValueError(
+                    f"{name} of the group {group['name']!r} was set: it is fixed when the collection is made, lr and "
+                    "weight_decay may change"
+                )
+            now = Setting(float(group["lr"]), float(group["weight_decay"]))
+            if now != self._checked[i]:
+                replace(
+                    self._groups.all[i].optimizer, lr=now.lr, weight_decay=now.weight_decay
+                )  # refuses what is wrong
+                self._checked[i] = now
+        return list(self._checked)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse other parameters: they would never be stepped."""
+        if self._groups is not None:
+            raise ValueError(
+                "rows have one group for each pattern that the collection was made with (optimizer={'PATTERN': ...}): give "
+                "other parameters to an optimizer of torch"
+            )
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take learning rates and weight decays back; the groups have to be those that were saved."""
+        both = state_dict["param_groups"], self.param_groups
+        saved, here = ([(group.get("name"), group.get("tables")) for group in groups] for groups in both)
+        if saved != here:
+            raise ValueError(
+                f"the state is of the groups {[name for name, _ in saved]} of tables {[t for _, t in saved]}, here they are "
+                f"{[name for name, _ in here]} of {[t for _, t in here]}: make the collection with the same optimizer="
+            )
+        super().load_state_dict(state_dict)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do nothing, but call the closure as torch's optimizers do."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()

@@ -1,0 +1,62 @@
+"""Tables by the patterns of their names."""
+
+import numpy as np
+import pytest
+import torch
+
+from skirl.core.groups import Groups, Setting, matching
+from skirl.core.optim import SGD, Adagrad, Adam
+from skirl.core.tables import Table
+
+TABLES = [Table(name, 9, 4) for name in ("user_id", "item", "user_city", "a[b]")]
+
+
+def test_the_first_pattern_that_matches_counts():
+    groups = Groups(TABLES, {"user_city": SGD(lr=1.0), "a[b]": SGD(lr=2.0), "user_*": SGD(lr=3.0), "*": SGD(lr=4.0)})
+    assert [rule.lr for rule in groups] == [3.0, 4.0, 1.0, 2.0]
+    assert [group.tables for group in groups.all] == [(2,), (3,), (0,), (1,)]
+    assert Groups(TABLES, SGD()).all == (("*", SGD(), (0, 1, 2, 3)),)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "error", "says"),
+    [
+        (
+            {"user_*": SGD()},
+            ValueError,
+            "optimizer has no pattern for table 'item': add its name, or '\\*' for all others",
+        ),
+        ({"*": SGD(), "item": Adam()}, ValueError, "optimizer has 'item', which is the first match of no table"),
+        (
+            {"usr": SGD(), "*": SGD()},
+            ValueError,
+            "optimizer has 'usr', which is the first match of no table: there are",
+        ),
+        ({}, ValueError, "no pattern for table 'user_id'"),
+        (
+            {"*": torch.optim.Adam},
+            TypeError,
+            r"optimizer\['\*'\] is a builtins.type: rows have their own",
+        ),
+        (None, TypeError, "optimizer is a builtins.NoneType: rows have their own"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(optimizer, error, says):
+    with pytest.raises(error, match=says):
+        Groups(TABLES, optimizer)
+
+
+def test_scalars_are_those_of_each_tables_rule_and_settings():
+    groups = Groups(TABLES, {"item": Adam(clip=2.0), "user_*": Adam(weight_decay=0.5), "*": Adagrad()})
+    settings, steps = [Setting(0.1, 0.0), Setting(0.2, 0.25), Setting(0.3, 0.0)], np.array([1, 2, 3, 4])
+    found = groups.scalars([0, 1, 2], settings, steps, np.float64)
+    expected = [
+        Adam().numbers(0.2, 0.25, 1), Adam(clip=2.0).numbers(0.1, 0.0, 2), Adam().numbers(0.2, 0.25, 3), (0.0,) * 6,
+    ]  # fmt: skip
+    np.testing.assert_array_equal(found, np.array(expected))
+    assert groups.records[0] == groups.records[1] != groups.records[3]
+
+
+def test_a_pattern_that_means_no_table_is_an_error():
+    with pytest.raises(ValueError, match="no table 'x\\*': there are 'a', 'b'"):
+        matching("x*", ["a", "b"])

@@ -1,0 +1,78 @@
+"""The rows' learning rates, driven and kept as torch does it."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from skirl.core.groups import Groups
+from skirl.core.handle import TorchHandle
+from skirl.core.optim import FTRL, SGD, Adam
+from skirl.core.tables import Table
+
+TABLES = [Table("user", 9, 4), Table("item", 9, 4)]
+
+
+def made(optimizer=None):
+    return TorchHandle(Groups(TABLES, optimizer or SGD(lr=1.0)))
+
+
+def test_schedulers_drive_the_learning_rate_and_state_dict_keeps_it():
+    handle = made()
+    schedule = torch.optim.lr_scheduler.StepLR(handle, step_size=2, gamma=0.5)
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "lr_scheduler.step() before optimizer.step()": backward was the step
+        for _ in range(4):
+            rates.append(handle.lr)
+            schedule.step()
+    assert rates == [1.0, 1.0, 0.5, 0.5]
+    other = made()
+    other.load_state_dict(handle.state_dict())
+    assert other.lr == 0.25
+
+
+def test_step_of_the_handle_does_nothing():
+    handle = made(Adam(lr=1.0))
+    handle.anchor.grad = torch.ones(())
+    assert handle.step() is None
+    assert handle.step(lambda: handle.anchor.sum()) == 0
+    assert handle.anchor.item() == 0
+    handle.zero_grad()
+
+
+def test_each_group_has_its_settings():
+    handle = made({"user": Adam(lr=0.5, weight_decay=0.1), "*": SGD(lr=2.0)})
+    handle.param_groups[1]["lr"] = torch.tensor(0.25)
+    handle.param_groups[0]["weight_decay"] = 0.2
+    assert handle.settings() == [(0.5, 0.2), (0.25, 0.0)]
+    with pytest.raises(ValueError, match="tables have several learning rates"):
+        _ = handle.lr
+
+
+def test_the_state_of_other_groups_is_refused():
+    handle = made({"user": Adam(), "*": SGD()})
+    with pytest.raises(ValueError, match=r"of the groups \['\*'\] of tables .*, here they are \['user', '\*'\] of"):
+        handle.load_state_dict(made().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "value", "says"),
+    [
+        (SGD(), "lr", -1.0, "SGD: lr is -1.0, set it to a finite number"),
+        (Adam(), "weight_decay", math.nan, "Adam: weight_decay is nan, set it to a finite number"),
+        (FTRL(), "lr", 0.0, "FTRL: lr is 0, set it above 0; to keep rows as they are, freeze"),
+        (Adam(), "betas", (0.5, 0.5), "betas of the group '\\*' was set: it is fixed when the collection is made"),
+    ],
+)
+def test_what_cannot_be_set_is_refused(optimizer, name, value, says):
+    handle = made(optimizer)
+    handle.param_groups[0][name] = value
+    with pytest.raises(ValueError, match=says):
+        handle.settings()
+
+
+def test_other_parameters_are_refused():
+    with pytest.raises(ValueError, match="rows have one group for each pattern that the collection was made with"):
+        made().add_param_group({"params": [torch.zeros(2, requires_grad=True)]})

@@ -1,0 +1,175 @@
+"""Rows that are looked up and not trained, as people freeze weights in PyTorch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import skirl
+from tests.habits.two_tables import DIM, NAMES, ROWS, Bags, Model, collection, equal, loader, rows_of, train
+
+
+def both(optimizer: Any = None, cache: int | str = 16) -> tuple[Model, Model]:
+    return Model(collection(optimizer, cache)), Model(Bags())
+
+
+def plain_sgd(model: Model) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.rows.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("what", ["the collection", "the model that holds it"])
+def test_requires_grad_false(what: str) -> None:
+    """Rows stay bitwise as they are, through cache and store; the dense part trains as in plain PyTorch."""
+    ours, plain = both(skirl.Adam(weight_decay=0.1))
+    before = rows_of(ours)
+    for model in (ours, plain):
+        (model if what.startswith("the model") else model.rows).requires_grad_(False)
+        model.top.requires_grad_(True)
+    equal(after := train(ours), train(plain))
+    assert all(torch.equal(after[name], before[name]) for name in NAMES)
+    assert ours.rows.frozen == ("user", "item")
+    assert ours.rows.engine.table_steps.tolist() == [0, 0]
+    assert ours.rows.engine.counters.fetched > 0
+
+
+def test_unfreezing_after_some_steps() -> None:
+    ours, plain = both()
+    found = []
+    for model, rows in ((ours, None), (plain, plain_sgd(plain))):
+        model.rows.requires_grad_(False)
+        found.append(train(model, rows=rows, each=lambda step, m=model: m.rows.requires_grad_(step >= 5)))
+    equal(*found)
+    assert not torch.equal(found[0]["user"], rows_of(both()[0])["user"])
+
+
+def test_one_table_of_two() -> None:
+    ours, plain = both()
+    before = rows_of(ours)
+    ours.rows.freeze("item")
+    plain.rows.bags["item"].requires_grad_(False)
+    equal(after := train(ours), train(plain, rows=plain_sgd(plain)))
+    assert torch.equal(after["item"], before["item"]) and not torch.equal(after["user"], before["user"])
+    ours.rows.unfreeze("i*")
+    assert not torch.equal(train(ours)["item"], before["item"])
+
+
+def test_a_frozen_table_in_a_stacked_output() -> None:
+    ours, plain = both()
+    before = rows_of(ours)
+    ours.rows.freeze("item")
+    plain.rows.bags["item"].requires_grad_(False)
+    equal(
+        after := train(ours, loss=lambda m, ids: m.top(m.rows(ids).stacked().flatten(1)).square().sum()),
+        train(plain, rows=plain_sgd(plain)),
+    )
+    assert torch.equal(after["item"], before["item"])
+
+
+def test_detach_of_an_output() -> None:
+    def loss(model: Model, ids: Any) -> torch.Tensor:
+        out = model.rows(ids)
+        return model.top(torch.cat([out["user"], out["item"].detach()], 1)).square().sum()
+
+    ours, plain = both()
+    before = rows_of(ours)
+    equal(after := train(ours, loss=loss), train(plain, loss=loss, rows=plain_sgd(plain)))
+    assert torch.equal(after["item"], before["item"])
+
+
+def test_outputs_want_a_gradient_where_their_rows_are_trained() -> None:
+    ours, plain = both()
+    ours.rows.freeze("item")
+    plain.rows.bags["item"].requires_grad_(False)
+    ids = loader(1)[0]
+    for rows in (ours.rows, plain.rows):
+        assert [rows(ids)[name].requires_grad for name in NAMES] == [True, False]
+    assert not ours.rows.requires_grad_(False)(ids).stacked().requires_grad
+
+
+def test_a_loss_that_wants_no_gradient_ends_in_torchs_own_error() -> None:
+    ours, plain = both()
+    ids = loader(1)[0]
+    for rows in (ours.rows, plain.rows):
+        rows.requires_grad_(False)
+        with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
+            rows(ids)["user"].sum().backward()
+
+
+def test_weights_of_ids_are_trained_over_frozen_rows() -> None:
+    ids = torch.tensor([3, 9, 3, 0])
+    plain = nn.EmbeddingBag.from_pretrained(torch.randn(10, 2), mode="sum")
+    ours = skirl.EmbeddingBag.from_pretrained(plain.weight, mode="sum", optimizer=skirl.SGD(lr=0.1), cache=8)
+    gradients = []
+    for bag in (plain, ours):
+        weights = torch.arange(4.0, requires_grad=True)
+        bag(ids, torch.tensor([0, 3]), weights).square().sum().backward()
+        gradients.append(weights.grad)
+    torch.testing.assert_close(*gradients)
+    assert torch.equal(ours.eval()(torch.arange(10)[:, None]), plain.weight)
+
+
+@pytest.mark.parametrize("freeze", [None, True, False])
+def test_from_pretrained_freezes_unless_told_not_to(freeze: bool | None) -> None:
+    weight = torch.randn(10, 2)
+    options: dict[str, Any] = {"mode": "sum"} if freeze is None else {"mode": "sum", "freeze": freeze}
+    plain = nn.EmbeddingBag.from_pretrained(weight.clone(), **options)
+    ours = skirl.EmbeddingBag.from_pretrained(weight, **options, optimizer=skirl.SGD(lr=0.1), cache=8)
+    assert ours(torch.tensor([[1]])).requires_grad == plain.weight.requires_grad
+    if not plain.weight.requires_grad:
+        return
+    rows = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for bag in (plain, ours):
+        bag(torch.tensor([[1, 2]])).square().sum().backward()
+    rows.step()
+    torch.testing.assert_close(ours.eval()(torch.arange(10)[:, None]), plain.weight.detach())
+
+
+def test_an_optimizer_over_the_parameters_that_want_a_gradient() -> None:
+    model = Model(collection())
+    model.requires_grad_(False)
+    assert not [p for p in model.parameters() if p.requires_grad]
+    model.top.requires_grad_(True)
+    assert [p.numel() for p in model.parameters() if p.requires_grad] == [2 * DIM, 1]
+    assert sum(p.numel() for p in model.parameters()) == 2 * DIM + 1
+
+
+def test_a_state_dict_says_nothing_of_it() -> None:
+    model = Model(collection())
+    model.requires_grad_(False)
+    state = model.state_dict()
+    assert sorted(state) == ["rows._extra_state", "top.bias", "top.weight"]
+    model.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        model.load_state_dict({**state, "rows.weight": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ((), r"no table given: name tables, or use requires_grad_\(False\)"),
+        (("usr*",), r"no table 'usr\*': there are 'user', 'item'"),
+        (("user", "x"), "no table 'x': there are 'user', 'item'"),
+    ],
+)
+def test_tables_that_are_not_there(tables: tuple[str, ...], says: str) -> None:
+    rows = collection()
+    with pytest.raises(ValueError, match=says):
+        rows.freeze(*tables)
+    assert rows.frozen == ()
+
+
+def test_a_checkpoint_knows_what_was_frozen(tmp_path: Path) -> None:
+    saved, other = Model(collection()), Model(collection())
+    saved.rows.freeze("item")
+    train(saved)
+    skirl.save(tmp_path, model=saved)
+    with pytest.raises(
+        skirl.CheckpointError, match=r"with table 'item'\.frozen = True, here it is False: set it to what was"
+    ):
+        skirl.load(tmp_path, model=other)
+    other.rows.freeze("item")
+    skirl.load(tmp_path, model=other)
+    equal(rows_of(other), rows_of(saved))
+    assert len(rows_of(other)["item"]) == ROWS
