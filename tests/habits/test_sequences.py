@@ -157,5 +157,28 @@ def test_sequences_of_a_model_in_eval_mode_and_in_a_lookahead() -> None:
 def test_a_feature_that_is_not_there_is_named() -> None:
     out = collection()(ids_of([[1]]))
     for shaped in (out.padded, out.nested):
-        with pytest.raises(KeyError, match="no feature 'item': there are 'seen', 'bought', 'shop'"):
+        with pytest.raises(KeyError, match="no feature 'item': take one of 'seen', 'bought', 'shop'"):
             shaped("item")
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("seen", SAMPLES.values(), ids=SAMPLES.keys())
+def test_a_table_with_bags_and_sequences(seen: list[list[int]], mode: str) -> None:
+    """One table, `seen` as a sequence and as a bag: both train its rows, as Embedding and EmbeddingBag of one weight do."""
+    embeddings = collection()
+    plain = Plain(embeddings)
+    flat = torch.tensor([id for bag in seen for id in bag], dtype=torch.int64) + 1
+    begins = torch.tensor([0, *(len(bag) for bag in seen)]).cumsum(0)[:-1]
+    for _ in range(2):
+        out = embeddings(ids_of(seen))
+        bags = nn.functional.embedding_bag(flat, plain.embedding.weight, begins, mode=mode)
+        torch.testing.assert_close(out.pooled("seen", mode), bags, rtol=1e-12, atol=1e-15)  # pyright: ignore[reportArgumentType]
+        (out.padded("seen")[0].square().sum() + (2 * out.pooled("seen", mode)).cos().sum()).backward()  # pyright: ignore[reportArgumentType]
+        (plain(seen)[0].square().sum() + (2 * bags).cos().sum()).backward()
+        plain.step()
+        torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
+
+
+def test_a_pooling_that_is_none() -> None:
+    with pytest.raises(ValueError, match="mode is 'max': set it to 'sum' or 'mean'"):
+        collection()(ids_of([[1]])).pooled("seen", "max")  # pyright: ignore[reportArgumentType]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from skirl.core.ids import BadIds, BankIds
-from skirl.core.tables import Schema
+from skirl.core.tables import Pooling, Schema
 from skirl.nn.current_step import Ticket
 from skirl.nn.lookup import Split, Unbind, Whole
-from skirl.nn.sequences import nested, padded
+from skirl.nn.sequences import nested, padded, pooled
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -130,6 +130,19 @@ class Unpooled(Pooled):
     def nested(self, name: str) -> Tensor:
         """A feature's rows as a nested tensor of torch's jagged layout, [batch, (ids of a sample), dim]."""
         return nested(self[name], self._offsets(name))
+
+    @uncompiled
+    def pooled(self, name: str, mode: Pooling = "sum") -> Tensor:
+        """A feature's rows as [batch, dim], summed or averaged by sample: for a table that has bags as well as sequences.
+
+        **Arguments**
+
+        - `name`: the feature.
+        - `mode`: "sum", as tables have it by default, or "mean".
+        """
+        if mode not in ("sum", "mean"):
+            raise ValueError(f"mode is {mode!r}: set it to 'sum' or 'mean'")
+        return pooled(self[name], self._offsets(name), mode)
 
     def _offsets(self, name: str) -> np.ndarray:
         """Where each sample of a feature begins, among the rows of its bank."""

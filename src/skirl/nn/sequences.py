@@ -1,8 +1,10 @@
-"""Rows of sequences in the shapes that models of sequences take: padded with a mask, or one of torch's nested tensors."""
+"""Rows of sequences in the shapes that models take: padded with a mask, one of torch's nested tensors, or pooled."""
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from skirl.core.tables import Pooling
 
 
 def padded(flat: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -36,3 +38,17 @@ def nested(flat: Tensor, offsets: np.ndarray) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(
         flat, begins, min_seqlen=int(lengths.min(initial=0)), max_seqlen=int(lengths.max(initial=0))
     )
+
+
+def pooled(flat: Tensor, offsets: np.ndarray, mode: Pooling) -> Tensor:
+    """Rows of all samples, `[ids, dim]`, summed or averaged by sample: `[batch, dim]`, zeros where a sample has none.
+
+    offsets: int [batch + 1], where each sample begins.
+
+    >>> pooled(torch.tensor([[1.0], [2.0], [4.0]]), np.array([0, 1, 1, 3]), "mean").squeeze(1).tolist()
+    [1.0, 0.0, 3.0]
+    """
+    lengths = torch.from_numpy(np.diff(offsets).astype(np.int64)).to(flat.device)
+    # In order, so that a run repeats on a GPU; lengths need no check.
+    sums = torch.segment_reduce(flat, "sum", lengths=lengths, initial=0.0, unsafe=True)
+    return sums if mode == "sum" else sums / lengths.clamp(min=1).unsqueeze(1)
