@@ -241,7 +241,7 @@ MISTAKES = [
     M(
         "checkpoints without a folder",
         "skirl train --save-every 5",
-        "skirl train: --save-every, --save-minutes, --keep and --resume need a folder: set --save",
+        "skirl train: --save-every, --save-minutes, --keep, --keep-best and --resume need a folder: set --save",
     ),
     M(
         "evaluations without samples",
@@ -690,7 +690,7 @@ MISTAKES = [
         "an optimizer of torch",
         "rows(optimizer=torch.optim.SGD)",
         "optimizer is the class torch.optim.sgd.SGD: rows have their own, set it to one such as "
-        "skirl.SGD(lr=0.1), skirl.Adagrad, skirl.RowwiseAdagrad or skirl.Adam",
+        "skirl.SGD(lr=0.1), skirl.Adagrad, skirl.RowwiseAdagrad, skirl.Adam or skirl.FTRL",
     ),
     M(
         "a learning rate below 0",
@@ -720,8 +720,8 @@ MISTAKES = [
     M(
         "a store that is none in Python",
         'rows(store="redis://host")',
-        "store 'redis://host' is not known, set it to 'memory', 'disk:FOLDER', 'link:RATE,DELAY:STORE' or "
-        "pass a skirl.store.Store",
+        "store 'redis://host' is not known, set it to 'memory', 'disk:FOLDER', 'link:RATE,DELAY:STORE', 'checkpoint' "
+        "or pass a skirl.store.Store",
     ),
     M(
         "a folder of another kind as a store",
@@ -964,8 +964,8 @@ MISTAKES = [
     M(
         "a load into another optimizer",
         'skirl.load("checkpoints", model=rows(tables[0], optimizer=skirl.Adam(lr=0.1)))',
-        "checkpoints/checkpoint-000001.json was saved with optimizer = {'type': 'SGD', 'clip': None}, here it"
-        " is {'type': 'Adam', 'clip': None, 'betas': [0.9, 0.999], 'eps': 1e-08}: set it to what was saved",
+        "checkpoints/checkpoint-000001.json was saved with table 'user'.optimizer = 'SGD', here it is 'Adam': set it "
+        "to what was saved",
     ),
     M(
         "a load of a damaged checkpoint",
@@ -1066,7 +1066,7 @@ MISTAKES = [
         "an optimizer by its name",
         'rows(optimizer="sgd")',
         "optimizer is a str: rows have their own, set it to one such as skirl.SGD(lr=0.1), skirl.Adagrad, "
-        "skirl.RowwiseAdagrad or skirl.Adam",
+        "skirl.RowwiseAdagrad, skirl.Adam or skirl.FTRL",
     ),
     M(
         "another batch in forward",

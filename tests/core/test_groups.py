@@ -36,9 +36,9 @@ def test_the_first_pattern_that_matches_counts():
         (
             {"*": torch.optim.Adam},
             TypeError,
-            r"optimizer\['\*'\] is a builtins.type: rows have their own",
+            r"optimizer\['\*'\] is the class torch.optim.adam.Adam: rows have their own",
         ),
-        (None, TypeError, "optimizer is a builtins.NoneType: rows have their own"),
+        (None, TypeError, "optimizer is a NoneType: rows have their own"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(optimizer, error, says):

@@ -201,7 +201,7 @@ def test_rows_scale() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "criteo"}, "set name to one of tiny, avazu"),
+        ({"name": "criteo"}, "name one of tiny, avazu"),
         ({"batch_size": 0}, "batch_size is 0, set it to 1 or more"),
         ({"batches": 3, "start": 4}, "batches, the end, is 3: set it to start, 4, or more"),
         ({"pooling_factor": 0}, "pooling_factor is 0"),

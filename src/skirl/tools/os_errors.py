@@ -57,7 +57,7 @@ def of_system(error: BaseException) -> OSError | None:
 def why(error: BaseException, where: str | Path | None = None) -> str:
     """Why the system refused, and how much room there is at `where` if that was the reason.
 
-    >>> why(OSError(errno.EROFS, "Read-only file system", "/mnt/x.tmp"))
+    >>> why(OSError(errno.EROFS, "Read-only file system", "runs/x.tmp"))
     'the file system is read-only'
     """
     found = of_system(error)

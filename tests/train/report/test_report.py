@@ -6,7 +6,7 @@ import re
 import pytest
 
 from skirl.cli import main
-from skirl.tools.flags import flags_of
+from skirl.tools.flags import flags_of, option
 from skirl.train.commands import Report, Train
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart, svg
@@ -80,7 +80,7 @@ def test_flags_that_were_set_stand_apart(run, browse):
     named = [set(re.findall(r"--[a-z-]+", part)) for part in (shown, others)]
     given = {flag for flag in FLAGS if flag.startswith("--")} | {"--run", "--json"}
     assert named[0] == given and not named[1] & given
-    known = {f"--{name.replace('_', '-')}" for name in flags_of(Train)}
+    known = {option(name) for name in flags_of(Train)}
     assert named[0] | named[1] == known
     assert f"<summary>{len(named[1])} more at their defaults" in others
 
