@@ -408,8 +408,8 @@ def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--save-every 5", "--save-every, --save-minutes, --keep and --resume need a folder: set --save"),
-        ("--resume", "--save-every, --save-minutes, --keep and --resume need a folder: set --save"),
+        ("--save-every 5", "--save-every, --save-minutes, --keep, --keep-best and --resume need a folder: set --save"),
+        ("--resume", "--save-every, --save-minutes, --keep, --keep-best and --resume need a folder: set --save"),
         ("--save x --keep 0", "keep is 0: set it to 1 or more checkpoints"),
         ("--save x --save-minutes 0", "--save-minutes is 0.0: set it to minutes above 0"),
         ("--save x --save-every 0", "--save-every is 0: set it to 1 or more steps"),

@@ -179,11 +179,11 @@ def test_another_model_in_a_loop_of_ones_own_names_what_differs(tmp_path):
     for layers, said in (
         (
             {"top": 1, "more": 1},
-            r"optimizers\[0\] has 4 parameters in group 0, it had 2: make model and optimizer",
+            r"optimizers\[0\] has 5 parameters in group 0, it had 3: make model and optimizer",
         ),
         (
             {"head": 1},
-            r"optimizers\[0\] has 'head.weight' where it had 'top.weight', parameter 0 of group 0: make model",
+            r"optimizers\[0\] has 'head.weight' where it had 'top.weight', parameter 1 of group 0: make model",
         ),
     ):
         model, dense = made(**layers)

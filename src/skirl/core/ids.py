@@ -181,10 +181,10 @@ def positions_of(captured: Captured, schema: Schema, bank: int) -> Positions:
     >>> positions_of(capture(ids, schema.features), schema, 0).parts.tolist()
     [[0, 1, 2, 0], [1, 0, 1, 0]]
     >>> ids = KeyedJagged(["b", "a"], torch.tensor([3, 10]), lengths=torch.tensor([1, 1]))
-    >>> positions_of(capture(ids, schema.features), schema, 0)
+    >>> positions_of(capture(ids, schema.features), schema, 0)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    skirl.core.ids.BadIds: feature 'a', sample 0: id 10 is outside table 'a', which has rows 0 to 9
+    skirl.core.ids.BadIds: feature 'a', sample 0: id 10 is outside table 'a', which has rows 0 to 9: map ids to these, ...
     """
     batch, starts, features = captured.batch, captured.offsets, schema.banks[bank].features
     place = [captured.keys.index(f.name) for f in features]
