@@ -13,6 +13,7 @@ def test_every_kernel_is_timed_beside_a_copy():
     result = bench.run()
     assert set(result["share_of_copy"]) == {
         "forward", "backward, sgd", "backward, rowwise-adagrad", "backward, adagrad", "backward, adam",
+        "backward, ftrl", "backward, sgd-momentum",
     }  # fmt: skip
     assert all(share > 0 for share in result["share_of_copy"].values()) and result["copy_gb_s"] > 0
     assert 15 <= result["distinct"] <= 24
