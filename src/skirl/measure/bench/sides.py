@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import KeyedJagged
+from skirl.core.id_hash import hashes_of
+from skirl.core.ids import Captured
 from skirl.core.keys import key_of
 from skirl.core.optim import SGD, RowOptimizer
 from skirl.core.tables import Table
@@ -65,12 +67,17 @@ class Skirl:
         self.grad = grad
 
     def forward(self, given: Given) -> Tensor:
-        given.micro.entered = False
+        given.micro.entered = given.micro.returned = False
+        given.micro.captured.hashes = given.micro.captured.hashes or hashes_of(given.micro.captured)
         self.module.current.expect(Work(given.step.number, [given.micro], [given.step]), 0)
         return self.module(given.sparse).stacked()
 
     def backward(self, out: Tensor) -> None:
         out.backward(self.grad)
+
+    def coming(self) -> list[Captured]:
+        """As a lookahead that has read no further."""
+        return []
 
     def output(self, out: Tensor) -> Tensor:
         return out.detach()
