@@ -138,5 +138,5 @@ def test_the_readme_shows_it():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_what_is_not_there_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"device is 'cuda', .* sees no GPU: .* set device='cpu'"):
+    with pytest.raises(ValueError, match=r"device is 'cuda', .* sees no GPU: .* set device to 'cpu'"):
         run(example(SMALLER))
