@@ -77,7 +77,7 @@ def test_ties_are_by_least_recent_use_also_when_the_window_grows_before_they_mat
     assert [step.evict_keys.tolist() for step in steps] == brute.victims([b.tolist() for b in batches], 3, ends)
 
 
-@cases(200)
+@cases(100)
 @given(data=st.data(), before=traces(), after=traces(), policy=st.sampled_from(["min", "lru"]))
 def test_a_planner_that_adopts_a_cache_goes_on_as_the_one_that_filled_it(data, before, after, policy):
     capacity = largest([*before, *after]) + data.draw(st.integers(0, 6))
