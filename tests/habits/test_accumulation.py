@@ -175,3 +175,35 @@ def test_optimizers_that_step_all_weights_at_once(kind, way):
     tower = Tower()
     dense = kind(tower.parameters(), lr=RATE, **{way: True})
     assert train(lambda i, loss: (dense.zero_grad(), loss.backward(), dense.step()), tower) == 6
+
+
+def test_another_model_that_accumulates_beside():
+    """Its gradients are none of ours, although its optimizer has stepped."""
+    other, rows = (
+        nn.Linear(2, 1),
+        skirl.EmbeddingBagCollection(Tower().rows.tables, optimizer=skirl.SGD(lr=RATE), cache=70),
+    )
+    dense = torch.optim.SGD(other.parameters(), lr=RATE)
+    with skirl.lookahead(batches(9), rows, sparse=lambda ids: ids) as ahead:
+        for i, ids in enumerate(ahead):
+            rows(ids)["user"].sum().backward()
+            other(torch.ones(1, 2)).sum().backward()
+            if i % 3 == 2:
+                dense.step()
+                dense.zero_grad()
+    assert ahead.step == 9
+
+
+def test_accumulated_over_passes_of_one_batch():
+    tower = Tower()
+    dense = torch.optim.SGD(tower.top.parameters(), lr=RATE)
+    with (
+        skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead,
+        pytest.raises(RuntimeError, match=REFUSED),
+    ):
+        for epoch in range(8):
+            for ids in ahead:
+                tower(ids).backward()
+            if epoch % 4 == 3:
+                dense.step()
+                dense.zero_grad()

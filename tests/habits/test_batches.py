@@ -179,3 +179,49 @@ def test_ids_on_a_device_are_refused_at_a_later_step(monkeypatch):
     same._pending.clear()
     with looped(Tower(), data) as ahead:
         assert isinstance(ahead.collections[0], nn.Module)
+
+
+def weighted(values: list[int], weights: torch.Tensor, keys: tuple[str, ...] = ("a", "b")) -> KeyedJagged:
+    return KeyedJagged(keys, torch.tensor(values), lengths=torch.tensor([2, 0, 2, 1]), weights=weights)
+
+
+def test_weights_that_are_trained_and_features_in_another_order():
+    """`select` in forward: each weight gets the gradient of its own id, as without a lookahead."""
+    grads = []
+    for order in (("a", "b"), ("b", "a")):
+        tables = [Table("a", 10, 2, init=skirl.Normal(1.0)), Table("b", 10, 2, init=skirl.Normal(1.0))]
+        rows = skirl.EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.0), cache=20, dtype=torch.float64)
+        weights = torch.arange(1.0, 6.0, dtype=torch.float64, requires_grad=True)
+        plain = weighted([1, 2, 3, 4, 5], torch.ones(5, dtype=torch.float64))
+        with skirl.lookahead([plain], rows, sparse=lambda ids: ids) as ahead:
+            for got in ahead:
+                mine = KeyedJagged(got.keys(), got.values(), lengths=got.lengths(), weights=weights)
+                out = rows(mine.select(order))
+                (out["a"].sum() + 3 * out["b"][:, 0].sum()).backward()
+        grads.append(weights.grad)
+    assert torch.equal(grads[0], grads[1]) and grads[0].unique().numel() == 5
+
+
+def test_weights_made_in_the_loop_for_a_part():
+    rows = skirl.EmbeddingBagCollection([Table("a", 10, 2), Table("b", 10, 2)], optimizer=skirl.SGD(lr=1.0), cache=20)
+    ids = KeyedJagged(["a", "b"], torch.tensor([1, 2, 3, 4, 5]), lengths=torch.tensor([2, 0, 2, 1]))
+    with skirl.lookahead([ids], rows, sparse=lambda ids: ids) as ahead:
+        for got in ahead:
+            mine = KeyedJagged(got.keys(), got.values(), lengths=got.lengths(), weights=torch.ones(5) / 2)
+            with pytest.raises(
+                ValueError, match="weights that are made in the loop go with all features, and feature 'b'"
+            ):
+                rows(mine.select(["a"]))
+
+
+def test_a_checkpoint_while_ids_on_a_device_are_compared(monkeypatch, tmp_path):
+    """The newest checkpoint would be the one of wrong rows."""
+    tower = Tower()
+    same = tower.rows._same
+    monkeypatch.setattr(same, "check", lambda sparse, captured, coming: same._compare_there(sparse, captured) or True)
+    data = batches(3)
+    with pytest.raises(ValueError, match="has trained wrong rows"), looped(tower, data) as ahead:
+        for _ in ahead:
+            tower(data[2]).backward()
+            skirl.save(tmp_path / "save", model=tower, data=ahead)
+    assert not list(tmp_path.glob("save/*.json"))

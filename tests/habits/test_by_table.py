@@ -264,7 +264,7 @@ KINDS = {"user": skirl.FTRL(lr=0.1, l1=0.01), "*": skirl.SGD(lr=0.1, momentum=0.
 def test_a_run_goes_on_from_a_checkpoint(tmp_path: Path, store: str) -> None:
     def made(name: str) -> tuple[Model, Any]:
         model = Model(collection(KINDS, store="memory" if store == "memory" else f"disk:{tmp_path / name}"))
-        return model, lr_scheduler.LambdaLR(model.rows.optimizer, [lambda step: 0.9**step, lambda step: 0.8**step])
+        return model, lr_scheduler.LambdaLR(model.rows.optimizer, [lambda step: 1.0, lambda step: 0.8**step])
 
     def run(model: Model, schedule: Any, load: bool, save: int | None) -> dict[str, torch.Tensor]:
         with skirl.lookahead(loader(), model, sparse=lambda ids: ids) as batches:
@@ -316,3 +316,54 @@ def test_rows_go_out_and_in_with_the_state_of_each_tables_optimizer(tmp_path: Pa
     expected = train(model, steps=3)
     for other in others:
         equal(train(other, steps=3), expected)
+
+
+def ftrl(lr: float, **more) -> skirl.EmbeddingBagCollection:
+    return skirl.EmbeddingBagCollection([skirl.Table("a", 9, 2)], optimizer=skirl.FTRL(lr=lr), cache=9, **more)
+
+
+def trained_ftrl(lr: float) -> skirl.EmbeddingBagCollection:
+    rows = ftrl(lr)
+    for _ in range(3):
+        rows(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[1], [2]])))["a"].square().sum().backward()
+    return rows
+
+
+def test_another_rate_of_ftrl_is_refused_since_it_would_move_rows_by_itself(tmp_path):
+    rows = trained_ftrl(0.1)
+    rows.optimizer.param_groups[0]["lr"] = 0.01
+    with pytest.raises(
+        ValueError, match=r"lr of the group .* is 0.01 and was 0.1: FTRL makes rows of their state and lr"
+    ):
+        rows(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[1]])))["a"].sum().backward()
+    skirl.save(tmp_path, model=trained_ftrl(0.1))
+    with pytest.raises(ValueError, match=r"lr"):
+        skirl.load(tmp_path, model=ftrl(0.01))
+
+
+def test_rows_that_move_to_another_rate_of_ftrl_stay_where_they_were(tmp_path):
+    source = trained_ftrl(0.1)
+    skirl.save(tmp_path / "save", model=source)
+    skirl.export(source, tmp_path / "rows.safetensors")
+    for path in (tmp_path / "save", tmp_path / "rows.safetensors"):
+        here = ftrl(0.01)
+        try:
+            skirl.import_rows(here, path)
+        except ValueError as error:
+            assert "do not follow from their state" in str(error) and path.suffix
+            continue
+        before = here.rows("a", [1])
+        (here(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[1]])))["a"].sum() * 1e-9).backward()
+        torch.testing.assert_close(here.rows("a", [1]), before, rtol=1e-4, atol=1e-6)
+    same = ftrl(0.1)
+    skirl.import_rows(same, tmp_path / "rows.safetensors")
+    assert torch.equal(same.rows("a", range(9)), source.rows("a", range(9)))
+
+
+def test_rows_set_by_hand_under_ftrl():
+    rows = trained_ftrl(0.1)
+    with pytest.raises(ValueError, match="which makes rows of their state: pass state='reset'"):
+        rows.set_rows("a", [1], torch.ones(1, 2))
+    rows.set_rows("a", [1], torch.tensor([[5.0, -5.0]]), state="reset")
+    (rows(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[1]])))["a"].sum() * 1e-9).backward()
+    torch.testing.assert_close(rows.rows("a", [1]), torch.tensor([[5.0, -5.0]]), rtol=1e-4, atol=1e-6)

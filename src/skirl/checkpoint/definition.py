@@ -24,8 +24,9 @@ def definition(collection: Collection) -> dict[str, Any]:
     engine = collection.engine
     groups = engine.optimizers
     rules = [{"type": rule.name} | asdict(rule) for rule in groups]
-    for rule in rules:
-        del rule["lr"]  # that is state, which the handle keeps
+    for rule, of in zip(rules, groups, strict=True):
+        if not of.weight_follows_state:
+            del rule["lr"]  # that is state, which the handle keeps
     frozen = collection.frozen
     tables = [
         {

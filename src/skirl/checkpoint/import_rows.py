@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from skirl.checkpoint.export import FORMAT
 from skirl.core.keys import row_of, table_of
-from skirl.core.optim import RowOptimizer
+from skirl.core.optim import FTRL, RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put_rows
 from skirl.nn.collection import Place, collections_of, tables_of
@@ -113,6 +113,8 @@ def copy_rows(tables: Mapping[str, Place], theirs: Mapping[str, Place], path: Pa
             continue
         source = theirs[name]
         same = source.optimizer.kind == place.optimizer.kind
+        if place.optimizer.weight_follows_state:  # other rates would make other rows of the same state
+            same = source.optimizer == place.optimizer
         found[name] = _copy(place, source, same)
         if same:  # Adam's moments mean nothing without it
             place.engine.table_steps[place.number] = source.engine.table_steps[source.number]
@@ -316,6 +318,12 @@ def _take(place: Place, tensors: Tensors, name: str, base: str | None, state: _S
             values |= {part: tensors.rows(base + part, start, stop) for part in state.names}
             if rows.size and not (rows.min() >= 0 and rows.max() < place.table.rows):
                 raise ValueError(f"{base}ids in {tensors.where} has rows that table {place.table.name!r} has not")
+        rule = place.optimizer
+        if isinstance(rule, FTRL) and state.names and not rule.follows(values["weight"], values["z"], values["n"]):
+            raise ValueError(
+                f"{tensors.where} has rows of table {place.table.name!r} that do not follow from their state with {rule}: "
+                "set its lr, beta, l1 and l2 to those of the run, or leave the state out"
+            )
         put_rows(place.engine, place.number, rows, values)
     return n
 

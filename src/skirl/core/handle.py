@@ -65,9 +65,10 @@ class TorchHandle(torch.optim.Optimizer):
         """What a GradScaler asks before its step: refuse one that the rows' gradients were not unscaled by."""
         if self.anchor.grad is None:
             raise RuntimeError(
-                "scaler.step(embeddings.optimizer): the rows do not know this GradScaler, and were trained with scaled "
-                "gradients. Pass it to the embeddings, EmbeddingBagCollection(..., grad_scaler=scaler), or set "
-                "embeddings.grad_scaler = scaler before the first backward"
+                "scaler.step(embeddings.optimizer): no gradient of the rows was unscaled. If they are frozen, leave this "
+                "out; otherwise they do not know this GradScaler, and were trained with scaled gradients: pass it to the "
+                "embeddings, EmbeddingBagCollection(..., grad_scaler=scaler), or set embeddings.grad_scaler = scaler before "
+                "the first backward"
             )
         return False
 
@@ -83,9 +84,13 @@ class TorchHandle(torch.optim.Optimizer):
                 )
             now = Setting(float(group["lr"]), float(group["weight_decay"]))
             if now != self._checked[i]:
-                replace(
-                    self._groups.all[i].optimizer, lr=now.lr, weight_decay=now.weight_decay
-                )  # refuses what is wrong
+                rule = self._groups.all[i].optimizer
+                if rule.weight_follows_state and now.lr != rule.lr:
+                    raise ValueError(
+                        f"lr of the group {group['name']!r} is {now.lr:g} and was {rule.lr:g}: {rule.name} makes rows of "
+                        "their state and lr, so another would move all of them by itself. Leave schedules of it out"
+                    )
+                replace(rule, lr=now.lr, weight_decay=now.weight_decay)  # refuses what is wrong
                 self._checked[i] = now
         return list(self._checked)
 

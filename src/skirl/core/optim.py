@@ -55,6 +55,11 @@ class _Rule:
         """Whether an update depends on how many its table had before: a row's state needs that number then."""
         return False
 
+    @property
+    def weight_follows_state(self) -> bool:
+        """Whether a row's weight is made of its state and the learning rate: another rate would move it by itself."""
+        return False
+
     def state_width(self, dim: int) -> int:
         """How many numbers of state a row of `dim` weights has."""
         return len(self.state_names) * dim
@@ -295,8 +300,8 @@ class FTRL(_Rule):
 
     **Arguments**
 
-    - `lr`: the paper's alpha, above 0; 0.1 is only a first try. Schedules do not suit it: w follows from z, n and lr, so
-      that another lr moves a row by itself. n slows each number down anyway.
+    - `lr`: the paper's alpha, above 0; 0.1 is only a first try. It stays: w follows from z, n and lr, so that another
+      lr would move a row by itself, and schedules are refused. n slows each number down anyway.
     - `beta`: the more, the smaller the first steps; 1 as in the paper.
     - `l1`: the more, the more numbers are exactly 0; 0 for none.
     - `l2`: pulls numbers to 0, from the first step on and without a part in z; 0 for none.
@@ -313,6 +318,22 @@ class FTRL(_Rule):
     clip: float | None = None
     _: KW_ONLY
     weight_decay: float = 0.0
+
+    @property
+    def weight_follows_state(self) -> bool:
+        return True
+
+    def follows(self, weight: NDArray[Any], z: NDArray[Any], n: NDArray[Any]) -> bool:
+        """Whether weights are those of this state with this lr, beta, l1 and l2, as far as they have had gradients.
+
+        >>> z, n = np.array([0.5]), np.array([4.0])
+        >>> FTRL(lr=0.1).follows(np.array([-0.5 / 30]), z, n), FTRL(lr=0.2).follows(np.array([-0.5 / 30]), z, n)
+        (True, False)
+        """
+        weight, z, n = (np.asarray(part, np.float64) for part in (weight, z, n))
+        of_state = (np.sign(z) * self.l1 - z) / ((self.beta + np.sqrt(n)) / self.lr + self.l2)
+        of_state[np.abs(z) <= self.l1] = 0
+        return bool(np.allclose(weight[n > 0], of_state[n > 0], rtol=0.01, atol=1e-6))
 
     def __post_init__(self) -> None:
         self._check(lr=0, beta=0, l1=0, l2=0)

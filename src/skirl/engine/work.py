@@ -41,7 +41,9 @@ class Micro:
     returned: bool = False
     """and its backward."""
     weights: torch.Tensor | None = None
-    """Weights of the ids that want a gradient."""
+    """Weights of the ids that want a gradient,"""
+    weighted: Captured | None = None
+    """and the ids as forward got them: its features may stand in another order."""
 
     @classmethod
     def of(cls, captured: Captured, resolver: Resolver) -> "Micro":

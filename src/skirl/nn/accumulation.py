@@ -34,6 +34,14 @@ class DenseGradients:
         if _stepped:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._ended(step))
 
+    def in_forward(self) -> None:
+        """Called in each forward: gradients that somebody touched since the backward are not left as they were."""
+        for weight, version, known, grad_version in self._kept:
+            grad = weight.grad
+            if grad is None or grad is not known() or (weight._version, grad._version) != (version, grad_version):
+                self._kept = []
+                return
+
     def _ended(self, step: int) -> None:
         if step != self._step:
             self._step = step

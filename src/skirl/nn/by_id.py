@@ -37,6 +37,11 @@ def replacement(
     if state not in ("keep", "reset"):
         raise ValueError(f"state is {state!r}: set it to 'keep' or 'reset'")
     number = _number(engine, table)
+    if state == "keep" and engine.optimizers[number].weight_follows_state:
+        raise ValueError(
+            f"table {table!r} is trained by {engine.optimizers[number].name}, which makes rows of their state: pass "
+            "state='reset' as well, or they would be as before after the next step"
+        )
     here = engine.schema.tables[number]
     rows = _rows(here, ids)
     weights = _values(engine, here, len(rows), values)

@@ -150,8 +150,13 @@ class Collection(nn.Module):
         current, resolver, weights = self.current, self.engine.resolver, sparse.weights_or_none()
         assert current.work is not None
         if weights is not None and (_wants_grad(sparse) or not same_weights):
+            if missing := sorted(set(self.engine.schema.features) - set(sparse.keys())):
+                raise ValueError(
+                    f"weights that are made in the loop go with all features, and feature {missing[0]!r} is not in this "
+                    "part of the batch: look up all features of the collection first, then parts of them"
+                )
             micro.weights = weights if weights.requires_grad else None
-            now = resolver.capture(sparse, copy=False)
+            micro.weighted = now = resolver.capture(sparse, copy=False)
             for ids, again in zip(micro.ids, resolver.resolve(now, micro.positions), strict=True):
                 ids.scale = again.scale  # weights made in the loop were not there, or others, when the batch was read
         micro.entered = True
@@ -171,6 +176,8 @@ class Collection(nn.Module):
 
     def _peek(self, sparse: Sparse) -> Pooled:
         """Look rows up as the executed steps left them; nothing changes, not even what is resident."""
+        if not self.engine.store.ready:
+            raise RuntimeError("no checkpoint is loaded: call skirl.load(FOLDER, model=...) before rows are looked up")
         self.current.drain()
         early, self.found = self.found, None
         found = (early.take(sparse) if early is not None else None) or self.looked_up(sparse)

@@ -59,6 +59,8 @@ class CurrentStep:
         self.micro = 0
         self.out: Any = None
         """What was looked up for the current micro-batch."""
+        self._begun = 0
+        """Steps that were expected; unlike a Work's number it never begins anew."""
         self._same = same
         self._dense = DenseGradients()
         self._optimizer = optimizer
@@ -80,6 +82,7 @@ class CurrentStep:
     def expect(self, work: Work, micro: int) -> None:
         """The next forward is of this micro-batch."""
         self._leave()
+        self._begun += micro == 0
         self.work, self.micro = work, micro
 
     def _leave(self) -> None:
@@ -94,6 +97,12 @@ class CurrentStep:
             raise RuntimeError(
                 "no batch is current: run forward on the batch that the lookahead yielded last, inside its loop"
             )
+        if self.engine.store.read_only:
+            raise RuntimeError(
+                f"{self.engine.store!r} cannot be trained: call model.eval() to look rows up, or make the embeddings with "
+                "another store and skirl.load the checkpoint into them"
+            )
+        self._dense.in_forward()
         micro = self.work.micros[self.micro]
         if micro.returned:
             raise RuntimeError(
@@ -113,6 +122,7 @@ class CurrentStep:
 
     def settle(self) -> None:
         """Bring rows to the state after the step in the loop, in the cache or in the store."""
+        self._same.settle(wait=True)  # a checkpoint of wrong rows would be the newest
         if self.loop is not None:
             self.loop.settle()
             self.loop.drain()
@@ -147,7 +157,7 @@ class CurrentStep:
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
-        self._dense.in_backward(work.number)
+        self._dense.in_backward(self._begun)
         with uninterrupted():  # a step that returned and was not updated would be applied later, by `finish`
             work.returned += 1
             if work.returned == len(work.micros):
@@ -174,8 +184,14 @@ class CurrentStep:
         """
         self._optimizer.anchor.grad = torch.zeros_like(self._optimizer.anchor)
         inverse = 1.0 / self.grad_scaler.get_scale()
-        for grad in work.grads.values():
-            if not torch.isfinite(grad).all():
+        for (bank, micro), grad in work.grads.items():
+            live = work.live[bank, micro]
+            rows = (
+                grad
+                if live.all()
+                else grad[torch.from_numpy(work.micros[micro].ids[bank].by_bag(live)).to(grad.device)]
+            )
+            if not torch.isfinite(rows).all():  # of rows that are trained: what is frozen may be anything
                 return False
         for place, grad in work.grads.items():
             work.grads[place] = grad * inverse

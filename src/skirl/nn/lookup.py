@@ -68,7 +68,8 @@ def _weight_grad(ticket: Ticket, out: Tensor) -> None:
     if grads is None or not engine.pooled:
         return
     dots = engine.banks[ticket.bank].weight_grad(work, ticket.micro, grads, ticket.live)
-    captured = work.micros[ticket.micro].captured
+    micro = work.micros[ticket.micro]
+    captured = micro.weighted or micro.captured
     n = 0
     for feature in engine.schema.banks[ticket.bank].features:
         place = captured.keys.index(feature.name)

@@ -57,7 +57,8 @@ class SameBatch:
         weights = sparse.weights_or_none()
         if weights is None and captured.weights is not None:
             raise ValueError(
-                "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged"
+                "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged; a "
+                "collection swapped for one of TorchRec's that is not weighted takes skirl.lookahead(sparse=SWAPPED.sparse)"
             )
         if sparse.values().device.type == "cpu" or weights is not None:
             return self._compare(capture(sparse, (), copy=False), captured, coming)
@@ -82,6 +83,8 @@ class SameBatch:
         self.settle()
         there, keys = sparse.values().device, list(sparse.keys())
         mine = [i for i, name in enumerate(keys) if name in self._features]
+        if not mine:
+            return  # who looks features up that are not there hears so
         found = hashes_on_device(sparse.values(), sparse.offsets(), len(keys))
         known, place = torch.tensor([[captured.hashes[keys[i]].ids for i in mine], mine], dtype=torch.int64)
         differs = (found[moved(place, there)] != moved(known, there)).any()

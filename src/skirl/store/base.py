@@ -189,6 +189,11 @@ class Store(ABC):
     generation: int
     """Grows with each frozen state, and with each durable point of a store on disk; frozen rows say theirs."""
 
+    read_only = False
+    """Whether its rows can be looked up and not trained."""
+    ready = True
+    """Whether it has what it is to hold."""
+
     def __init__(self, layout: Layout | Mapping[int, Record]) -> None:
         self.layout = layout if isinstance(layout, Layout) else Layout(layout)
         self.identity = secrets.token_hex(16)

@@ -28,12 +28,19 @@ class CheckpointRows(Store):
     - `rows`: how many rows each table has, as for a disk store.
     """
 
+    read_only = True
+
     def __init__(self, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None) -> None:
         super().__init__(layout)
         self._table_rows = rows
         self._mapped: MappedRows | None = None
         self._disk: DiskStore | None = None
         self._folder: TemporaryDirectory[str] | None = None
+
+    @property
+    def ready(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether a checkpoint was loaded."""
+        return self._mapped is not None or self._disk is not None
 
     def __repr__(self) -> str:
         return "the rows of a checkpoint"

@@ -22,7 +22,8 @@ def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> None:
         check_model(saving.from_, flags)
     if saving.resume and saving.save is not None and numbers(saving.save):
         then = "set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
-        check_flags(saved_flags(saving.save), flags, may=FREE, then=then)
+        may = FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE  # its rows are made of their state and lr
+        check_flags(saved_flags(saving.save), flags, may=may, then=then)
 
 
 def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None:

@@ -54,6 +54,11 @@ class Recipe(Composed):
         self.tables()
         self.row_optimizer()
         self.schedule()
+        if self.row_optimizer().weight_follows_state and (self.rates.schedule != "constant" or self.rates.warmup):
+            raise ValueError(
+                f"optimizer {self.optimizer.optimizer} makes rows of their state and lr, so another lr would move all of "
+                "them: leave schedule and warmup out"
+            )
 
     def check_labels(self) -> None:
         """Refuse data with several labels: the loop of these commands trains on one, another loop may train on more."""
