@@ -321,8 +321,8 @@ MISTAKES = [
     M(
         "held out by a time that files have not",
         "skirl train $CSV --valid time>=3",
-        "skirl train: --valid is 'time>=3': the schema names no time column, set --valid to time>=3 of such a"
-        " column, or to a share",
+        "skirl train: --valid is 'time>=3': the schema names no time column: write time = \"COLUMN\" at "
+        "its top, or set --valid to a share such as 20%",
     ),
     M(
         "held out by time of synthetic data",
@@ -357,7 +357,8 @@ MISTAKES = [
     M(
         "a run folder that is taken",
         "skirl train $TINY --run runs/old",
-        "skirl train: runs/old already holds a run: set --run to another folder, or go on with it by resume",
+        "skirl train: --run is runs/old, which already holds a run: set --run to another folder, or go on with "
+        "that one: add --resume and its --save",
     ),
     M(
         "a tracker that is not installed",
@@ -380,8 +381,8 @@ MISTAKES = [
     M(
         "checkpoints of another kind in the folder",
         "skirl train $TINY --save checkpoints",
-        "skirl train: checkpoints holds the checkpoints of a run: add --resume to go on from them, or name "
-        "another folder",
+        "skirl train: checkpoints holds the checkpoints of a run: add --resume to go on from them, or set "
+        "--save to another folder",
     ),
     M(
         "a table per label",
@@ -517,7 +518,8 @@ MISTAKES = [
     M(
         "lists that the schema does not know",
         "skirl train --data parquet:lists.parquet --schema s.toml $QUIET",
-        "skirl train: lists.parquet: column 'app_id' holds lists: write list = true in the schema, at an id column",
+        "skirl train: lists.parquet: column 'app_id' holds lists: write list = true under its [[id]] in the "
+        "schema; other columns have one value a row",
     ),
     M(
         "a truncated Parquet file",
@@ -602,7 +604,7 @@ MISTAKES = [
     M(
         "an export of no checkpoint",
         "skirl export bare rows.pt",
-        "skirl export: bare holds no checkpoint: give a folder that skirl.save has saved to",
+        "skirl export: bare holds no checkpoint: give a folder that skirl.save or `skirl train --save` has written",
     ),
     M(
         "an export of a kind that is none",
@@ -627,8 +629,8 @@ MISTAKES = [
     M(
         "an import of a table that is none",
         "skirl import weights.pt new --tables items",
-        "skirl import: weights.pt has no table 'items', it has flat, item.weight: set --tables to some of "
-        "these, or set --prefix to what stands before",
+        "skirl import: weights.pt has no table 'items', it has item: set --tables to some of these, or set "
+        "--prefix to what stands before the tables' names in the file",
     ),
     M(
         "an import of no tables",
@@ -642,7 +644,7 @@ MISTAKES = [
         "skirl verify: --dtype is 'bfloat16': the reference rounds nothing to 16 bits, leave --dtype out",
     ),
     M(
-        "a trace that is not there",
+        "a trace without a batch",
         "skirl bench traffic --trace ids.npy",
         "skirl bench traffic: --batch is missing: add --batch INT (accesses a batch; a last, shorter batch is dropped)",
     ),
@@ -720,13 +722,13 @@ MISTAKES = [
     M(
         "a store that is none in Python",
         'rows(store="redis://host")',
-        "store 'redis://host' is not known, set it to 'memory', 'disk:FOLDER', 'link:RATE,DELAY:STORE', 'checkpoint' "
-        "or pass a skirl.store.Store",
+        "store 'redis://host' is not known, set it to 'memory', 'disk:FOLDER', 'link:RATE,DELAY:STORE', "
+        "'checkpoint' or pass a skirl.store.Store",
     ),
     M(
         "a folder of another kind as a store",
         'rows(store="disk:runs")',
-        "runs holds other files, ... for one: name a new or an empty folder",
+        "the store's folder runs holds other files, ... for one: name a new or an empty folder",
     ),
     M(
         "half precision on a CPU in Python",
@@ -746,8 +748,8 @@ MISTAKES = [
     M(
         "rows of a store used without saying so",
         'one = rows(store="disk:store"); train(model=one); one.close(); rows(store="disk:store")',
-        "the store DiskStore('store') already holds 2 rows: pass resume=True to go on with them, or name an "
-        "empty store",
+        "the store DiskStore('store') already holds 2 rows: pass resume=True to go on with them (`skirl train`: "
+        "--resume and --save), or set store to an empty one",
     ),
     M(
         "lengths and offsets",
@@ -808,7 +810,7 @@ MISTAKES = [
         "batches that are ids themselves",
         "with skirl.lookahead([batch()], rows()) as batches: next(iter(batches))",
         "the loader yields a KeyedJagged, which has no attribute sparse: tell lookahead where its ids are "
-        "with sparse=lambda batch: ...",
+        "with sparse=lambda batch: batch",
     ),
     M(
         "a model without embeddings",
@@ -913,9 +915,10 @@ MISTAKES = [
         "a GradScaler that rows do not know",
         'scaler = torch.amp.GradScaler("cpu"); scaler.scale(one(batch())["item"].sum()).backward(); '
         "scaler.step(one.optimizer)",
-        "scaler.step(embeddings.optimizer): the rows do not know this GradScaler, and were trained with "
-        "scaled gradients. Pass it to the embeddings, EmbeddingBagCollection(..., grad_scaler=scaler), or set"
-        " embeddings.grad_scaler = scaler before the first backward",
+        "scaler.step(embeddings.optimizer): no gradient of the rows was unscaled. If they are frozen, leave this out; "
+        "otherwise they do not know this GradScaler, and were trained with scaled gradients: pass it to the "
+        "embeddings, EmbeddingBagCollection(..., grad_scaler=scaler), or set embeddings.grad_scaler = scaler before "
+        "the first backward",
     ),
     M(
         "embeddings that are copied",
@@ -953,7 +956,7 @@ MISTAKES = [
     M(
         "a load out of nothing",
         'skirl.load("bare", model=rows())',
-        "bare holds no checkpoint: give a folder that skirl.save has saved to",
+        "bare holds no checkpoint: give a folder that skirl.save or `skirl train --save` has written",
     ),
     M(
         "a load into other tables",
@@ -964,8 +967,8 @@ MISTAKES = [
     M(
         "a load into another optimizer",
         'skirl.load("checkpoints", model=rows(tables[0], optimizer=skirl.Adam(lr=0.1)))',
-        "checkpoints/checkpoint-000001.json was saved with table 'user'.optimizer = 'SGD', here it is 'Adam': set it "
-        "to what was saved",
+        "checkpoints/checkpoint-000001.json was saved with table 'item'.optimizer = 'SGD', here it is "
+        "'Adam': set it to what was saved",
     ),
     M(
         "a load of a damaged checkpoint",
@@ -1007,7 +1010,7 @@ MISTAKES = [
     M(
         "offsets for ids of two dimensions",
         "skirl.EmbeddingBag(10, 4, cache=5, optimizer=skirl.SGD(lr=0.1))(torch.tensor([[1, 2]]), torch.tensor([0]))",
-        "offsets are for a one-dimensional input: leave them out",
+        "offsets are for a one-dimensional input, and input is [1, 2]: leave them out, each row of input is a bag",
     ),
     M(
         "a model of two dims",
@@ -1037,9 +1040,9 @@ MISTAKES = [
     M(
         "flags where their parts go",
         'Recipe(data="synthetic:tiny")',
-        "data is 'synthetic:tiny', a str: these are the flags data, batch, epochs, steps, valid, seed, "
-        "rows_scale, pooling_factor, schema, rows, vocab, admit, stale, shuffle, workers, bad_rows; make the "
-        "whole with Recipe.of(NAME=VALUE, ...)",
+        "data is 'synthetic:tiny', a str: pass each flag by its name, with Recipe.of(NAME=VALUE, ...), or set data "
+        "to a DataFlags, which holds data, batch, epochs, steps, valid, seed, rows_scale, pooling_factor, schema, "
+        "rows, vocab, admit, stale, shuffle, workers, bad_rows",
     ),
     M(
         "a part of a flag as a float",
@@ -1071,7 +1074,8 @@ MISTAKES = [
     M(
         "another batch in forward",
         "with ahead(model=one) as batches: [one(batch(1, 2, 3, 4)) for _ in batches]",
-        "forward takes the batch that the lookahead yielded last, whole: it has 1 samples, and forward got 2: pass all",
+        "forward takes the batch that the lookahead yielded last, whole: it has 1 samples, and forward got 2: "
+        "pass that batch unchanged",
     ),
     M(
         "ids that are a list",
@@ -1115,7 +1119,7 @@ MISTAKES = [
         "labels of several columns",
         "skirl.models.DLRM(rows(), dense_features=1, bottom=(8,), top=(8,)).loss(skirl.Batch(torch.zeros(1, "
         "1), batch(), torch.zeros(1, 2)))",
-        "DLRM predicts one number a sample, labels are [1, 2]: pass a batch with labels of [1], one of the columns say",
+        "DLRM predicts one number a sample, and labels have shape [1, 2]: pass labels of shape [1], one label a sample",
     ),
     M(
         "an optimizer without a state",
@@ -1130,26 +1134,27 @@ MISTAKES = [
     M(
         "a vocabulary's rows that no file has",
         "skirl vocab --data csv:good.csv --schema row.toml --out ids.vocab",
-        "skirl vocab: every id column is a row already, there is nothing to make a vocabulary of: train without one",
+        'skirl vocab: every id column holds rows already, not ids (encode = "row" in the schema): there is nothing '
+        "to make a vocabulary of, train without one",
     ),
     M(
-        "fewer rows than a batch",
+        "a page that is none, over files",
         "skirl size csv:good.csv --schema s.toml --valid 20% --quiet --page size.htm",
         "skirl size: --page is 'size.htm': name a file that ends in .html",
     ),
     M(
-        "a page over nothing",
+        "nothing to size in an empty file",
         "skirl size csv:empty.csv --schema s.toml --quiet",
         "skirl size: empty.csv is empty: remove it, or get it anew",
     ),
     M(
         "a malformed row left out, and no other",
         "skirl train --data csv:label2.csv --schema s.toml $QUIET --bad-rows skip",
-        "skirl train: label2.csv: no row is left to read, left out: 1 malformed row: line 2 of label2.csv: "
-        "give other files, or hold out less",
+        "skirl train: label2.csv: no row is left to read (left out: 1 malformed row: line 2 of label2.csv): "
+        "give other files, mend what is malformed, or hold out less",
     ),
     M(
-        "wandb and a run nowhere",
+        "a log every 0 steps",
         "skirl train $TINY --log-every 0",
         "skirl train: --log-every is 0: set it to 1 or more steps",
     ),

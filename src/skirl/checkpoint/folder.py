@@ -58,7 +58,9 @@ def headers(path: Path) -> list[Path]:
     if not found and (old := path / "checkpoint.json").is_file():  # says itself which version wrote it
         return [old]
     if not found:
-        raise CheckpointError(f"{path} holds no checkpoint: give a folder that skirl.save has saved to")
+        raise CheckpointError(
+            f"{path} holds no checkpoint: give a folder that skirl.save or `skirl train --save` has written"
+        )
     return found
 
 

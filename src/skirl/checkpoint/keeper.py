@@ -201,5 +201,5 @@ def refuse_checkpoints(folder: Path) -> None:
     """Another run's checkpoints would be pushed out of their folder, and stand in for ours until then."""
     if numbers(folder):
         raise ValueError(
-            f"{folder} holds the checkpoints of a run: add --resume to go on from them, or name another folder"
+            f"{folder} holds the checkpoints of a run: add --resume to go on from them, or set save to another folder"
         )

@@ -51,9 +51,10 @@ def read_rows(
     missing = [t for t, n in wanted.items() if n is None]
     if missing or not wanted:
         what = f"no table {missing[0]!r}" if wanted else f"no weight under {prefix!r}"
-        has = ", ".join(sorted(tensors.names)[:9]) or "no tensor"
+        has = ", ".join(sorted(by_name or tensors.names)[:9]) or "no tensor"
+        then = "set tables to some of these, or " if by_name else ""
         raise ValueError(
-            f"{source} has {what}, it has {has}: set tables to some of these, or set prefix to what stands before"
+            f"{source} has {what}, it has {has}: {then}set prefix to what stands before the tables' names in the file"
         )
     weights = {t: n for t, n in wanted.items() if n is not None}
     bases = {

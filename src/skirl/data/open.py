@@ -92,7 +92,7 @@ def encoding_of(
             raise ValueError("an open vocabulary knows no mean to standardise with: set transform to log or none")
         if not schema.kinds:
             raise ValueError(
-                "every id column is a row already: there is nothing to grow a vocabulary of, leave vocab out"
+                'every id column holds rows already, not ids (encode = "row" in the schema): leave vocab out'
             )
         return schema.rows_of(rows), Fingerprints(), {}
     if vocab is not None:
@@ -130,10 +130,10 @@ def _split(files: Files, valid: str) -> Files:
             raise ValueError(f"valid is {valid!r}: set it to a share such as 20%, or to a time such as time>=14102900")
         schema, limit = files.encoder.schema, float(match[2])
         if match[1] not in ("time", schema.time) or schema.time is None:
-            named = f"its time column is {schema.time!r}" if schema.time else "the schema names no time column"
-            raise ValueError(
-                f"valid is {valid!r}: {named}, set valid to time>={match[2]} of such a column, or to a share"
-            )
+            named = 'the schema names no time column: write time = "COLUMN" at its top'
+            if schema.time:
+                named = f"the time column of the schema is {schema.time!r}: set valid to time>={match[2]}"
+            raise ValueError(f"valid is {valid!r}: {named}, or set valid to a share such as 20%")
         held = replace(files, encoder=replace(files.encoder, keep=(schema.time, limit, INF)))
         files = replace(files, encoder=replace(files.encoder, keep=(schema.time, -INF, limit)))
     held = replace(held, dataset=files.dataset.anew(), epochs=1, batches=None, shuffle=0)

@@ -36,7 +36,8 @@ def count(
     types = columns.kinds
     if not types:
         raise ValueError(
-            "every id column is a row already, there is nothing to make a vocabulary of: train without one"
+            'every id column holds rows already, not ids (encode = "row" in the schema): there is nothing to make a '
+            "vocabulary of, train without one"
         )
     moments = {column.name: Moments() for column in columns.standardised}
     hashed = [(column.table or column.name, k) for k, column in enumerate(columns.ids) if column.encode == "hash"]

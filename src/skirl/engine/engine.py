@@ -106,8 +106,8 @@ class Engine:
         try:
             if len(self.store) and not resume:
                 raise ValueError(
-                    f"the store {self.store!r} already holds {len(self.store)} rows: pass resume=True to go on with them, "
-                    "or name an empty store"
+                    f"the store {self.store!r} already holds {len(self.store)} rows: pass resume=True to go on with them "
+                    "(`skirl train`: --resume and --save), or set store to an empty one"
                 )
             self.begun = Begun(self.schema, str(dtype).removeprefix("torch."))
             """Which tables begin from an array."""

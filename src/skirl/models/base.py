@@ -91,8 +91,8 @@ class Model(nn.Module):
         logits = self(batch)
         if batch.labels.shape != logits.shape:
             raise ValueError(
-                f"{self.name} predicts one number a sample, labels are {list(batch.labels.shape)}: pass a batch with labels "
-                f"of {list(logits.shape)}, one of the columns say"
+                f"{self.name} predicts one number a sample, and labels have shape {list(batch.labels.shape)}: pass labels "
+                f"of shape {list(logits.shape)}, one label a sample"
             )
         return functional.binary_cross_entropy_with_logits(logits, moved(batch.labels, logits.device, logits.dtype))
 

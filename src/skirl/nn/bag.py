@@ -147,7 +147,10 @@ class EmbeddingBag(nn.Module):
             )
         if input.dim() == 2:
             if offsets is not None:
-                raise ValueError("offsets are for a one-dimensional input: leave them out")
+                raise ValueError(
+                    f"offsets are for a one-dimensional input, and input is {list(input.shape)}: leave them out, each row "
+                    "of input is a bag"
+                )
             bags, each = input.shape
             ends = torch.arange(0, bags * each + 1, each) if each else torch.zeros(bags + 1, dtype=torch.int64)
         elif input.dim() == 1 and offsets is not None:

@@ -75,7 +75,9 @@ class SameBatch:
         if any(_other_ids(given, later.hashes) is None for later in coming()):
             raise ValueError(_AHEAD)
         if now.batch != captured.batch:
-            raise ValueError(f"{_HERE}, whole: it has {captured.batch} samples, and forward got {now.batch}: pass all")
+            raise ValueError(
+                f"{_HERE}, whole: it has {captured.batch} samples, and forward got {now.batch}: pass that batch unchanged"
+            )
         raise ValueError(_CHANGED.format(name=wrong))
 
     def _compare_there(self, sparse: Sparse, captured: Captured) -> None:

@@ -158,9 +158,10 @@ class Reader:
         except AttributeError as error:
             if error.name != "sparse" or error.obj is not batch:
                 raise
+            ids = "batch" if hasattr(batch, "keys") and hasattr(batch, "lengths") else "..."
             raise TypeError(
                 f"the loader yields a {type(batch).__name__}, which has no attribute sparse: tell lookahead where its ids "
-                "are with sparse=lambda batch: ..."
+                f"are with sparse=lambda batch: {ids}"
             ) from None
 
     def _loader_state(self) -> Any:

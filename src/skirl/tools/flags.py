@@ -166,8 +166,9 @@ def check_types(flags: Any) -> None:
             if not isinstance(value, kind):  # type: ignore[arg-type]
                 names = ", ".join(flags_of(kind))  # type: ignore[arg-type]
                 raise TypeError(
-                    f"{field.name} is {value!r}, a {type(value).__name__}: these are the flags {names}; make the whole with "
-                    f"{type(flags).__name__}.of(NAME=VALUE, ...)"
+                    f"{field.name} is {value!r}, a {type(value).__name__}: pass each flag by its name, with "
+                    f"{type(flags).__name__}.of(NAME=VALUE, ...), or set {field.name} to a {kind.__name__}, which "
+                    f"holds {names}"
                 )
             continue
         object.__setattr__(flags, field.name, checked(field.name, value, kind))

@@ -93,7 +93,7 @@ def test_tensorboard_reads_the_same_numbers(run):
 
 
 def test_a_folder_that_holds_a_run_is_refused(run):
-    with pytest.raises(ValueError, match="already holds a run: set run to another folder, or go on with it by resume"):
+    with pytest.raises(ValueError, match="already holds a run: set run to another folder, or go on with that one"):
         train(run[0])
 
 

@@ -179,7 +179,10 @@ def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
         kind = stored.field(at[0]).type
         inner = kind.value_type if pt.is_dictionary(kind) or (is_list(kind) and name in lists) else kind
         if is_list(kind) and name not in lists:
-            raise BadSchema(f"{path}: column {name!r} holds lists: write list = true in the schema, at an id column")
+            raise BadSchema(
+                f"{path}: column {name!r} holds lists: write list = true under its [[id]] in the schema; other columns have "
+                "one value a row"
+            )
         if not (is_text(inner) or is_number(inner)):
             raise BadSchema(
                 f"{path}: column {name!r} is of type {kind}: the schema takes texts, numbers, or lists of them"

@@ -205,8 +205,10 @@ class Files:
         """Say that there is nothing to read."""
         raise ValueError(
             f"{self.dataset.paths[0]}: no row is left to read"
-            + (f", left out: {malformed(self.bad_rows, self.first_bad_row)}" if self.bad_rows else "")
-            + ": give other files, or hold out less"
+            + (f" (left out: {malformed(self.bad_rows, self.first_bad_row)})" if self.bad_rows else "")
+            + ": give other files, "
+            + ("mend what is malformed, " if self.bad_rows else "")
+            + "or hold out less"
         )
 
     def _count_bad(self, piece: Encoded, part: Part) -> None:

@@ -82,7 +82,10 @@ class Vocabulary:
         """Refuse a schema that it was not made for."""
         kinds = schema.kinds
         if not kinds:
-            raise BadVocabulary(f"vocabulary {self.path}: every id column is a row already: leave vocab out")
+            raise BadVocabulary(
+                f'vocabulary {self.path}: every id column holds rows already, not ids (encode = "row" in the schema): '
+                "leave vocab out"
+            )
         for table, kind in kinds.items():
             if table not in self.rows:
                 raise BadVocabulary(f"vocabulary {self.path}: it has no table {table!r}: make it anew with this schema")

@@ -104,7 +104,9 @@ class DiskStore(Store):
         if NAME in others:
             self._load(Manifest.read(self.path / NAME))
         elif others:
-            raise DiskError(f"{self.path} holds other files, {others[0]!r} for one: name a new or an empty folder")
+            raise DiskError(
+                f"the store's folder {self.path} holds other files, {others[0]!r} for one: name a new or an empty folder"
+            )
         elif any(name.endswith((".rows", ".keys")) for name in names):
             raise Unusable(f"{self.path / NAME} is missing")
         else:

@@ -70,7 +70,8 @@ class RunFolder:
             raise ValueError(f"run is {self.folder}, which is a file: set it to a folder")
         if not resume and (self.folder / CONFIG).exists():
             raise ValueError(
-                f"{self.folder} already holds a run: set run to another folder, or go on with it by resume"
+                f"run is {self.folder}, which already holds a run: set run to another folder, or go on with "
+                "that one: add --resume and its --save"
             )
 
     def begin(self, batches: Lookahead, meter: Meter) -> "RunFolder":
