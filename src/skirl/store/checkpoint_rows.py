@@ -38,7 +38,7 @@ class CheckpointRows(Store):
         self._folder: TemporaryDirectory[str] | None = None
 
     @property
-    def ready(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def ready(self) -> bool:
         """Whether a checkpoint was loaded."""
         return self._mapped is not None or self._disk is not None
 
