@@ -182,13 +182,20 @@ class Run:
                 bank.blocks.choose = bank.plans.choose = lambda fits: fits[-1]  # the block just let go of, at once
         self.heads = Head(case.tables, case.dtype), Head(case.tables, case.dtype)
         self.dense = [torch.optim.Adam(head.parameters(), lr=0.01) for head in self.heads]
-        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.ours.optimizer, case.gamma)
+        factors = [self.factor(group.optimizer) for group in self.ours.engine.optimizers.all]
+        self.schedule = torch.optim.lr_scheduler.MultiplicativeLR(
+            self.ours.optimizer, [lambda step, factor=factor: factor for factor in factors]
+        )
         self.lrs = [rule.lr for rule in self.rules]
         self.report = Report()
         self.residents: list[Residents] | None = []
         """The rows that should be in the cache; None once that is not worked out."""
         self.left: list[dict[int, int]] = [{} for _ in self.schema.banks]
         self._spy()
+
+    def factor(self, rule: RowOptimizer) -> float:
+        """What a step multiplies a learning rate by: FTRL's stays."""
+        return 1.0 if rule.weight_follows_state else self.case.gamma
 
     def go(self) -> Report:
         """Run all parts and compare."""
@@ -323,7 +330,7 @@ class Run:
             optimizer.zero_grad()
         if case.gamma != 1:
             self.schedule.step()
-            self.lrs = [lr * case.gamma for lr in self.lrs]
+            self.lrs = [lr * self.factor(rule) for lr, rule in zip(self.lrs, self.rules, strict=True)]
 
     def _used(self, expected: dict[str, Any]) -> list[str]:
         names = list(expected)
