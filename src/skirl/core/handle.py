@@ -85,12 +85,12 @@ class TorchHandle(torch.optim.Optimizer):
             now = Setting(float(group["lr"]), float(group["weight_decay"]))
             if now != self._checked[i]:
                 rule = self._groups.all[i].optimizer
+                replace(rule, lr=now.lr, weight_decay=now.weight_decay)  # refuses what is wrong
                 if rule.weight_follows_state and now.lr != rule.lr:
                     raise ValueError(
                         f"lr of the group {group['name']!r} is {now.lr:g} and was {rule.lr:g}: {rule.name} makes rows of "
                         "their state and lr, so another would move all of them by itself. Leave schedules of it out"
                     )
-                replace(rule, lr=now.lr, weight_decay=now.weight_decay)  # refuses what is wrong
                 self._checked[i] = now
         return list(self._checked)
 
