@@ -74,7 +74,10 @@ def test_two_labels_are_refused_before_anything_is_read(tmp_path: Path, capsys: 
     (batch, _) = stream
     assert batch.labels.shape == (64, 2) and stream.labels == ("click", "buy")
     rows = skirl.EmbeddingBagCollection(stream.tables(4), optimizer=skirl.SGD(lr=0.1), cache=100)
-    with pytest.raises(ValueError, match=r"DLRM predicts one number a sample, and labels have shape \[64, 2\]: pass labels of shape \[64\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"labels have shape \[64, 2\]: pass labels of shape \[64\]",
+    ):
         DLRM.tiny(rows, dense_features=0).loss(batch)
 
 
