@@ -169,7 +169,7 @@ def test_help_and_a_wrong_flag_need_no_torch(name, args, code):
         ("--batch 0", "batch is 0: set it to 1 or more"),
         ("--dim 0", "dim is 0, set it to 1 or more"),
         ("--lr -1", "lr is -1.0, set it to a finite number"),
-        ("--dense-lr nan", "--dense-lr is nan: set it to a finite number"),
+        ("--dense-lr nan", "--dense-lr is nan: set it to a number from 0 to 1e+37"),
         ("--threads 0", "threads is 0: set it to 1 or more"),
         ("--seed -1", "seed is -1: set it between 0 and"),
         ("--dtype bfloat16", "--dtype is 'bfloat16' and --device 'cpu': rows of 16 bits are trained on a GPU"),

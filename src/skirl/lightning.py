@@ -141,6 +141,8 @@ class Rows(Callback):
                 "gradient_clip_val clips the dense parameters alone: rows are no Parameters. Their optimizer clips them, "
                 "each by its own norm: skirl.Adagrad(lr=..., clip=...)"
             )
+            for collection in collections_of(pl_module).values():
+                collection.anchor.said = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning's hook: the step of a checkpoint is not saved once more, after the first micro-batch that follows it."""

@@ -42,7 +42,7 @@ def test_the_reference_takes_first_values_from_the_array() -> None:
 
 
 def test_tables_without_an_array_cost_nothing() -> None:
-    begun = Begun(Schema.of([Table("a", 10, 2)]), "float32")
+    begun = Begun(Schema.of([Table("a", 10, 2)]), "float32", 0)
     assert not begun.of and begun._written is None
 
 

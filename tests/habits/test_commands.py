@@ -105,7 +105,8 @@ def predicted(folder: Path, name: str = "run", **chosen: Any) -> dict[str, np.nd
 
 
 def converted(folder: Path, out: Path, **more: Any) -> None:
-    Convert(f"csv:{folder / 'log.csv'}", str(out), schema=str(folder / "schema.toml"), quiet=True, **more).run()
+    flags = {"schema": str(folder / "schema.toml"), "force": True, "quiet": True}
+    Convert(f"csv:{folder / 'log.csv'}", str(out), **flags, **more).run()
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -283,6 +284,23 @@ def test_a_vocabulary_is_not_replaced_by_mistake(folder, tmp_path):
     with pytest.raises(ValueError, match=r"--out is .*v, which is there, and runs may need it: .* add --force"):
         Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), **flags)
     assert Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), force=True, **flags).run()["samples"] == ROWS
+
+
+def test_a_converted_file_and_an_export_are_not_replaced_by_mistake(folder, run, tmp_path, capsys):
+    log, rows = tmp_path / "log.parquet", tmp_path / "rows.pt"
+    convert = ["convert", *("--data", f"csv:{folder / 'log.csv'}", "--schema", str(folder / "schema.toml"))]
+    for command, out in (
+        ([*convert, "--out", str(log), "--quiet"], log),
+        (["export", str(folder / "run"), str(rows)], rows),
+    ):
+        out.write_text("mine")
+        assert cli.main(command) == 2 and out.read_text() == "mine"
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        assert said == (
+            f"skirl {command[0]}: --out is {out}, which is there: name another file, or add --force to replace it"
+        )
+        assert cli.main([*command, "--force"]) == 0 and out.stat().st_size > 4
+    assert pq.read_table(log).num_rows == ROWS and torch.load(rows)
 
 
 @pytest.mark.parametrize("more", [{}, {"rows": "500"}])

@@ -173,3 +173,85 @@ def test_a_checkpoint_knows_what_was_frozen(tmp_path: Path) -> None:
     skirl.load(tmp_path, model=other)
     equal(rows_of(other), rows_of(saved))
     assert len(rows_of(other)["item"]) == ROWS
+
+
+# Between two lookups of one batch.
+
+
+def two_lookups(between: Any, *, stacked: bool = False) -> Any:
+    """A loss over two lookups, before the second of which something happens, and after."""
+
+    def of(model: Model, ids: Any) -> torch.Tensor:
+        out = model.rows(ids)
+        if stacked and not isinstance(model.rows, Bags):
+            return model.top(out.stacked().flatten(1))
+        return model.top(torch.cat([out[name] for name in NAMES], 1))
+
+    def loss(model: Model, ids: Any) -> torch.Tensor:
+        first = of(model, ids)
+        between(model, True)
+        second = of(model, ids)
+        between(model, False)
+        return (first * 2 + second.square()).sum()
+
+    return loss
+
+
+def freeze_all(model: Model, frozen: bool) -> None:
+    model.rows.requires_grad_(not frozen)
+
+
+def freeze_item(model: Model, frozen: bool) -> None:
+    if isinstance(model.rows, Bags):
+        model.rows.bags["item"].requires_grad_(not frozen)
+    else:
+        (model.rows.freeze if frozen else model.rows.unfreeze)("item")
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("freeze", [freeze_all, freeze_item])
+def test_freezing_between_two_lookups_of_a_batch(freeze: Any, stacked: bool) -> None:
+    ours, plain = both()
+    loss = two_lookups(freeze, stacked=stacked)
+    equal(train(ours, loss=loss), train(plain, loss=loss, rows=plain_sgd(plain)))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_unfreezing_all_between_two_lookups_of_a_batch(stacked: bool) -> None:
+    """The first is a look without a gradient, as a teacher's is."""
+    ours, plain = both()
+    again = two_lookups(lambda model, begins: freeze_all(model, False), stacked=stacked)
+
+    def loss(model: Model, ids: Any) -> torch.Tensor:
+        freeze_all(model, True)
+        return again(model, ids)
+
+    equal(train(ours, loss=loss), train(plain, loss=loss, rows=plain_sgd(plain)))
+
+
+def test_unfreezing_a_table_between_two_lookups_of_a_batch_is_refused() -> None:
+    ours, _ = both()
+    freeze_item(ours, True)
+    loss = two_lookups(lambda model, begins: freeze_item(model, not begins))
+    says = (
+        "^rows were unfrozen between two lookups of one batch, and the first trains other tables: do so before the first, "
+        r"and call \.detach\(\) on an output that is to train no row$"
+    )
+    with pytest.raises(RuntimeError, match=says):
+        train(ours, loss=loss)
+
+
+def test_freezing_between_two_lookups_with_trained_weights_is_refused() -> None:
+    rows = skirl.EmbeddingBagCollection([skirl.Table("item", 9, 2)], optimizer=skirl.SGD(), cache=9)
+    ids = skirl.KeyedJagged(
+        ["item"], torch.tensor([1, 2]), lengths=torch.tensor([2]), weights=torch.ones(2, requires_grad=True)
+    )
+    with skirl.lookahead([ids], rows, sparse=lambda ids: ids) as batches:
+        for batch in batches:
+            rows(batch)
+            rows.requires_grad_(False)
+            plain = skirl.KeyedJagged(["item"], batch.values(), offsets=batch.offsets(), weights=torch.ones(2))
+            with pytest.raises(
+                RuntimeError, match=r"^rows were frozen between two lookups of one batch, and the first trains"
+            ):
+                rows(plain)

@@ -419,9 +419,53 @@ def test_rows_on_disk_that_began_without_an_array_are_refused_with_one(tmp_path:
     embeddings = collection(tmp_path, "disk", init=None)
     train(embeddings, batches()[0])
     embeddings.close()
-    with pytest.raises(ValueError, match="began from no array, and init is the array with digest"):
+    with pytest.raises(ValueError, match=r"began from Uniform\(bound=0\.2.*\), and init is the array with digest"):
         collection(tmp_path, "disk", resume=True)
     collection(tmp_path, "disk", init=None, resume=True).close()
+
+
+@pytest.mark.parametrize("kind", ["disk", "link", "memory"])
+def test_rows_in_a_store_are_refused_with_another_seed_or_initialiser(kind: str, tmp_path: Path) -> None:
+    """Rows that were never used would begin otherwise than those beside them did."""
+    store: Any = {"disk": "disk", "link": f"link:10Gbit,0ms:disk:{tmp_path}/rows"}.get(kind)
+    if kind == "memory":  # a store of one's own that outlives the embeddings
+        store = skirl.store.MemoryStore({0: skirl.store.Record(DIM)})
+    embeddings = collection(tmp_path, store, init=None, seed=1)
+    train(embeddings, batches()[0])
+    fresh = embeddings.rows("item", range(ROWS))
+    embeddings.flush()
+    if kind != "memory":
+        embeddings.close()
+    says = (
+        r"^the rows in .*Store.* were begun with seed 1, and seed is 2: rows that were never used would begin otherwise, "
+        r"set seed to 1, or name an empty store$"
+    )
+    with pytest.raises(ValueError, match=says):
+        collection(tmp_path, store, init=None, seed=2, resume=True)
+    for init in (skirl.Normal(0.5), skirl.Constant(1.0)):
+        with pytest.raises(
+            ValueError,
+            match=rf"^table 'item': the rows in .* began from Uniform\(.*and init is {init.__class__.__name__}\(",
+        ):
+            collection(tmp_path, store, init=init, seed=1, resume=True)
+    again = collection(tmp_path, store, init=None, seed=1, resume=True)
+    assert torch.equal(again.rows("item", range(ROWS)), fresh)
+    again.close()
+
+
+def test_rows_that_begin_as_a_constant_have_no_seed(tmp_path: Path) -> None:
+    for seed, resume in ((1, False), (2, True)):
+        embeddings = collection(tmp_path, "disk", init=skirl.Constant(0.5), seed=seed, resume=resume)
+        train(embeddings, batches()[0])
+        embeddings.close()
+
+
+def test_a_store_on_disk_from_before_seeds_were_kept_opens(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(skirl.store.DiskStore, "remember", lambda store, about: None)
+    for init in (None, skirl.Constant(1.0)):
+        embeddings = collection(tmp_path, "disk", init=init, resume=True)
+        train(embeddings, batches()[0])
+        embeddings.close()
 
 
 def test_an_export_from_a_checkpoint_has_trained_rows_and_refuses_the_others(tmp_path: Path) -> None:

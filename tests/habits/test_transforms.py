@@ -210,6 +210,34 @@ def test_a_growing_vocabulary_goes_on_where_it_was_saved() -> None:
         skirl.Grown(15, "item", admit=4).load_state_dict(state)
 
 
+def test_a_growing_vocabulary_forgets_what_is_stale_as_the_command_does(folder: Path, tmp_path: Path) -> None:
+    """One call a batch; without forgetting, or with another count, ids would be others."""
+    draw = random.Random(5)
+    items = [f"v{draw.randrange(3 * (1 + n // 200), 25)}" for n in range(480)]
+    (tmp_path / "d.csv").write_text("y,item\n" + "".join(f"1,{item}\n" for item in items))
+    (tmp_path / "s.toml").write_text('[[label]]\nname = "y"\n[[id]]\nname = "item"\n')
+    flags: dict[str, Any] = {"schema": f"{tmp_path}/s.toml", "rows": "40", "vocab": "open", "admit": 3}
+
+    def command(stale: int | None) -> list[int]:
+        stream = DataFlags(f"csv:{tmp_path}/d.csv", batch=8, stale=stale, **flags).stream()
+        return [row for batch in stream for row in batch.sparse.values().tolist()]
+
+    def grown(stale: int | None) -> list[int]:
+        item = skirl.Grown(40, "item", admit=3, stale=stale)
+        return [row for n in range(0, len(items), 8) for row in item(items[n : n + 8]).tolist()]
+
+    assert len({tuple(command(stale)) for stale in (None, 3, 9)}) == 3
+    for stale in (None, 3, 9):
+        assert grown(stale) == command(stale)
+    state = skirl.Grown(40, "item", stale=9).state_dict()
+    with pytest.raises(
+        ValueError, match=r"^the vocabulary was grown with stale=9, here it is None: set it to what it was$"
+    ):
+        skirl.Grown(40, "item").load_state_dict(state)
+    del state["stale"]
+    skirl.Grown(40, "item").load_state_dict(state)  # from before there was stale
+
+
 @pytest.mark.parametrize("start", ["fork", "pickle"])
 def test_a_growing_vocabulary_is_refused_in_worker_processes(start: str) -> None:
     item = skirl.Grown(100, "item")
@@ -311,6 +339,7 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
     ("no end", lambda: skirl.Longest(2, keep="end"),  # pyright: ignore[reportArgumentType]
      "keep is 'end': set it to 'first' or 'last'"),
     ("never admitted", lambda: skirl.Grown(9, "item", admit=0), "admit is 0: set it to 1 or more"),
+    ("never kept", lambda: skirl.Grown(9, "item", stale=0), "stale is 0: set it to 1 or more"),
     ("open for all", lambda: encodings_of("criteo", vocab="open"),
      "a vocabulary that grows is of one table: make a skirl.Grown for each"),
     ("samples", lambda: skirl.KeyedJagged.of_bags({"a": [1], "b": [1, 2]}),

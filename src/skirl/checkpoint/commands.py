@@ -27,6 +27,8 @@ class Export:
     """Also the dense parameters and buffers, by their names in the model."""
     limit: str = "16GiB"
     """A larger file is refused."""
+    force: bool = False
+    """Replace the file if there is one."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -37,6 +39,8 @@ class Export:
             raise ValueError("Parquet holds rows with their numbers: leave state-dict and dense out")
         if self.dense and not (self.state_dict or self.out.suffix == ".pt"):
             raise ValueError("dense parameters go with a state dict: add --state-dict")
+        if self.out.exists() and not self.force:
+            raise ValueError(f"out is {self.out}, which is there: name another file, or add --force to replace it")
 
     def run(self) -> dict[str, Any]:
         """Write it."""

@@ -112,6 +112,8 @@ class Convert:
     """Processes that read files; 0: this one does."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """What to do with a malformed row: refuse, or leave the row out and count it."""
+    force: bool = False
+    """Replace the file if there is one."""
     json: bool = False
     """Print the results as one line of JSON."""
     quiet: bool = False
@@ -119,6 +121,8 @@ class Convert:
 
     def __post_init__(self) -> None:
         check_in_and_out(self.data, self.out)
+        if Path(self.out).exists() and not self.force:
+            raise ValueError(f"--out is {self.out}, which is there: name another file, or add --force to replace it")
 
     def run(self) -> dict[str, Any]:
         """Read everything, write it in the other format."""

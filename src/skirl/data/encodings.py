@@ -157,6 +157,8 @@ class Grown(Encoding):
     - `rows`: rows of the table.
     - `table`: its name.
     - `admit`: how often a value has to come; 10 as in the command.
+    - `stale`: a value is forgotten when this many calls came without it, and bounds memory, as `--stale` does by batches;
+      None, the default, forgets none.
     - `type`, `missing`, `nan_is_missing`, `separator`: as in `Hashed`.
 
     >>> item = Grown(1000, "item", admit=2)
@@ -165,19 +167,21 @@ class Grown(Encoding):
     """
 
     def __init__(
-        self, rows: int, table: str, *, admit: int = 10, type: Type = "string", missing: Sequence[str] = ("",),
-        nan_is_missing: bool = False, separator: str = "",
+        self, rows: int, table: str, *, admit: int = 10, stale: int | None = None, type: Type = "string",
+        missing: Sequence[str] = ("",), nan_is_missing: bool = False, separator: str = "",
     ) -> None:  # fmt: skip
-        if admit < 1:
-            raise ValueError(f"admit is {admit}: set it to 1 or more")
+        for name, value in (("admit", admit), ("stale", stale)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: set it to 1 or more")
         super().__init__(*_encoder(table, Fingerprints(), rows, type, missing, nan_is_missing, separator))
-        self._growth, self._calls, self._pid = Growth(rows, admit), 0, os.getpid()
+        self._growth, self._stale, self._calls, self._pid = Growth(rows, admit), stale, 0, os.getpid()
 
     def __call__(self, values: Any) -> Any:
         """The rows of a value, or of several; they are counted."""
         if os.getpid() != self._pid:
             raise RuntimeError(_ONE_PROCESS)
         self._calls += 1
+        self._growth.age(self._calls, self._stale)
         return self._called(values, lambda raw: self._of(raw, lambda prints: self._growth.grow(prints, self._calls)))
 
     def look_up(self, values: Any) -> Any:
@@ -195,10 +199,19 @@ class Grown(Encoding):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(_ONE_PROCESS)
 
+    @property
+    def _about(self) -> dict[str, Any]:
+        how = {"admit": self._growth.admit, "stale": self._stale, "type": self._spec.type}
+        return {"table": self.table, "rows": self.rows, **how}
+
     def state_dict(self) -> dict[str, Any]:
         """The vocabulary as it is, for a checkpoint."""
-        about = {"table": self.table, "rows": self.rows, "admit": self._growth.admit, "type": self._spec.type}
-        return {**about, "calls": self._calls, "grown": self._growth.state_dict(), "admitted": self._growth.admitted}
+        return {
+            **self._about,
+            "calls": self._calls,
+            "grown": self._growth.state_dict(),
+            "admitted": self._growth.admitted,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; refused if it was made otherwise.
@@ -207,11 +220,10 @@ class Grown(Encoding):
 
         - `state`: what `state_dict` gave.
         """
-        here = {"table": self.table, "rows": self.rows, "admit": self._growth.admit, "type": self._spec.type}
-        for name, value in here.items():
-            if state[name] != value:
+        for name, value in self._about.items():
+            if (was := state.get(name)) != value:
                 raise ValueError(
-                    f"the vocabulary was grown with {name}={state[name]!r}, here it is {value!r}: set it to what it was"
+                    f"the vocabulary was grown with {name}={was!r}, here it is {value!r}: set it to what it was"
                 )
         self._growth.load_state_dict(state["grown"], state["admitted"])
         self._calls = state["calls"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from skirl.core.given import Given
+from skirl.core.initial import Constant
 from skirl.core.keys import row_of, table_of
 from skirl.core.tables import Schema
 from skirl.oracle.seen import MOST_IN_BITS, Seen
@@ -21,12 +22,14 @@ class Begun:
 
     - `schema`: the tables.
     - `dtype`: of rows, as torch names it.
+    - `seed`: of the first values of all other rows.
     """
 
-    def __init__(self, schema: Schema, dtype: str) -> None:
+    def __init__(self, schema: Schema, dtype: str, seed: int) -> None:
         self.of: dict[int, Given] = {t: i.initial for t, i in enumerate(schema.tables) if isinstance(i.initial, Given)}
         """By the table's number."""
         self._tables = schema.tables
+        self._seed = seed
         self._written = Seen(schema) if self.of else None
         """Rows that the store took: if it has lost one, that is damage and no first use."""
         for t, given in self.of.items():
@@ -62,18 +65,25 @@ class Begun:
 
     def check_store(self, store: Store) -> None:
         """Tell an empty store what its rows begin from, and refuse one whose rows began from something else."""
-        here = {self._tables[t].name: given for t, given in self.of.items()}
+        here: dict[str, Any] = {t.name: _drawn(t.initial, self._seed) for t in self._tables}
+        here |= {self._tables[t].name: given for t, given in self.of.items()}
         if not len(store):
-            if here or store.about:
-                store.remember(here)
+            store.remember(here)
             return
-        for name in here.keys() | store.about.keys():
+        for name in sorted(here.keys() | store.about.keys()):
             there, now = (None if name not in of else _digest(of[name]) for of in (store.about, here))
-            if there != now:
+            if there == now or (there is None and _is_drawn(now)) or (now is None and _is_drawn(there)):
+                continue  # a store from before seeds were kept; a table that has another name now
+            (was, _, seed), (init, _, ours) = (str(text).partition(_OF_SEED) for text in (there, now))
+            if was == init:
                 raise ValueError(
-                    f"table {name!r}: the rows in {store!r} began from {_shown(there)}, and init is {_shown(now)}: set "
-                    "it to what the rows began from, or name an empty store"
+                    f"the rows in {store!r} were begun with seed {seed}, and seed is {ours}: rows that were never used "
+                    f"would begin otherwise, set seed to {seed}, or name an empty store"
                 )
+            raise ValueError(
+                f"table {name!r}: the rows in {store!r} began from {_shown(there)}, and init is {_shown(now)}: set "
+                "it to what the rows began from, or name an empty store"
+            )
 
     def _mine(self, keys: np.ndarray) -> np.ndarray:
         return keys[np.isin(table_of(keys), list(self.of))]
@@ -83,5 +93,19 @@ def _digest(of: Any) -> str:
     return of if isinstance(of, str) else of.digest
 
 
-def _shown(digest: str | None) -> str:
-    return "no array" if digest is None else f"the array with digest {digest}"
+_OF_SEED = ", seed "
+
+
+def _drawn(initial: Any, seed: int) -> str:
+    """What the rows of a table without an array begin from."""
+    return repr(initial) if isinstance(initial, Constant) else f"{initial!r}{_OF_SEED}{seed}"
+
+
+def _is_drawn(of: str | None) -> bool:
+    return of is not None and "(" in of
+
+
+def _shown(of: str | None) -> str:
+    if of is None:
+        return "no array"
+    return of.partition(_OF_SEED)[0] if _is_drawn(of) else f"the array with digest {of}"

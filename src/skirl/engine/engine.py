@@ -109,7 +109,7 @@ class Engine:
                     f"the store {self.store!r} already holds {len(self.store)} rows: pass resume=True to go on with them "
                     "(`skirl train`: --resume and --save), or set store to an empty one"
                 )
-            self.begun = Begun(self.schema, str(dtype).removeprefix("torch."))
+            self.begun = Begun(self.schema, str(dtype).removeprefix("torch."), seed)
             """Which tables begin from an array."""
             self.begun.check_store(self.store)
             self.begun.begin(self.seen, self.store.held() if len(self.store) else ())

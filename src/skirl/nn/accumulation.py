@@ -1,14 +1,11 @@
 """Notices dense gradients that a loop accumulates over batches, while each batch's backward updates its rows."""
 
-from functools import cache
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-_stepped: "WeakSet[torch.optim.Optimizer]" = WeakSet()
-"""The optimizers of this process that have made a step."""
+from skirl.nn.optimizers import stepped, watch
 
 
 class DenseGradients:
@@ -19,7 +16,7 @@ class DenseGradients:
     """
 
     def __init__(self) -> None:
-        _watch_optimizers()
+        watch()
         self._step = -1
         self._backwards = self._known = 0
         self._weights: list[Tensor] = []
@@ -31,7 +28,7 @@ class DenseGradients:
 
     def in_backward(self, step: int) -> None:
         """Called in a backward of a step; the check runs at its end."""
-        if _stepped:
+        if stepped:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._ended(step))
 
     def in_forward(self) -> None:
@@ -53,9 +50,9 @@ class DenseGradients:
                     "step() and zero_grad() of the dense optimizer for each batch, and requires_grad_(False) for dense "
                     "weights that are not trained"
                 )
-        if self._known != len(_stepped) or self._backwards % 64 == 0:  # a loop may add optimizers, and weights to them
-            self._known = len(_stepped)
-            weights = [w for optimizer in _stepped for group in optimizer.param_groups for w in group["params"]]
+        if self._known != len(stepped) or self._backwards % 64 == 0:  # a loop may add optimizers, and weights to them
+            self._known = len(stepped)
+            weights = [w for optimizer in stepped for group in optimizer.param_groups for w in group["params"]]
             self._weights = sorted((w for w in weights if isinstance(w, nn.Parameter)), key=Tensor.numel)
         self._backwards += 1
         self._kept = [(w, w._version, ref(g), g._version) for w in self._weights if (g := w.grad) is not None]
@@ -70,9 +67,3 @@ class DenseGradients:
                 return False
             added = added or grad._version == grad_version + 1
         return added and self._smallest is not None and torch.equal(self._kept[0][0], self._smallest)
-
-
-@cache
-def _watch_optimizers() -> None:
-    """Hear of each optimizer's steps, from now on."""
-    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _stepped.add(optimizer))

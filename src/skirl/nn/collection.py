@@ -17,6 +17,7 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro
 from skirl.nn.alone import Alone
+from skirl.nn.anchor import Anchor
 from skirl.nn.by_id import Ids, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
 from skirl.nn.looked_up import Found, LookedUp
@@ -58,8 +59,8 @@ class Collection(nn.Module):
             pooled=self.pooled,
             device=device,
         )
-        # It makes backward run where no other Parameter comes before. It has no numbers; requires_grad_ reaches it.
-        self.anchor = nn.Parameter(torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at))
+        nothing = torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at)
+        self.anchor = Anchor.of(nothing, clips=all(rule.clip is not None for rule in self.engine.optimizers))
         self.optimizer = TorchHandle(self.engine.optimizers, self.engine.device.at)
         self._same = SameBatch(self.engine.schema.features)
         self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self._same, grad_scaler)
@@ -136,14 +137,17 @@ class Collection(nn.Module):
         else:
             micro = current.enter()
             same_weights = self._same.check(sparse, micro.captured, current.loop.coming)
-        if current.out is None:
-            current.out = self._look_up(sparse, micro, same_weights)
-        elif not same_weights or _wants_grad(sparse):
-            raise ValueError(
-                "a second lookup of one batch has other weights than the first: weigh its ids once, or multiply what the "
-                "lookup returns"
-            )
-        return current.out.only(sparse.keys())
+        out = current.out
+        if out is not None:
+            if not same_weights or _wants_grad(sparse):
+                raise ValueError(
+                    "a second lookup of one batch has other weights than the first: weigh its ids once, or multiply what "
+                    "the lookup returns"
+                )
+            out = out.frozen_since()
+        if out is None:
+            out = current.out = self._look_up(sparse, micro, same_weights)
+        return out.only(sparse.keys())
 
     def _look_up(self, sparse: Sparse, micro: Micro, same_weights: bool) -> Pooled:
         """Gather all features of the current batch: what else is looked up in this step is out of the same."""

@@ -11,6 +11,7 @@ from skirl.core.ids import Captured
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro, Work
 from skirl.nn.accumulation import DenseGradients
+from skirl.nn.optimizers import unscaled
 from skirl.nn.same_batch import SameBatch
 from skirl.tools.interrupts import uninterrupted
 
@@ -64,7 +65,7 @@ class CurrentStep:
         self._same = same
         self._dense = DenseGradients()
         self._optimizer = optimizer
-        self._anchor = anchor
+        self.anchor = anchor
         self.grad_scaler = grad_scaler
 
     def opened(self, loop: Loop | None) -> None:
@@ -77,6 +78,7 @@ class CurrentStep:
         self.finish()
         self.loop = loop
         if loop is None:
+            unscaled.discard(self)
             self._same.settle(wait=True)
 
     def expect(self, work: Work, micro: int) -> None:
@@ -144,7 +146,7 @@ class CurrentStep:
 
     def trained(self, bank: int) -> np.ndarray:
         """Of each feature of a bank: whether its rows are trained by a forward that begins now."""
-        return self.engine.trained(bank) & self._anchor.requires_grad
+        return self.engine.trained(bank) & self.anchor.requires_grad
 
     def returned(self, ticket: "Ticket", grad: Tensor | None) -> None:
         """Backward reached one bank of one micro-batch."""
@@ -165,7 +167,10 @@ class CurrentStep:
 
     def _update(self, work: Work) -> None:
         """Under `uninterrupted`."""
-        if self.grad_scaler is not None and not self._unscale(work):
+        scaler = self.grad_scaler
+        if scaler is None and any(live.any() for live in work.live.values()):
+            unscaled.add(self)
+        if scaler is not None and scaler.is_enabled() and not self._unscale(work):
             work.updated = True
             self._optimizer.anchor.grad = torch.full_like(self._optimizer.anchor, torch.inf)
             return

@@ -59,6 +59,28 @@ class Pooled(Mapping[str, Tensor]):
             for feature in members.features
         }
         self._names: Sequence[str] = schema.features
+        self._passes = None if tickets is None else [ticket.passes for ticket in tickets]
+        """Of each feature of each bank: whether a gradient of it goes anywhere."""
+
+    def frozen_since(self) -> Self | None:
+        """The same lookup for a second one, with what was frozen since; None: look up anew, all was frozen then."""
+        assert self._tickets is not None and self._passes is not None
+        now = [ticket.current.trained(ticket.bank) for ticket in self._tickets]
+        if all((trained == ticket.trained).all() for trained, ticket in zip(now, self._tickets)):
+            return self
+        thaws = any((trained & ~ticket.trained).any() for trained, ticket in zip(now, self._tickets))
+        if thaws and not any(passes.any() for passes in self._passes):
+            return None
+        ticket = self._tickets[0]
+        if thaws or ticket.work.micros[ticket.micro].weights is not None:
+            raise RuntimeError(
+                f"rows were {'unfrozen' if thaws else 'frozen'} between two lookups of one batch, and the first trains "
+                f"{'other tables' if thaws else 'the weights of its ids'}: do so before the first, and call .detach() on "
+                "an output that is to train no row"
+            )
+        again = copy(self)
+        again._passes = now
+        return again
 
     def only(self, names: Collection[str]) -> Self:
         """Those of some features, out of the same lookup."""
@@ -81,7 +103,7 @@ class Pooled(Mapping[str, Tensor]):
         if bank not in self._split:
             self._split[bank] = self._unbind(bank)
         out = self._split[bank][column]
-        return out if self._tickets is None or self._tickets[bank].passes[column] else out.detach()
+        return out if self._passes is None or self._passes[bank][column] else out.detach()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -100,7 +122,8 @@ class Pooled(Mapping[str, Tensor]):
         dims = sorted({self._schema.banks[self._all[name][0]].dim for name in self._names})
         if len(dims) != 1:
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
-        if len(self._banks) > 1 or len(self._names) < len(self._all):
+        whole = len(self._banks) == 1 and len(self._names) == len(self._all)
+        if not whole or (self._tickets and self._passes and self._passes[0] is not self._tickets[0].passes):
             return torch.stack([self[name] for name in self._names], 1)
         if self._tickets is None:
             return self._banks[0]

@@ -200,7 +200,8 @@ class Store(ABC):
         self.generation = 0
         self.closed = False
         self.about: dict[str, Any] = {}
-        """By table: what rows that were never written begin from, as a digest or as something that has a `digest`."""
+        """By table: what rows that were never written begin from: initialiser and seed, or an array's digest, or something
+        that has a `digest`."""
 
     def remember(self, about: Mapping[str, Any]) -> None:
         """Keep in `about` what rows begin from, at the latest when the first of them is written.

@@ -9,6 +9,8 @@ from typing import ClassVar, Literal
 OptimizerName = Literal["rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl"]
 RUNS = "SKIRL_RUNS"
 """The environment variable that says where run folders are made if no flag does; "none": nowhere."""
+_HIGHEST = 1e37
+"""Adam divides a rate by 0.1 at its first step, and float32 ends at 3.4e38."""
 _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 
@@ -39,8 +41,8 @@ class RateFlags:
     """Steps over which both learning rates rise to their full value."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dense_lr < float("inf"):
-            raise ValueError(f"dense_lr is {self.dense_lr}: set it to a finite number, 0 or more")
+        if not 0 <= self.dense_lr <= _HIGHEST:
+            raise ValueError(f"dense_lr is {self.dense_lr}: set it to a number from 0 to {_HIGHEST:g}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,11 @@ class Growth:
         self._refill([given, rows, np.full(len(given), self.admit), np.zeros(len(given), np.int64)])
         self._admitted, self.next = given.copy(), FIRST + len(given)
 
+    def age(self, now: int, stale: int | None) -> None:
+        """Forget, now and then, what `stale` batches came without."""
+        if stale is not None and now % max(1, stale // 4) == 0:
+            self.forget(now - stale)
+
     def forget(self, before: int) -> None:
         """Drop the values that no batch had since `before`."""
         entries = self.entries()
@@ -258,9 +263,8 @@ class Growing:
                 growth.load_state_dict(state["tables"][table], state["admitted"][table])
         for batch in self.inner:
             now = int(self.inner.state_dict()["batches"])
-            if self.stale is not None and now % max(1, self.stale // 4) == 0:
-                for growth in self.growths.values():
-                    growth.forget(now - self.stale)
+            for growth in self.growths.values():
+                growth.age(now, self.stale)
             yield self._rows(batch, lambda growth, prints, now=now: growth.grow(prints, now))
 
     def _rows(self, batch: Batch, rows_of: Any) -> Batch:

@@ -25,7 +25,7 @@ class Manifest:
     rows: tuple[int, ...] = ()
     """How many rows of each kind there are; empty where that is not known. Only a hint: it makes opening faster."""
     about: dict[str, str] = field(default_factory=dict)
-    """By table: the digest of the array that its rows begin from, where they do."""
+    """By table: what its rows begin from: an initialiser and its seed, or the digest of an array."""
 
     def facts(self) -> dict[str, Any]:
         """For `from_facts`, in anything that JSON can say."""

@@ -1,0 +1,82 @@
+"""What torch tells of every optimizer's steps in this process: who has stepped, over what, and under which GradScaler."""
+
+import logging
+import sys
+from functools import cache
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from skirl.core.handle import TorchHandle
+from skirl.nn.anchor import Anchor
+
+log = logging.getLogger("skirl")
+
+stepped: "WeakSet[torch.optim.Optimizer]" = WeakSet()
+"""The optimizers of this process that have made a step."""
+unscaled: "WeakSet[Any]" = WeakSet()
+"""Whose rows a backward has updated without a GradScaler, since an optimizer stepped last."""
+
+_SCALING, _DEEPEST = "torch.amp.grad_scaler", 8
+
+
+@cache
+def watch() -> None:
+    """Hear of each optimizer's steps, from now on."""
+    register_optimizer_step_pre_hook(_steps)
+    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: stepped.add(optimizer))
+
+
+def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if isinstance(optimizer, TorchHandle):
+        return
+    if optimizer not in stepped:
+        _check_parameters(optimizer)
+    if unscaled:
+        if _scaled():
+            raise RuntimeError(
+                f"a GradScaler steps {_name(optimizer)}, and rows were trained with gradients that it had scaled, for the "
+                "embeddings do not know it: begin anew, and pass it to them, EmbeddingBagCollection(..., "
+                "grad_scaler=scaler), or set embeddings.grad_scaler = scaler before the first backward. If it scales "
+                "another loss than theirs, pass them torch.amp.GradScaler(enabled=False)"
+            )
+        unscaled.clear()
+
+
+def _check_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """At the first step: rows are not trained by an optimizer of torch, whatever its parameters are called."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    idle = [number for number, group in enumerate(groups) if group and all(isinstance(p, Anchor) for p in group)]
+    if not idle or torch._C._current_graph_task_id() != -1:  # in a backward: one optimizer for each parameter
+        return
+    if len(idle) == sum(map(bool, groups)):
+        raise RuntimeError(
+            f"{_name(optimizer)} has the parameters of embeddings alone, which hold no rows: rows have an optimizer of "
+            "their own, EmbeddingBagCollection(..., optimizer=skirl.Adam(lr=...)), and backward applies it. Give torch's "
+            "the parameters of the whole model, or leave it out"
+        )
+    log.warning(
+        "group %d of %s has the parameters of embeddings alone, and no effect on rows: set lr and weight_decay of their own "
+        "optimizer, EmbeddingBagCollection(..., optimizer=skirl.Adam(lr=...))",
+        idle[0],
+        _name(optimizer),
+    )
+
+
+def _name(optimizer: torch.optim.Optimizer) -> str:
+    kind = type(optimizer)
+    return f"torch.optim.{kind.__name__}" if kind.__module__.startswith("torch.optim") else kind.__name__
+
+
+def _scaled() -> bool:
+    """Whether a GradScaler makes the step that is about to be made: nothing but the stack says so."""
+    frame: Any = sys._getframe(2)
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return False
+        if frame.f_globals.get("__name__") == _SCALING:
+            return frame.f_locals["self"].is_enabled()
+        frame = frame.f_back
+    return False

@@ -1,0 +1,251 @@
+"""Optimizers, clipping, GradScaler and autograd over a model's parameters, as people use them: rows are none of these."""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import skirl
+from skirl import KeyedJagged
+from tests.habits.plain import DIM, RATE, ROWS, TABLES, Plain, Tower, batches, first_rows
+
+Loop = Callable[[Tower, Tensor], Any]
+
+
+def train(tower: nn.Module, step: Loop, number: int = 3) -> None:
+    """Call `step(tower, loss)` for each batch."""
+    with skirl.lookahead(batches(number), tower, sparse=lambda ids: ids) as ahead:
+        for ids in ahead:
+            step(tower, tower(ids))  # type: ignore[arg-type]
+
+
+def items(tower: Tower) -> Tensor:
+    return tower.rows.rows("item", range(ROWS))
+
+
+# An optimizer of torch over rows.
+
+
+def test_an_optimizer_over_embeddings_alone_is_refused_at_its_first_step():
+    tower = Tower()
+    rows = torch.optim.Adam(tower.rows.parameters(), lr=RATE)
+    says = (
+        r"^torch\.optim\.Adam has the parameters of embeddings alone, which hold no rows: rows have an "
+        r"optimizer of their own, EmbeddingBagCollection\(\.\.\., optimizer=skirl\.Adam\(lr=\.\.\.\)\), and backward "
+        r"applies it\. Give torch's the parameters of the whole model, or leave it out$"
+    )
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=says):
+            train(tower, lambda tower, loss: (loss.backward(), rows.step()))
+
+
+@pytest.mark.parametrize("kind", [skirl.EmbeddingBag, skirl.EmbeddingCollection])
+def test_so_is_one_over_a_drop_in_and_over_several_collections(kind: type):
+    if kind is skirl.EmbeddingBag:
+        module: nn.Module = skirl.EmbeddingBag(10, 2, mode="sum", optimizer=skirl.SGD(lr=RATE), cache=8)
+    else:
+        module = nn.ModuleList([kind(TABLES[:1], optimizer=skirl.SGD(lr=RATE), cache=8) for _ in range(2)])
+    with pytest.raises(RuntimeError, match=r"torch\.optim\.SGD has the parameters of embeddings alone"):
+        torch.optim.SGD(module.parameters(), lr=RATE).step()
+
+
+def test_a_group_of_embeddings_alone_is_told_once(caplog: pytest.LogCaptureFixture):
+    tower = Tower()
+    both = torch.optim.SGD([{"params": part.parameters(), "lr": RATE} for part in (tower.top, tower.rows)])
+    with caplog.at_level(logging.WARNING, "skirl"):
+        train(tower, lambda tower, loss: (loss.backward(), both.step(), both.zero_grad()))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith(
+        "group 1 of torch.optim.SGD has the parameters of embeddings alone, and no effect on rows: set lr"
+    )
+
+
+def test_an_optimizer_over_the_whole_model_is_fine(caplog: pytest.LogCaptureFixture):
+    tower = Tower()
+    dense = torch.optim.AdamW(tower.parameters(), lr=RATE)
+    first = items(tower)
+    with caplog.at_level(logging.WARNING, "skirl"):
+        train(tower, lambda tower, loss: (loss.backward(), dense.step(), dense.zero_grad()))
+    assert not caplog.records and not torch.equal(items(tower), first)
+
+
+def test_an_optimizer_for_each_parameter_in_backward_is_fine():
+    """As torch's tutorial has it: `register_post_accumulate_grad_hook(lambda p: optimizers[p].step())`."""
+    tower, plain = Tower(), Plain()
+    for model in (tower, plain):
+        own = {p: torch.optim.SGD([p], lr=RATE) for p in model.parameters()}
+
+        def hook(p: Tensor, own: Any = own) -> None:
+            own[p].step()
+            own[p].zero_grad()
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(hook)
+    train(tower, lambda tower, loss: loss.backward())
+    for ids in batches(3):
+        plain(ids).backward()
+    torch.testing.assert_close(tower.top.weight, plain.top.weight, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(items(tower), plain.tables["item"].weight.detach(), rtol=1e-12, atol=1e-14)
+
+
+# Gradients without backward().
+
+
+@pytest.mark.parametrize("frozen_before", [False, True])
+def test_autograd_grad_of_all_parameters(frozen_before: bool):
+    """Rows are updated as by backward; what stands for them has a gradient of no numbers."""
+    tower, plain = Tower(), Plain()
+    tower.requires_grad_(not frozen_before)
+    tower.requires_grad_(True)
+    found: list[tuple[Tensor, ...]] = []
+    train(tower, lambda tower, loss: found.append(torch.autograd.grad(loss, list(tower.parameters()))), 1)
+    [ids] = batches(1)
+    expected = torch.autograd.grad(plain(ids), list(plain.parameters()))
+    [[anchor, *dense]] = found
+    assert anchor.shape == (0,) and [p.grad for p in tower.parameters()] == [None] * 3
+    torch.testing.assert_close(dense, list(expected[-2:]), rtol=1e-12, atol=1e-14)
+    by_hand = first_rows("item") - RATE * expected[1]
+    torch.testing.assert_close(items(tower), by_hand, rtol=1e-12, atol=1e-14)
+
+
+def test_the_parameter_of_rows_never_has_a_gradient():
+    """Norms and maxima over gradients are those of the dense part, to the last bit."""
+    tower = Tower(optimizer=skirl.SGD(lr=RATE, clip=1e9))
+
+    def step(tower: Tower, loss: Tensor) -> None:
+        loss.backward()
+        assert next(tower.parameters()).grad is None
+        for kind in (2.0, math.inf):
+            ours, dense = (nn.utils.get_total_norm([p.grad for p in part.parameters() if p.grad is not None], kind)
+                           for part in (tower, tower.top))  # fmt: skip
+            assert torch.equal(ours, dense)
+            assert torch.equal(nn.utils.clip_grad_norm_(tower.parameters(), 1e9, kind), dense)
+        tower.zero_grad()
+
+    train(tower, step)
+
+
+# Clipping.
+
+
+def clipped(tower: Tower, caplog: pytest.LogCaptureFixture, clip: Callable[[Tower], Any]) -> list[str]:
+    with caplog.at_level(logging.WARNING, "skirl"):
+        train(tower, lambda tower, loss: (loss.backward(), clip(tower), tower.zero_grad()))
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda tower: nn.utils.clip_grad_norm_(tower.parameters(), 0.1),
+        lambda tower: nn.utils.clip_grad_value_(list(tower.parameters()), 0.1),
+    ],
+    ids=["norm", "value"],
+)
+def test_clipping_says_once_that_it_leaves_rows_out(clip: Callable[[Tower], Any], caplog: pytest.LogCaptureFixture):
+    [said] = clipped(Tower(), caplog, clip)
+    assert said == (
+        "torch.nn.utils clips gradients, and leaves the rows of embeddings out: they are no Parameters, and backward has "
+        "updated them already. To bound the gradient of each row set clip of their optimizer, such as "
+        "skirl.Adagrad(lr=0.02, clip=1.0)"
+    )
+
+
+def test_clipping_says_nothing_where_rows_are_clipped_frozen_or_not_meant(caplog: pytest.LogCaptureFixture):
+    def of_all(tower: Tower) -> Any:
+        return nn.utils.clip_grad_norm_(tower.parameters(), 0.1)
+
+    assert not clipped(Tower(optimizer=skirl.SGD(lr=RATE, clip=1.0)), caplog, of_all)
+    assert not clipped(Tower(), caplog, lambda tower: nn.utils.clip_grad_norm_(tower.top.parameters(), 0.1))
+    frozen = Tower()
+    frozen.rows.requires_grad_(False)
+    assert not clipped(frozen, caplog, of_all)
+    one = Tower(optimizer={"user": skirl.SGD(lr=RATE, clip=1.0), "*": skirl.SGD(lr=RATE)})
+    assert len(clipped(one, caplog, of_all)) == 1
+
+
+# Mixed precision.
+
+
+def scaled(parameters: Callable[[Tower], Any], more: Any, scaler: Any) -> Tower:
+    """Trained with a GradScaler that steps the dense optimizer alone."""
+    tower = Tower(dtype=torch.float32, **more)
+    tower.top.float()
+    dense = torch.optim.SGD(parameters(tower), lr=RATE)
+
+    def step(tower: Tower, loss: Tensor) -> None:
+        scaler.scale(loss).backward()
+        scaler.step(dense)
+        scaler.update()
+        dense.zero_grad()
+
+    train(tower, step)
+    return tower
+
+
+OF_ALL, OF_TOP = Tower.parameters, lambda tower: tower.top.parameters()
+
+
+@pytest.mark.parametrize("parameters", [OF_ALL, OF_TOP], ids=["all", "dense"])
+def test_a_grad_scaler_that_rows_do_not_know_is_refused_at_its_first_step(parameters: Any):
+    says = (
+        r"^a GradScaler steps torch\.optim\.SGD, and rows were trained with gradients that it had scaled, for the "
+        r"embeddings do not know it: begin anew, and pass it to them, EmbeddingBagCollection\(\.\.\., grad_scaler=scaler\), "
+        r"or set embeddings\.grad_scaler = scaler before the first backward\. If it scales another loss than theirs, pass "
+        r"them torch\.amp\.GradScaler\(enabled=False\)$"
+    )
+    with pytest.raises(RuntimeError, match=says):
+        scaled(parameters, {}, torch.amp.GradScaler("cpu", init_scale=4.0))
+
+
+def test_a_scheduler_between_a_grad_scaler_and_its_optimizer_hides_nothing():
+    tower, scaler = Tower(), torch.amp.GradScaler("cpu", init_scale=4.0)
+    dense = torch.optim.Adam(tower.top.parameters(), lr=RATE, fused=True)
+    torch.optim.lr_scheduler.LambdaLR(dense, lambda step: 1.0)
+    tower.rows.optimizer.step()  # changes nothing, here or below
+    with pytest.raises(RuntimeError, match=r"^a GradScaler steps torch\.optim\.Adam"):
+        train(
+            tower, lambda tower, loss: (scaler.scale(loss).backward(), tower.rows.optimizer.step(), scaler.step(dense))
+        )
+
+
+@pytest.mark.parametrize("parameters", [OF_ALL, OF_TOP], ids=["all", "dense"])
+def test_a_grad_scaler_that_rows_know_or_that_is_off_trains_as_without(parameters: Any):
+    """A scale of a power of two changes no bit."""
+    scaler, off = torch.amp.GradScaler("cpu", init_scale=4.0), torch.amp.GradScaler("cpu", enabled=False)
+    runs = [
+        scaled(parameters, {"grad_scaler": scaler}, scaler),
+        scaled(parameters, {"grad_scaler": off}, off),
+        scaled(parameters, {}, off),
+    ]
+    for run in runs[1:]:
+        assert torch.equal(items(run), items(runs[0])) and torch.equal(run.top.weight, runs[0].top.weight)
+
+
+def test_a_grad_scaler_that_is_off_skips_no_step():
+    embeddings = skirl.EmbeddingBagCollection(
+        TABLES[:1], optimizer=skirl.SGD(lr=RATE), cache=8, grad_scaler=torch.amp.GradScaler("cpu", enabled=False)
+    )
+    (embeddings(KeyedJagged.one_hot(["user"], torch.tensor([[3]])))["user"].sum() * torch.inf).backward()
+    assert embeddings.rows("user", [3]).isinf().all()
+
+
+def test_another_model_with_a_grad_scaler_is_none_of_ours():
+    """One after the other in one process, and by turns: the rows' own dense part is stepped in between."""
+    tower, other, scaler = Tower(), nn.Linear(DIM, 1), torch.amp.GradScaler("cpu")
+    dense, theirs = (torch.optim.SGD(model.parameters(), lr=RATE) for model in (tower, other))
+
+    def step_theirs() -> None:
+        scaler.scale(other(torch.ones(1, DIM)).sum()).backward()
+        scaler.step(theirs)
+        scaler.update()
+
+    train(tower, lambda tower, loss: (loss.backward(), dense.step(), dense.zero_grad(), step_theirs()))
+    step_theirs()
+    rows = Tower()
+    train(rows, lambda tower, loss: loss.backward())  # without any optimizer of torch
+    step_theirs()
