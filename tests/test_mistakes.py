@@ -1169,6 +1169,28 @@ MISTAKES = [
         "skirl train: --lr is 'fast': set it to a number",
     ),
     M(
+        "a learning rate near the end of float32",
+        "skirl train --dense-lr 3e38",
+        "skirl train: --dense-lr is 3e+38: set it to a number from 0 to 1e+37",
+    ),
+    M(
+        "an optimizer of torch over rows",
+        "torch.optim.Adam(one.parameters()).step()",
+        "torch.optim.Adam has the parameters of embeddings alone, which hold no rows: rows have an optimizer of their own, "
+        "EmbeddingBagCollection(..., optimizer=skirl.Adam(lr=...)), and backward applies it. Give torch's the parameters of "
+        "the whole model, or leave it out",
+    ),
+    M(
+        "a converted file that is there",
+        f"skirl convert {CSV} --out notes.txt",
+        "skirl convert: --out is notes.txt, which is there: name another file, or add --force to replace it",
+    ),
+    M(
+        "an export that is there",
+        "skirl export checkpoints weights.pt",
+        "skirl export: --out is weights.pt, which is there: name another file, or add --force to replace it",
+    ),
+    M(
         "seconds for a step",
         "skirl size synthetic:tiny --step-ms 5ms",
         "skirl size: --step-ms is '5ms': set it to a number",

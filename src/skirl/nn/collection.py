@@ -376,16 +376,16 @@ class EmbeddingBagCollection(Collection):
     - `tables`: the tables; those of one dim and one kind of row optimizer share a part of the cache.
     - `optimizer`: how rows are trained: a row optimizer, or one for each pattern of tables' names, `{"user_*": skirl.Adam(),
       "*": skirl.SGD()}`, of which the first that matches counts. Rows are no Parameters, so they have their own, and
-      `clip_grad_norm_(model.parameters())` leaves them out: its `clip` bounds the gradient of each row.
+      `clip_grad_norm_(model.parameters())` leaves them out, and says so: its `clip` bounds the gradient of each row.
     - `cache`: rows on the device: a number of rows, a share of all rows ("10%"), bytes with their unit ("4GiB"), or "auto":
       half of the memory that is free. Each choice gives the same bits. `skirl size` says what your data needs.
     - `store`: where all other rows are: "memory", "disk:FOLDER", "checkpoint" (those of the checkpoint that is loaded, to
       read only), or a `skirl.store.Store`. In memory by default, since it needs no folder.
     - `device`: where rows are computed on: "cpu", "cuda" or "cuda:N".
-    - `seed`: of the rows' initial values, which are a function of seed, table and row.
+    - `seed`: of the rows' initial values, which are a function of seed, table and row; a store that has rows knows theirs.
     - `dtype`: of rows: float32, as torch's default; float64; on a GPU also bfloat16 or float16, rounded stochastically.
     - `resume`: go on with the rows that the store already has. By default a store that has rows is refused.
-    - `grad_scaler`: the loop's `torch.amp.GradScaler`, with mixed precision.
+    - `grad_scaler`: the loop's `torch.amp.GradScaler`, with mixed precision; without it the scaler's first step is refused.
     """
 
 
