@@ -54,7 +54,7 @@ class GpuBackward(BankRows):
             groups = (
                 views["group_start"],
                 views["group_pos"],
-                self._bags(arrival),
+                self._bags_of(arrival),
                 self._sent(views, scales),
                 grads,
                 live,
@@ -86,7 +86,7 @@ class GpuBackward(BankRows):
 
         def sums() -> Sums:
             live = self._nothing if all_live else self._remembered("live", update.live)
-            groups = self._bags(arrival), self._sent(views, scales), update.grads, live
+            groups = self._bags_of(arrival), self._sent(views, scales), update.grads, live
             if tree is not None:
                 return self._summed(views, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
             assert arrival.tree is not None
@@ -147,7 +147,7 @@ class GpuBackward(BankRows):
         assert self._now is not None and self._now.work is work, "rows of another step are in place"
         return self._now
 
-    def _bags(self, arrival: Arrival) -> torch.Tensor:
+    def _bags_of(self, arrival: Arrival) -> torch.Tensor:
         return arrival.views["bag_of"] if arrival.shared_bags is None else arrival.shared_bags
 
     def _scales(self, arrival: Arrival) -> np.ndarray | None:
