@@ -116,9 +116,8 @@ class Reference:
                         sums.setdefault(key, {})[leaf] = self._sum(of_row, table.dim)
             self.table_steps[t] += updated
             for key, parts in sums.items():
-                g = over_tree(parts, 0, shards * width)
-                assert g is not None
-                apply(optimizer, self.rows[key], g * self.dtype.type(1 / shards), self.table_steps[t])
+                g = over_tree(parts, 0, shards * width) * self.dtype.type(1 / shards)
+                apply(optimizer, self.rows[key], g, self.table_steps[t])
         self._pending = []
 
     def _add_terms(self, terms: dict[int, list[Row | None]], t: int, bags: Bags, grad: NDArray[Any] | None) -> None:
@@ -175,7 +174,7 @@ class Reference:
         return ChainMap(fresh, self.rows)
 
 
-def over_tree(parts: Mapping[int, Row], begin: int, end: int) -> Row | None:
+def over_tree(parts: Mapping[int, Any], begin: int, end: int) -> Any:
     """The sum of the leaves from begin to end, a power of two of them: each half first. None where none has anything."""
     if end - begin == 1:
         return parts.get(begin)
