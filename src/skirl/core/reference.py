@@ -83,11 +83,12 @@ class Reference:
         return out
 
     @np.errstate(all="ignore")
-    def backward(self, *grads: Mapping[str, NDArray[Any] | None], lr: float | None = None) -> None:
+    def backward(self, *grads: Mapping[str, NDArray[Any] | None], lr: float | None = None, shards: int = 1) -> None:
         """Update the rows of the last step by the gradients of its outputs, one mapping for each of its micro-batches.
 
         Where a feature's gradient is missing or None, its positions do not count; a row with no position that counts
-        stays as it is. lr: the learning rate of this step, of all tables; None takes those of the optimizers.
+        stays as it is. lr: the learning rate of this step, of all tables; None takes those of the optimizers. shards: how
+        many the micro-batches are, equally many in each; the step's gradient is the mean over them.
         """
         if len(grads) != len(self._pending):
             raise ValueError(f"{len(grads)} micro-batches of gradients for {len(self._pending)} forwards")
@@ -95,18 +96,28 @@ class Reference:
             if t in self.frozen:
                 continue
             optimizer = self.optimizers[t] if lr is None else replace(self.optimizers[t], lr=lr)
-            terms: dict[int, list[Row | None]] = {}
+            sums: dict[int, dict[int, Row]] = {}
+            """Of each row, by leaf of the tree."""
             updated = False
-            for batch, grad in zip(self._pending, grads, strict=True):
+            each = len(grads) // shards
+            width = 1  # leaves of a shard
+            while width < each:
+                width *= 2
+            for micro, (batch, grad) in enumerate(zip(self._pending, grads, strict=True)):
+                terms: dict[int, list[Row | None]] = {}
                 for feature in table.features:
                     if feature in batch:
                         go = grad.get(feature)
                         self._add_terms(terms, t, batch[feature], go)
                         updated = updated or go is not None
+                for key, of_row in terms.items():
+                    if any(term is not None for term in of_row):
+                        leaf = micro // each * width + micro % each
+                        sums.setdefault(key, {})[leaf] = self._sum(of_row, table.dim)
             self.table_steps[t] += updated
-            for key, of_row in terms.items():
-                if any(term is not None for term in of_row):
-                    apply(optimizer, self.rows[key], self._sum(of_row, table.dim), self.table_steps[t])
+            for key, parts in sums.items():
+                g = over_tree(parts, 0, shards * width) * self.dtype.type(1 / shards)
+                apply(optimizer, self.rows[key], g, self.table_steps[t])
         self._pending = []
 
     def _add_terms(self, terms: dict[int, list[Row | None]], t: int, bags: Bags, grad: NDArray[Any] | None) -> None:
@@ -161,6 +172,17 @@ class Reference:
             self.rows.update(fresh)
             return self.rows
         return ChainMap(fresh, self.rows)
+
+
+def over_tree(parts: Mapping[int, Any], begin: int, end: int) -> Any:
+    """The sum of the leaves from begin to end, a power of two of them: each half first. None where none has anything."""
+    if end - begin == 1:
+        return parts.get(begin)
+    middle = (begin + end) // 2
+    left, right = over_tree(parts, begin, middle), over_tree(parts, middle, end)
+    if left is None or right is None:
+        return right if left is None else left
+    return left + right
 
 
 def initial_values(

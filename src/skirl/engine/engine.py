@@ -329,12 +329,13 @@ class Engine:
                 self._update_bank(work, bank, scalars)
         work.updated = True
         work.grads.clear()
+        work.joint.clear()
 
     def _update_bank(self, work: Work, bank: int, scalars: np.ndarray) -> None:
-        parts = [work.grads.get((bank, m)) for m in range(len(work.micros))]
-        if any(part is not None for part in parts):
+        grads = work.joint.get(bank, work.grads.get((bank, 0)))
+        if grads is not None:
             self.caches[bank].changing(work.steps[bank].rows)
-            self.banks[bank].update(Update(work, parts, self._live(work, bank), scalars, self.counters.steps))
+            self.banks[bank].update(Update(work, grads, self._live(work, bank), scalars, self.counters.steps))
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
         """Which rows of the output got a gradient: by feature where that is enough, else one by one."""

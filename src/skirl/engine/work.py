@@ -1,6 +1,6 @@
 """One training step on its way. One object goes through all stages, and each fills in its part."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,9 @@ import torch
 
 from skirl.core.ids import BankIds, Captured, Resolver
 from skirl.core.positions import Positions
+from skirl.core.tree import leaves
 from skirl.engine.capacity import Split
+from skirl.engine.kernels.tree import Parts
 from skirl.oracle.step import Step
 
 
@@ -66,11 +68,30 @@ class Work:
     """By bank: how many of them the store had."""
     grads: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     """By (bank, micro-batch): gradient of the pooled output, [bags, dim]."""
+    joint: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By bank, where there are several micro-batches: the memory that all of its gradients are in."""
     live: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     """By (bank, micro-batch): which features got a gradient."""
     returned: int = 0
     """Micro-batches whose backward ran."""
     updated: bool = False
+    shards: int = 1
+    """How many the micro-batches are; the step's gradient is the mean over them."""
+
+    def parts(self, bank: int) -> Parts:
+        """Where each micro-batch's ids end among the step's, and which leaf of the tree it is."""
+        ends = np.cumsum([m.ids[bank].count for m in self.micros])
+        return Parts(ends, np.array(leaves(len(self.micros), self.shards)))
+
+    def keep(self, bank: int, micro: int, grad: torch.Tensor, empty: Callable[[int, int], torch.Tensor]) -> None:
+        """Take a micro-batch's gradient; to a place beside those of the others, so that its maker may use its memory."""
+        if len(self.micros) > 1:
+            bags = [m.ids[bank].bags for m in self.micros]
+            if bank not in self.joint:
+                self.joint[bank] = empty(sum(bags), grad.shape[-1])
+            begin = sum(bags[:micro])
+            grad = self.joint[bank][begin : begin + bags[micro]].copy_(grad)
+        self.grads[bank, micro] = grad
 
     def positions(self, bank: int, micro: int) -> slice:
         """Where a micro-batch's ids are among the step's."""

@@ -152,9 +152,7 @@ class CurrentStep:
         """Backward reached one bank of one micro-batch."""
         if grad is not None and ticket.live.any():
             grad = grad.reshape(-1, grad.shape[-1]).contiguous()
-            if grad.is_cuda and len(ticket.work.micros) > 1:
-                grad = grad.clone()  # a CUDA graph writes the next micro-batch's to the same place
-            ticket.work.grads[ticket.bank, ticket.micro] = grad
+            ticket.work.keep(ticket.bank, ticket.micro, grad, self.engine.device.empty)
             ticket.work.live[ticket.bank, ticket.micro] = ticket.live & ticket.trained
 
     def backward_done(self, work: Work) -> None:
@@ -199,7 +197,7 @@ class CurrentStep:
             if not torch.isfinite(rows).all():  # of rows that are trained: what is frozen may be anything
                 return False
         for place, grad in work.grads.items():
-            work.grads[place] = grad * inverse
+            work.grads[place] = grad * inverse if len(work.micros) == 1 else grad.mul_(inverse)
         return True
 
 

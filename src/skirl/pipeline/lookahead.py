@@ -11,6 +11,7 @@ from torch import nn
 
 from skirl.core.batch import Sparse
 from skirl.core.ids import Captured
+from skirl.core.tree import check_shards
 from skirl.engine.engine import Engine
 from skirl.nn.collection import collections_of
 from skirl.oracle.options import Depth, Plan
@@ -19,6 +20,7 @@ from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.one_pass import InLoop, OnePass
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import Place, Reader
+from skirl.pipeline.shards import ShardsInLoop
 from skirl.pipeline.stages import StageHook, Times
 from skirl.pipeline.timeline import Timeline
 from skirl.tools import rng_state
@@ -37,6 +39,7 @@ def lookahead(
     depth: Depth = "auto",
     prefetch: int = 2,
     accumulate: int = 1,
+    shards: int = 1,
     policy: str = "min",
     ramp: bool = True,
     window_bytes: int | None = None,
@@ -46,7 +49,7 @@ def lookahead(
 ) -> "Lookahead":
     """Read ahead in a loader, so that each batch's rows are on the device when it is yielded.
 
-    No argument but `accumulate` changes a result, nor does any timing.
+    No argument but `accumulate` and `shards` changes a result, nor does any timing.
 
     **Arguments**
 
@@ -57,6 +60,10 @@ def lookahead(
       within a few percent of the least fetches; "epoch" knows all, and reads the loader twice.
     - `prefetch`: steps ahead that rows travel; 2 hides a store that takes as long as a step.
     - `accumulate`: micro-batches that make one step, after whose last backward rows are updated once.
+    - `shards`: parts of equal size that a step's samples come in, a power of two; its loss is the mean over them. The loader
+      yields these parts one after the other, and the loop's body runs for each as for a batch. Rows are updated after the
+      last backward, and `step()` of a dense optimizer does nothing before. The bits depend on this number, and not on who
+      computes which part.
     - `policy`: which rows leave: "min", or "lru", "lfu", "ttl" to compare with.
     - `ramp`: begin with a window of 8 batches that grows; False waits for the whole window before the first step.
     - `window_bytes`: memory that the window's batches may take. By default 1 GiB, or no limit where `depth` is a number.
@@ -74,7 +81,9 @@ def lookahead(
     (10, 5, 1)
     """
     plan = Plan(depth, prefetch, policy, ramp, window_bytes, plan_threads)
-    return Lookahead(loader, model, plan, sparse=sparse, accumulate=accumulate, patience=patience, trace=trace)
+    return Lookahead(
+        loader, model, plan, sparse=sparse, accumulate=accumulate, shards=shards, patience=patience, trace=trace
+    )
 
 
 class Lookahead:
@@ -92,10 +101,12 @@ class Lookahead:
         sparse: Callable[[Any], Sparse],
         accumulate: int,
         patience: float,
+        shards: int = 1,
         trace: str | Path | None = None,
     ) -> None:
         if accumulate < 1:
             raise ValueError(f"accumulate is {accumulate}: set it to 1 or more micro-batches")
+        check_shards(shards)
         if not patience > 0:
             raise ValueError(f"patience is {patience}: set it to seconds above 0, or to float('inf')")
         self.times = Times()
@@ -103,13 +114,15 @@ class Lookahead:
         """Whose rows the batches use."""
         self._plan = plan
         self._accumulate = accumulate
+        self._shards = shards
         self._patience = patience
         self._trace = trace
         self.trace_ended: str | None = None
         """Why the timeline ended before the run, where it did; known when the lookahead is closed."""
         self._watch = Watch(patience)
         resolvers = [collection.engine.resolver for collection in self.collections]
-        self._reader = Reader(loader, sparse, accumulate, resolvers, self._watch, self.times)
+        self._reader = Reader(loader, sparse, accumulate, resolvers, self._watch, self.times, shards)
+        self._in_shards = ShardsInLoop(model, shards, accumulate, self.engines[0].seed) if shards > 1 else None
         if plan.depth == "epoch" and self._reader.reads_once:
             raise ValueError(
                 'depth="epoch" reads the loader twice, and this one is an iterator: pass a list or a DataLoader, '
@@ -221,6 +234,8 @@ class Lookahead:
                     "the model is in eval mode, and a lookahead moves rows and trains them: call model.train() first. To "
                     "evaluate, iterate over the loader itself: in eval mode the model looks rows up and changes nothing"
                 )
+        if self._in_shards is not None:
+            self._in_shards.check()
         self._reader.check_fresh()
         self._end_pass()
         for engine in self.engines:
@@ -239,8 +254,9 @@ class Lookahead:
         self._reader.begin(now.here)
         with uninterrupted():
             pipeline = Pipeline(
-                self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs, times=self.times
-            )
+                self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs, times=self.times,
+                shards=self._shards,
+            )  # fmt: skip
             weakref.finalize(self, pipeline.abandon)
             self._pass = OnePass(
                 self._reader,
@@ -250,7 +266,10 @@ class Lookahead:
                 in_loop=now,
                 watch=self._watch,
                 times=self.times,
+                shards=self._in_shards,
             )
+            if self._in_shards is not None:
+                self._in_shards.open()
         self._loaded = False
         return self._pass
 
@@ -295,6 +314,7 @@ class Lookahead:
             "epochs": place.epochs,
             "batches": place.batches,
             "accumulate": self._accumulate,
+            "shards": self._shards,
             "loader": place.loader,
             "start": place.start,
         }
@@ -315,6 +335,8 @@ class Lookahead:
             raise ValueError(
                 f"the run was saved with accumulate={state['accumulate']}: set it to that, not {self._accumulate}"
             )
+        if (shards := state.get("shards", 1)) != self._shards:
+            raise ValueError(f"the run was saved with shards={shards}: set it to that, not {self._shards}")
         self._reader.check_state(state["loader"])
 
     @property

@@ -12,6 +12,7 @@ from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import Place, Reader
+from skirl.pipeline.shards import ShardsInLoop
 from skirl.pipeline.stages import Times
 from skirl.pipeline.timeline import LOOP
 from skirl.tools.interrupts import Hold, uninterrupted
@@ -54,6 +55,7 @@ class OnePass:
     - `collections`: whose rows these are.
     - `in_loop`: kept up to date.
     - `watch`, `times`: of the lookahead.
+    - `shards`: of the steps, where they have several.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class OnePass:
         in_loop: InLoop,
         watch: Watch,
         times: Times,
+        shards: ShardsInLoop | None = None,
     ) -> None:
         self.pipeline = pipeline
         self._reader = reader
@@ -74,6 +77,7 @@ class OnePass:
         self._in_loop = in_loop
         self._watch = watch
         self._times = times
+        self._shards = shards
         self.coming: deque[list[Item]] = deque()
         """What was read and is not in the loop yet, step by step."""
         self._inside = False
@@ -97,6 +101,8 @@ class OnePass:
             )
         self._inside = True
         self._computed()
+        if self._shards is not None:
+            self._shards.leave()
         if self._in_loop.flight is not None and not self._in_loop.ends_step:
             self._in_loop.micro += 1
         else:
@@ -118,6 +124,9 @@ class OnePass:
         self.closed = True
         self._computed()
         now = self._in_loop
+        if self._shards is not None:
+            apply = apply and now.ends_step  # a step counts when all its shards are there
+            self._shards.close()
         if now.flight is not None and not (now.begun if apply else now.flight.updated):
             now.here = now.before  # the step never happened
         try:
@@ -161,7 +170,7 @@ class OnePass:
         if items:
             self.coming.append(items)
             self.pipeline.feed(items)
-        if len(items) < self._reader.accumulate:
+        if len(items) < self._reader.micros:
             self.pipeline.end()
 
     def _finish(self, apply: bool = True) -> None:
@@ -176,6 +185,8 @@ class OnePass:
         now.here = replace(now.here, step=now.step, batches=now.here.batches + 1, loader=item.loader_state)
         for collection, work in zip(self._collections, now.flight.works, strict=True):
             collection.current.expect(work, now.micro)
+        if self._shards is not None:
+            self._shards.begin(now.step, now.micro)
         if self._times.timeline is not None:
             self._computing = time.monotonic()
         return item.batch

@@ -41,13 +41,14 @@ class Pipeline:
         hook: StageHook | None = None,
         epochs: Sequence[Epoch] = (),
         times: Times | None = None,
+        shards: int = 1,
     ) -> None:
         self.times = times or Times()
         self.done = 0
         """Steps whose rows were made resident."""
         self._engines = engines
         self._plan = plan
-        self._window = Window(engines, plan, epochs)
+        self._window = Window(engines, plan, epochs, shards)
         self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
         self._inbox: deque[list[Item]] = deque()

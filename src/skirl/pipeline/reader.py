@@ -44,11 +44,11 @@ class Place:
 
 
 class Reader:
-    """Batches of one loader, `accumulate` of them a step.
+    """Batches of one loader, `accumulate` of them for each shard of a step.
 
     **Arguments**
 
-    - `loader`, `sparse`, `accumulate`: as given to `lookahead`.
+    - `loader`, `sparse`, `accumulate`, `shards`: as given to `lookahead`.
     - `resolvers`: what each collection makes of a batch's ids.
     - `watch`: notices a loader that hangs.
     - `times`: where the time that reading takes is noted.
@@ -62,12 +62,15 @@ class Reader:
         resolvers: Sequence[Resolver],
         watch: Watch,
         times: Times,
+        shards: int = 1,
     ) -> None:
         self.state_at_end: Any = None
         """The loader's own state when it had no more batches."""
         self._loader = loader
         self._sparse = sparse
-        self.accumulate = accumulate
+        self.micros = accumulate * shards
+        """Micro-batches of a step."""
+        self._shards = shards
         self._resolvers = resolvers
         self._features = [name for resolver in resolvers for name in resolver.schema.features]
         self._watch = watch
@@ -105,23 +108,45 @@ class Reader:
         self._source = None
 
     def pull(self, hold: Hold) -> list[Item]:
-        """One step's micro-batches; fewer than `accumulate` when the loader has no more."""
+        """One step's micro-batches; fewer than `micros` when the loader has no more."""
         assert self._source is not None
         started, first = time.monotonic(), self._read
         items = []
-        while len(items) < self.accumulate:
+        while len(items) < self.micros:
             with self._watch.reading(hold, self._read):
                 batch = next(self._source, _END)
             if batch is _END:
                 break
             items.append(self._take(batch))  # Ctrl-C waits: it would leave torch's bookkeeping in the middle of a copy
             self._read += 1
+        if self._shards > 1:
+            items = self._whole(items, hold)
         ended = time.monotonic()
         self._times.read += ended - started
-        self._times.tell(LOOP, "read", first // self.accumulate, started, ended)
-        if len(items) < self.accumulate:
+        self._times.tell(LOOP, "read", first // self.micros, started, ended)
+        if len(items) < self.micros:
             self.state_at_end = self._loader_state()
         return items
+
+    def _whole(self, items: list[Item], hold: Hold) -> list[Item]:
+        """All of a step's shards or none: what is left at the loader's end and makes no step is left out."""
+        assert self._source is not None
+        shards = [item.captured for item in items]
+        if len(items) == self.micros:
+            if not _uneven(shards):
+                return items
+            with self._watch.reading(hold, self._read):
+                if next(self._source, _END) is not _END:
+                    raise _refusal(shards, self._read)
+        self._leave_out(shards)
+        return []
+
+    def _leave_out(self, shards: list[Captured]) -> None:
+        if shards:
+            log.warning(
+                "the last %d samples of the pass are left out: the %d shards of a step take %d batches of equal size",
+                sum(shard.batch for shard in shards), self._shards, self.micros,
+            )  # fmt: skip
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -213,11 +238,13 @@ class Reader:
         try:
             with self._watched():
                 for number, batch in enumerate(self._open(place), start=1):
+                    if len(step) == self.micros:  # uneven, and not the last
+                        raise _refusal(step, number - 1)
                     step.append(capture(self._ids_of(batch), self._features))
-                    if len(step) == self.accumulate:
+                    if len(step) == self.micros and (self._shards == 1 or not _uneven(step)):
                         flush()
                     self._watch.moved(number)
-            if step:
+            if step and self._shards == 1:
                 flush()
             for epoch in epochs:
                 epoch.scan()
@@ -226,3 +253,16 @@ class Reader:
                 epoch.close()
             raise
         return epochs
+
+
+def _uneven(shards: list[Captured]) -> bool:
+    return len({shard.batch for shard in shards}) > 1
+
+
+def _refusal(shards: list[Captured], end: int) -> ValueError:
+    """The error for micro-batches of one step that differ in size; the batch `end` is the one after them."""
+    sizes = ", ".join(str(shard.batch) for shard in shards)
+    return ValueError(
+        f"batches {end - len(shards)} to {end - 1} are the shards of one step and have {sizes} samples: have the loader "
+        "yield batches of one size, as a DataLoader does with drop_last=True"
+    )

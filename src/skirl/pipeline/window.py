@@ -52,15 +52,17 @@ class Window:
     - `engines`: the rows of each collection.
     - `plan`: how far to read.
     - `epochs`: for each engine what is known of the whole epoch; none unless the depth is "epoch".
+    - `shards`: of a step.
     """
 
-    def __init__(self, engines: Sequence[Engine], plan: Plan, epochs: Sequence[Epoch] = ()) -> None:
+    def __init__(self, engines: Sequence[Engine], plan: Plan, epochs: Sequence[Epoch] = (), shards: int = 1) -> None:
         self.entered = 0
         self.next_number = 0
         """The step that is planned next."""
         self._engines = engines
         self._plan = plan
         self._epochs = epochs
+        self._shards = shards
         self._planner: Planner[Entry] | None = None
         self._older: list[Planner[Entry]] = []
         """Planners of steps before it that may not be executed yet."""
@@ -132,7 +134,7 @@ class Window:
         for i, (engine, micros) in enumerate(zip(self._engines, entry.micros, strict=True)):
             for micro in micros:  # only now: in the window bags would take more than the user's ids do
                 micro.ids = engine.resolver.resolve(micro.captured, micro.positions)
-            works.append(Work(self.next_number, micros, steps[self._banks[i]]))
+            works.append(Work(self.next_number, micros, steps[self._banks[i]], shards=self._shards))
         flight = Flight(self.next_number, entry.items, works, self._splits)
         self.next_number += 1
         self._splits = None

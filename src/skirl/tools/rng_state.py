@@ -3,14 +3,72 @@ back when a run is resumed, so that a DataLoader's seed and dropout are what the
 """
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+_own: dict[str, Any] | None = None
+"""The states of the run, while others are in their place."""
+
+
+def swap_in(*seed: int) -> None:
+    """Begin the generators anew by a seed, until `swap_out` puts those of the run back.
+
+    **Arguments**
+
+    - `seed`: any numbers; the same ones give the same draws.
+
+    >>> before = torch.get_rng_state()
+    >>> swap_in(7, 1)
+    >>> a = torch.rand(2)
+    >>> swap_in(7, 1)
+    >>> torch.equal(a, torch.rand(2))
+    True
+    >>> swap_out()
+    >>> torch.equal(before, torch.get_rng_state())
+    True
+    """
+    global _own
+    if _own is None:
+        _own = capture()
+    words = np.random.SeedSequence(seed).generate_state(4)
+    torch.default_generator.manual_seed(int(words[0]) << 31 | int(words[1]))
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(int(words[0]) << 31 | int(words[1]))
+    np.random.seed(words[2])  # noqa: NPY002
+    random.seed(int(words[3]))
+
+
+def swap_out() -> None:
+    """Put the generators of the run back, if others are in their place."""
+    global _own
+    own, _own = _own, None
+    if own is not None:
+        restore(own)
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """After the block the generators are what they were before it.
+
+    >>> before = torch.get_rng_state()
+    >>> with unchanged():
+    ...     _ = torch.rand(2)
+    >>> torch.equal(before, torch.get_rng_state())
+    True
+    """
+    now = _now()
+    try:
+        yield
+    finally:
+        _put(now)
+
 
 def capture() -> dict[str, Any]:
-    """The states of torch's, NumPy's and Python's own generators.
+    """The states of torch's, NumPy's and Python's own generators: those of the run, where others are in their place.
 
     >>> before = capture()
     >>> a = torch.rand(2)
@@ -18,6 +76,19 @@ def capture() -> dict[str, Any]:
     >>> torch.equal(a, torch.rand(2))
     True
     """
+    return _now() if _own is None else _own
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Put captured states back; after those that are in the place of the run's."""
+    global _own
+    if _own is None:
+        _put(state)
+    else:
+        _own = state
+
+
+def _now() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     name, key, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 the global one is meant
     state = {
@@ -30,12 +101,11 @@ def capture() -> dict[str, Any]:
     return state
 
 
-def restore(state: dict[str, Any]) -> None:
-    """Put captured states back."""
+def _put(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
     version, words, gauss = state["python"]
-    random.setstate((version, tuple(int(word) for word in words), gauss))
+    random.setstate((version, tuple(words.tolist()), gauss))
     if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) <= torch.cuda.device_count():
         for device, own in enumerate(state["cuda"]):
             torch.cuda.set_rng_state(own, device)

@@ -43,10 +43,9 @@ def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Bat
     - `batches`: what to predict; the rows of the next are looked up while the model computes.
     """
     modes = [(module, module.training) for module in model.modules()]
-    drawn = rng_state.capture()  # a DataLoader draws its order
     model.eval()
     try:
-        with read_ahead(model, batches) as found:
+        with rng_state.unchanged(), read_ahead(model, batches) as found:  # a DataLoader draws its order
             for batch in found:
                 with torch.no_grad():
                     logits = model(batch)
@@ -54,7 +53,6 @@ def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Bat
     finally:
         for module, training in modes:
             module.training = training
-        rng_state.restore(drawn)
 
 
 class Evaluation:

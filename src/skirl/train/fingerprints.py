@@ -12,7 +12,7 @@ from skirl.core.batch import Batch
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
 from skirl.train.schedule import Rates
 from skirl.train.touched import keys_of
-from skirl.train.train import steps
+from skirl.train.train import Done, steps
 
 ReadRows = Callable[[np.ndarray], np.ndarray]
 """Distinct keys, ascending -> their records."""
@@ -46,20 +46,26 @@ class Trace:
         rates: Rates,
         batches: Iterable[Batch],
         read: ReadRows,
+        shards: int = 1,
+        train: Callable[..., Iterator[Done]] = steps,
     ) -> Iterator[int]:
-        """Train, and write everything down; yields the number of steps done."""
+        """Train, and write everything down; yields the number of steps done. train: as `steps`, which it is."""
 
         def watched() -> Iterator[Batch]:
+            step: list[Batch] = []
             for batch in batches:
-                self.before.append(fingerprints(read(_rows_of(batch, schema))))
+                step.append(batch)
+                if len(step) == shards:  # rows change after its last shard
+                    self.before.append(fingerprints(read(_rows_of(step, schema))))
+                    step = []
                 yield batch
 
         weights = [w for w in model.parameters() if w.numel()]  # embeddings have one without numbers
         self.dense_size = {"parameters": len(weights), "numbers": sum(w.numel() for w in weights)}
-        for done in steps(model, dense, watched(), rates):
+        for done in train(model, dense, watched(), rates, shards):
             self.losses.append(done.loss)
             self.dense.append({name: _digest(value) for name, value in model.named_parameters() if value.numel()})
-            self.after.append(fingerprints(read(_rows_of(done.batch, schema))))
+            self.after.append(fingerprints(read(_rows_of(done.batches, schema))))
             yield len(self.losses)
 
 
@@ -88,7 +94,7 @@ def compare(one: Trace, other: Trace, schema: Schema, batches: Iterable[Batch]) 
 
     trained: dict[int, int] = {}
     for step, batch in enumerate(batches, start=1):
-        i, keys = step - 1, _rows_of(batch, schema)
+        i, keys = step - 1, _rows_of([batch], schema)
         stale = np.flatnonzero(one.before[i] != other.before[i])
         wrong = np.flatnonzero(one.after[i] != other.after[i])
         losses = f"the losses are {one.losses[i]!r} and {other.losses[i]!r}"
@@ -140,6 +146,6 @@ def _bits(loss: float) -> bytes:
     return np.float64(loss).tobytes()
 
 
-def _rows_of(batch: Batch, schema: Schema) -> np.ndarray:
-    """The distinct keys of a batch, ascending."""
-    return np.unique(keys_of(batch.sparse, schema))
+def _rows_of(batches: list[Batch], schema: Schema) -> np.ndarray:
+    """The distinct keys of some batches, ascending."""
+    return np.unique(np.concatenate([keys_of(batch.sparse, schema) for batch in batches]))

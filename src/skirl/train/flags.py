@@ -46,6 +46,21 @@ class RateFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepFlags:
+    """How a step is made."""
+
+    group: ClassVar[str] = "learning"
+
+    shards: int = 1
+    """Parts of each batch with a forward and backward of their own, a power of two; bits depend on it."""
+
+    def __post_init__(self) -> None:
+        from skirl.core.tree import check_shards
+
+        check_shards(self.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CacheFlags:
     """How much of the tables is on the device, and where the rest is."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from skirl.data.flags import DataFlags
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import Composed, check_types
-from skirl.train.flags import CacheFlags, DeviceFlags, MovementFlags, OptimizerFlags, RateFlags
+from skirl.train.flags import CacheFlags, DeviceFlags, MovementFlags, OptimizerFlags, RateFlags, StepFlags
 
 if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do without
     import torch
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do
     from skirl.nn.collection import Collection
     from skirl.pipeline.lookahead import Lookahead
     from skirl.train.schedule import Rates, Schedule
+    from skirl.train.sharded import Sharded
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Recipe(Composed):
     layers: LayerFlags = field(default_factory=LayerFlags)
     optimizer: OptimizerFlags = field(default_factory=OptimizerFlags)
     rates: RateFlags = field(default_factory=RateFlags)
+    step: StepFlags = field(default_factory=StepFlags)
     cache: CacheFlags = field(default_factory=CacheFlags)
     movement: MovementFlags = field(default_factory=MovementFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
@@ -51,6 +53,12 @@ class Recipe(Composed):
         self.layers.of_model(self.model.name)
         if self.layers.target is not None:
             DIN.target_of(self.tables(), self.data.stream().lists, self.layers.target)
+        if over := self.data.batch % self.step.shards:
+            fits = self.data.batch - over
+            raise ValueError(
+                f"batch is {self.data.batch} and shards is {self.step.shards}: set batch to a multiple of shards, such as "
+                f"{fits or self.step.shards}"
+            )
         self.tables()
         self.row_optimizer()
         self.schedule()
@@ -149,14 +157,18 @@ class Recipe(Composed):
         return Rates(self.schedule(), rows=embeddings.optimizer, dense=dense)
 
     def lookahead(
-        self, model: "nn.Module", stream: "Source | None" = None, *, trace: Path | None = None
+        self, model: "nn.Module", stream: "Source | Sharded | None" = None, *, trace: Path | None = None
     ) -> "Lookahead":
         """The batches, with their rows in place. stream: the source of them, if the caller has one; trace: a file."""
         from skirl.pipeline.lookahead import lookahead
+        from skirl.train.sharded import Sharded
 
-        cache = self.cache
-        plan = {"depth": cache.depth, "prefetch": self.movement.prefetch, "policy": cache.policy}
-        return lookahead(stream or self.data.stream(), model, **plan, trace=trace)
+        cache, shards = self.cache, self.step.shards
+        plan = {"depth": cache.depth, "prefetch": self.movement.prefetch, "policy": cache.policy, "shards": shards}
+        loader = stream or self.data.stream()
+        if shards > 1 and not isinstance(loader, Sharded):
+            loader = Sharded(loader, shards)
+        return lookahead(loader, model, **plan, trace=trace)
 
     def use_threads(self) -> None:
         """Compute with as many threads as the recipe says."""

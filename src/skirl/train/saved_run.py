@@ -26,7 +26,7 @@ from skirl.tools.config import read_config
 from skirl.tools.flags import flags_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.train.chosen import Chosen
-from skirl.train.flags import CacheFlags, MovementFlags, RateFlags
+from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, StepFlags
 from skirl.train.recipe import Recipe
 from skirl.train.same_data import check_same_data
 
@@ -159,7 +159,8 @@ def _data(flags: Mapping[str, Any], chosen: Chosen) -> DataFlags:
 
 def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
     """The run's recipe over this data; what only training needs is left at its default."""
-    made: dict[str, Any] = {"data": data, "rates": RateFlags(), "cache": CacheFlags(), "movement": MovementFlags()}
+    made: dict[str, Any] = {"data": data, "rates": RateFlags(), "step": StepFlags()}
+    made |= {"cache": CacheFlags(), "movement": MovementFlags()}
     hints = get_type_hints(Recipe)
     for part in fields(Recipe):
         if part.name not in made:

@@ -27,6 +27,7 @@ from skirl.train.recipe import Recipe
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.resumed import LEARNING, told
 from skirl.train.schedule import Rates
+from skirl.train.sharded import Sharded
 from skirl.train.touched import Touched
 
 logger = logging.getLogger("skirl")
@@ -36,19 +37,29 @@ logger = logging.getLogger("skirl")
 class Done:
     """One step after its update."""
 
-    batch: Batch
+    batches: list[Batch]
+    """Its samples: one batch for each shard."""
     logits: Tensor
     loss_tensor: Tensor
     """On the device; who asks for the number waits until the step is done there."""
 
     @property
     def loss(self) -> float:
-        """The mean over the batch."""
+        """The mean over the samples."""
         return self.loss_tensor.item()
+
+    @property
+    def labels(self) -> Tensor:
+        """Those of all samples."""
+        return self.batches[0].labels if len(self.batches) == 1 else torch.cat([batch.labels for batch in self.batches])
 
 
 def steps(
-    model: nn.Module, dense: torch.optim.Optimizer, batches: Iterable[Batch], rates: Rates | None = None
+    model: nn.Module,
+    dense: torch.optim.Optimizer,
+    batches: Iterable[Batch],
+    rates: Rates | None = None,
+    shards: int = 1,
 ) -> Iterator[Done]:
     """Train on every batch: this is all of training. Who consumes it sees each step after its update.
 
@@ -58,17 +69,38 @@ def steps(
     - `dense`: the optimizer of its dense weights; rows are updated in backward.
     - `batches`: those of a lookahead.
     - `rates`: moves the learning rates after each step; None leaves them.
+    - `shards`: how many batches are one step of that lookahead.
     """
+    parts: list[Batch] = []
+    logits: list[Tensor] = []
+    losses: list[Tensor] = []
     for batch in batches:
-        logits = model(batch)
-        labels = moved(batch.labels, logits.device, logits.dtype)
-        loss = binary_cross_entropy_with_logits(logits, labels)
+        logit = model(batch)
+        labels = moved(batch.labels, logit.device, logit.dtype)
+        loss = binary_cross_entropy_with_logits(logit, labels)
         dense.zero_grad()
         loss.backward()  # rows are updated here,
-        dense.step()  # dense weights here
-        if rates is not None:
-            rates.step()
-        yield Done(batch, logits.detach(), loss.detach())
+        dense.step()  # dense weights here: both after the last shard
+        parts.append(batch)
+        logits.append(logit.detach())
+        losses.append(loss.detach())
+        if len(parts) == shards:
+            if rates is not None:
+                rates.step()
+            yield whole(parts, logits, losses)
+            parts, logits, losses = [], [], []
+
+
+def whole(batches: list[Batch], logits: list[Tensor], losses: list[Tensor]) -> Done:
+    """A step out of its shards; its loss is their mean.
+
+    **Arguments**
+
+    - `batches`, `logits`, `losses`: of each shard.
+    """
+    if len(batches) == 1:
+        return Done(batches, logits[0], losses[0])
+    return Done(batches, torch.cat(logits), torch.stack(losses).mean())
 
 
 def train(
@@ -86,7 +118,8 @@ def train(
     cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
     embeddings = recipe.embeddings(cache, resume=saving.resume)
     model, dense = recipe.model_over(embeddings)
-    rates, meter, stream = recipe.rates_of(embeddings, dense), Meter(), recipe.stream()
+    rates, meter, stream, shards = recipe.rates_of(embeddings, dense), Meter(), recipe.stream(), recipe.step.shards
+    loader = stream if shards == 1 else Sharded(stream, shards)
     judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
     whole = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
     keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
@@ -94,7 +127,7 @@ def train(
     begun_from: dict[str, Any] | None = None
     broken: tuple[int, str] | None = None
     with (
-        recipe.lookahead(model, stream, trace=log.trace) as batches,
+        recipe.lookahead(model, loader, trace=log.trace) as batches,
         Keeper(saving.save, **keep, **whole, data=batches) as keeper,
         _progress("train", recipe, show) as progress,
         run.begin(batches, meter),
@@ -104,9 +137,10 @@ def train(
         if saving.from_ is not None:
             begun_from = begin_from(saving.from_, model, stream)
         keeper.begin()
-        for done in () if judge.stops else steps(model, dense, batches, rates):
-            meter.add(done.loss_tensor, done.logits, done.batch.labels)
-            last = batches.step == stream.steps
+        before = 0 if shards == 1 else batches.step  # a source counts from its beginning, Sharded from here
+        for done in () if judge.stops else steps(model, dense, batches, rates, shards):
+            meter.add(done.loss_tensor, done.logits, done.labels)
+            last = batches.step - before == loader.steps
             if meter.diverged(last=last):
                 broken = meter.not_finite
                 break

@@ -2,27 +2,33 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from skirl.core.batch import Sparse
+from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.groups import Groups
 from skirl.core.handle import TorchHandle
-from skirl.core.reference import Bags, Reference
+from skirl.core.reference import Bags, Reference, over_tree
 from skirl.core.tables import Schema
 from skirl.engine.access import peek
 from skirl.engine.capacity import CacheSize
 from skirl.engine.device import torch_device
+from skirl.tools import rng_state
 from skirl.tools.progress import Progress
 from skirl.train.fingerprints import Trace, compare
 from skirl.train.flags import ShowFlags
 from skirl.train.recipe import Recipe
+from skirl.train.schedule import Rates
+from skirl.train.sharded import Sharded
 from skirl.train.touched import Touched
+from skirl.train.train import Done, steps, whole
 
 
 def touched_rows(recipe: Recipe) -> int:
@@ -63,7 +69,8 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize, show: ShowFlags) -> 
     model, dense = recipe.model_over(embeddings)
     rates, engine, trace = recipe.rates_of(embeddings, dense), embeddings.engine, Trace(name)
     with recipe.lookahead(model) as batches:
-        done = trace.record(engine.schema, model, dense, rates, batches, lambda keys: peek(engine, keys, 0)[0])
+        read, shards = lambda keys: peek(engine, keys, 0)[0], recipe.step.shards
+        done = trace.record(engine.schema, model, dense, rates, batches, read, shards)
         _watch(trace, recipe, show, done)
     embeddings.flush()
     trace.keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
@@ -76,11 +83,13 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize, show: ShowFlags) -> 
 
 def in_plain_python(recipe: Recipe, show: ShowFlags) -> Trace:
     """What a run of the reference leaves behind: one row at a time."""
-    reference = Reference(recipe.tables(), recipe.row_optimizer(), recipe.data.seed)
-    embeddings = PlainEmbeddings(reference, recipe.pooled, torch_device(recipe.device.device))
+    reference, shards = Reference(recipe.tables(), recipe.row_optimizer(), recipe.data.seed), recipe.step.shards
+    embeddings = PlainEmbeddings(reference, recipe.pooled, torch_device(recipe.device.device), shards)
     model, dense = recipe.model_over(embeddings)
     rates, trace, schema = recipe.rates_of(embeddings, dense), Trace("reference"), Schema.of(reference.tables)
-    _watch(trace, recipe, show, trace.record(schema, model, dense, rates, recipe.stream(), reference.read))
+    stream = recipe.stream() if shards == 1 else Sharded(recipe.stream(), shards)
+    train = steps if shards == 1 else partial(plain_steps, seed=recipe.data.seed)
+    _watch(trace, recipe, show, trace.record(schema, model, dense, rates, stream, reference.read, shards, train))
     trace.keys = np.array(sorted(reference.rows), np.int64)
     trace.rows = reference.read(trace.keys)
     return trace
@@ -93,6 +102,38 @@ def _watch(trace: Trace, recipe: Recipe, show: ShowFlags, done: Iterator[int]) -
             progress(number, lambda: {"loss": f"{trace.losses[-1]:.4f}"})
 
 
+def plain_steps(
+    model: nn.Module, dense: torch.optim.Optimizer, batches: Iterable[Batch], rates: Rates, shards: int, *, seed: int
+) -> Iterator[Done]:
+    """Train as `steps` does over a lookahead with shards: each shard by itself, then their gradients by halves."""
+    weights = [weight for weight in model.parameters() if weight.numel()]
+    parts: list[Batch] = []
+    logits: list[Tensor] = []
+    losses: list[Tensor] = []
+    grads: list[dict[int, Any]] = [{} for _ in weights]
+    for number, batch in enumerate(batches):
+        step, shard = divmod(number, shards)
+        rng_state.swap_in(seed, step + 1, shard)
+        logit = model(batch)
+        loss = binary_cross_entropy_with_logits(logit, moved(batch.labels, logit.device, logit.dtype))
+        dense.zero_grad()
+        loss.backward()
+        rng_state.swap_out()
+        for of_weight, weight in zip(grads, weights, strict=True):
+            if weight.grad is not None:
+                of_weight[shard] = weight.grad
+        parts, logits, losses = [*parts, batch], [*logits, logit.detach()], [*losses, loss.detach()]
+        if len(parts) == shards:
+            for of_weight, weight in zip(grads, weights, strict=True):
+                total = over_tree(of_weight, 0, shards)
+                weight.grad = None if total is None else total / shards + 0.0
+                of_weight.clear()
+            dense.step()
+            rates.step()
+            yield whole(parts, logits, losses)
+            parts, logits, losses = [], [], []
+
+
 class PlainEmbeddings(nn.Module):
     """The plain reference in the place of an EmbeddingBagCollection, or of an EmbeddingCollection: pooled=False.
 
@@ -103,8 +144,13 @@ class PlainEmbeddings(nn.Module):
     [3, 4]
     """
 
-    def __init__(self, reference: Reference, pooled: bool = True, at: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, reference: Reference, pooled: bool = True, at: str | torch.device = "cpu", shards: int = 1
+    ) -> None:
         super().__init__()
+        self.shards = shards
+        self.grads: list[dict[str, np.ndarray]] = []
+        """Of the shards of the step whose backward ran."""
         self.reference = reference
         self.tables = reference.tables
         self.pooled = pooled
@@ -135,14 +181,18 @@ class _Plain(torch.autograd.Function):
         ctx: Any, anchor: Tensor, plain: PlainEmbeddings, bags: dict[str, Bags], names: list[str]
     ) -> tuple[Tensor, ...]:
         ctx.plain, ctx.names = plain, names
-        out = plain.reference.forward(bags)
+        out = plain.reference.forward(bags, accumulate=len(plain.grads) > 0)
         return tuple(torch.from_numpy(out[name]).to(plain.at) for name in names)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         named = {name: grad.cpu().numpy() for name, grad in zip(ctx.names, grads, strict=True)}
-        ctx.plain.reference.backward(named, lr=ctx.plain.optimizer.lr)
+        plain = ctx.plain
+        plain.grads.append(named)
+        if len(plain.grads) == plain.shards:
+            plain.reference.backward(*plain.grads, lr=plain.optimizer.lr, shards=plain.shards)
+            plain.grads.clear()
         return None, None, None, None
 
 

@@ -121,7 +121,7 @@ class Stages:
         else:
             grads = torch.from_numpy(self.rng.standard_normal((len(ids), TABLE.dim)).astype(np.float32))
             scalars = np.array([[np.inf, 0, LR]], np.float32)
-            self.bank.update(Update(work, [grads], np.ones(1, np.bool_), scalars, 0))
+            self.bank.update(Update(work, grads, np.ones(1, np.bool_), scalars, 0))
             sums = {}
             for i, grad in zip(ids.tolist(), grads.numpy()):
                 sums[i] = sums.get(i, np.zeros(TABLE.dim, np.float32)) + grad

@@ -1,6 +1,7 @@
 """The kernels, bit for bit against the plain reference, however a step is split among threads."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from skirl.core.initial import Constant, InitialTable, Normal, Uniform, fill
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.reference import Reference, tree_sum
 from skirl.core.tables import Schema, Table
-from skirl.engine.kernels import cpu
+from skirl.core.tree import leaves
+from skirl.engine.kernels import cpu, tree
+from skirl.engine.kernels.tree import Parts
 from skirl.tools.threads import run
 from tests.cases import cases
 
@@ -42,6 +45,7 @@ class World:
     dtype: type
     threads: int
     rng: np.random.Generator
+    sums: Any = tree.sums
 
     def __post_init__(self):
         self.schema = Schema.of(self.tables)
@@ -61,7 +65,7 @@ class World:
     def run(self, kernel, n, *args, work=None):
         run(kernel, n, *args, threads=self.threads, work=work)
 
-    def step(self, micro_batches, grads):
+    def step(self, micro_batches, grads, shards=1):
         """Forward and backward of one step; the outputs of each micro-batch."""
         features, dim = self.bank.features, self.bank.dim
         keys, scale, bag_of, lengths = [], [], [], []
@@ -109,6 +113,17 @@ class World:
         positions = np.argsort(group, kind="stable").astype(np.int32)
         rows = np.array([self.slot[k] for k in distinct.tolist()], np.int32)
         scalars = self.optimizer.scalars(self.optimizer.lr, self.steps, self.dtype)
+        if len(micro_batches) > 1:
+            counts = [sum(len(batch[f.name][0]) for f in features) for batch in micro_batches]
+            parts = Parts(np.cumsum(counts), np.array(leaves(len(micro_batches), shards)))
+            sums, counted = np.full((len(distinct), dim), np.nan, self.dtype), np.ones(len(distinct), np.bool_)
+            self.run(
+                self.sums, len(distinct), start, positions, bag_of, scale, stacked, live, parts.ends, parts.leaves, sums,
+                counted, work=start,
+            )  # fmt: skip
+            start, stacked, live = np.arange(len(distinct) + 1, dtype=np.int32), sums, counted
+            positions = bag_of = start[:-1]
+            scale = np.full(len(distinct), 1 / shards, self.dtype)
         self.run(
             cpu.update, len(distinct), self.cache, dim, self.optimizer.kind, rows, distinct, start, positions, bag_of,
             scale, stacked, live, scalars, work=start,

@@ -10,6 +10,7 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import InitialTable
+from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.store.changes import Records
 
@@ -43,14 +44,24 @@ class Update:
     """What a backward brings to change the rows of a step."""
 
     work: Work
-    grads: list[torch.Tensor | None]
-    """One for each micro-batch: of the output, [bags, dim]."""
+    grads: torch.Tensor
+    """Of the outputs of all micro-batches, one after another: [bags, dim]; undefined where nothing is live."""
     live: np.ndarray
     """Which rows of the outputs have a gradient: by row % size."""
     scalars: np.ndarray
     """Of each table, the numbers of its optimizer: [tables, k]."""
     step: int
     """Counted from the start of the run; part of the seed by which halves are rounded."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """Gradients of a step, summed by row, or of a part of it."""
+
+    values: torch.Tensor
+    """[rows, dim]; zeros where nothing counted."""
+    counted: torch.Tensor
+    """bool [rows]: whether a position of the row had a gradient. A row without is not updated."""
 
 
 def joined_scales(ids: Sequence[BankIds], dtype: np.dtype) -> np.ndarray:
@@ -138,7 +149,28 @@ class BankRows(ABC):
 
     @abstractmethod
     def update(self, update: Update) -> None:
-        """Sum the gradients of every row of the current step and apply the optimizer once."""
+        """Sum the gradients of every row of the current step and apply the optimizer once.
+
+        That is `apply` of `sums`; in one pass where a step has one micro-batch.
+        """
+
+    # The two halves of an update, with room between them for the sums of others.
+
+    @abstractmethod
+    def values(self, work: Work) -> torch.Tensor:
+        """The weights of the current step's rows, one for each position: [positions, dim]."""
+
+    @abstractmethod
+    def sums(self, update: Update, block: range | None = None) -> Sums:
+        """The gradients of every row: of each micro-batch, then over their tree; of the leaves in `block` alone."""
+
+    @abstractmethod
+    def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
+        """The sums of every row out of partial ones: `given` has one for each position, `parts` says of which subtree."""
+
+    @abstractmethod
+    def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
+        """Give every row's sum, times a factor, to the optimizer. scalars, step: as in `Update`."""
 
     @abstractmethod
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:

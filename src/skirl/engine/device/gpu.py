@@ -8,11 +8,13 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.engine.device.base import BankFacts, BankRows, Device, Update, joined_bags, joined_scales
+from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
+from skirl.engine.device.gpu_backward import GpuBackward
 from skirl.engine.device.packed_plan import Packed
 from skirl.engine.device.pinned import Block, Blocks
 from skirl.engine.device.streams import CudaStreams, Streams, no_streams
-from skirl.engine.device.transfers import Arrival, Departure, OnItsWay, by_step, copy, joined, plan_of
+from skirl.engine.device.transfers import Arrival, Departure, OnItsWay, by_step, copy, plan_of
+from skirl.engine.kernels.tree_plan import TreePlan
 from skirl.engine.work import Work
 from skirl.oracle.step import Step
 from skirl.tools.machine import free_bytes
@@ -87,7 +89,7 @@ class Gpu(Device):
         return tensor if self.at.type != "cuda" else tensor.pin_memory().to(self.at, non_blocking=True)
 
 
-class GpuRows(BankRows):
+class GpuRows(GpuBackward):
     """One bank on a GPU."""
 
     def __init__(self, facts: BankFacts, gpu: Gpu) -> None:
@@ -103,11 +105,10 @@ class GpuRows(BankRows):
         self.rows = self.cache
         """The same memory, in the dtype of its numbers."""
         self._pending: dict[int, Departure] = {}
-        self._now: Arrival | None = None
-        """That of the current step."""
+        self._now = None
         self._bags: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
         """By size, the bags of a batch with one id a bag: all batches of that size have the same."""
-        self._small: dict[str, tuple[bytes, torch.Tensor]] = {}
+        self._small = {}
         self._nothing = torch.empty(0, dtype=torch.int32, device=gpu.at)
         self._no_scale = torch.empty(0, dtype=gpu.dtype, device=gpu.at)
         initial = facts.initial
@@ -157,12 +158,15 @@ class GpuRows(BankRows):
         shared = self._shared_bags(ids)
         order, forwards = by_step(step.forward_step)
         bags = None if shared is not None else joined_bags(ids)
-        packed = Packed(plan_of(step, ids, joined_scales(ids, self.facts.dtype), order, bags))
+        tree = None
+        if len(ids) > 1:
+            tree = TreePlan.of(step.group_start, step.group_pos, work.parts(self.facts.number))
+        packed = Packed(plan_of(step, ids, joined_scales(ids, self.facts.dtype), order, bags, tree))
         plan = self.plans.take(packed.nbytes)
         for block in (rows, plan):
             if block.copied is not None:
                 block.copied.synchronize()  # before the host's side is written to; mostly long past
-        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, shared)
+        return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, shared, tree)
 
     def room(self, arrival: Arrival) -> np.ndarray:
         step = arrival.work.steps[self.facts.number]
@@ -281,35 +285,6 @@ class GpuRows(BankRows):
         self._streams.compute.now(pool)
         return out
 
-    def update(self, update: Update) -> None:
-        work, facts, gpu = update.work, self.facts, self._gpu
-        arrival = self._current(work)
-        views, step = arrival.views, work.steps[facts.number]
-        ids = [m.ids[facts.number] for m in work.micros]
-        same = all(i.scale is sent for i, sent in zip(ids, arrival.scales, strict=True))
-        scales = None if same else joined_scales(ids, facts.dtype)
-        bags = views["bag_of"] if arrival.shared_bags is None else arrival.shared_bags
-        all_live = bool(update.live.all())
-
-        def apply() -> None:
-            scale = views["scale"] if scales is None else (gpu.up(scales) if len(scales) else self._no_scale)
-            grads = joined(update.grads, [i.bags for i in ids], facts.dim)
-            live = self._nothing if all_live else self._remembered("live", update.live)
-            stretches = views["stretches"]
-            partial = gpu.empty(len(stretches), facts.dim)
-            marks = torch.empty(
-                len(stretches) + len(step.rows) if len(stretches) else 0, dtype=torch.int32, device=gpu.at
-            )
-            gpu.update(
-                self.rows, facts.dim, facts.kind, views["rows"], views["keys"], views["group_start"],
-                views["group_pos"], bags, scale, grads, live, self._remembered("scalars", update.scalars),
-                facts.clips, stretches, partial, marks,
-                rounding=(facts.seed, update.step) if facts.half else None,
-            )  # fmt: skip
-
-        self._streams.begin()  # autograd's thread has the stream of the forward
-        self._streams.compute.run(apply)
-
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         arrival, number = self._current(work), self.facts.number
         at = work.positions(number, micro)
@@ -325,19 +300,8 @@ class GpuRows(BankRows):
         self._streams.begin()
         return self._streams.compute.now(dots)
 
-    def _current(self, work: Work) -> Arrival:
-        assert self._now is not None and self._now.work is work, "rows of another step are in place"
-        return self._now
-
     def _up(self, array: np.ndarray) -> torch.Tensor:
         return self._streams.compute.now(lambda: self._gpu.up(array))
-
-    def _remembered(self, name: str, array: np.ndarray) -> torch.Tensor:
-        """A small array on the device, copied again only when it has changed."""
-        content = array.tobytes()
-        if name not in self._small or self._small[name][0] != content:
-            self._small[name] = content, self._gpu.up(array)
-        return self._small[name][1]
 
     # Rows by their slots.
 

@@ -7,9 +7,10 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
-from skirl.engine.device.base import BankFacts, BankRows, Device, Update, joined_bags, joined_scales
+from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, Update, joined_bags, joined_scales
 from skirl.engine.kernels import choice, cpu
 from skirl.engine.kernels.buffers import Reused, empty
+from skirl.engine.kernels.tree import Parts
 from skirl.engine.staging import Staging
 from skirl.engine.work import Work
 from skirl.store.base import Rows
@@ -123,23 +124,60 @@ class HostRows(BankRows):
         return out
 
     def update(self, update: Update) -> None:
-        facts, work, parts = self.facts, update.work, update.grads
-        ids = [m.ids[facts.number] for m in work.micros]
-        if len(parts) == 1:
-            assert parts[0] is not None
-            grads = parts[0].numpy()
-        else:
-            grads = np.zeros((sum(i.bags for i in ids), facts.dim), facts.dtype)
-            ends = np.cumsum([i.bags for i in ids])
-            for i, part, end in zip(ids, parts, ends, strict=True):
-                if part is not None:
-                    grads[end - i.bags : end] = part.numpy()
-        step = work.steps[facts.number]
+        work = update.work
+        if len(work.micros) > 1:
+            self.apply(work, self.sums(update), update.scalars, update.step, 1 / work.shards)
+            return
+        ids, step = work.micros[0].ids[self.facts.number], work.steps[self.facts.number]
+        groups = step.group_start, step.group_pos, ids.bag_of, ids.scale, update.grads.numpy(), update.live
+        self._update(work, groups, update.scalars)
+
+    def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray) -> None:
+        facts, step = self.facts, work.steps[self.facts.number]
+        kernel = choice.update_for(facts.dim, facts.dtype, facts.kind)
         self._run(
-            choice.update_for(facts.dim, facts.dtype, facts.kind), len(step.rows), self.array, facts.dim, facts.kind,
-            step.rows, step.keys, step.group_start, step.group_pos, joined_bags(ids),
-            joined_scales(ids, facts.dtype), grads, update.live, update.scalars, work=step.group_start,
+            kernel, len(step.rows), self.array, facts.dim, facts.kind, step.rows, step.keys, *groups, scalars,
+            work=groups[0],
         )  # fmt: skip
+
+    def values(self, work: Work) -> torch.Tensor:
+        slots = work.steps[self.facts.number].slots
+        out = self._buffers.take(len(slots), self.facts.dim)
+        into, none = out.numpy(), np.empty(0, self.facts.dtype)
+        kernel = choice.pool_for(self.facts.dim, self.array.shape[1], into, True)
+        self._run(kernel, len(out), self.array, self.facts.dim, slots, slots[:0], 1, none, into)
+        return out
+
+    def sums(self, update: Update, block: range | None = None) -> Sums:
+        facts, work = self.facts, update.work
+        ids = [m.ids[facts.number] for m in work.micros]
+        parts = work.parts(facts.number) if block is None else work.parts(facts.number).within(block)
+        scale = joined_scales(ids, facts.dtype)
+        return self._summed(work, joined_bags(ids), scale, update.grads, update.live, parts)
+
+    def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
+        each = np.arange(len(given.values), dtype=np.int32)
+        return self._summed(work, each, np.empty(0, self.facts.dtype), given.values, given.counted.numpy(), parts)
+
+    def _summed(
+        self, work: Work, bags: np.ndarray, scale: np.ndarray, grads: torch.Tensor, live: np.ndarray, parts: Parts
+    ) -> Sums:
+        step = work.steps[self.facts.number]
+        values = self._buffers.take(len(step.rows), self.facts.dim)
+        counted = np.empty(len(step.rows), np.bool_)
+        self._run(
+            choice.sums_for(self.facts.dim, self.facts.dtype), len(step.rows), step.group_start, step.group_pos, bags,
+            scale, grads.numpy(), live, parts.ends, parts.leaves, values.numpy(), counted, work=step.group_start,
+        )  # fmt: skip
+        return Sums(values, torch.from_numpy(counted))
+
+    def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
+        # Now they are rows with one position each, whose gradient is the sum.
+        rows = len(sums.values)
+        each = np.arange(rows + 1, dtype=np.int32)
+        scale = np.full(0 if times == 1 else rows, times, self.facts.dtype)
+        groups = each, each[:-1], each[:-1], scale, sums.values.numpy(), sums.counted.numpy()
+        self._update(work, groups, scalars)
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         bank = self.facts.number

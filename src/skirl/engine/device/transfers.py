@@ -1,6 +1,5 @@
 """What travels between the host and a GPU: a step's fetched rows and its plan, and rows that leave."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +10,7 @@ from skirl.engine.device.packed_plan import Packed
 from skirl.engine.device.pinned import Block
 from skirl.engine.device.streams import Event
 from skirl.engine.kernels.hot_rows import stretches_of
+from skirl.engine.kernels.tree_plan import TreePlan
 from skirl.engine.work import Work
 from skirl.oracle.step import Step
 
@@ -28,6 +28,8 @@ class Arrival:
     forwards: list[tuple[int, int, int]]
     """Of each step that rows are forwarded from: its number, first and end among the plan's forwarded rows."""
     shared_bags: torch.Tensor | None
+    tree: TreePlan | None
+    """How the sums of several micro-batches are made."""
     came: Event | None = None
     views: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -72,7 +74,7 @@ def by_step(forward_step: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, 
 
 
 def plan_of(
-    step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray | None
+    step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray | None, tree: TreePlan | None
 ) -> dict[str, np.ndarray]:
     """What the device needs to know of a step: about 20 bytes an id.
 
@@ -84,6 +86,7 @@ def plan_of(
     - `order`: of the forwarded rows, from `by_step`.
     - `bags`: the output's row of each position. None where the device has them from another batch: with one id a bag, all
       batches of one size have the same, and need no offsets either.
+    - `tree`: how sums over several micro-batches are made.
     """
     arrays = {
         "slots": step.slots,
@@ -91,7 +94,7 @@ def plan_of(
         "rows": step.rows,
         "group_start": step.group_start,
         "group_pos": step.group_pos,
-        "stretches": stretches_of(step.group_start),
+        "stretches": stretches_of(step.group_start) if tree is None else tree.stretches,
         "evict_slots": step.evict_slots,
         "fetch_slots": step.fetch_slots,
         "forward_index": step.forward_index[order],
@@ -102,17 +105,9 @@ def plan_of(
     }
     if bags is not None:
         arrays["bag_of"] = bags
+    if tree is not None:
+        arrays["runs"] = tree.runs
     for micro, one in enumerate(ids):
         if not one.one_each:
             arrays[f"offsets {micro}"] = one.offsets
     return arrays
-
-
-def joined(grads: Sequence[torch.Tensor | None], bags: Sequence[int], dim: int) -> torch.Tensor:
-    """The gradients of all micro-batches, zeros for those that got none."""
-    if len(grads) == 1:
-        assert grads[0] is not None
-        return grads[0]
-    like = next(grad for grad in grads if grad is not None)
-    parts = [like.new_zeros((n, dim)) if grad is None else grad for grad, n in zip(grads, bags, strict=True)]
-    return torch.cat(parts)

@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 from numba import config
 
-from skirl.engine.kernels import cpu
+from skirl.engine.kernels import cpu, tree
 from skirl.tools.jit import Kernel
 
 log = logging.getLogger("skirl")
@@ -48,6 +48,21 @@ def update_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
     """
     wide = _wide() if _fits(dim, dtype) else None
     return cpu.update if wide is None else wide.update_kernel(dim, kind)
+
+
+def sums_for(dim: int, dtype: np.dtype) -> Kernel:
+    """The kernel that sums gradients over micro-batches, with the arguments of `tree.sums`.
+
+    **Arguments**
+
+    - `dim`: numbers in a row.
+    - `dtype`: their type.
+    """
+    if not _fits(dim, dtype) or _wide() is None:
+        return tree.sums
+    from skirl.engine.kernels import wide_tree
+
+    return wide_tree.sums_kernel(dim)
 
 
 def _fits(dim: int, dtype: np.dtype) -> bool:

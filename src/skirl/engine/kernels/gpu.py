@@ -29,9 +29,10 @@ from skirl.engine.kernels.gpu_math import (
     signed,
     uniform,
 )
+from skirl.engine.kernels.gpu_tree import sums
 from skirl.engine.kernels.gpu_update import update
 
-__all__ = ["fill", "move", "pool", "put", "take", "update", "weight_grad"]
+__all__ = ["fill", "move", "pool", "put", "sums", "take", "update", "weight_grad"]
 
 WIDEST = 1024
 """Columns that one program copies; records of Adam are three times their dim."""

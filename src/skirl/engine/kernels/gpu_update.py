@@ -57,23 +57,33 @@ def update(
         raise ValueError(
             f"update of {cache.dtype} rows: rounding is {rounding}, pass (seed, step) for half precision only"
         )
+    sum_stretches(group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks)
     strides = {"grad_stride": grads.stride(0), "partial_stride": dim}
     options = {"dim": dim, **strides, "SCALED": scale.numel() > 0, "LIVE": live.numel() > 0}
     lives = live.numel()
     live = as_bytes(live)
-    # Few rows for each program, and one warp: there are some hundred stretches, and as many multiprocessors.
-    shape = block(dim, elements=128)
-    shape["num_warps"] = max(1, shape["D"] // 256)
-    launch(
-        _stretches, m, group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks, m, lives,
-        **options, **shape,
-    )  # fmt: skip
     random = 0 if rounding is None else signed(mix((mix(rounding[0]) + (rounding[1] + 1) * GOLDEN.value) % 2**64))
     shape = block(dim)
     launch(
         _update, n, cache, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, partial, marks, n, m,
         lives, random, stride=cache.stride(0), columns=scalars.stride(0), KIND=kind, CLIPS=clips,
         HALF=half, **options, **shape,
+    )  # fmt: skip
+
+
+def sum_stretches(
+    group_start: torch.Tensor, group_pos: torch.Tensor, bag_of: torch.Tensor, scale: torch.Tensor, grads: torch.Tensor,
+    live: torch.Tensor, stretches: torch.Tensor, partial: torch.Tensor, marks: torch.Tensor,
+) -> None:  # fmt: skip
+    """Sum each stretch into its row of `partial`, and count it in `marks`. The arguments are those of `update`."""
+    m, dim = stretches.shape[0], grads.shape[1]
+    # Few rows for each program, and one warp: there are some hundred stretches, and as many multiprocessors.
+    shape = block(dim, elements=128)
+    shape["num_warps"] = max(1, shape["D"] // 256)
+    launch(
+        _stretches, m, group_start, group_pos, bag_of, scale, grads, as_bytes(live), stretches, partial, marks, m,
+        live.numel(), grad_stride=grads.stride(0), partial_stride=dim, dim=dim, SCALED=scale.numel() > 0,
+        LIVE=live.numel() > 0, **shape,
     )  # fmt: skip
 
 
@@ -149,7 +159,7 @@ def _stretches(
 
 
 @triton.jit
-def _add_partials(partial, marks, stride: tl.constexpr, begin, length, acc, count, dim: tl.constexpr, D: tl.constexpr):
+def add_partials(partial, marks, stride: tl.constexpr, begin, length, acc, count, dim: tl.constexpr, D: tl.constexpr):
     """Add the partial sums of hot rows in order: `length` of them from `begin`, none for most rows."""
     column = tl.arange(0, D)[None, :]
     across = column < dim
@@ -190,7 +200,7 @@ def _update(
     )  # fmt: skip
     begin = tl.load(marks + m + u, mask=hot, other=0)
     length = tl.where(hot, (last - first + (_STRETCH - 1)) // _STRETCH, 0)
-    g, count = _add_partials(partial, marks, partial_stride, begin, length, g, count, dim, D)
+    g, count = add_partials(partial, marks, partial_stride, begin, length, g, count, dim, D)
     some = count > 0
     # What a row has one of is loaded as [ROWS, 1], not [ROWS]: so it lies where the block needs it, without barriers.
     key = tl.load(keys + u, mask=inside, other=0)

@@ -1,0 +1,192 @@
+"""Dense gradients of a step's shards: summed over their tree, and in place for the optimizers after the last one."""
+
+from functools import cache
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from skirl.core.handle import TorchHandle
+from skirl.core.tree import TreeSum, add_lists, leaves
+
+_open: "WeakSet[DenseSums]" = WeakSet()
+"""Those of the lookaheads that are open in this process."""
+
+
+class DenseSums:
+    """What the backward of each micro-batch leaves in `weight.grad` is taken from there, until the step is complete.
+
+    So a loop may call `step()` and `zero_grad()` for each micro-batch: there is nothing to step by, but after the last one.
+
+    **Arguments**
+
+    - `model`: has all weights that are trained by the loop.
+    - `shards`: of a step, whose gradient is the mean over them.
+    - `accumulate`: micro-batches of a shard, whose gradient is the sum over them.
+    """
+
+    def __init__(self, model: nn.Module, shards: int, accumulate: int = 1) -> None:
+        self._model = model
+        self._times = 1 / shards
+        self._leaves = leaves(shards * accumulate, shards)
+        self._weights: list[nn.Parameter] = []
+        self._hooks: dict[nn.Parameter, Any] = {}
+        self._sums: TreeSum[list[Tensor | None]] = TreeSum(add_lists)
+        self._micro: int | None = None
+        """In the loop."""
+        self._in_backward = self._returned = False
+        self._reduced: dict[nn.Parameter, tuple[Tensor, int]] = {}
+        """What the step's gradients are, once they are in place: each with its version."""
+
+    def open(self) -> None:
+        """Look after gradients from now on."""
+        _hear_of_steps()
+        _open.add(self)
+
+    def close(self) -> None:
+        """The loop is over: gradients of a step that is not complete are dropped."""
+        _open.discard(self)
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        self._micro = None
+        self._sums.total()
+
+    def begin(self, micro: int) -> None:
+        """A micro-batch comes into the loop."""
+        if micro == 0:
+            self._sums.total()
+            self._find_weights()
+        self._micro, self._in_backward, self._returned = micro, False, False
+
+    def leave(self) -> None:
+        """It leaves the loop."""
+        if self._micro is not None and not self._ends_step:
+            self._take()
+        self._micro = None
+
+    @property
+    def _ends_step(self) -> bool:
+        return self._micro is not None and self._micro + 1 == len(self._leaves)
+
+    def _find_weights(self) -> None:
+        """Those of the model, as far as they are trained now."""
+        weights = [w for w in self._model.parameters() if not nn.parameter.is_lazy(w) and w.numel()]
+        self._weights = [w for w in weights if w.requires_grad or w.grad is not None]
+        for weight in self._weights:
+            if weight.requires_grad and weight not in self._hooks:
+                self._hooks[weight] = weight.register_post_accumulate_grad_hook(self._accumulated)
+
+    def _accumulated(self, weight: Tensor) -> None:
+        """Called in a backward, for each weight that it has brought a gradient."""
+        if self._micro is None or self._in_backward:
+            return
+        if self._returned:
+            raise RuntimeError(
+                "a second backward has reached dense weights in one shard of a step, whose gradients were summed after the "
+                "first: sum the losses, and call backward once for each batch of the lookahead"
+            )
+        self._in_backward = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._ended)
+
+    def _ended(self) -> None:
+        """A backward is over."""
+        self._in_backward, self._returned = False, True
+        if self._ends_step:
+            self.reduce()
+        else:
+            self._take()
+
+    def _take(self) -> None:
+        """Take the gradients of the micro-batch in the loop."""
+        assert self._micro is not None
+        grads = [weight.grad for weight in self._weights]
+        if self._micro == 0:
+            self._check_cleared()
+        if all(grad is None for grad in grads):
+            return
+        for weight, grad in zip(self._weights, grads, strict=True):
+            if grad is not None and grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"a dense weight of shape {list(weight.shape)} has a sparse gradient, for whose sum torch fixes no "
+                    "order: make its module with sparse=False, or the weight a skirl.Table"
+                )
+            weight.grad = None
+        self._sums.take(self._leaves[self._micro], grads)
+
+    def _check_cleared(self) -> None:
+        """Refuse gradients that were added to those of the step before."""
+        before, self._reduced = self._reduced, {}
+        for weight, (grad, version) in before.items():
+            if weight.grad is grad and grad._version == version + 1:
+                raise RuntimeError(
+                    "this step added to the dense gradients of the step before: call step() and zero_grad() of the dense "
+                    "optimizer for each step. To accumulate over k micro-batches of each shard pass accumulate=k to "
+                    "skirl.lookahead"
+                )
+
+    def reduce(self) -> None:
+        """Put the gradients of the step in their place: the mean over its shards."""
+        self._take()
+        total = self._sums.total()
+        if total is None:
+            return
+        for weight, grad in zip(self._weights, total, strict=True):
+            if grad is not None:
+                # From 0, so that no -0.0 tells which shards had no gradient.
+                weight.grad = grad.mul_(self._times).add_(0.0)
+                self._reduced[weight] = grad, grad._version
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called before each step of an optimizer: without a complete step there is nothing that it could step by."""
+        if self._micro is None or isinstance(optimizer, TorchHandle):
+            return
+        known = set(self._weights)
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None and weight not in known:
+                    raise RuntimeError(
+                        f"a weight of shape {list(weight.shape)} is stepped and not in the model that skirl.lookahead was "
+                        "given, so that its gradients are not summed over the shards of a step: give it the whole model"
+                    )
+        if not self._ends_step:
+            self._take()
+        elif not self._returned:
+            self._returned = True
+            self.reduce()
+
+
+@cache
+def _hear_of_steps() -> None:
+    """Hear of each optimizer's steps, from now on."""
+
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for sums in list(_open):
+            sums.before_step(optimizer)
+
+    register_optimizer_step_pre_hook(before)
+
+
+def check_sharded(model: nn.Module) -> None:
+    """Refuse a model whose results depend on who computes which shard.
+
+    **Arguments**
+
+    - `model`: given to a lookahead with shards.
+    """
+    for name, module in model.named_modules():
+        what = f"{type(module).__name__} {name!r}" if name else f"the {type(module).__name__}"
+        if isinstance(module, DistributedDataParallel):
+            raise ValueError(
+                f"{what} averages gradients in an order of its own: give the lookahead, and call, the module in it; shards "
+                "are summed without it"
+            )
+        if isinstance(module, _NormBase) and module.training and module.running_mean is not None:
+            raise ValueError(
+                f"{what} keeps running statistics, which depend on the order of the shards of a step: use nn.LayerNorm, set "
+                "track_running_stats=False, or call its eval()"
+            )

@@ -1,0 +1,45 @@
+"""The shards of a step in the loop: their dense gradients, and random numbers that do not depend on who computes them."""
+
+from torch import nn
+
+from skirl.nn.dense_sums import DenseSums, check_sharded
+from skirl.tools import rng_state
+
+
+class ShardsInLoop:
+    """What happens as micro-batches of steps with shards come into the loop and leave it.
+
+    **Arguments**
+
+    - `model`: as given to `lookahead`.
+    - `shards`, `accumulate`: the same.
+    - `seed`: of the embeddings; random numbers are drawn by it, the step and the micro-batch.
+    """
+
+    def __init__(self, model: nn.Module, shards: int, accumulate: int, seed: int) -> None:
+        self._model = model
+        self._seed = seed
+        self._dense = DenseSums(model, shards, accumulate)
+
+    def check(self) -> None:
+        """Refuse a model whose results depend on who computes which shard."""
+        check_sharded(self._model)
+
+    def open(self) -> None:
+        """A pass begins."""
+        self._dense.open()
+
+    def close(self) -> None:
+        """It is over."""
+        rng_state.swap_out()
+        self._dense.close()
+
+    def begin(self, step: int, micro: int) -> None:
+        """A micro-batch comes into the loop."""
+        self._dense.begin(micro)
+        rng_state.swap_in(self._seed, step, micro)
+
+    def leave(self) -> None:
+        """It leaves the loop; what comes next, a loader's reading, is the run's own."""
+        rng_state.swap_out()
+        self._dense.leave()

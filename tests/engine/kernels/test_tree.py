@@ -1,0 +1,188 @@
+"""Sums over micro-batches: every kernel adds a row's parts in the order of one tree, written down here as halves."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.core.optim import FTRL, SGD, Adam, RowwiseAdagrad
+from skirl.core.reference import Reference
+from skirl.engine.kernels import choice, tree
+from skirl.engine.kernels.hot_rows import STRETCH
+from skirl.engine.kernels.tree import NOWHERE, Parts
+from skirl.engine.kernels.tree_plan import TreePlan
+from tests.cases import cases
+from tests.engine.kernels.test_cpu import World, assert_same_bits, draw_bags, draw_tables
+from tests.engine.kernels.test_gpu import Arena, on_devices
+
+
+def halves(parts, begin, end):
+    """The sum of leaves begin..end as its two halves; None where there is nothing."""
+    if end - begin == 1:
+        return parts.get(begin)
+    both = [halves(parts, begin, (begin + end) // 2), halves(parts, (begin + end) // 2, end)]
+    found = [part for part in both if part is not None]
+    return found[0] + found[1] if len(found) == 2 else found[0] if found else None
+
+
+def stretched(terms):
+    """The sum of one part's terms by stretches; None of those without a gradient."""
+    total = np.zeros_like(next(term for term in terms if term is not None))
+    for begin in range(0, len(terms), STRETCH):
+        part = np.zeros_like(total)
+        for term in terms[begin : begin + STRETCH]:
+            if term is not None:
+                part = part + term
+        total = total + part
+    return total
+
+
+class Step:
+    """Positions of some rows in some parts, and what their sums are."""
+
+    def __init__(self, seed, dim, dtype, leaves, *, scaled, dead, hot=False, skip=()):
+        rng = np.random.default_rng(seed)
+        self.leaves, rows, features = leaves, 7, 3
+        each = rng.integers(0, 12, len(leaves)) if not hot else rng.integers(300, 900, len(leaves))
+        row_of = np.concatenate([np.minimum(rng.geometric(0.4, n) - 1, rows - 1) for n in each]).astype(np.int64)
+        row_of = np.concatenate([row_of, np.arange(rows)])  # every row of a step has a position
+        each[-1] += rows
+        n = len(row_of)
+        self.parts = Parts(np.cumsum(each), np.array([NOWHERE if leaf in skip else leaf for leaf in leaves]))
+        self.bag_of = rng.permutation(n).astype(np.int32)
+        self.grads = (rng.standard_normal((n, dim)) * 10.0 ** rng.integers(-3, 4, (n, 1))).astype(dtype)
+        self.grads[rng.random((n, dim)) < 0.1] = -0.0
+        self.live = np.array([True, not dead, True])
+        self.grads[~self.live[np.arange(n) % features]] = np.nan
+        self.scale = rng.standard_normal(n if scaled else 0).astype(dtype)
+        order = np.argsort(row_of, kind="stable").astype(np.int32)
+        self.start = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=rows))]).astype(np.int32)
+        self.pos = order
+        self.sums, self.counted = np.zeros((rows, dim), dtype), np.zeros(rows, np.bool_)
+        part_of = np.repeat(np.arange(len(leaves)), each)
+        for u in range(rows):
+            terms = {}
+            for pos in order[self.start[u] : self.start[u + 1]]:
+                bag = self.bag_of[pos]
+                term = self.grads[bag] if not scaled else self.scale[pos] * self.grads[bag]
+                leaf = leaves[part_of[pos]]
+                if leaf not in skip:
+                    terms.setdefault(leaf, []).append(term if self.live[bag % features] else None)
+            sums = {leaf: stretched(of) for leaf, of in terms.items() if any(term is not None for term in of)}
+            total = halves(sums, 0, 1 << max(leaves).bit_length())
+            if total is not None:
+                self.sums[u], self.counted[u] = total, True
+
+    @property
+    def given(self):
+        return self.start, self.pos, self.bag_of, self.scale, self.grads, self.live
+
+
+@st.composite
+def steps(draw, dims, dtypes, **fixed):
+    leaves = sorted(draw(st.sets(st.integers(0, 40), min_size=1, max_size=9)))
+    skip = draw(st.sampled_from([(), (), tuple(leaves[: len(leaves) // 2])]))
+    return Step(
+        draw(st.integers(0, 2**32)), draw(st.sampled_from(dims)), draw(st.sampled_from(dtypes)), leaves,
+        scaled=draw(st.booleans()), dead=draw(st.booleans()), skip=skip, **fixed,
+    )  # fmt: skip
+
+
+def check(step, kernel):
+    out, counted = np.full_like(step.sums, np.nan), np.zeros(len(step.sums), np.bool_)
+    kernel(*step.given, step.parts.ends, step.parts.leaves, out, counted, 0, len(out))
+    assert_same_bits(out, step.sums, "sums")
+    np.testing.assert_array_equal(counted, step.counted)
+
+
+@cases(60)
+@given(steps([1, 5, 16], [np.float32, np.float64]))
+def test_plain_loops(step):
+    check(step, tree.sums)
+
+
+@cases(60)
+@given(steps([16, 48], [np.float32]))
+def test_rows_as_one_value(step):
+    kernel = choice.sums_for(step.sums.shape[1], np.dtype(np.float32))
+    assert kernel is not tree.sums
+    check(step, kernel)
+
+
+@pytest.mark.parametrize("dim", [3, 16])
+def test_hot_rows(dim):
+    """Of several stretches in one part: each part begins its stretches anew."""
+    step = Step(0, dim, np.float32, [0, 1, 2, 5], scaled=True, dead=True, hot=True)
+    assert np.diff(step.start).max() > 3 * STRETCH
+    check(step, tree.sums)
+    check(step, choice.sums_for(dim, np.dtype(np.float32)))
+
+
+def on_gpu(step, device):
+    from skirl.engine.kernels import gpu
+
+    arena = Arena(device)
+    plan = TreePlan.of(step.start, step.pos, step.parts)
+    rows, m = len(step.sums), len(plan.stretches)
+    live = np.empty(0, np.bool_) if step.live.all() else step.live
+    partial = arena.put(np.full((m, step.sums.shape[1]), np.nan, step.sums.dtype))
+    marks = arena.put(np.full(m + rows, 9, np.int32))
+    given = (step.start, step.pos, step.bag_of, step.scale, step.grads, live, plan.stretches, plan.runs)
+    gpu.sums(*map(arena.put, given), plan.rounds, partial, marks)
+    assert_same_bits(partial[:rows].cpu().numpy(), step.sums, "sums")
+    np.testing.assert_array_equal(marks[:rows].cpu().numpy() > 0, step.counted)
+    arena.check()
+
+
+@on_devices
+@cases(15)
+@given(step=steps([3, 16], [np.float32, np.float64]))
+def test_on_a_gpu(device, step):
+    on_gpu(step, device)
+
+
+@on_devices
+def test_hot_rows_on_a_gpu(device):
+    on_gpu(Step(1, 4, np.float32, [0, 3], scaled=False, dead=True, hot=True), device)
+
+
+OPTIMIZERS = [SGD(lr=0.1, clip=0.5), RowwiseAdagrad(lr=0.1), Adam(lr=0.1, clip=0.5), FTRL(lr=0.1, l1=0.1)]
+
+
+@cases(60)
+@given(st.data())
+def test_a_step_of_shards_equals_the_reference(data):
+    """Shards, micro-batches of a shard, rows that are absent from some, features without gradient in some."""
+    draw, rng = data.draw, np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    dtype, dim = draw(st.sampled_from([np.float32, np.float64])), draw(st.sampled_from([2, 16]))
+    optimizer, tables = draw(st.sampled_from(OPTIMIZERS)), draw_tables(draw, dim)
+    world = World(tables, optimizer, dtype, draw(st.integers(1, 3)), rng)
+    world.sums = choice.sums_for(dim, np.dtype(dtype))
+    reference = Reference(tables, optimizer, seed=5, dtype=dtype)
+    shards, accumulate = draw(st.sampled_from([(1, 5), (2, 1), (4, 1), (2, 3), (8, 1)]))
+    for _ in range(draw(st.integers(1, 3))):
+        micro_batches, grads = [], []
+        for _ in range(shards * accumulate):
+            batch = 3
+            micro_batches.append({f: draw_bags(draw, rng, t.rows, batch, False) for t in tables for f in t.features})
+            some = {f: rng.standard_normal((batch, dim)).astype(dtype) for t in tables for f in t.features}
+            grads.append({f: g for f, g in some.items() if rng.random() < 0.7})
+        world.step(micro_batches, grads, shards)
+        for m, batch in enumerate(micro_batches):
+            reference.forward(batch, accumulate=m > 0)
+        reference.backward(*grads, shards=shards)
+        for key, record in reference.rows.items():
+            assert_same_bits(world.cache[world.slot[key]], record, f"table {key >> 48} row {key & 2**48 - 1}")
+    assert world.steps.tolist() == reference.table_steps
+
+
+def test_the_order_shows():
+    """Another order gives other bits, or nothing here would prove anything."""
+    step = Step(3, 8, np.float32, list(range(8)), scaled=False, dead=False)
+    chain = np.zeros_like(step.sums)
+    for u in range(len(chain)):
+        for i in range(step.start[u], step.start[u + 1]):
+            chain[u] += step.grads[step.bag_of[step.pos[i]]]
+    assert (chain != step.sums).any()
+    assert torch.allclose(torch.from_numpy(chain), torch.from_numpy(step.sums), rtol=1e-3, atol=1)
