@@ -84,19 +84,19 @@ def victims(trace: Trace, capacity: int, ends: Sequence[int], cached: Sequence[i
     recency = {key: place - len(cached) for place, key in enumerate(cached)}
     resident = set(cached)
     clock = 0
+    sets = [set(batch) for batch in trace]
     out = []
     for number, batch in enumerate(trace):
         keys = distinct(batch)
-        leave = []
-        for _ in range(len(resident | set(keys)) - capacity):
 
-            def urgency(key: int, number: int = number) -> tuple[int, int]:
-                known = [b for b in range(number + 1, ends[number]) if key in trace[b]]
-                return (-known[0] if known else -len(trace) - 1, recency[key])
+        def urgency(key: int, number: int = number) -> tuple[int, int]:
+            known = (b for b in range(number + 1, ends[number]) if key in sets[b])
+            return (-next(known, len(trace) + 1), recency[key])
 
-            victim = min(resident - set(keys), key=urgency)
-            resident.remove(victim)
-            leave.append(victim)
+        too_many = max(0, len(resident | set(keys)) - capacity)
+        leave = sorted(resident - set(keys), key=urgency)[:too_many] if too_many else []
+        assert len(leave) == too_many, "the batch does not fit"
+        resident -= set(leave)
         for key in keys:
             recency[key] = clock
             clock += 1

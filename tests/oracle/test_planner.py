@@ -22,7 +22,7 @@ from tests.oracle.execute import Cache
 from tests.oracle.traces import SCHEMA, keys_of, largest, random_trace, traces
 
 ONE = Schema.of([Table("a", 1000, 4)])
-RANDOM_TRACES, IN_A_CAMPAIGN = 2_500, 10_000
+RANDOM_TRACES, IN_A_CAMPAIGN = 800, 10_000
 
 
 def made(schema: Schema, capacities: list[int], plan: Plan, seen: Seen, **options) -> Planner[None]:
@@ -64,7 +64,7 @@ def two_banks(trace: list[list[int]]) -> list[list[np.ndarray]]:
 
 
 def test_never_more_fetches_than_lru_at_any_depth(pytestconfig):
-    """The promise, on thousands of random traces, each at a random depth and the smallest caches most often."""
+    """The promise, on many random traces, each at a random depth and the smallest caches most often."""
     traces = IN_A_CAMPAIGN if pytestconfig.getoption("--hypothesis-profile") == "campaign" else RANDOM_TRACES
     rng = np.random.default_rng(20)
     count = better = 0

@@ -10,8 +10,8 @@ from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.step import Step
 
-# The bank of dim 4 has tables 0, 2 and 3: two in the dense index, one that is far too large for it.
-SCHEMA = Schema.of([Table("a", 40, 4), Table("other", 50, 8), Table("b", 1_000_000_000, 4), Table("c", 7, 4)])
+# The bank of dim 4 has tables 0, 2 and 3: two whose states lie in an array, one that is too large for it.
+SCHEMA = Schema.of([Table("a", 40, 4), Table("other", 50, 8), Table("b", 100_000_000, 4), Table("c", 7, 4)])
 BANK = 0
 
 
@@ -20,7 +20,7 @@ def keys_of(ids: Sequence[int]) -> np.ndarray:
     ids = np.asarray(ids, np.int64)
     table = np.array([0, 2, 3])[ids % 3]
     row = ids // 3
-    return table << ROW_BITS | np.where(table == 2, row * 87_654_321 % 1_000_000_000, row)
+    return table << ROW_BITS | np.where(table == 2, row * 87_654_321 % 100_000_000, row)
 
 
 def random_trace(rng: np.random.Generator, most_rows: int = 20) -> list[list[int]]:
