@@ -3,7 +3,7 @@
 from hypothesis import settings
 
 CAMPAIGN_FACTOR = 20
-FEWEST = 20
+FEWEST = 4
 """Properties of fewer cases have all of them in `make test`."""
 
 
