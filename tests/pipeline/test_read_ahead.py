@@ -78,10 +78,10 @@ def test_the_next_rows_are_read_while_the_model_computes(monkeypatch):
     began, look_up = [threading.Event() for _ in batches], collection.looked_up
     number = itertools.count()
 
-    def slow(sparse):
+    def slow(*sparse_and_rows):
         assert threading.current_thread().name == "skirl-evaluation"
         began[next(number)].set()
-        return look_up(sparse)
+        return look_up(*sparse_and_rows)
 
     monkeypatch.setattr(collection, "looked_up", slow)
     with torch.no_grad(), read_ahead(model.eval(), batches) as ahead:

@@ -49,6 +49,19 @@ def test_agrees_with_a_dict(operations):
         whole(index, expected)
 
 
+@given(st.lists(st.lists(KEYS, max_size=30), max_size=6))
+def test_numbers_are_given_in_the_order_of_first_appearance(batches):
+    index, expected = HashIndex(), {}
+    for keys in batches:
+        known = len(expected)
+        for key in keys:
+            expected.setdefault(key, len(expected))
+        new, numbers = index.number(int64(keys))
+        assert new.tolist() == list(expected)[known:]
+        assert numbers.tolist() == [expected[key] for key in keys]
+        whole(index, expected)
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), min_size=20, max_size=200))
 def test_kernels_in_a_small_full_index(operations):
     """16 places and up to 15 keys: long runs around the end, where moving back goes wrong first."""

@@ -43,7 +43,7 @@ class DataFlags:
     steps: int | None = None
     """Steps of the whole run; as many as the epochs give if not set, 1000 for a synthetic stream."""
     valid: str | None = None
-    """What to hold out for evaluation: 20% (the last rows in order), or a time such as time>=14102900."""
+    """What to hold out for evaluation: 20% (the last rows in order), or a time: time>=14102900, time>=2026-03-01."""
     seed: int = 0
     """Decides data, initial rows and initial weights."""
     rows_scale: float = 1.0

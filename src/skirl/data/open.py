@@ -15,6 +15,7 @@ from skirl.data.files.labels import as_labelled
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.stream import Files
 from skirl.data.files.text import PART
+from skirl.data.files.times import Span, second_of
 from skirl.data.held_out import share_of
 from skirl.data.vocabulary.vocabulary import Vocabulary, load
 
@@ -125,19 +126,35 @@ def _split(files: Files, valid: str) -> Files:
         held = replace(files, begin=place, rows_of_epoch=total - _first(total, share))
         files = replace(files, end=place, rows_of_epoch=_first(total, share))
     else:
-        match = re.fullmatch(r"\s*([^\s<>=]+)\s*>=\s*(-?\d+(?:\.\d+)?)\s*", valid)
-        if match is None:
-            raise ValueError(f"valid is {valid!r}: set it to a share such as 20%, or to a time such as time>=14102900")
-        schema, limit = files.encoder.schema, float(match[2])
-        if match[1] not in ("time", schema.time) or schema.time is None:
+        name, limit, dated = _moment(valid)
+        schema = files.encoder.schema
+        if name not in ("time", schema.time) or schema.time is None:
             named = 'the schema names no time column: write time = "COLUMN" at its top'
             if schema.time:
-                named = f"the time column of the schema is {schema.time!r}: set valid to time>={match[2]}"
+                since = valid.partition(">=")[2].strip()
+                named = f"the time column of the schema is {schema.time!r}: set valid to time>={since}"
             raise ValueError(f"valid is {valid!r}: {named}, or set valid to a share such as 20%")
-        held = replace(files, encoder=replace(files.encoder, keep=(schema.time, limit, INF)))
-        files = replace(files, encoder=replace(files.encoder, keep=(schema.time, -INF, limit)))
+        held = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, limit, INF, dated)))
+        files = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, -INF, limit, dated)))
     held = replace(held, dataset=files.dataset.anew(), epochs=1, batches=None, shuffle=0)
     return replace(files, held=held)
+
+
+def _moment(valid: str) -> tuple[str, float, bool]:
+    """The column that --valid names, from when on, and whether that is a date, in seconds since 1970.
+
+    >>> _moment("time>=14102900"), _moment("when >= 1970-01-02")
+    (('time', 14102900.0, False), ('when', 86400.0, True))
+    """
+    name, found, since = (part.strip() for part in valid.partition(">="))
+    if found and name and not re.search(r"[\s<>=]", name):
+        if re.fullmatch(r"-?\d+(?:\.\d+)?", since):
+            return name, float(since), False
+        if (second := second_of(since)) is not None:
+            return name, second, True
+    raise ValueError(
+        f"valid is {valid!r}: set it to a share such as 20%, or to a time such as time>=14102900 or time>=2026-03-01"
+    )
 
 
 def _first(total: int, share: float) -> int:

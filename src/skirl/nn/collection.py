@@ -15,12 +15,13 @@ from skirl.core.tables import Table
 from skirl.engine.access import peek_distinct
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
+from skirl.engine.remembered import Remembered
 from skirl.engine.work import Micro
 from skirl.nn.alone import Alone
 from skirl.nn.anchor import Anchor
 from skirl.nn.by_id import Ids, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
-from skirl.nn.looked_up import Found, LookedUp
+from skirl.nn.looked_up import Found, FoundRows, LookedUp
 from skirl.nn.lookup import Lookup, shaped
 from skirl.nn.output import Pooled, Unpooled, uncompiled
 from skirl.nn.same_batch import SameBatch
@@ -168,15 +169,27 @@ class Collection(nn.Module):
         banks = list(Lookup.apply(self.anchor, micro.weights, tickets))
         return self.output(self.engine.schema, banks, tickets, micro.ids)
 
-    def looked_up(self, sparse: Sparse) -> LookedUp:
-        """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way."""
+    def looked_up(self, sparse: Sparse, remembered: Remembered | None = None) -> LookedUp:
+        """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way.
+
+        remembered: those of batches before, and where to keep these; they are then pooled here as well.
+        """
         captured = self.engine.resolver.capture_part(sparse)
         ids = self.engine.resolver.resolve(captured, self.engine.resolver.positions(captured))
         found = []
         for bank, part in enumerate(ids):
-            keys, place = distinct(part.keys)
-            found.append((part, peek_distinct(self.engine, keys, bank), place))
+            if remembered is not None:
+                looked_up = FoundRows(part, *remembered.find(part.keys, bank))
+                looked_up.out = self._pooled(bank, looked_up)
+            else:
+                keys, place = distinct(part.keys)
+                looked_up = FoundRows(part, peek_distinct(self.engine, keys, bank), place)
+            found.append(looked_up)
         return found
+
+    def _pooled(self, bank: int, found: FoundRows) -> Tensor:
+        out = self.engine.banks[bank].pool_rows(found.rows, found.ids, found.place)
+        return shaped(out, self.engine, bank, found.ids)
 
     def _peek(self, sparse: Sparse) -> Pooled:
         """Look rows up as the executed steps left them; nothing changes, not even what is resident."""
@@ -185,11 +198,8 @@ class Collection(nn.Module):
         self.current.drain()
         early, self.found = self.found, None
         found = (early.take(sparse) if early is not None else None) or self.looked_up(sparse)
-        banks = [
-            shaped(self.engine.banks[bank].pool_rows(rows, part, slots), self.engine, bank, part)
-            for bank, (part, rows, slots) in enumerate(found)
-        ]
-        return self.output(self.engine.schema, banks, None, [part for part, _, _ in found]).only(sparse.keys())
+        banks = [self._pooled(bank, part) if part.out is None else part.out for bank, part in enumerate(found)]
+        return self.output(self.engine.schema, banks, None, [part.ids for part in found]).only(sparse.keys())
 
     def state_dict_of_rows(self) -> dict[str, Any]:
         """Which store, at which point, holds the rows: what `state_dict` carries instead of them."""

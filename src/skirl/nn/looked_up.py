@@ -1,14 +1,29 @@
 """Rows of a batch that were looked up before the model asks for them."""
 
 import threading
+from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from skirl.core.batch import Sparse
 from skirl.core.ids import BankIds
 
-LookedUp = list[tuple[BankIds, np.ndarray, np.ndarray]]
-"""Of each bank: the batch's ids, records of distinct rows, and the place of each id's row among them."""
+
+@dataclass(slots=True)
+class FoundRows:
+    """What one bank has for a batch."""
+
+    ids: BankIds
+    rows: np.ndarray
+    """Records, or their weights alone."""
+    place: np.ndarray
+    """Which of them each id has."""
+    out: Tensor | None = None
+    """The bank's output, where it was made early."""
+
+
+LookedUp = list[FoundRows]
 
 
 class Found:

@@ -45,6 +45,8 @@ class Pooled(Mapping[str, Tensor]):
     >>> out = embeddings(skirl.KeyedJagged.one_hot(["user", "item"], torch.tensor([[1, 2], [3, 4], [5, 6]])))
     >>> list(out), out["item"].shape, out.stacked().shape
     (['user', 'item'], torch.Size([3, 2]), torch.Size([3, 2, 2]))
+    >>> out
+    Pooled(user: [3, 2], item: [3, 2])
     """
 
     def __init__(self, schema: Schema, banks: list[Tensor], tickets: list[Ticket] | None, ids: list[BankIds]) -> None:
@@ -110,6 +112,9 @@ class Pooled(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}: {list(self[name].shape)}' for name in self)})"
 
     def _unbind(self, bank: int) -> tuple[Tensor, ...]:
         if self._tickets is None:

@@ -22,7 +22,7 @@ class Chosen:
     held_out: bool = False
     """Only the part that the run held out of its training."""
     valid: str | None = None
-    """Only the part that this would hold out: 20% (the last rows in order), or a time such as time>=14102900."""
+    """Only the part that this would hold out: 20% (the last rows in order), or a time: time>=14102900, time>=2026-03-01."""
     schema: str | None = None
     """A TOML file that names the columns; the run's if not set, or what a converted file says."""
     vocab: str | None = None
@@ -62,7 +62,10 @@ class Chosen:
         if "auc" in result:
             lines["metrics"] = described(result)
         if (rate := result["samples_per_second"]) is not None:
-            lines["speed"] = f"{rate:,.0f} samples/s after the first batch, {clock(result['seconds'])} in all"
+            lines["speed"] = (
+                f"{rate:,.0f} samples/s and {result['cpu_us_per_sample']:.1f} us of CPU each after the first batch, "
+                f"{clock(result['seconds'])} in all"
+            )
         if result["bad_rows_skipped"]:
             lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
         if result["into"] is not None:

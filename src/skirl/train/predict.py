@@ -52,20 +52,21 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
         metrics = Metrics() if run.labelled else None
         show = {"to": sys.stderr if chosen.json else sys.stdout, "quiet": chosen.quiet}
-        samples, first, began = 0, 0, started
+        samples, first, began, cpu = 0, 0, started, 0.0
         with (
             Progress(command, steps=run.source.steps, **show) as progress,
             Predictions(into, labelled=run.labelled, about=about) as out,
+            in_thread(_scored(run)) as scored,
         ):
-            for done, (batch, logits, numbers) in enumerate(_scored(run), start=1):
+            for done, (batch, logits, numbers) in enumerate(scored, start=1):
                 if metrics is not None:
                     metrics.update(logits, batch.labels)
                 out.write(numbers, logits, batch.labels)
                 samples += len(numbers)
                 if done == 1:  # it loads kernels, and says nothing about the others
-                    first, began = samples, time.monotonic()
+                    first, began, cpu = samples, time.monotonic(), _cpu_seconds()
                 progress(done, lambda n=samples: {"samples": f"{n:,}"})
-        ended = time.monotonic()
+        ended, cpu = time.monotonic(), _cpu_seconds() - cpu
         scores = {} if metrics is None else asdict(metrics.scores())
     return {
         "command": command,
@@ -74,6 +75,7 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
         "samples": samples,
         "seconds": ended - started,
         "samples_per_second": (samples - first) / (ended - began) if samples > first else None,
+        "cpu_us_per_sample": 1e6 * cpu / (samples - first) if samples > first else None,
         "into": None if into is None else str(into),
         "bytes": None if into is None else into.stat().st_size,
         "bad_rows_skipped": run.source.bad_rows,
@@ -81,6 +83,12 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
         "machine": machine(),
         "failed": None,
     }
+
+
+def _cpu_seconds() -> float:
+    """What this process has taken of all cores, and the workers that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _scored(run: SavedRun) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
@@ -92,7 +100,7 @@ def _scored(run: SavedRun) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
             ahead.append(numbers)
             yield batch
 
-    # One thread reads, one looks rows up, and this one computes.
+    # One thread reads, one looks rows up, this one computes, and one writes.
     with in_thread(run.batches()) as read, closing(predicted(run.model, _Fresh(batches(read)))) as found:
         for batch, logits in found:
             yield batch, logits.float().cpu().numpy(), ahead.popleft()

@@ -1,6 +1,8 @@
 """Memory is used again when nobody holds it, and never before."""
 
 import gc
+import random
+import threading
 
 import numpy as np
 import torch
@@ -41,6 +43,28 @@ def test_few_buffers_wait_and_none_serves_a_much_smaller_tensor():
     assert len(reused._free) == KEPT
     assert reused.take(100, 4).data_ptr() not in places
     assert reused.take(600, 4).data_ptr() in places
+
+
+def test_two_threads_never_hold_one_buffer():
+    reused, held, twice = Reused(np.float32), set(), []
+
+    def loop(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(3000):
+            tensor = reused.take(draw.choice([100, 2000, 9000]), 4)
+            place = tensor.data_ptr()
+            if place in held:
+                twice.append(place)
+            held.add(place)
+            tensor[0] = seed
+            held.discard(place)
+
+    threads = [threading.Thread(target=loop, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not twice and len(reused._free) <= KEPT + 2  # threads that give back at once may keep one more each
 
 
 def test_a_loop_faults_no_new_memory_in_and_an_output_that_is_kept_stays_what_it_was():

@@ -12,6 +12,7 @@ from skirl.data.files.columns import is_list, is_number, is_text
 from skirl.data.files.encode import Raw
 from skirl.data.files.errors import BadFile, BadSchema, no_column
 from skirl.data.files.schema import FileSchema
+from skirl.data.files.times import is_date
 
 SLICE = 1 << 16
 KEY = b"skirl.schema"
@@ -169,6 +170,8 @@ class ArrowFile(ColumnFile):
 def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
     """Refuse a file whose columns are not those of the schema."""
     lists = {column.column or column.name for column in schema.ids if column.list}
+    others = {column.column or column.name for column in schema.ids} | {label.name for label in schema.labels}
+    others |= {column.column or column.name for column in schema.dense if column.transform != "hour"}
     for name in schema.needed:
         at = stored.get_all_field_indices(name)
         if len(at) != 1:
@@ -183,7 +186,12 @@ def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
                 f"{path}: column {name!r} holds lists: write list = true under its [[id]] in the schema; other columns have "
                 "one value a row"
             )
-        if not (is_text(inner) or is_number(inner)):
+        if is_date(inner) and name in others:
+            raise BadSchema(
+                f"{path}: column {name!r} holds dates ({kind}): they may be the schema's time, or a [[dense]] column with "
+                'transform = "hour"; write others as numbers'
+            )
+        if not (is_text(inner) or is_number(inner) or is_date(inner)):
             raise BadSchema(
                 f"{path}: column {name!r} is of type {kind}: the schema takes texts, numbers, or lists of them"
             )

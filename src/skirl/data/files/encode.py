@@ -25,6 +25,7 @@ from skirl.data.files.columns import (
 from skirl.data.files.errors import BadRow, BadSchema, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
+from skirl.data.files.times import DATE, NUMBER, Span, begins_with_dates, hours_of, seconds_of
 from skirl.tools.jit import kernel
 
 FITS = "a number that fits a float32"
@@ -172,8 +173,8 @@ class Encoder:
     """Mean and deviation of the columns to standardise."""
     skip: bool = False
     """Leave malformed rows out instead of raising."""
-    keep: tuple[str, float, float] | None = None
-    """Only rows whose time column is from the second to below the third number."""
+    keep: Span | None = None
+    """Only rows whose time is in it."""
     kept: tuple[str, ...] = ()
     """Columns to keep as they are; a time that is text becomes a number."""
 
@@ -205,7 +206,7 @@ class Encoder:
             lengths.append(sizes)
         wanted = np.ones(raw.rows, bool)
         if self.keep is not None:
-            wanted = self._in_time(raw, seen, self.keep, marks)
+            wanted = self._in_time(raw, seen[self.keep.column], self.keep, marks)
         kept = [self._kept(raw, seen[name], name, marks) for name in self.kept]
         if not self.skip:
             marks.refuse(raw)
@@ -229,7 +230,8 @@ class Encoder:
 
     def _dense(self, raw: Raw, column: pa.Array, dense: Dense, out: np.ndarray, k: int, marks: Marks) -> int:
         """Write a column's features; how many there are."""
-        values, kinds = floats_of(column, self.schema.nan_is_missing)
+        numbers_of = hours_of if dense.transform == "hour" else floats_of
+        values, kinds = numbers_of(column, self.schema.nan_is_missing)
         marks.add(
             raw,
             kinds == BAD,
@@ -332,22 +334,22 @@ class Encoder:
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if name != self.schema.time or not is_text(column.type):
             return column
-        values, kinds = floats_of(column, False)
-        marks.add(
-            raw, kinds == BAD, lambda i: (f"time column {name} is {shown(value_at(column, i))}", "a finite number")
-        )
+        dated = begins_with_dates(column)
+        values, kinds = seconds_of(column) if dated else floats_of(column, False)
+        expected = DATE if dated else NUMBER
+        marks.add(raw, kinds == BAD, lambda i: (f"time column {name} is {shown(value_at(column, i))}", expected))
+        if dated:
+            return pa.array((values * 1e6).round().astype(np.int64), pa.timestamp("us"), mask=kinds != GOOD)
         return pa.array(np.asarray(values, np.float64), mask=kinds != GOOD)
 
-    def _in_time(
-        self, raw: Raw, seen: Mapping[str, pa.Array], keep: tuple[str, float, float], marks: Marks
-    ) -> np.ndarray:
-        name, low, high = keep
-        column = seen[name]
-        values, kinds = floats_of(column, False)
+    def _in_time(self, raw: Raw, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
+        inside, kinds, expected = keep.has(raw.file, column)
+        if not keep.dated and (kinds == BAD).any() and begins_with_dates(column):
+            expected += " (to hold out by date, set valid to one, such as time>=2026-03-01)"
         marks.add(
-            raw, kinds != GOOD, lambda i: (f"time column {name} is {shown(value_at(column, i))}", "a finite number")
+            raw, kinds != GOOD, lambda i: (f"time column {keep.column} is {shown(value_at(column, i))}", expected)
         )
-        return (values >= low) & (values < high)
+        return inside
 
 
 def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:

@@ -28,8 +28,8 @@ def identity_of(
     begin, end = rows
     reads = f"from {_at(begin)} to {'the end' if end is None else _at(end)}"
     if encoder.keep is not None:
-        name, low, high = encoder.keep
-        reads += f" where {low} <= {name} < {high}"
+        span = encoder.keep
+        reads += f" where {span.low} <= {span.column} < {span.high}"
     # Rows as they are, from a flag, the schema or a vocabulary; session is not read.
     ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
     return {

@@ -192,6 +192,8 @@ class Device(ABC):
 
     at: torch.device
     """Where the outputs are."""
+    by_any_thread = False
+    """Whether another thread than the one that computes may pool rows."""
 
     @abstractmethod
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:

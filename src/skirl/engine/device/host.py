@@ -28,6 +28,7 @@ class Host(Device):
     """Host memory."""
 
     at = torch.device("cpu")
+    by_any_thread = True
 
     def __init__(self, dtype: np.dtype) -> None:
         self._buffers = Reused(dtype)

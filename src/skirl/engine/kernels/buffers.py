@@ -51,15 +51,30 @@ class Reused:
     def take(self, rows: int, dim: int) -> torch.Tensor:
         """A tensor in a free buffer of at most twice the size, or in a new one."""
         need = rows * dim
-        fits = [i for i, buffer in enumerate(self._free) if need <= len(buffer) <= 2 * max(need, 1024)]
-        buffer = self._free.pop(fits[-1]) if fits else empty(need, self._dtype)
+        buffer = self._fitting(need)
+        buffer = empty(need, self._dtype) if buffer is None else buffer
         array = buffer[:need].reshape(rows, dim)
         # torch keeps this object for as long as any tensor needs its memory.
         weakref.finalize(array, _give_back, self._free, buffer).atexit = False
         return torch.from_numpy(array)
 
+    def _fitting(self, need: int) -> np.ndarray | None:
+        """The free buffer that was used last, of those that fit. A list's own methods: any thread may give one back now."""
+        passed: list[np.ndarray] = []
+        try:
+            while self._free:
+                buffer = self._free.pop()
+                if need <= len(buffer) <= 2 * max(need, 1024):
+                    return buffer
+                passed.append(buffer)
+        except IndexError:  # another thread took the last one
+            pass
+        finally:
+            self._free.extend(reversed(passed))
+        return None
+
 
 def _give_back(free: list[np.ndarray], buffer: np.ndarray) -> None:
     free.append(buffer)
     if len(free) > KEPT:
-        free.pop(0)  # the one unused for longest
+        del free[:1]  # the one unused for longest

@@ -1,0 +1,110 @@
+"""Columns of times: numbers as they are, dates as seconds since 1970."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from skirl.data.files.columns import floats_of, is_text, kinds_of
+from skirl.data.files.errors import BadSchema
+from skirl.data.files.hashing import BAD, GOOD
+
+NUMBER = "a finite number"
+DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"
+_NAIVE, _ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
+
+
+class Span(NamedTuple):
+    """Which rows of files are read: those whose time is in it."""
+
+    column: str
+    low: float
+    high: float
+    dated: bool = False
+    """Whether the times are dates, and `low` and `high` seconds since 1970."""
+
+    def has(self, file: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, str]:
+        """bool [n]: whether each time is in it; what each time is, and what was expected of it."""
+        holds_dates = is_date(column.type)
+        if not self.dated and holds_dates:
+            raise BadSchema(
+                f"{file}: time column {self.column!r} holds dates: set valid to one, such as time>=2026-03-01"
+            )
+        if self.dated and not holds_dates and not is_text(column.type):
+            raise BadSchema(
+                f"{file}: time column {self.column!r} holds numbers ({column.type}), and valid names a date: set valid to "
+                "time>=NUMBER"
+            )
+        values, kinds = seconds_of(column) if self.dated else floats_of(column, False)
+        return (values >= self.low) & (values < self.high), kinds, DATE if self.dated else NUMBER
+
+
+def is_date(kind: pa.DataType) -> bool:
+    """Whether values of this type are dates, with or without a time of day."""
+    return pt.is_timestamp(kind) or pt.is_date(kind)
+
+
+def begins_with_dates(column: pa.Array) -> bool:
+    """Whether a column holds dates: by its type, or by the first text in it that is not missing."""
+    if not is_text(column.type):
+        return is_date(column.type)
+    kinds = kinds_of(column)
+    if not len(kinds) or kinds[first := int(np.argmin(kinds))] != GOOD:
+        return False
+    return seconds_of(column.slice(first, 1))[1][0] == GOOD
+
+
+def second_of(text: str) -> float | None:
+    """Seconds from 1970 to a date; None where a text is none. Without a zone it is in UTC.
+
+    >>> second_of("1970-01-02"), second_of("1970-01-01T00:00:01.5"), second_of("1970-01-01 02:00+01:00"), second_of("2026")
+    (86400.0, 1.5, 3600.0, None)
+    """
+    values, kinds = seconds_of(pa.array([text]))
+    return float(values[0]) if kinds[0] == GOOD else None
+
+
+def seconds_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """float64 [n]: seconds from 1970 to each date; what each is. Texts that are no dates are malformed."""
+    kinds = kinds_of(column)
+    if is_text(column.type):
+        column = _parsed(column, kinds)
+    elif not pt.is_timestamp(column.type):
+        column = column.cast(_NAIVE)
+    elif column.type.unit != "us":
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) / 1e6, kinds
+
+
+def hours_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
+    """float64 [n]: numbers that end with an hour, YYMMDDHH, as they are; of dates the hour of the day; what each is."""
+    if not begins_with_dates(column):
+        return floats_of(column, nan_is_missing)
+    seconds, kinds = seconds_of(column)
+    return np.floor(seconds / 3600) % 24, kinds
+
+
+def _parsed(column: pa.Array, kinds: np.ndarray) -> Any:
+    """Timestamps out of texts; what is none is null, and malformed."""
+    for kind in (_NAIVE, _ZONED):
+        try:
+            return column.cast(kind).cast(_NAIVE)
+        except pa.ArrowInvalid:
+            continue
+    found = []
+    for i, value in enumerate(column):  # several forms in one piece, or malformed ones
+        found.append(None if not value.is_valid else _one(value))
+        if value.is_valid and found[-1] is None:
+            kinds[i] = BAD
+    return pa.array(found, _NAIVE)
+
+
+def _one(value: Any) -> int | None:
+    """Microseconds of one text."""
+    for kind in (_NAIVE, _ZONED):
+        try:
+            return value.cast(kind).cast(pa.int64()).as_py()
+        except pa.ArrowInvalid:
+            continue
+    return None

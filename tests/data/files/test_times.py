@@ -1,0 +1,139 @@
+"""Dates as times: the same rows are held out whether a file has texts, timestamps or numbers."""
+
+import csv
+from datetime import UTC, datetime, timedelta, timezone
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.data.convert import convert
+from skirl.data.files.errors import BadRow, BadSchema
+from skirl.data.files.hashing import BAD, GOOD, NONE
+from skirl.data.files.times import hours_of, seconds_of
+from skirl.data.flags import DataFlags
+
+SCHEMA = """
+time = "when"
+[[label]]
+name = "clicked"
+[[dense]]
+name = "hour"
+column = "when"
+transform = "hour"
+[[id]]
+name = "item"
+type = "int"
+encode = "row"
+rows = 1000
+"""
+BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
+TIMES = [BEGIN + timedelta(minutes=37 * i) for i in range(200)]
+LIMIT = datetime(2026, 3, 4, tzinfo=UTC)
+FORMS = {
+    "naive": lambda at: at.strftime("%Y-%m-%d %H:%M:%S"),
+    "zulu": lambda at: at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    "zoned": lambda at: at.astimezone(timezone(timedelta(hours=2))).isoformat(),
+}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1)),
+            st.sampled_from([None, *(timezone(timedelta(hours=h)) for h in (-5, 0, 9))]),
+            st.sampled_from(["T", " "]),
+            st.sampled_from(["seconds", "microseconds"]),
+            st.sampled_from(["", "x", None, "wrong"]),
+        )
+    )
+)
+def test_texts_are_the_dates_that_python_reads(drawn):
+    texts, expected = [], []
+    for at, zone, between, precision, spoilt in drawn:
+        at = at.replace(tzinfo=zone)
+        text = at.isoformat(between, precision)
+        if spoilt is None:
+            texts.append(None)
+            expected.append((NONE, None))
+        elif spoilt:
+            texts.append(text[:5] + spoilt + text[5:])
+            expected.append((BAD, None))
+        else:
+            texts.append(text)
+            at = datetime.fromisoformat(text)
+            at = at if at.tzinfo else at.replace(tzinfo=UTC)
+            expected.append((GOOD, (at - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(seconds=1)))
+    seconds, kinds = seconds_of(pa.array(texts, pa.string()))
+    assert kinds.tolist() == [kind for kind, _ in expected]
+    for found, (kind, value) in zip(seconds.tolist(), expected, strict=True):
+        assert kind != GOOD or found == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("ms", "Europe/Berlin"), pa.date32()]
+)
+def test_columns_of_dates_are_those_dates(kind):
+    column = pa.array([BEGIN.replace(tzinfo=None), None, LIMIT.replace(tzinfo=None)], pa.timestamp("s")).cast(kind)
+    seconds, kinds = seconds_of(column)
+    assert kinds.tolist() == [GOOD, NONE, GOOD]
+    assert (seconds[0], seconds[2]) == (BEGIN.timestamp(), LIMIT.timestamp())
+
+
+def test_the_hour_of_a_date_is_that_of_the_day_and_of_a_number_its_last_digits():
+    assert hours_of(pa.array(["2026-03-01 23:59:59", "1969-12-31T01:00:00"]), False)[0].tolist() == [23, 1]
+    assert hours_of(pa.array(["14102123"]), False)[0].tolist() == [14102123]
+
+
+def written(folder, form: str) -> DataFlags:
+    """200 rows; the item of each is its number."""
+    (folder / "schema.toml").write_text(SCHEMA)
+    if form in FORMS:
+        with open(folder / "clicks.csv", "w", newline="") as file:
+            out = csv.writer(file)
+            out.writerow(["when", "item", "clicked"])
+            out.writerows([FORMS[form](at), i, i % 2] for i, at in enumerate(TIMES))
+        data = f"csv:{folder / 'clicks.csv'}"
+    else:
+        when = pa.array(TIMES, pa.timestamp("ms", "UTC"))
+        table = {"when": when, "item": np.arange(200), "clicked": np.arange(200) % 2}
+        pq.write_table(pa.table(table), folder / "clicks.parquet")
+        data = f"parquet:{folder / 'clicks.parquet'}"
+    return DataFlags(data, schema=str(folder / "schema.toml"), batch=16, valid="when>=2026-03-04")
+
+
+def items(stream) -> list[int]:
+    return [i for batch in stream for i in batch.sparse.values().tolist()]
+
+
+@pytest.mark.parametrize("form", [*FORMS, "timestamps"])
+def test_rows_are_held_out_from_a_date_on(tmp_path, form):
+    flags = written(tmp_path, form)
+    late = [i for i, at in enumerate(TIMES) if at >= LIMIT]
+    files = flags.files()
+    assert items(files.held_out) == late and items(files) == [i for i in range(200) if i not in late]
+    hours = np.concatenate([batch.dense[:, 0].numpy() for batch in files.held_out])
+    assert hours.tolist() == [np.float32(TIMES[i].hour / 24) for i in late]
+    everything = DataFlags(flags.data, schema=flags.schema, batch=16).files()
+    convert(everything, str(tmp_path / "out.parquet"), "snappy", as_rows=False, json=False, quiet=True)
+    converted = DataFlags(f"parquet:{tmp_path / 'out.parquet'}", batch=16, valid="time>=2026-03-04T00:00:00Z").files()
+    assert items(converted.held_out) == late
+
+
+def test_dates_and_numbers_are_not_compared(tmp_path):
+    flags = written(tmp_path, "naive")
+    with pytest.raises(BadRow, match=r"expected a finite number \(to hold out by date, set valid to one"):
+        list(DataFlags(flags.data, schema=flags.schema, valid="time>=20260304").stream())
+    (tmp_path / "clicks.csv").write_text("when,item,clicked\n20260301,1,0\n")
+    with pytest.raises(BadRow, match="time column when is '20260301', expected a date such as"):
+        list(DataFlags(flags.data, schema=flags.schema, valid="time>=2026-03-04").stream())
+    flags = written(tmp_path, "timestamps")
+    with pytest.raises(BadSchema, match="time column 'when' holds dates: set valid to one"):
+        list(DataFlags(flags.data, schema=flags.schema, valid="time>=20260304").stream())
+    table = {"when": [1.0], "item": [1], "clicked": [0]}
+    pq.write_table(pa.table(table), tmp_path / "clicks.parquet")
+    with pytest.raises(BadSchema, match="holds numbers \\(double\\), and valid names a date"):
+        list(DataFlags(flags.data, schema=flags.schema, valid="time>=2026-03-04").stream())
