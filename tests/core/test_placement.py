@@ -68,14 +68,14 @@ def site_by_hand(placement: Placement, key: int) -> int:
     return next(site for begin, end, site in cut.ranges if begin <= hashed < end)
 
 
-@cases(150)
-@given(placement=placements(), some=st.lists(keys, max_size=30))
+@cases(60)
+@given(placement=placements(), some=st.lists(keys, max_size=12))
 def test_the_range_that_the_hash_is_in(placement, some):
     assert placement.site_of(np.array(some, np.int64)).tolist() == [site_by_hand(placement, key) for key in some]
 
 
-@cases(100)
-@given(placement=placements(), other=placements(), some=st.lists(keys, max_size=30))
+@cases(40)
+@given(placement=placements(), other=placements(), some=st.lists(keys, max_size=12))
 def test_who_may_have_a_site_s_rows(placement, other, some):
     met = [placement.meets(site, other) for site in range(placement.sites)]
     for key in some:

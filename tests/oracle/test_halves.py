@@ -20,14 +20,15 @@ from skirl.oracle.reach import Vote
 from skirl.oracle.seen import Seen
 from tests.cases import cases
 from tests.oracle.traces import traces
-from tests.oracle.trainers import BANKS, SCHEMA, TABLES, asked, ids, positions
+from tests.oracle.trainers import BANKS, SCHEMA, TABLES, asked, positions, random_ids
 
 ALL = [(SCHEMA, bank) for bank in range(len(BANKS))]
 
 
-@cases(150)
-@given(batch=ids(most=30), ranks=st.integers(1, 8))
-def test_what_a_trainer_reads(batch, ranks):
+@cases(60)
+@given(seed=st.integers(0, 1 << 30), ranks=st.integers(1, 8))
+def test_what_a_trainer_reads(seed, ranks):
+    batch = random_ids(np.random.default_rng(seed), most=30)
     placement = Placement.even(ranks)
     for bank, part in enumerate(batch):
         reads, given_to = Asking(SCHEMA, bank, placement).of(positions(part))
@@ -66,9 +67,11 @@ def test_an_id_outside_its_table():
         Asking(SCHEMA, 0, Placement.even(2)).of(positions([40]))
 
 
-@cases(100)
-@given(batch=st.lists(ids(), min_size=1, max_size=5), owner=st.integers(0, 2))
-def test_what_is_asked_arrives_as_it_was_written(batch, owner):
+@cases(50)
+@given(seed=st.integers(0, 1 << 30), ranks=st.integers(1, 5), owner=st.integers(0, 2))
+def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
+    rng = np.random.default_rng(seed)
+    batch = [random_ids(rng) for _ in range(ranks)]
     placement, letters = Placement.even(3), Letters(ALL)
     received = []
     for part in batch:
@@ -110,7 +113,7 @@ def test_letters_without_a_batch():
         assert letters.read(letters.write(letter)) == letter
 
 
-@cases(100)
+@cases(50)
 @given(trace=traces(), more=st.integers(0, 3))
 def test_rows_that_the_loop_waits_for(trace, more):
     schema = Schema.of([Table("a", 1000, 4)])

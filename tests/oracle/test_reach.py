@@ -16,7 +16,7 @@ from tests.oracle.traces import largest, traces
 TWO = Schema.of([Table("a", 1000, 4), Table("b", 1000, 8)])
 
 
-@cases(300)
+@cases(150)
 @given(
     votes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5),
     window=st.integers(0, 9),
@@ -44,7 +44,7 @@ def test_the_longest_window():
     assert due(Plan(ramp=False), LONGEST_AUTO + 1, 0, [Vote(0, 0)]) == 2
 
 
-@cases(100)
+@cases(50)
 @given(
     trace=traces(rows=30), other=traces(rows=30), depth=st.sampled_from(["auto", 3]), most=st.sampled_from([9, 1 << 40])
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.core.placement import Cut, Placement
+from skirl.core.placement import Placement
 from skirl.oracle.bank import BatchTooLarge
 from skirl.oracle.halves import fused
 from skirl.oracle.options import Plan
@@ -20,49 +20,31 @@ from skirl.pipeline.epoch import Epoch
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.execute import Cache
-from tests.oracle.trainers import BANKS, SCHEMA, Trainers, ids, key_of, positions, requests, window_ends
+from tests.oracle.trainers import BANKS, SCHEMA, Run, Trainers, key_of, positions, runs
 
 DEPTHS = st.sampled_from([1, 2, 5, 30, "auto", "auto"])
 
 
-@st.composite
-def runs(draw: st.DrawFn, most_ranks: int = 8):
-    """Ranks, batches, and capacities that hold them."""
-    ranks = draw(st.integers(1, most_ranks))
-    batches = draw(st.lists(st.lists(ids(), min_size=ranks, max_size=ranks), min_size=1, max_size=12))
-    placement = Placement.even(ranks)
-    if draw(st.booleans()):
-        placement = Placement(ranks, placement.cut, {2: Cut((0, 1 << 63), (ranks - 1, 0))})
-    capacities = [
-        [
-            max(1, *(len(set(requests(batch, owner, bank, placement))) for batch in batches)) + draw(st.integers(0, 3))
-            for bank in range(len(BANKS))
-        ]
-        for owner in range(ranks)
-    ]
-    return placement, batches, capacities
-
-
-def execute(trainers: Trainers, batches, capacities, plan: Plan, nbytes) -> list[int]:
-    """Run every Step and look at every value that is served; where the windows ended."""
-    ranks, placement = len(capacities), trainers.joint[0].together._asking[0]._placement
-    caches = [[Cache(capacity, hold=plan.hold, hold_rows=capacity) for capacity in of] for of in capacities]
+def execute(run: Run, plan: Plan) -> None:
+    """Run every Step and look at every value that is served, and at who leaves when."""
+    caches = [[Cache(capacity, hold=plan.hold, hold_rows=capacity) for capacity in of] for of in run.capacities]
     uses: dict[int, int] = defaultdict(int)
-    ends = []
-    for number, planned in enumerate(trainers.run(batches, nbytes)):
-        batch = batches[number]
-        assert [item for item, *_ in planned] == [number] * ranks
-        assert len({end for *_, end in planned}) == 1
-        ends.append(planned[0][3])
+    wanted_ends = run.window_ends(plan)
+    steps_of = list(Trainers(run.placement, run.capacities, plan).run(run.batches, run.nbytes))
+    assert len(steps_of) == len(run.batches)
+    check_victims(run, steps_of, wanted_ends)
+    for number, planned in enumerate(steps_of):
+        batch = run.batches[number]
+        assert [item for item, *_ in planned] == [number] * run.ranks
+        assert [end for *_, end in planned] == [wanted_ends[number]] * run.ranks
         for bank in range(len(BANKS)):
             served = []
             for owner, (_, joined, steps, _) in enumerate(planned):
-                wanted = requests(batch, owner, bank, placement)
+                wanted, cache = run.asked[owner][bank][number], caches[owner][bank]
                 assert joined.banks[bank].keys().tolist() == wanted
-                cache = caches[owner][bank]
                 cache.run(steps[bank], np.array(wanted, np.int64))
                 # The value of a row is how often it was used before this step; by now it is one more.
-                served.append([(key, uses - 1) for key, uses in (cache.slots[s] for s in steps[bank].slots.tolist())])
+                served.append([(key, used - 1) for key, used in (cache.slots[s] for s in steps[bank].slots.tolist())])
             for rank, (_, joined, _, _) in enumerate(planned):
                 reads = joined.reads[bank]
                 buffer = []
@@ -74,79 +56,55 @@ def execute(trainers: Trainers, batches, capacities, plan: Plan, nbytes) -> list
                 assert read == [(key, uses[key]) for key in batch[rank][bank]]
             for key in {key for part in batch for key in part[bank]}:
                 uses[key] += 1
-    assert len(ends) == len(batches)
-    assert {rows for of in caches for cache in of for rows in cache.uses.items() if rows[1]} == set(uses.items())
-    return ends
-
-
-@cases(60)
-@given(
-    data=st.data(),
-    run=runs(),
-    depth=DEPTHS,
-    ramp=st.booleans(),
-    window_bytes=st.sampled_from([1, 30, 1 << 40, 1 << 40]),
-)
-def test_what_is_read_is_what_is_served_and_fresh(data, run, depth, ramp, window_bytes):
-    placement, batches, capacities = run
-    plan = Plan(depth, ramp=ramp, window_bytes=window_bytes)
-    nbytes = [[data.draw(st.integers(0, 12)) for _ in batches] for _ in capacities]
-    ends = execute(Trainers(placement, capacities, plan), batches, capacities, plan, nbytes)
-    assert ends == window_ends(batches, placement, capacities, plan, nbytes)
-
-
-@cases(60)
-@given(run=runs(), depth=DEPTHS, ramp=st.booleans())
-def test_every_owner_evicts_what_the_rule_says(run, depth, ramp):
-    placement, batches, capacities = run
-    plan, nbytes = Plan(depth, ramp=ramp), [[0] * len(batches)] * len(capacities)
-    planned = list(Trainers(placement, capacities, plan).run(batches, nbytes))
-    ends = window_ends(batches, placement, capacities, plan, nbytes)
-    for owner, of in enumerate(capacities):
-        for bank, capacity in enumerate(of):
-            trace = [requests(batch, owner, bank, placement) for batch in batches]
-            evicted = [step[owner][2][bank].evict_keys.tolist() for step in planned]
-            assert evicted == brute.victims(trace, capacity, ends)
+    assert {row for of in caches for cache in of for row in cache.uses.items()} == set(uses.items())
 
 
 @cases(40)
+@given(run=runs(), depth=DEPTHS, ramp=st.booleans(), window_bytes=st.sampled_from([1, 30, 1 << 40, 1 << 40]))
+def test_what_is_read_is_what_is_served_and_fresh(run, depth, ramp, window_bytes):
+    """And every owner evicts what a plan of its requests alone would."""
+    execute(run, Plan(depth, ramp=ramp, window_bytes=window_bytes))
+
+
+def check_victims(run: Run, planned, ends: list[int]) -> None:
+    """Those of a plan of each owner's requests alone."""
+    for owner, of in enumerate(run.capacities):
+        for bank, capacity in enumerate(of):
+            evicted = [step[owner][2][bank].evict_keys.tolist() for step in planned]
+            assert evicted == brute.victims(run.asked[owner][bank], capacity, ends)
+
+
+@cases(15)
 @given(run=runs(most_ranks=4))
 def test_an_epoch_is_known_to_every_owner(run):
-    placement, batches, capacities = run
-    nbytes, plan = [[0] * len(batches)] * len(capacities), Plan("epoch")
-    first = Trainers(placement, capacities, plan)
-    epochs = [Epoch(SCHEMA) for _ in capacities]
+    plan = Plan("epoch")
+    first = Trainers(run.placement, run.capacities, plan)
+    epochs = [Epoch(SCHEMA) for _ in run.capacities]
     try:
-        for batch in batches:
+        for batch in run.batches:
             for joint, epoch, letters in zip(first.joint, epochs, first.swap(batch), strict=True):
                 joined = joint.together.answer(letters)
                 assert joined is not None
                 epoch.add(joined.banks)
         for epoch in epochs:
             epoch.scan()
-        trainers = Trainers(placement, capacities, plan, [epoch.next_uses for epoch in epochs])
-        planned = list(trainers.run(batches, nbytes))
+        trainers = Trainers(run.placement, run.capacities, plan, [epoch.next_uses for epoch in epochs])
+        planned = list(trainers.run(run.batches, run.nbytes))
     finally:
         for epoch in epochs:
             epoch.close()
-    for owner, of in enumerate(capacities):
-        for bank, capacity in enumerate(of):
-            trace = [requests(batch, owner, bank, placement) for batch in batches]
-            evicted = [step[owner][2][bank].evict_keys.tolist() for step in planned]
-            assert evicted == brute.victims(trace, capacity, [len(trace)] * len(trace))
+    check_victims(run, planned, [len(run.batches)] * len(run.batches))
 
 
-@cases(60)
-@given(data=st.data(), run=runs(most_ranks=1), depth=DEPTHS, ramp=st.booleans())
-def test_both_halves_of_one_trainer_are_the_step_of_a_run_alone(data, run, depth, ramp):
-    placement, batches, capacities = run
+@cases(30)
+@given(run=runs(most_ranks=1), depth=DEPTHS, ramp=st.booleans())
+def test_both_halves_of_one_trainer_are_the_step_of_a_run_alone(run, depth, ramp):
     plan = Plan(depth, ramp=ramp, window_bytes=20)
-    sizes = [data.draw(st.integers(0, 9)) for _ in batches]
-    alone: Planner[None] = Planner(bank_planners(SCHEMA, capacities[0], plan, Seen(SCHEMA)), plan)
-    for batch, size in zip(batches, sizes, strict=True):
+    alone: Planner[None] = Planner(bank_planners(SCHEMA, run.capacities[0], plan, Seen(SCHEMA)), plan)
+    for batch, size in zip(run.batches, run.nbytes[0], strict=True):
         alone.add(None, [positions(part) for part in batch[0]], size)
     alone.end()
-    for [(_, joined, steps, _)] in Trainers(placement, capacities, plan).run(batches, [sizes]):
+    for [(_, joined, steps, _)] in Trainers(run.placement, run.capacities, plan).run(run.batches, run.nbytes):
         planned = alone.next()
         assert planned is not None
         for reads, step, wanted in zip(joined.reads, steps, planned[1], strict=True):

@@ -1,12 +1,13 @@
 """Several trainers that plan together, in lockstep in one thread; and what they should come to, in plain Python."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
 
 from skirl import Table
-from skirl.core.placement import Placement
+from skirl.core.placement import Cut, Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.options import Plan
@@ -16,7 +17,7 @@ from skirl.oracle.step import Step
 from skirl.oracle.together import Joined, JointPlanner, NextUses, Together
 
 # Three banks: dim 4 has small tables and a large one, dim 8 one whose rows need 48 bits, dim 16 one between.
-TABLES = (("a", 40, 4), ("b", 50, 8), ("c", 1_000_000_000, 4), ("d", 7, 4), ("e", 1 << 48, 8), ("f", 1 << 33, 16))
+TABLES = (("a", 40, 4), ("b", 50, 8), ("c", 1_000_000_000, 4), ("d", 7, 4), ("e", 1 << 48, 8), ("f", 1 << 32, 16))
 SCHEMA = Schema.of([Table(name, rows, dim) for name, rows, dim in TABLES])
 BANKS = [bank.tables for bank in SCHEMA.banks]
 
@@ -29,21 +30,18 @@ Batch = list[Ids]
 def key_of(table: int, row: int) -> int:
     """Small numbers spread over a table's rows."""
     rows = TABLES[table][1]
-    return table << ROW_BITS | (row if rows < 100 else row * 987_654_321_987 % rows)
+    return table << ROW_BITS | (row % rows if rows < 100 else row * 987_654_321_987 % rows)
 
 
-def ids(most: int = 8, rows: int = 12) -> st.SearchStrategy[Ids]:
+def random_ids(rng: np.random.Generator, most: int = 8, rows: int = 12) -> Ids:
     """A trainer's ids: features may be absent, and all of them."""
-
-    def of(bank: tuple[int, ...]) -> st.SearchStrategy[list[int]]:
-        keys = st.builds(key_of, st.sampled_from(bank), st.integers(0, rows - 1))
-        return st.lists(
-            keys.filter(lambda key: TABLES[key >> ROW_BITS][1] > key & ((1 << ROW_BITS) - 1)), max_size=most
-        )
-
-    return st.tuples(*map(of, BANKS)).map(
-        lambda parts: [sorted(part, key=lambda key: key >> ROW_BITS) for part in parts]
-    )
+    if rng.random() < 0.1:
+        return [[] for _ in BANKS]
+    out = []
+    for bank in BANKS:
+        tables = np.sort(rng.choice(bank, rng.integers(0, most + 1) if rng.random() < 0.8 else 0))
+        out.append([key_of(int(table), int(rng.integers(rows))) for table in tables])
+    return out
 
 
 def positions(part: Sequence[int]) -> Positions:
@@ -53,13 +51,75 @@ def positions(part: Sequence[int]) -> Positions:
 def asked(part: Sequence[int], owner: int, placement: Placement) -> list[int]:
     """What a trainer asks an owner for: each row once, by table, and by its last position."""
     last = {key: position for position, key in enumerate(part)}
-    mine = [key for key in last if placement.site_of(np.array([key]))[0] == owner]
+    sites = dict(zip(last, placement.site_of(np.array(list(last), np.int64)).tolist(), strict=True))
+    mine = [key for key in last if sites[key] == owner]
     return sorted(mine, key=lambda key: (key >> ROW_BITS, last[key]))
 
 
-def requests(batch: Batch, owner: int, bank: int, placement: Placement) -> list[int]:
-    """What all trainers ask an owner for, in rank order."""
-    return [key for part in batch for key in asked(part[bank], owner, placement)]
+@dataclass
+class Run:
+    """Batches of several trainers, and caches that hold them."""
+
+    placement: Placement
+    batches: list[Batch]
+    more: Sequence[int] = (0,)
+    """Slots beyond what a cache needs, one after the other."""
+    nbytes: list[list[int]] = field(init=False)
+    """By rank: what each batch weighs."""
+
+    def __post_init__(self) -> None:
+        self.ranks = self.placement.sites
+        self.asked = [
+            [[self._requests(batch, owner, bank) for batch in self.batches] for bank in range(len(BANKS))]
+            for owner in range(self.ranks)
+        ]
+        """By owner, bank and batch: what all trainers ask for, in rank order."""
+        needs = [[max(1, *(len(set(keys)) for keys in of)) for of in banks] for banks in self.asked]
+        self.capacities = [
+            [need + self.more[(owner + bank) % len(self.more)] for bank, need in enumerate(of)]
+            for owner, of in enumerate(needs)
+        ]
+        self.nbytes = [[len(part[rank][0]) for part in self.batches] for rank in range(self.ranks)]
+
+    def _requests(self, batch: Batch, owner: int, bank: int) -> list[int]:
+        return [key for part in batch for key in asked(part[bank], owner, self.placement)]
+
+    def window_ends(self, plan: Plan) -> list[int]:
+        """Where the window ends when each batch is planned, by the rule: rows of all owners, or bytes of any."""
+        ends, end = [], 0
+        for number in range(len(self.batches)):
+            while end < len(self.batches) and not self._is_full(plan, range(number, end)):
+                end += 1
+            ends.append(end)
+        return ends
+
+    def _is_full(self, plan: Plan, window: range) -> bool:
+        if not window:
+            return False
+        if any(sum(sizes[b] for b in window) >= plan.most_bytes for sizes in self.nbytes):
+            return True
+        if plan.ramp and len(window) >= 2 * window.start + 8:
+            return True
+        if plan.depth != "auto":
+            return len(window) >= (1 if plan.depth == "epoch" else plan.depth)
+        return all(
+            len({key for b in window for key in keys[b]}) >= 4 * capacity
+            for banks, of in zip(self.asked, self.capacities, strict=True)
+            for keys, capacity in zip(banks, of, strict=True)
+        )
+
+
+@st.composite
+def runs(draw: st.DrawFn, most_ranks: int = 8) -> Run:
+    """Ranks, batches, and capacities that hold them. Ids come from one number: drawn one by one they took all the time."""
+    ranks, count = draw(st.integers(1, most_ranks)), draw(st.integers(1, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    rows = draw(st.sampled_from([3, 12, 40]))
+    placement = Placement.even(ranks)
+    if draw(st.booleans()):
+        placement = Placement(ranks, placement.cut, {2: Cut((0, 1 << 63), (ranks - 1, 0))})
+    batches = [[random_ids(rng, rows=rows) for _ in range(ranks)] for _ in range(count)]
+    return Run(placement, batches, draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)))
 
 
 class Trainers:
@@ -73,8 +133,6 @@ class Trainers:
             together = Together([SCHEMA], rank, placement, self.no_exchange)
             banks = bank_planners(SCHEMA, of, plan, Seen(SCHEMA))
             self.joint.append(JointPlanner(together, banks, plan, next_uses[rank] if next_uses else None))
-        self.words = 0
-        """Sent to all, those to oneself included."""
 
     @staticmethod
     def no_exchange(given: list[np.ndarray]) -> list[np.ndarray]:
@@ -86,7 +144,6 @@ class Trainers:
             joint.together.ask(None if batch is None else [positions(part) for part in batch[rank]], joint.vote())
             for rank, joint in enumerate(self.joint)
         ]
-        self.words += sum(len(words) for letters in out for words in letters)
         return [list(given) for given in zip(*out, strict=True)]
 
     def run(
@@ -114,36 +171,3 @@ class Trainers:
                 for of, joint in zip(planned, self.joint, strict=True)
                 if of is not None
             ]
-
-
-def window_ends(
-    batches: Sequence[Batch],
-    placement: Placement,
-    capacities: Sequence[Sequence[int]],
-    plan: Plan,
-    nbytes: Sequence[Sequence[int]],
-) -> list[int]:
-    """Where the window ends when each batch is planned, by the rule: rows of all owners, or bytes of any."""
-
-    def is_full(first: int, end: int) -> bool:
-        window = range(first, end)
-        if not window:
-            return False
-        if any(sum(sizes[b] for b in window) >= plan.most_bytes for sizes in nbytes):
-            return True
-        if plan.ramp and len(window) >= 2 * first + 8:
-            return True
-        if plan.depth != "auto":
-            return len(window) >= (1 if plan.depth == "epoch" else plan.depth)
-        return all(
-            len({key for b in window for key in requests(batches[b], owner, bank, placement)}) >= 4 * capacity
-            for owner, of in enumerate(capacities)
-            for bank, capacity in enumerate(of)
-        )
-
-    ends, end = [], 0
-    for number in range(len(batches)):
-        while end < len(batches) and not is_full(number, end):
-            end += 1
-        ends.append(end)
-    return ends
