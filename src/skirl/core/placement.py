@@ -136,7 +136,7 @@ class Placement:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """What `site` takes after a key."""
+        """What kernels take: the cut of each table, that of all beyond at the end, and what `site_in` takes."""
         return self._arrays  # type: ignore[attr-defined]
 
     def ranges_of(self, site: int, table: int | None = None) -> list[tuple[int, int]]:
@@ -171,14 +171,13 @@ class Placement:
             [begin + np.searchsorted(starts[begin:end], begins, "right") - 1 for begin, end in pairwise(first)]
         )
         salt = np.uint64((SALTS[self.use] + 1) * _GOLDEN % _WHOLE)
-        return salt, cut_of, guess.astype(np.int32), first[1:] - 1, starts, sites
+        return cut_of, salt, guess.astype(np.int32), first[1:] - 1, starts, sites
 
 
 @kernel
-def site(key, salt, cut_of, guess, last, starts, sites):
-    """In a kernel: the site of a key, by `Placement.arrays`."""
+def site_in(cut, key, salt, guess, last, starts, sites):
+    """In a kernel: the site of a key whose table has this cut; all but the first two are of `Placement.arrays`."""
     hashed = mix(np.uint64(key) + salt)
-    cut = cut_of[min(key >> ROW_BITS, len(cut_of) - 1)]
     i = guess[cut, hashed >> _TO_BUCKET]
     while i < last[cut] and starts[i + 1] <= hashed:
         i += 1
@@ -186,6 +185,7 @@ def site(key, salt, cut_of, guess, last, starts, sites):
 
 
 @kernel
-def _sites(keys, salt, cut_of, guess, last, starts, sites, out):
+def _sites(keys, cut_of, salt, guess, last, starts, sites, out):
+    beyond = len(cut_of) - 1
     for i in range(len(keys)):
-        out[i] = site(keys[i], salt, cut_of, guess, last, starts, sites)
+        out[i] = site_in(cut_of[min(keys[i] >> ROW_BITS, beyond)], keys[i], salt, guess, last, starts, sites)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from skirl.core.keys import ROW_BITS
-from skirl.core.placement import Placement, site
+from skirl.core.placement import Placement, site_in
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.distinct import Finder
@@ -144,13 +144,15 @@ def _arrivals(step: Step) -> np.ndarray:
 
 
 @kernel
-def _owners(tables, found, low, first, salt, cut_of, guess, last, starts, sites, owner, counts):
+def _owners(tables, found, low, first, cut_of, salt, guess, last, starts, sites, owner, counts):
     """The owner of each distinct row, and how many of each table each owner has."""
     for t in range(len(tables)):
         high = np.int64(tables[t]) << ROW_BITS
-        for i in range(first[t], first[t + 1]):
-            o = site(high | found[low[t] + i - first[t]], salt, cut_of, guess, last, starts, sites)
-            owner[i] = o
+        cut = cut_of[min(tables[t], len(cut_of) - 1)]
+        rows, of = found[low[t] : low[t] + first[t + 1] - first[t]], owner[first[t] : first[t + 1]]
+        for i in range(len(of)):
+            of[i] = site_in(cut, high | rows[i], salt, guess, last, starts, sites)
+        for o in of:
             counts[o, t] += 1
 
 

@@ -7,6 +7,7 @@ more.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -43,7 +44,8 @@ class Letters:
     """
 
     def __init__(self, banks: Sequence[tuple[Schema, int]]) -> None:
-        self._tables = [len(schema.banks[bank].tables) for schema, bank in banks]
+        ends = _HEAD + np.cumsum([0, *(len(schema.banks[bank].tables) for schema, bank in banks)])
+        self._counts = [slice(begin, end) for begin, end in pairwise(ends.tolist())]
         self._wide = [
             np.array([schema.tables[t].rows > NARROW for t in schema.banks[bank].tables]) for schema, bank in banks
         ]
@@ -70,11 +72,11 @@ class Letters:
         if kind == ERROR:
             letter.text = words[_HEAD + 1 :].tobytes()[: words[_HEAD]].decode()
         elif kind == BATCH:
-            at = _HEAD + sum(self._tables)
-            counts = np.split(words[_HEAD:at], np.cumsum(self._tables)[:-1])
-            for of, wide, kind_of_rows in zip(counts, self._wide, self._types, strict=True):
-                rows, at = _read(words, at, of, wide, kind_of_rows)
-                letter.banks.append(Requests(rows, of))
+            at = self._counts[-1].stop
+            for place, wide, kind_of_rows in zip(self._counts, self._wide, self._types, strict=True):
+                counts = words[place]
+                rows, at = _read(words, at, counts, wide, kind_of_rows)
+                letter.banks.append(Requests(rows, counts))
         return letter
 
 
