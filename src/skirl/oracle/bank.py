@@ -8,7 +8,7 @@ lies. A stretch: tables next to each other that one thread works on.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,8 @@ class BankPlanner:
         self.window_rows = 0
         """Distinct rows of the window."""
         tables = schema.banks[bank].tables
-        self._dim = schema.banks[bank].dim
+        self.dim = schema.banks[bank].dim
+        """Of its tables."""
         self._schema = schema
         self._seen = seen
         self._threads = max(1, min(threads, len(tables)))
@@ -168,7 +169,7 @@ class BankPlanner:
         first = np.concatenate([[0], np.cumsum(counts)])
         total = int(first[-1])
         if total > self.capacity:
-            raise BatchTooLarge(self.entered, total, self.capacity, self._dim)
+            raise BatchTooLarge(self.entered, total, self.capacity, self.dim)
         if self._rows is None:
             self._begin(layout.positions)
         rows, uses = self._known, self._uses
@@ -271,6 +272,13 @@ class BankPlanner:
         self._forget(number)
         return step
 
+    def rows_ahead(self) -> Iterator[int]:
+        """Distinct rows of the window: now, and after each of its steps but the last, were no batch to enter."""
+        left = self.window_rows
+        for batch in self._window:
+            yield left
+            left -= int(np.count_nonzero(self._uses.next[batch.place : batch.place + batch.rows] < 0))
+
     def executed(self, number: int) -> None:
         """Steps before `number` are done: their first uses stay."""
         while self._first_uses and self._first_uses[0][0] < number:
@@ -298,13 +306,11 @@ class BankPlanner:
 
     def _existed(self, batch: _Entered, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Of missing rows that `Seen` keeps in its set and of which no eviction is known: whether they exist."""
-        if not self._seen.any_in_set:
+        in_set = np.flatnonzero(self._seen.base[self._tables] < 0)
+        if not len(in_set):
             return np.empty(0, np.bool_)
         existed = np.zeros(batch.rows, np.bool_)
-        parts = [
-            missing[batch.first[t] : batch.first[t] + counts[t]]
-            for t in np.flatnonzero(self._seen.base[self._tables] < 0)
-        ]
+        parts = [missing[batch.first[t] : batch.first[t] + counts[t]] for t in in_set]
         which = np.concatenate(parts)
         which = which[self._uses.slot[batch.place + which] == -1]
         existed[which] = self._seen.claim(keys[which])

@@ -4,7 +4,8 @@
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -14,16 +15,12 @@ from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.loops import NEVER
 from skirl.oracle.options import Plan
+from skirl.oracle.reach import AUTO_ROWS, Vote, is_full
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 
 Batch = Positions | np.ndarray
 """One bank's part of a batch: its ids, or its keys."""
-
-AUTO_ROWS = 4
-"""The automatic window ends when it holds this many times the cache in distinct rows."""
-LONGEST_AUTO = 4096
-"""The automatic window never holds more batches than this."""
 
 
 def bank_planners(
@@ -94,8 +91,8 @@ class Planner(Generic[Item]):
         self.banks = list(banks)
         self.first = first
         self.stopped: BatchTooLarge | None = None
-        # Each batch of an epoch brings its next uses along: the window needs the batch itself only.
-        self._depth = 1 if plan.depth == "epoch" else plan.depth
+        self.due: int | None = None
+        """Steps to plan before the next batch enters, where several owners decide it; None: this planner does."""
         self._plan = plan
         self._may_stop = may_stop
         self._inbox: deque[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]] = deque()
@@ -139,13 +136,15 @@ class Planner(Generic[Item]):
         """The next batch and its Steps, one a bank; None until the window is full, or when all is planned."""
         while self._inbox and not self.stopped and not self._full():
             self._enter()
-        if not self.window or not (self._full() or self._ended or self.stopped):
+        if not self.window or not (self._full() or self._ended or (self.stopped and self.due is None)):
             return None
         steps = [bank.plan() for bank in self.banks]
         if self.first:
             for step in steps:
                 step.count_from(self.first)
         self._planned += 1
+        if self.due:
+            self.due -= 1
         item, nbytes = self._entered.popleft()
         self._bytes -= nbytes
         return item, steps
@@ -180,13 +179,30 @@ class Planner(Generic[Item]):
             return next_uses
         return np.where(next_uses == NEVER, NEVER, next_uses - self.first).astype(next_uses.dtype)
 
+    def vote(self) -> Vote:
+        """What this planner says where several decide together when to plan."""
+        rows = 0
+        if self._plan.depth == "auto":
+            rows = min(_at_least(bank.rows_ahead(), AUTO_ROWS * bank.capacity) for bank in self.banks)
+        if self.stopped:
+            return Vote(rows, self.window)
+        return Vote(rows, _at_least(self._bytes_ahead(), self._plan.most_bytes))
+
+    def _bytes_ahead(self) -> Iterator[int]:
+        """Memory of the window's batches: now, and after each of its steps but the last."""
+        left = self._bytes
+        for _, nbytes in self._entered:
+            yield left
+            left -= nbytes
+
     def _full(self) -> bool:
-        if not self.window:
-            return False
-        if self._bytes >= self._plan.most_bytes:
-            return True
-        if self._plan.ramp and self.window >= 2 * self._planned + 8:
-            return True
-        if isinstance(self._depth, int):
-            return self.window >= self._depth
-        return self.window >= LONGEST_AUTO or all(b.window_rows >= AUTO_ROWS * b.capacity for b in self.banks)
+        if self.due is not None:
+            return self.due > 0
+        enough = all(bank.window_rows >= AUTO_ROWS * bank.capacity for bank in self.banks)
+        vote = Vote(int(enough), int(self._bytes >= self._plan.most_bytes))
+        return is_full(self._plan, self.window, self._planned, vote)
+
+
+def _at_least(values: Iterator[int], least: float) -> int:
+    """How many come before the first that is smaller."""
+    return sum(1 for _ in takewhile(lambda value: value >= least, values))

@@ -6,7 +6,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from skirl.tools.machine import machine
 
@@ -23,6 +26,24 @@ def result(bench: str, flags: Any, names: str, **figures: Any) -> dict[str, Any]
     return {
         "bench": bench, **{name: getattr(flags, name) for name in names.split()}, **figures, "machine": machine(),
     }  # fmt: skip
+
+
+def check_trace(path: Path) -> None:
+    """Refuse what is not a trace, by its name."""
+    if path.suffix != ".npy":
+        raise ValueError(f"trace is {str(path)!r}: set it to a .npy file; benchmarks/make_trace.py writes them")
+    if not path.is_file():
+        raise ValueError(f"trace is {str(path)!r}, which is no file: set it to one that exists")
+
+
+def read_trace(path: Path) -> np.ndarray:
+    """The ids of a trace, one dimension."""
+    ids = np.load(path, allow_pickle=False)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(
+            f"trace {path.name} has shape {list(ids.shape)} of {ids.dtype}: save one dimension of integer ids"
+        )
+    return ids
 
 
 class Watch:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -12,8 +13,10 @@ from skirl.core.initial import mix
 from skirl.core.positions import Positions
 from skirl.core.tables import MAX_ROWS, Schema, Table
 from skirl.data.synthetic import Synthetic
-from skirl.measure.bench.helpers import at_least_one, result
+from skirl.measure.bench.helpers import at_least_one, check_trace, read_trace, result
+from skirl.measure.bench.owners import divided
 from skirl.oracle.bank import BankPlanner
+from skirl.oracle.options import Plan
 from skirl.oracle.seen import Seen
 from skirl.tools.jit import kernel
 from skirl.tools.machine import peak_bytes
@@ -38,14 +41,28 @@ class Oracle:
     steps: int = 50
     """Batches to time."""
     seed: int = 0
+    trainers: int = 1
+    """Above 1: so many owners, each planning its part of the rows with its part of the slots, beside one planner of all."""
+    trace: Path | None = None
+    """With trainers: a .npy file of ids in order of access, as `bench traffic` takes it, and not made-up ids."""
     json: bool = False
     """Print the result as JSON."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "batch", "depth", "threads", "cache", "steps")
+        at_least_one(self, "batch", "depth", "threads", "cache", "steps", "trainers")
+        if self.trainers > 1 and self.threads > 1:
+            raise ValueError(f"threads is {self.threads}: set it to 1, where trainers is {self.trainers}")
+        if self.trace is not None:
+            if self.trainers == 1:
+                raise ValueError(
+                    "trace is given for one planner: set trainers to 2 or more, or use `skirl bench traffic`"
+                )
+            check_trace(self.trace)
 
     def run(self) -> dict[str, Any]:
         """Fill the window, then time a batch after the other."""
+        if self.trainers > 1:
+            return self._divided()
         torch.set_num_threads(1)  # it makes the batches, and its idle threads would spin on the planner's cores
         data = Synthetic(self.data, batch_size=self.batch, batches=self.depth + self.steps, seed=self.seed)
         schema = Schema.of([Table(t.name, self._rows(t), 16) for t in data.tables(16)])
@@ -84,6 +101,33 @@ class Oracle:
             peak_rss_mb=peak_bytes() / (1 << 20),
         )
 
+    def _divided(self) -> dict[str, Any]:
+        """The same by several owners, and by one planner beside them."""
+        torch.set_num_threads(1)
+        if self.trace is not None:
+            distinct, rows = np.unique(read_trace(self.trace), return_inverse=True)
+            batches = rows[: len(rows) // self.batch * self.batch].reshape(-1, self.batch)
+            if len(batches) <= self.depth:
+                raise ValueError(
+                    f"depth is {self.depth}, the trace has {len(batches)} batches of {self.batch}: set either to less"
+                )
+            schema, stream = Schema.of([Table("id", len(distinct), 16)]), map(Positions.of, batches)
+        else:
+            data = Synthetic(self.data, batch_size=self.batch, batches=self.depth + self.steps, seed=self.seed)
+            schema = Schema.of([Table(t.name, self._rows(t), 16) for t in data.tables(16)])
+            stream = self._positions(data)
+        plan = Plan(self.depth, ramp=False)
+        figures = divided(schema, stream, ranks=self.trainers, capacity=self.cache, plan=plan, warm=self.depth)
+        flags = "batch depth ids data cache steps trainers" if self.trace is None else "batch depth cache trainers"
+        return result(
+            "oracle",
+            self,
+            flags,
+            trace=None if self.trace is None else self.trace.name,
+            tables=len(schema.tables),
+            **figures,
+        )
+
     def _rows(self, table: Table) -> int:
         return MAX_ROWS if self.ids == "hashed64" else table.rows
 
@@ -100,6 +144,8 @@ class Oracle:
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
+        if self.trainers > 1:
+            return _summary(result)
         moved = result["rows_a_batch"]
         return {
             "planned": f"{result['ids_per_s'] / 1e6:.1f}M ids/s, {result['ms_per_batch']:.2f} ms a batch of "
@@ -109,6 +155,20 @@ class Oracle:
             "rows a batch": ", ".join(f"{n:,.0f} {name}" for name, n in moved.items()),
             "peak": f"{result['peak_rss_mb']:,.0f} MB, the whole process",
         }
+
+
+def _summary(result: dict[str, Any]) -> dict[str, str]:
+    cpu, fetched = result["cpu_ms"], result["fetched"]
+    parts = {name: ms for name, ms in cpu.items() if name != "one"}
+    return {
+        "batches": f"{result['batches']:,} of {result['batch']:,}, depth {result['depth']}, {result['cache']:,} slots",
+        "fetches": f"{fetched['owners']:,} of {result['trainers']} owners, {fetched['one']:,} of one planner: "
+        f"{result['fetches_vs_one']} times",
+        "CPU": f"{sum(parts.values()):.2f} ms a batch of the busiest rank ("
+        + ", ".join(f"{name} {ms:.2f}" for name, ms in parts.items())
+        + f"), {cpu['one']:.2f} of one planner: {result['cpu_vs_one']} times",
+        "ids": f"{result['id_bytes_a_row']} bytes for each of {result['rows_a_trainer']:,.0f} rows of a trainer",
+    }
 
 
 @kernel

@@ -16,7 +16,7 @@ import torch
 from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
-from skirl.measure.bench.helpers import Watch, at_least_one, result
+from skirl.measure.bench.helpers import Watch, at_least_one, check_trace, read_trace, result
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.oracle.options import Depth, Plan
 from skirl.pipeline.lookahead import lookahead
@@ -51,12 +51,7 @@ class Traffic:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        if self.trace.suffix != ".npy":
-            raise ValueError(
-                f"trace is {str(self.trace)!r}: set it to a .npy file; benchmarks/make_trace.py writes them"
-            )
-        if not self.trace.is_file():
-            raise ValueError(f"trace is {str(self.trace)!r}, which is no file: set it to one that exists")
+        check_trace(self.trace)
         at_least_one(self, "batch", "capacity")
         if self.policy not in ("min", "lru", "lfu", "ttl"):
             raise ValueError(f"policy is {self.policy!r}: set it to min, lru, lfu or ttl")
@@ -69,7 +64,7 @@ class Traffic:
 
     def run(self) -> dict[str, Any]:
         """Execute the trace, count it by all policies, and compare the run with its plan."""
-        ids = _read(self.trace)
+        ids = read_trace(self.trace)
         if len(ids) < self.batch:
             raise ValueError(
                 f"batch is {self.batch}, the trace has {len(ids)} accesses: set batch to {len(ids)} or less"
@@ -196,12 +191,3 @@ def independent_counts() -> ModuleType | None:
 
 def _table(rows: int) -> Table:
     return Table("id", rows=rows, dim=1)
-
-
-def _read(path: Path) -> np.ndarray:
-    ids = np.load(path, allow_pickle=False)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(
-            f"trace {path.name} has shape {list(ids.shape)} of {ids.dtype}: save one dimension of integer ids"
-        )
-    return ids

@@ -1,0 +1,191 @@
+"""Where a row lives: a pure function of its key. The hash of a key falls into one of the ranges that its table is cut into,
+and each range has a site: a rank of several trainers, or one part of a store.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.core.initial import mix
+from skirl.core.keys import ROW_BITS
+from skirl.tools.jit import kernel
+
+Use = Literal["ranks", "store"]
+
+SALTS: dict[Use, int] = {"ranks": 0, "store": 1}
+"""Of each use a hash of its own: were it the same, all rows of one rank would fall into one part of its store. The hash of a
+key is the number `salt` of those that a splitmix64 generator draws whose state begins as the key."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_WHOLE = 1 << 64
+_BUCKETS = 256
+"""Equal parts of the hash; of each it is known which range its beginning is in."""
+_TO_BUCKET = np.uint64(56)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Contiguous ranges of the hash, and the site of each.
+
+    **Arguments**
+
+    - `starts`: where each range begins, ascending from 0; it ends where the next one begins, the last at 2**64.
+    - `sites`: the site of each range; a site may have several.
+
+    >>> Cut.even([0, 1, 2, 3]).starts == tuple(i << 62 for i in range(4))
+    True
+    """
+
+    starts: tuple[int, ...]
+    sites: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.starts or len(self.starts) != len(self.sites):
+            raise ValueError(
+                f"{len(self.starts)} ranges of the hash and {len(self.sites)} sites: give each range its site"
+            )
+        if self.starts[0] != 0 or any(a >= b for a, b in pairwise((*self.starts, _WHOLE))):
+            raise ValueError(
+                f"ranges of the hash begin at {list(self.starts)}: let them rise from 0 to less than 2**64"
+            )
+
+    @classmethod
+    def even(cls, sites: Sequence[int]) -> "Cut":
+        """Equal ranges, one a site in their order. Ranges of twice as many sites lie in these, each two in one."""
+        return cls(tuple(-(-i * _WHOLE // len(sites)) for i in range(len(sites))), tuple(sites))
+
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Begin, end and site of each."""
+        return list(zip(self.starts, (*self.starts[1:], _WHOLE), self.sites, strict=True))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The site of every row.
+
+    **Arguments**
+
+    - `sites`: how many there are.
+    - `cut`: the ranges of all tables but those below.
+    - `tables`: the ranges of tables that are cut in another way, by their number.
+    - `use`: what the sites are; it chooses the hash.
+
+    >>> Placement.even(4).site_of(np.array([0, 1, 2, 3, 1 << 48])).tolist()
+    [3, 2, 2, 0, 2]
+    >>> Placement.even(2).site_of(np.array([0, 1, 2, 3, 1 << 48])).tolist()
+    [1, 1, 1, 0, 1]
+    """
+
+    sites: int
+    cut: Cut
+    tables: Mapping[int, Cut] = field(default_factory=dict)
+    use: Use = "ranks"
+
+    def __post_init__(self) -> None:
+        if self.sites < 1:
+            raise ValueError(f"sites is {self.sites}: set it to 1 or more")
+        if self.use not in SALTS:
+            raise ValueError(f"use is {self.use!r}: set it to {' or '.join(map(repr, SALTS))}")
+        for cut in (self.cut, *self.tables.values()):
+            for site in cut.sites:
+                if not 0 <= site < self.sites:
+                    raise ValueError(f"a range is placed at site {site}: there are sites 0 to {self.sites - 1}")
+        object.__setattr__(self, "_arrays", self._as_arrays())
+
+    @classmethod
+    def even(cls, sites: int, use: Use = "ranks") -> "Placement":
+        """Every table over all sites, in equal ranges."""
+        if sites < 1:
+            raise ValueError(f"sites is {sites}: set it to 1 or more")
+        return cls(sites, Cut.even(range(sites)), use=use)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Placement":
+        """The one with these facts."""
+        cuts = {int(table): Cut(tuple(cut["starts"]), tuple(cut["sites"])) for table, cut in facts["tables"].items()}
+        cut = Cut(tuple(facts["cut"]["starts"]), tuple(facts["cut"]["sites"]))
+        return cls(facts["sites"], cut, cuts, facts["use"])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All there is to know, as JSON has it."""
+
+        def said(cut: Cut) -> dict[str, list[int]]:
+            return {"starts": list(cut.starts), "sites": list(cut.sites)}
+
+        tables = {str(table): said(self.tables[table]) for table in sorted(self.tables)}
+        return {"use": self.use, "sites": self.sites, "cut": said(self.cut), "tables": tables}
+
+    @property
+    def digest(self) -> str:
+        """The same for equal facts, another for others: 32 hexadecimal digits."""
+        return blake2b(json.dumps(self.facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def site_of(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The site of each row."""
+        out = np.empty(len(keys), np.int32)
+        _sites(keys, *self.arrays, out)
+        return out
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """What kernels take: the cut of each table, that of all beyond at the end, and what `site_in` takes."""
+        return self._arrays  # type: ignore[attr-defined]
+
+    def ranges_of(self, site: int, table: int | None = None) -> list[tuple[int, int]]:
+        """Begin and end of a site's ranges of a table, or of those tables that have no cut of their own."""
+        cut = self.cut if table is None else self.tables.get(table, self.cut)
+        return [(begin, end) for begin, end, of in cut.ranges if of == site]
+
+    def meets(self, site: int, other: "Placement") -> list[int]:
+        """Sites of another placement that may have rows of this one's `site`.
+
+        >>> Placement.even(2).meets(1, Placement.even(4)), Placement.even(3).meets(1, Placement.even(2))
+        ([2, 3], [0, 1])
+        """
+        if self.use != other.use:
+            return list(range(other.sites))
+        met = set[int]()
+        for table in (None, *self.tables.keys() | other.tables.keys()):
+            theirs = other.cut if table is None else other.tables.get(table, other.cut)
+            for begin, end in self.ranges_of(site, table):
+                met |= {of for their_begin, their_end, of in theirs.ranges if begin < their_end and their_begin < end}
+        return sorted(met)
+
+    def _as_arrays(self) -> tuple[Any, ...]:
+        cuts = [self.cut, *(self.tables[table] for table in sorted(self.tables))]
+        cut_of = np.zeros(max(self.tables, default=-1) + 2, np.int64)  # all tables beyond are as its last
+        cut_of[sorted(self.tables)] = np.arange(1, len(cuts))
+        first = np.cumsum([0, *(len(cut.starts) for cut in cuts)])
+        starts = np.array([start for cut in cuts for start in cut.starts], np.uint64)
+        sites = np.array([site for cut in cuts for site in cut.sites], np.int32)
+        begins = np.arange(_BUCKETS, dtype=np.uint64) << _TO_BUCKET
+        guess = np.stack(
+            [begin + np.searchsorted(starts[begin:end], begins, "right") - 1 for begin, end in pairwise(first)]
+        )
+        salt = np.uint64((SALTS[self.use] + 1) * _GOLDEN % _WHOLE)
+        return cut_of, salt, guess.astype(np.int32), first[1:] - 1, starts, sites
+
+
+@kernel
+def site_in(cut, key, salt, guess, last, starts, sites):
+    """In a kernel: the site of a key whose table has this cut; all but the first two are of `Placement.arrays`."""
+    hashed = mix(np.uint64(key) + salt)
+    i = guess[cut, hashed >> _TO_BUCKET]
+    while i < last[cut] and starts[i + 1] <= hashed:
+        i += 1
+    return sites[i]
+
+
+@kernel
+def _sites(keys, cut_of, salt, guess, last, starts, sites, out):
+    beyond = len(cut_of) - 1
+    for i in range(len(keys)):
+        out[i] = site_in(cut_of[min(keys[i] >> ROW_BITS, beyond)], keys[i], salt, guess, last, starts, sites)

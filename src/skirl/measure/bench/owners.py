@@ -1,0 +1,125 @@
+"""Planning divided: N owners that each plan their own rows, beside one planner of all, over the same batches.
+
+All ranks run in one process, one after the other; what crosses between them is written and read as it would be.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from skirl.core.placement import Placement
+from skirl.core.positions import Positions
+from skirl.core.tables import Schema
+from skirl.oracle.options import Plan
+from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.seen import Seen
+from skirl.oracle.together import Joined, JointPlanner, Together
+
+
+def parts_of(batch: Positions, ranks: int) -> list[Positions]:
+    """A batch's ids by rank: of each part, equal contiguous stretches.
+
+    >>> [part.keys().tolist() for part in parts_of(Positions.of(np.array([7, 8, 9, 1 << 48])), 2)]
+    [[7], [8, 9, 281474976710656]]
+    """
+    begin, length = batch.parts[:, 1], batch.parts[:, 2] - batch.parts[:, 1]
+    out = []
+    for rank in range(ranks):
+        mine = batch.parts.copy()
+        mine[:, 1] = begin + length * rank // ranks
+        mine[:, 2] = begin + length * (rank + 1) // ranks
+        out.append(Positions(batch.values, mine))
+    return out
+
+
+class _Timed:
+    """Time of one rank's thread, by what it did; none before it is told to count."""
+
+    def __init__(self) -> None:
+        self.counts = False
+        self.ms: dict[str, float] = {}
+
+    def __call__(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        began = time.thread_time()
+        out = call(*args)
+        if self.counts:
+            self.ms[what] = self.ms.get(what, 0.0) + (time.thread_time() - began) * 1e3
+        return out
+
+
+def divided(
+    schema: Schema, batches: Iterable[Positions], *, ranks: int, capacity: int, plan: Plan, warm: int
+) -> dict[str, Any]:
+    """Plan all batches both ways; what the halves moved and took, and the ratios.
+
+    **Arguments**
+
+    - `schema`, `batches`: tables of one dim, and the ids.
+    - `ranks`: owners; each has an equal part of the capacity.
+    - `capacity`: slots of one planner of all.
+    - `plan`: how far to read.
+    - `warm`: time counts from this batch on.
+    """
+    one: Planner[None] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
+    joint = [_owner(schema, rank, ranks, capacity, plan) for rank in range(ranks)]
+    alone, each = _Timed(), [_Timed() for _ in joint]
+    moved = {"one": 0, "owners": 0}
+    steps = rows = words = count = 0
+
+    def planned(number: int) -> None:
+        for step in _all(lambda: alone("plan", one.next)):
+            moved["one"] += step[1][0].fetches
+            one.executed(step[1][0].number)
+        for timed, owner in zip(each, joint, strict=True):
+            for _, _, (step,) in _all(lambda timed=timed, owner=owner: timed("plan", owner.next)):
+                moved["owners"] += step.fetches
+                owner.planner.executed(step.number)
+
+    for number, batch in enumerate(batches):
+        for timed in (alone, *each):
+            timed.counts = number >= warm
+        steps += number >= warm
+        one.add(None, [batch], 0)
+        out = [
+            timed("ask", owner.together.ask, [part], timed("vote", owner.vote))
+            for timed, owner, part in zip(each, joint, parts_of(batch, ranks), strict=True)
+        ]
+        for timed, owner, given in zip(each, joint, zip(*out, strict=True), strict=True):
+            answer: Joined = timed("join", owner.together.answer, given)
+            rows += int(answer.reads[0].ask[-1])
+            timed("add", owner.added, None, answer, 0)
+        words += sum(len(letter) for letters in out for letter in letters)
+        planned(number)
+        count += 1
+    for timed in (alone, *each):
+        timed.counts = False
+    one.end()
+    for owner in joint:
+        owner.planner.end()
+    planned(count)
+    busiest = max(each, key=lambda timed: sum(timed.ms.values()))
+    all_ms, one_ms = sum(busiest.ms.values()), sum(alone.ms.values())
+    return {
+        "batches": count,
+        "fetched": moved,
+        "fetches_vs_one": round(moved["owners"] / moved["one"], 4) if moved["one"] else None,
+        "cpu_ms": {"one": one_ms / max(1, steps), **{name: ms / max(1, steps) for name, ms in busiest.ms.items()}},
+        "cpu_vs_one": round(all_ms / one_ms, 4) if one_ms else None,
+        "rows_a_trainer": rows / count / ranks,
+        "id_bytes_a_row": round(4 * words / rows, 3),
+    }
+
+
+def _owner(schema: Schema, rank: int, ranks: int, capacity: int, plan: Plan) -> JointPlanner[None]:
+    together = Together([schema], rank, Placement.even(ranks), _not_called)
+    return JointPlanner(together, bank_planners(schema, [max(1, capacity // ranks)], plan, Seen(schema)), plan)
+
+
+def _not_called(given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    raise AssertionError("all ranks are here: nothing is exchanged")
+
+
+def _all(call: Callable[[], Any]) -> Iterator[Any]:
+    return iter(call, None)

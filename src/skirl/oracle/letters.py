@@ -1,0 +1,112 @@
+"""What trainers tell each other about a batch: one array of int32 from each to each.
+
+Words: what it is, the number of the batch, the sender's vote (2); then for a batch the count of rows of every table of every
+bank, and the rows, bank after bank; for an error its text. A row is one word, of a table of more than 2**31 rows half a word
+more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from skirl.core.tables import Schema
+from skirl.oracle.halves import NARROW, Requests, row_type
+from skirl.oracle.reach import Vote
+
+BATCH, END, ERROR = 0, 1, 2
+_HEAD = 4
+_MOST = 2**31 - 1
+
+
+@dataclass(slots=True)
+class Letter:
+    """What one trainer tells one other."""
+
+    kind: int
+    """`BATCH`; `END`: it has no more; or `ERROR`: it cannot go on."""
+    number: int
+    """How many batches it told of before."""
+    vote: Vote
+    banks: list[Requests] = field(default_factory=list)
+    """Of a batch, what it asks for."""
+    text: str = ""
+    """Of an error."""
+
+
+class Letters:
+    """Writes and reads letters about batches of these banks.
+
+    **Arguments**
+
+    - `banks`: schema and number of each bank of all collections.
+    """
+
+    def __init__(self, banks: Sequence[tuple[Schema, int]]) -> None:
+        ends = _HEAD + np.cumsum([0, *(len(schema.banks[bank].tables) for schema, bank in banks)])
+        self._counts = [slice(begin, end) for begin, end in pairwise(ends.tolist())]
+        self._wide = [
+            np.array([schema.tables[t].rows > NARROW for t in schema.banks[bank].tables]) for schema, bank in banks
+        ]
+        self._types = [row_type(schema, bank) for schema, bank in banks]
+
+    def write(self, letter: Letter) -> np.ndarray:
+        """As int32."""
+        head = np.array([letter.kind, letter.number, *(min(vote, _MOST) for vote in letter.vote)], np.int32)
+        if letter.kind == ERROR:
+            text = letter.text.encode()
+            return np.concatenate([head, np.array([len(text)], np.int32), _padded(np.frombuffer(text, np.uint8))])
+        if letter.kind == END:
+            return head
+        counts = [requests.counts for requests in letter.banks]
+        rows = [
+            part for requests, wide in zip(letter.banks, self._wide, strict=True) for part in _written(requests, wide)
+        ]
+        return np.concatenate([head, *counts, *rows])
+
+    def read(self, words: np.ndarray) -> Letter:
+        """The letter in these words."""
+        kind, number, *vote = words[:_HEAD].tolist()
+        letter = Letter(kind, number, Vote(*vote))
+        if kind == ERROR:
+            letter.text = words[_HEAD + 1 :].tobytes()[: words[_HEAD]].decode()
+        elif kind == BATCH:
+            at = self._counts[-1].stop
+            for place, wide, kind_of_rows in zip(self._counts, self._wide, self._types, strict=True):
+                counts = words[place]
+                rows, at = _read(words, at, counts, wide, kind_of_rows)
+                letter.banks.append(Requests(rows, counts))
+        return letter
+
+
+def _written(requests: Requests, wide: np.ndarray) -> list[np.ndarray]:
+    """Lower 32 bits of all rows, then bits 32 to 47 of those of wide tables."""
+    rows = requests.rows
+    if rows.dtype == np.int32:
+        return [rows]
+    high = (rows[np.repeat(wide, requests.counts)] >> 32).astype(np.uint16)
+    return [rows.astype(np.uint32).view(np.int32), _padded(high)]
+
+
+def _read(
+    words: np.ndarray, at: int, counts: np.ndarray, wide: np.ndarray, kind: type[np.int32] | type[np.int64]
+) -> tuple[np.ndarray, int]:
+    """Rows of one bank, and where the next one's begin."""
+    count = int(counts.sum())
+    low = words[at : at + count]
+    at += count
+    if kind is np.int32:
+        return low, at
+    rows = low.view(np.uint32).astype(np.int64)
+    many = int(counts[wide].sum())
+    high = words[at : at + (many + 1) // 2].view(np.uint16)[:many]
+    rows[np.repeat(wide, counts)] |= high.astype(np.int64) << 32
+    return rows, at + (many + 1) // 2
+
+
+def _padded(part: np.ndarray) -> np.ndarray:
+    """As int32, filled up with zeros."""
+    out = np.zeros(-(-part.nbytes // 4), np.int32)
+    out.view(part.dtype)[: len(part)] = part
+    return out

@@ -1,0 +1,136 @@
+"""The site of a row, against a splitmix64 generator in plain Python."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.core.placement import SALTS, Cut, Placement
+from skirl.tools.hash_index import mix as index_mix
+from tests.cases import cases
+
+keys = st.builds(lambda table, row: table << 48 | row, st.integers(0, 9), st.integers(0, (1 << 48) - 1))
+
+
+def drawn(state: int, number: int) -> int:
+    """What a splitmix64 generator with this state draws, counted from 0."""
+    z = (state + (number + 1) * 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
+
+
+def test_the_generator_above_is_splitmix64():
+    """Its first numbers from 0, as they are published."""
+    assert [drawn(0, i) for i in range(3)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+@pytest.mark.parametrize(
+    ("sites", "use", "wanted"),
+    [
+        (1, "ranks", [0, 0, 0, 0, 0]),
+        (2, "ranks", [1, 1, 0, 1, 1]),
+        (3, "ranks", [2, 1, 0, 2, 2]),
+        (8, "ranks", [7, 4, 1, 6, 7]),
+        (8, "store", [3, 5, 1, 1, 6]),
+        (1000, "ranks", [883, 566, 133, 772, 946]),
+    ],
+)
+def test_where_these_rows_live_for_ever(sites, use, wanted):
+    """Stores and checkpoints rely on it: a change loses every row."""
+    five = np.array([0, 1, 12345, (1 << 48) - 1, 7 << 48 | 99])
+    assert Placement.even(sites, use).site_of(five).tolist() == wanted
+    by_hand = [drawn(key, SALTS[use]) * sites // 2**64 for key in five.tolist()]
+    assert by_hand == wanted
+
+
+@st.composite
+def cuts(draw: st.DrawFn, sites: int) -> Cut:
+    inner = draw(st.lists(st.integers(1, 2**64 - 1), max_size=6, unique=True))
+    of = draw(st.lists(st.integers(0, sites - 1), min_size=len(inner) + 1, max_size=len(inner) + 1))
+    return Cut((0, *sorted(inner)), tuple(of))
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> Placement:
+    sites = draw(st.integers(1, 9))
+    tables = draw(st.dictionaries(st.integers(0, 6), cuts(sites), max_size=3))
+    cut = draw(st.one_of(st.just(Cut.even(range(sites))), cuts(sites)))
+    return Placement(sites, cut, tables, draw(st.sampled_from(list(SALTS))))
+
+
+def site_by_hand(placement: Placement, key: int) -> int:
+    cut = placement.tables.get(key >> 48, placement.cut)
+    hashed = drawn(key, SALTS[placement.use])
+    return next(site for begin, end, site in cut.ranges if begin <= hashed < end)
+
+
+@cases(60)
+@given(placement=placements(), some=st.lists(keys, max_size=12))
+def test_the_range_that_the_hash_is_in(placement, some):
+    assert placement.site_of(np.array(some, np.int64)).tolist() == [site_by_hand(placement, key) for key in some]
+
+
+@cases(40)
+@given(placement=placements(), other=placements(), some=st.lists(keys, max_size=12))
+def test_who_may_have_a_site_s_rows(placement, other, some):
+    met = [placement.meets(site, other) for site in range(placement.sites)]
+    for key in some:
+        assert site_by_hand(other, key) in met[site_by_hand(placement, key)]
+
+
+def test_ranges_of_twice_as_many_sites_nest():
+    some = np.random.default_rng(0).integers(0, 1 << 62, 20_000)
+    for sites in (1, 3, 4, 32):
+        few, many = Placement.even(sites), Placement.even(2 * sites)
+        assert (many.site_of(some) // 2 == few.site_of(some)).all()
+        assert [few.meets(site, many) for site in range(sites)] == [[2 * site, 2 * site + 1] for site in range(sites)]
+
+
+def test_ranges_cover_the_hash_once():
+    for sites in (1, 2, 3, 7, 100):
+        placed = Placement.even(sites)
+        ranges = [placed.ranges_of(site) for site in range(sites)]
+        assert all(len(part) == 1 for part in ranges)
+        assert ranges[0][0][0] == 0 and ranges[-1][0][1] == 2**64
+        assert all(a[0][1] == b[0][0] for a, b in pairwise(ranges))
+        sizes = [end - begin for ((begin, end),) in ranges]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_rows_spread_evenly_and_by_no_other_hash():
+    """Rows of one rank fill its store's parts evenly, and the places of a hash index."""
+    one_table = np.arange(200_000, dtype=np.int64)
+    rank = Placement.even(8).site_of(one_table)
+    mine = one_table[rank == 3]
+    parts = Placement.even(8, "store").site_of(mine)
+    places = np.array([index_mix(int(key)) & 7 for key in mine[:8000].tolist()])
+    for spread in (rank, parts, places):
+        counts = np.bincount(spread, minlength=8)
+        assert abs(counts / len(spread) * 8 - 1).max() < 0.1
+
+
+def test_facts_and_digest():
+    placed = Placement(3, Cut.even([0, 2, 1]), {4: Cut((0, 5), (1, 1))}, "store")
+    again = Placement.of(json.loads(json.dumps(placed.facts)))
+    assert again == placed and again.digest == placed.digest
+    others = [Placement.even(3), Placement.even(4), Placement.even(3, "store"), Placement(3, placed.cut, {}, "store")]
+    assert len({placed.digest, *(other.digest for other in others)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda: Placement.even(0), "sites is 0: set it to 1 or more"),
+        (lambda: Placement.even(2, "rows"), "use is 'rows': set it to 'ranks' or 'store'"),  # type: ignore[arg-type]
+        (lambda: Placement(2, Cut.even([0, 2])), "a range is placed at site 2: there are sites 0 to 1"),
+        (lambda: Cut((0, 9, 9), (0, 1, 0)), r"begin at \[0, 9, 9\]: let them rise"),
+        (lambda: Cut((0, 9), (0,)), "2 ranges of the hash and 1 sites: give each range its site"),
+    ],
+)
+def test_a_wrong_placement_is_refused(wrong, text):
+    with pytest.raises(ValueError, match=text):
+        wrong()

@@ -1,0 +1,173 @@
+"""Several trainers plan together: what each reads is what its owner serves, and every owner plans as if it were alone."""
+
+from collections import defaultdict
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.core.placement import Placement
+from skirl.oracle.bank import BatchTooLarge
+from skirl.oracle.halves import fused
+from skirl.oracle.options import Plan
+from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.reach import Vote
+from skirl.oracle.seen import Seen
+from skirl.oracle.together import FailedElsewhere
+from skirl.pipeline.epoch import Epoch
+from tests.cases import cases
+from tests.oracle import brute
+from tests.oracle.execute import Cache
+from tests.oracle.trainers import BANKS, SCHEMA, Run, Trainers, key_of, positions, runs
+
+DEPTHS = st.sampled_from([1, 2, 5, 30, "auto", "auto"])
+
+
+def execute(run: Run, plan: Plan) -> None:
+    """Run every Step and look at every value that is served, and at who leaves when."""
+    caches = [[Cache(capacity, hold=plan.hold, hold_rows=capacity) for capacity in of] for of in run.capacities]
+    uses: dict[int, int] = defaultdict(int)
+    wanted_ends = run.window_ends(plan)
+    steps_of = list(Trainers(run.placement, run.capacities, plan).run(run.batches, run.nbytes))
+    assert len(steps_of) == len(run.batches)
+    check_victims(run, steps_of, wanted_ends)
+    for number, planned in enumerate(steps_of):
+        batch = run.batches[number]
+        assert [item for item, *_ in planned] == [number] * run.ranks
+        assert [end for *_, end in planned] == [wanted_ends[number]] * run.ranks
+        for bank in range(len(BANKS)):
+            served = []
+            for owner, (_, joined, steps, _) in enumerate(planned):
+                wanted, cache = run.asked[owner][bank][number], caches[owner][bank]
+                assert joined.banks[bank].keys().tolist() == wanted
+                cache.run(steps[bank], np.array(wanted, np.int64))
+                # The value of a row is how often it was used before this step; by now it is one more.
+                served.append([(key, used - 1) for key, used in (cache.slots[s] for s in steps[bank].slots.tolist())])
+            for rank, (_, joined, _, _) in enumerate(planned):
+                reads = joined.reads[bank]
+                buffer = []
+                for owner, (_, theirs, _, _) in enumerate(planned):
+                    begin, end = theirs.serve[bank][rank : rank + 2]
+                    assert end - begin == reads.ask[owner + 1] - reads.ask[owner]
+                    buffer += served[owner][begin:end]
+                read = [buffer[place] for place in reads.place.tolist()]
+                assert read == [(key, uses[key]) for key in batch[rank][bank]]
+            for key in {key for part in batch for key in part[bank]}:
+                uses[key] += 1
+    assert {row for of in caches for cache in of for row in cache.uses.items()} == set(uses.items())
+
+
+@cases(40)
+@given(run=runs(), depth=DEPTHS, ramp=st.booleans(), window_bytes=st.sampled_from([1, 30, 1 << 40, 1 << 40]))
+def test_what_is_read_is_what_is_served_and_fresh(run, depth, ramp, window_bytes):
+    """And every owner evicts what a plan of its requests alone would."""
+    execute(run, Plan(depth, ramp=ramp, window_bytes=window_bytes))
+
+
+def check_victims(run: Run, planned, ends: list[int]) -> None:
+    """Those of a plan of each owner's requests alone."""
+    for owner, of in enumerate(run.capacities):
+        for bank, capacity in enumerate(of):
+            evicted = [step[owner][2][bank].evict_keys.tolist() for step in planned]
+            assert evicted == brute.victims(run.asked[owner][bank], capacity, ends)
+
+
+@cases(15)
+@given(run=runs(most_ranks=4))
+def test_an_epoch_is_known_to_every_owner(run):
+    plan = Plan("epoch")
+    first = Trainers(run.placement, run.capacities, plan)
+    epochs = [Epoch(SCHEMA) for _ in run.capacities]
+    try:
+        for batch in run.batches:
+            for joint, epoch, letters in zip(first.joint, epochs, first.swap(batch), strict=True):
+                joined = joint.together.answer(letters)
+                assert joined is not None
+                epoch.add(joined.banks)
+        for epoch in epochs:
+            epoch.scan()
+        trainers = Trainers(run.placement, run.capacities, plan, [epoch.next_uses for epoch in epochs])
+        planned = list(trainers.run(run.batches, run.nbytes))
+    finally:
+        for epoch in epochs:
+            epoch.close()
+    check_victims(run, planned, [len(run.batches)] * len(run.batches))
+
+
+@cases(30)
+@given(run=runs(most_ranks=1), depth=DEPTHS, ramp=st.booleans())
+def test_both_halves_of_one_trainer_are_the_step_of_a_run_alone(run, depth, ramp):
+    plan = Plan(depth, ramp=ramp, window_bytes=20)
+    alone: Planner[None] = Planner(bank_planners(SCHEMA, run.capacities[0], plan, Seen(SCHEMA)), plan)
+    for batch, size in zip(run.batches, run.nbytes[0], strict=True):
+        alone.add(None, [positions(part) for part in batch[0]], size)
+    alone.end()
+    for [(_, joined, steps, _)] in Trainers(run.placement, run.capacities, plan).run(run.batches, run.nbytes):
+        planned = alone.next()
+        assert planned is not None
+        for reads, step, wanted in zip(joined.reads, steps, planned[1], strict=True):
+            both = fused(reads, step)
+            for name in wanted.__slots__:
+                ours, theirs = getattr(both, name), getattr(wanted, name)
+                assert np.array_equal(ours, theirs) and getattr(ours, "dtype", 0) == getattr(theirs, "dtype", 0), name
+    assert alone.next() is None
+
+
+def two(plan: Plan, capacity: int) -> Trainers:
+    return Trainers(Placement.even(2), [[capacity] * len(BANKS)] * 2, plan)
+
+
+def one_row(row: int) -> list[list[int]]:
+    return [[key_of(2, row)], [], []]
+
+
+def test_a_batch_larger_than_an_owner_s_cache_ends_all_ranks_at_once():
+    trainers = two(Plan(1), capacity=3)
+    many = [
+        [key for key in map(partial(key_of, 2), range(40)) if not Placement.even(2).site_of(np.array([key]))],
+        [],
+        [],
+    ]
+    batches, steps = [[one_row(1), one_row(2)], [many, one_row(3)], [one_row(4), one_row(5)]], []
+    with pytest.raises(
+        BatchTooLarge, match=r"^rank 0: batch 1 needs \d+ rows of dim 4 together, the cache holds 3: set"
+    ):
+        for planned in trainers.run(batches, [[0] * 3] * 2):
+            steps.append(planned)
+    assert len(steps) == 1, "what comes before it is planned; it and what follows are not"
+    given = trainers.swap(None)  # rank 0 has ended; the other hears the same
+    with pytest.raises(FailedElsewhere, match=r"^rank 0: .*batch 1 needs \d+ rows of dim 4"):
+        trainers.joint[1].together.answer(given[1])
+
+
+def test_an_id_that_a_rank_cannot_take_ends_all_ranks():
+    trainers = two(Plan(3), capacity=3)
+    trainers.joint[1].together.failure = ValueError("batch 0, feature 'a', sample 0: id 99 is outside table 'a'")
+    given = trainers.swap([one_row(1), one_row(2)])
+    for rank, kind in enumerate((FailedElsewhere, ValueError)):
+        with pytest.raises(kind, match=r"^rank 1: batch 0, feature 'a', sample 0: id 99"):
+            trainers.joint[rank].together.answer(given[rank])
+
+
+def test_all_end_where_the_first_has_no_more():
+    trainers = two(Plan(1), capacity=3)
+    first, second = (joint.together for joint in trainers.joint)
+    nothing = Vote(0, 0)
+    out = [first.ask([positions(part) for part in one_row(1)], nothing), second.ask(None, nothing)]
+    assert [each.answer(list(given)) for each, given in zip((first, second), zip(*out, strict=True), strict=True)] == [
+        None,
+        None,
+    ]
+    assert first.ended and second.ended and (first.dropped, second.dropped) == (1, 0)
+    assert first.batch([positions(part) for part in one_row(2)], nothing) is None and first.dropped == 2
+    first.end(nothing)
+
+
+def test_ranks_that_are_not_in_step_are_found_out():
+    trainers = two(Plan(1), capacity=3)
+    trainers.joint[1].together.number = 1
+    given = trainers.swap([one_row(1), one_row(2)])
+    with pytest.raises(AssertionError, match="rank 1 is at batch 1, rank 0 at 0"):
+        trainers.joint[0].together.answer(given[0])

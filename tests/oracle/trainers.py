@@ -1,0 +1,173 @@
+"""Several trainers that plan together, in lockstep in one thread; and what they should come to, in plain Python."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from skirl import Table
+from skirl.core.placement import Cut, Placement
+from skirl.core.positions import Positions
+from skirl.core.tables import ROW_BITS, Schema
+from skirl.oracle.options import Plan
+from skirl.oracle.planner import bank_planners
+from skirl.oracle.seen import Seen
+from skirl.oracle.step import Step
+from skirl.oracle.together import Joined, JointPlanner, NextUses, Together
+
+# Three banks: dim 4 has small tables and a large one, dim 8 one whose rows need 48 bits, dim 16 one between.
+TABLES = (("a", 40, 4), ("b", 50, 8), ("c", 1_000_000_000, 4), ("d", 7, 4), ("e", 1 << 48, 8), ("f", 1 << 32, 16))
+SCHEMA = Schema.of([Table(name, rows, dim) for name, rows, dim in TABLES])
+BANKS = [bank.tables for bank in SCHEMA.banks]
+
+Ids = list[list[int]]
+"""One trainer's keys of one batch, by bank."""
+Batch = list[Ids]
+"""Those of all trainers."""
+
+
+def key_of(table: int, row: int) -> int:
+    """Small numbers spread over a table's rows."""
+    rows = TABLES[table][1]
+    return table << ROW_BITS | (row % rows if rows < 100 else row * 987_654_321_987 % rows)
+
+
+def random_ids(rng: np.random.Generator, most: int = 8, rows: int = 12) -> Ids:
+    """A trainer's ids: features may be absent, and all of them."""
+    if rng.random() < 0.1:
+        return [[] for _ in BANKS]
+    out = []
+    for bank in BANKS:
+        tables = np.sort(rng.choice(bank, rng.integers(0, most + 1) if rng.random() < 0.8 else 0))
+        out.append([key_of(int(table), int(rng.integers(rows))) for table in tables])
+    return out
+
+
+def positions(part: Sequence[int]) -> Positions:
+    return Positions.of(np.array(part, np.int64))
+
+
+def asked(part: Sequence[int], owner: int, placement: Placement) -> list[int]:
+    """What a trainer asks an owner for: each row once, by table, and by its last position."""
+    last = {key: position for position, key in enumerate(part)}
+    sites = dict(zip(last, placement.site_of(np.array(list(last), np.int64)).tolist(), strict=True))
+    mine = [key for key in last if sites[key] == owner]
+    return sorted(mine, key=lambda key: (key >> ROW_BITS, last[key]))
+
+
+@dataclass
+class Run:
+    """Batches of several trainers, and caches that hold them."""
+
+    placement: Placement
+    batches: list[Batch]
+    more: Sequence[int] = (0,)
+    """Slots beyond what a cache needs, one after the other."""
+    nbytes: list[list[int]] = field(init=False)
+    """By rank: what each batch weighs."""
+
+    def __post_init__(self) -> None:
+        self.ranks = self.placement.sites
+        self.asked = [
+            [[self._requests(batch, owner, bank) for batch in self.batches] for bank in range(len(BANKS))]
+            for owner in range(self.ranks)
+        ]
+        """By owner, bank and batch: what all trainers ask for, in rank order."""
+        needs = [[max(1, *(len(set(keys)) for keys in of)) for of in banks] for banks in self.asked]
+        self.capacities = [
+            [need + self.more[(owner + bank) % len(self.more)] for bank, need in enumerate(of)]
+            for owner, of in enumerate(needs)
+        ]
+        self.nbytes = [[len(part[rank][0]) for part in self.batches] for rank in range(self.ranks)]
+
+    def _requests(self, batch: Batch, owner: int, bank: int) -> list[int]:
+        return [key for part in batch for key in asked(part[bank], owner, self.placement)]
+
+    def window_ends(self, plan: Plan) -> list[int]:
+        """Where the window ends when each batch is planned, by the rule: rows of all owners, or bytes of any."""
+        ends, end = [], 0
+        for number in range(len(self.batches)):
+            while end < len(self.batches) and not self._is_full(plan, range(number, end)):
+                end += 1
+            ends.append(end)
+        return ends
+
+    def _is_full(self, plan: Plan, window: range) -> bool:
+        if not window:
+            return False
+        if any(sum(sizes[b] for b in window) >= plan.most_bytes for sizes in self.nbytes):
+            return True
+        if plan.ramp and len(window) >= 2 * window.start + 8:
+            return True
+        if plan.depth != "auto":
+            return len(window) >= (1 if plan.depth == "epoch" else plan.depth)
+        return all(
+            len({key for b in window for key in keys[b]}) >= 4 * capacity
+            for banks, of in zip(self.asked, self.capacities, strict=True)
+            for keys, capacity in zip(banks, of, strict=True)
+        )
+
+
+@st.composite
+def runs(draw: st.DrawFn, most_ranks: int = 8) -> Run:
+    """Ranks, batches, and capacities that hold them. Ids come from one number: drawn one by one they took all the time."""
+    ranks, count = draw(st.integers(1, most_ranks)), draw(st.integers(1, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    rows = draw(st.sampled_from([3, 12, 40]))
+    placement = Placement.even(ranks)
+    if draw(st.booleans()):
+        placement = Placement(ranks, placement.cut, {2: Cut((0, 1 << 63), (ranks - 1, 0))})
+    batches = [[random_ids(rng, rows=rows) for _ in range(ranks)] for _ in range(count)]
+    return Run(placement, batches, draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)))
+
+
+class Trainers:
+    """N trainers, each with the planners of its own rows."""
+
+    def __init__(
+        self, placement: Placement, capacities: Sequence[Sequence[int]], plan: Plan, next_uses: Sequence[NextUses] = ()
+    ) -> None:
+        self.joint: list[JointPlanner[int]] = []
+        for rank, of in enumerate(capacities):
+            together = Together([SCHEMA], rank, placement, self.no_exchange)
+            banks = bank_planners(SCHEMA, of, plan, Seen(SCHEMA))
+            self.joint.append(JointPlanner(together, banks, plan, next_uses[rank] if next_uses else None))
+
+    @staticmethod
+    def no_exchange(given: list[np.ndarray]) -> list[np.ndarray]:
+        raise AssertionError("here letters are carried by hand")
+
+    def swap(self, batch: Batch | None) -> list[list[np.ndarray]]:
+        """What every rank is given, by rank."""
+        out = [
+            joint.together.ask(None if batch is None else [positions(part) for part in batch[rank]], joint.vote())
+            for rank, joint in enumerate(self.joint)
+        ]
+        return [list(given) for given in zip(*out, strict=True)]
+
+    def run(
+        self, batches: Sequence[Batch], nbytes: Sequence[Sequence[int]]
+    ) -> Iterator[list[tuple[int, Joined, list[Step], int]]]:
+        """By rank: the batch's number, its exchange, the Steps, and where the window ended."""
+        for number, batch in enumerate(batches):
+            for rank, (joint, given) in enumerate(zip(self.joint, self.swap(batch), strict=True)):
+                joint.added(number, joint.together.answer(given), nbytes[rank][number])
+            yield from self.ready()
+        for joint, given in zip(self.joint, self.swap(None), strict=True):
+            assert joint.together.answer(given) is None
+            joint.planner.end()
+        yield from self.ready()
+
+    def ready(self) -> Iterator[list[tuple[int, Joined, list[Step], int]]]:
+        """All that is planned now; every rank has planned as much."""
+        while True:
+            planned = [joint.next() for joint in self.joint]
+            if None in planned:
+                assert planned == [None] * len(planned), "some plan and others wait"
+                return
+            yield [
+                (*of, joint.planner.end_number + joint.planner.window)
+                for of, joint in zip(planned, self.joint, strict=True)
+                if of is not None
+            ]
