@@ -1,0 +1,160 @@
+"""The order in which the shards of a step are summed: one binary tree over them, whoever computes which of them.
+
+Leaves are numbered 0, 1, 2, ... from the left; a leaf that has nothing to add is left out, and its sibling goes up as it is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def check_shards(shards: int) -> None:
+    """Refuse a number of shards that no tree has.
+
+    **Arguments**
+
+    - `shards`: of a step.
+
+    >>> check_shards(6)
+    Traceback (most recent call last):
+    ValueError: shards is 6: set it to a power of two, such as 4 or 8
+    """
+    if shards < 1 or shards & (shards - 1):
+        below = 1 << max(0, shards.bit_length() - 1) if shards > 0 else 1
+        raise ValueError(f"shards is {shards}: set it to a power of two, such as {below} or {2 * below}")
+
+
+def leaves(micros: int, shards: int = 1) -> list[int]:
+    """The leaf of each micro-batch of a step. A shard of several has a subtree of its own.
+
+    **Arguments**
+
+    - `micros`: how many micro-batches the step has: those of the first shard, then those of the next.
+    - `shards`: how many shards they are.
+
+    >>> leaves(4), leaves(6, shards=2)
+    ([0, 1, 2, 3], [0, 1, 2, 4, 5, 6])
+    """
+    each = micros // shards
+    width = 1 << max(0, each - 1).bit_length()
+    return [shard * width + i for shard in range(shards) for i in range(each)]
+
+
+def subtrees(begin: int, end: int) -> list[range]:
+    """A block of leaves as the fewest whole subtrees: what its sums can be told to others as.
+
+    **Arguments**
+
+    - `begin`, `end`: the first leaf, and the one after the last.
+
+    >>> subtrees(0, 4), subtrees(3, 8)
+    ([range(0, 4)], [range(3, 4), range(4, 8)])
+    """
+    found = []
+    while begin < end:
+        size = begin & -begin or 1 << end.bit_length()
+        while begin + size > end:
+            size //= 2
+        found.append(range(begin, begin + size))
+        begin += size
+    return found
+
+
+class TreeSum(Generic[T]):
+    """Adds what leaves bring, in the tree's order, and holds log2(leaves) + 2 partial sums at most.
+
+    **Arguments**
+
+    - `add`: adds the right part to the left one; it may change the left one.
+
+    >>> sums = TreeSum(lambda left, right: f"({left}+{right})")
+    >>> for leaf in (0, 1, 2, 5, 6, 7):
+    ...     sums.take(leaf, str(leaf))
+    >>> sums.total()
+    '(((0+1)+2)+(5+(6+7)))'
+    """
+
+    def __init__(self, add: Callable[[T, T], T]) -> None:
+        self._add = add
+        self._parts: list[tuple[int, T]] = []
+
+    def take(self, leaf: int, part: T) -> None:
+        """The next part: of a leaf, or of a subtree whose first leaf it is, right of all before."""
+        parts = self._parts
+        # What is left of the new leaf and meets each other below where the new one does is complete.
+        while len(parts) > 1 and _meet(parts[-2][0], parts[-1][0]) < _meet(parts[-1][0], leaf):
+            self._join()
+        parts.append((leaf, part))
+
+    def total(self) -> T | None:
+        """The sum of all parts; None where there were none. Afterwards there are none."""
+        while len(self._parts) > 1:
+            self._join()
+        return self._parts.pop()[1] if self._parts else None
+
+    def _join(self) -> None:
+        right = self._parts.pop()[1]
+        leaf, left = self._parts[-1]
+        self._parts[-1] = leaf, self._add(left, right)
+
+
+class BlockSum(Generic[T]):
+    """The sums of a block of leaves: one for each whole subtree in it, which is all that others need.
+
+    **Arguments**
+
+    - `block`: the leaves.
+    - `add`: as for `TreeSum`.
+
+    >>> sums = BlockSum(range(1, 4), lambda left, right: f"({left}+{right})")
+    >>> for leaf in (1, 2, 3):
+    ...     sums.take(leaf, str(leaf))
+    >>> sums.totals()
+    [(1, '1'), (2, '(2+3)')]
+    """
+
+    def __init__(self, block: range, add: Callable[[T, T], T]) -> None:
+        self._trees = [(part, TreeSum(add)) for part in subtrees(block.start, block.stop)]
+
+    def take(self, leaf: int, part: T) -> None:
+        """The next part, of a leaf right of all before."""
+        next(sums for leaves, sums in self._trees if leaf in leaves).take(leaf, part)
+
+    def totals(self) -> list[tuple[int, T]]:
+        """The first leaf of each subtree, and its sum; subtrees without a part are left out."""
+        found = [(leaves.start, sums.total()) for leaves, sums in self._trees]
+        return [(leaf, total) for leaf, total in found if total is not None]
+
+
+def tree_sum(parts: Iterable[tuple[int, T]], add: Callable[[T, T], T]) -> T | None:
+    """The sum of parts over the tree; None of none.
+
+    **Arguments**
+
+    - `parts`: leaves in rising order, each with its part; for a subtree, its first leaf.
+    - `add`: as for `TreeSum`.
+
+    >>> tree_sum([(1, 2.0), (6, 3.0)], lambda left, right: left + right)
+    5.0
+    """
+    sums = TreeSum(add)
+    for leaf, part in parts:
+        sums.take(leaf, part)
+    return sums.total()
+
+
+def add_lists(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+    """Tensors added one by one, into the left ones; None where there is none adds nothing.
+
+    **Arguments**
+
+    - `left`, `right`: equally many tensors, or None in the place of some.
+    """
+    both = zip(left, right, strict=True)
+    return [a if b is None else b if a is None else a.add_(b) for a, b in both]
+
+
+def _meet(a: int, b: int) -> int:
+    """The height of the smallest subtree that has both leaves."""
+    return (a ^ b).bit_length()
