@@ -23,6 +23,7 @@ FLOORS = (
     ("checkpoint",),
     ("train",),
     ("measure",),
+    ("cluster",),
     ("__init__", "cli", "torchrec", "lightning"),
     ("__main__",),
 )

@@ -80,8 +80,10 @@ def test_alone_with_all_shards_is_the_same_tree():
 
 def train(peers, optimizers, seed: int = 0, shards: int = 2, loop=None) -> list[list[float]]:
     """Two layers trained on this rank's shards with several optimizers; their weights."""
-    torch.manual_seed(seed)
     layers = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    drawn = np.random.default_rng(seed)  # ranks are threads here, and torch's generator is one for all
+    for weight in layers.parameters():
+        weight.data.copy_(torch.from_numpy(drawn.standard_normal(weight.shape)))
     made = [make(list(layer.parameters())) for make, layer in zip(optimizers, layers)]
     with Dense(peers, layers.parameters(), shards=shards) as dense:
         for step in range(3):

@@ -49,16 +49,9 @@ class _ToItself(Channel):
     def _exchange(self, arrays: Sequence[NDArray], tag: str, doing: str) -> list[NDArray]:
         return [arrays[0]]
 
-    def _all_to_all(
-        self, out: "Tensor", send: "Tensor", receive_counts: list[int], send_counts: list[int], doing: str
-    ) -> Work:
-        if receive_counts != send_counts:
-            raise ValueError(f"{doing}: {send_counts} are sent to the only rank, and {receive_counts} expected of it")
-        out.copy_(send)
-        return _Done()
-
-    def _all_gather(self, out: "Tensor", piece: "Tensor", doing: str) -> Work:
-        out.copy_(piece)
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+        if outs[0].shape != parts[0].shape:
+            raise ValueError(f"{doing}: {len(parts[0])} are sent to the only rank, and {len(outs[0])} expected of it")
         return _Done()
 
     def _fail(self, why: str) -> NoReturn:

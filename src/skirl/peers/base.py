@@ -1,5 +1,6 @@
 """What every way to other trainers offers: channels, on which all ranks make the same calls in the same order."""
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -110,7 +111,7 @@ class Channel(ABC):
         ours = torch.from_numpy(heads(arrays, self._sequence, tag))
         theirs = torch.empty_like(ours)
         self._counted(ours, ones, ones)
-        self._all_to_all(theirs, ours, ones, ones, doing).wait()
+        self._moved(_split(theirs, ones), _split(ours, ones), doing).wait()
         expected = tag.encode()[: HEAD["tag"].itemsize].decode(errors="replace")
         come = []
         for rank, raw in enumerate(theirs.numpy()):
@@ -137,7 +138,7 @@ class Channel(ABC):
         receive_counts = [padded(head.bytes) // ALIGNED for head in come]
         out = torch.empty(sum(receive_counts), ALIGNED, dtype=torch.uint8)
         self._counted(send, send_counts, receive_counts)
-        self._all_to_all(out, send, receive_counts, send_counts, doing).wait()
+        self._moved(_split(out, receive_counts), _split(send, send_counts), doing).wait()
         whole, at, parts = out.numpy().reshape(-1), 0, []
         for head in come:
             parts.append(whole[at : at + head.bytes].view(head.dtype))
@@ -187,37 +188,35 @@ class Channel(ABC):
             if not (send.is_contiguous() and out.is_contiguous()):
                 raise ValueError(f"{doing}: send and out have to be contiguous")
             self._counted(send, send_counts, receive_counts, vectors=True)
-            return Swapping(self, self._all_to_all(out, send, receive_counts, send_counts, doing), out, send)
+            return Swapping(self, self._moved(_split(out, receive_counts), _split(send, send_counts), doing), out, send)
 
-    def gather(self, piece: "Tensor", out: "Tensor | None" = None, tag: str = "") -> "Tensor":
-        """Get the pieces of all ranks, which have the same size, in the order of ranks.
+    def swap_parts(self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = "") -> None:
+        """As `swap`, of tensors that lie apart. What this rank has for itself stays where it is.
 
         **Arguments**
 
-        - `piece`: what this rank has, contiguous.
-        - `out`: [ranks x len(piece), ...], contiguous; None: a tensor of its own.
+        - `parts`: one for each rank, contiguous, of the sizes that those ranks have in `outs` for this one.
+        - `outs`: where the parts of all ranks go, contiguous.
         - `tag`: what for.
         """
-        shape = (self.size * len(piece), *piece.shape[1:])
-        out = piece.new_empty(shape) if out is None else out
-        with self._issue("gather", tag, self.size) as doing, self.timed():
-            if out.shape != shape or out.dtype != piece.dtype or not (out.is_contiguous() and piece.is_contiguous()):
-                raise ValueError(
-                    f"{doing}: out is {tuple(out.shape)} of {out.dtype}, set it to {shape} of {piece.dtype}"
-                )
-            self._counted(piece, [1] * self.size, [1] * self.size, each=piece.nbytes)
-            self._all_gather(out, piece, doing).wait()
-        return out
+        with self._issue("swap", tag, len(parts)) as doing, self.timed():
+            if len(outs) != self.size or not all(tensor.is_contiguous() for tensor in (*parts, *outs)):
+                raise ValueError(f"{doing}: give {self.size} outs, and contiguous ones")
+            for rank, (part, out) in enumerate(zip(parts, outs)):
+                if rank != self.rank:
+                    self.counters.bytes_sent[rank] += part.nbytes
+                    self.counters.bytes_received[rank] += out.nbytes
+            self._move(list(outs), list(parts), doing).wait()
+
+    def _moved(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+        """Begin to move parts; this rank's own is there at once."""
+        work = self._move(outs, parts, doing)
+        outs[self.rank].copy_(parts[self.rank])
+        return work
 
     @abstractmethod
-    def _all_to_all(
-        self, out: "Tensor", send: "Tensor", receive_counts: list[int], send_counts: list[int], doing: str
-    ) -> Work:
-        """Begin to move stretches between all ranks."""
-
-    @abstractmethod
-    def _all_gather(self, out: "Tensor", piece: "Tensor", doing: str) -> Work:
-        """Begin to move every rank's piece to all ranks."""
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+        """Begin to give each other rank a part, and to get one from each."""
 
     @abstractmethod
     def _fail(self, why: str) -> NoReturn:
@@ -250,11 +249,10 @@ class Channel(ABC):
             self.counters.seconds += time.perf_counter() - began
 
     def _counted(
-        self, send: "Tensor", send_counts: list[int], receive_counts: list[int], vectors: bool = False, each: int = 0
+        self, send: "Tensor", send_counts: list[int], receive_counts: list[int], vectors: bool = False
     ) -> None:
-        """Count what is given to a group: stretches of `send`, or pieces of `each` bytes."""
-        now = self.counters
-        each = each or _bytes_of_one(send)
+        """Count the stretches of a tensor that are given to others."""
+        now, each = self.counters, send.element_size() * math.prod(send.shape[1:])
         for rank in range(self.size):
             if rank != self.rank:
                 now.bytes_sent[rank] += each * send_counts[rank]
@@ -264,9 +262,9 @@ class Channel(ABC):
                     now.received[rank] += receive_counts[rank]
 
 
-def _bytes_of_one(send: "Tensor") -> int:
-    """Bytes of one vector of a tensor that may have none."""
-    return send.element_size() * int(np.prod(send.shape[1:], dtype=np.int64))
+def _split(whole: "Tensor", counts: list[int]) -> "list[Tensor]":
+    """Its stretches, one for each rank."""
+    return list(whole.split(counts))
 
 
 class Peers(ABC):

@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -27,6 +28,10 @@ def block_of(rank: int, size: int, shards: int) -> range:
     [range(0, 2), range(2, 5), range(5, 8)]
     """
     return range(rank * shards // size, (rank + 1) * shards // size)
+
+
+_open: "WeakSet[Dense]" = WeakSet()
+"""Those that hear of optimizers' steps."""
 
 
 class Dense:
@@ -70,8 +75,8 @@ class Dense:
         self._sums: list[_Sums] = []
         """For each kind of numbers, those of the step."""
         self._layout: tuple[int, ...] = ()
-        hook = WeakMethod(self._before_step)
-        self._hook = register_optimizer_step_pre_hook(lambda *given: found(*given) if (found := hook()) else None)
+        _watch_optimizers()
+        _open.add(self)
         self._scaler: Any = None
 
     def __enter__(self) -> "Dense":
@@ -82,7 +87,7 @@ class Dense:
 
     def close(self) -> None:
         """Let optimizers and the scaler be as they were."""
-        self._hook.remove()
+        _open.discard(self)
         if self._scaler is not None:
             for name in ("unscale_", "step"):
                 self._scaler.__dict__.pop(name, None)
@@ -132,7 +137,7 @@ class Dense:
 
     def _summing_before(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def summed(optimizer: Optimizer, *args: Any, **more: Any) -> Any:
-            if self._has(optimizer):
+            if self.has(optimizer):
                 self.reduce()
             return call(optimizer, *args, **more)
 
@@ -184,7 +189,7 @@ class Dense:
         for sums in self._sums:
             sums.take(self._next)
 
-    def _has(self, optimizer: Optimizer) -> bool:
+    def has(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer's parameters are ours; some and not others would be summed and not summed."""
         ours = [id(weight) in self._known for group in optimizer.param_groups for weight in group["params"]]
         if any(ours) and not all(ours):
@@ -195,10 +200,8 @@ class Dense:
             )
         return any(ours)
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Called by torch before each step of each optimizer."""
-        if not self._has(optimizer):
-            return None
+    def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An optimizer is about to step: sum now, or after the closure that it was given."""
         given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if given is None:
             self.reduce()
@@ -214,6 +217,20 @@ class Dense:
         return args, kwargs | {"closure": closure}
 
 
+@cache
+def _watch_optimizers() -> None:
+    """Hear of each optimizer's steps, from now on: torch does not let hooks come and go while another thread steps."""
+    register_optimizer_step_pre_hook(_before_any_step)
+
+
+def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Called by torch before each step of each optimizer: at most one of these has its parameters."""
+    for dense in tuple(_open):
+        if dense.has(optimizer):
+            return dense.before_step(args, kwargs)
+    return None
+
+
 class _Sums:
     """The gradients of one kind of numbers, one after the other in one buffer, and behind them who has one."""
 
@@ -224,6 +241,8 @@ class _Sums:
         """What each rank sums, of every shard."""
         self._like = weights[0].detach()
         self._spare: list[Tensor] = []
+        self._come: list[Tensor] | None = None
+        """Where other ranks' parts go: kept, for memory that is new has to be mapped first."""
         self._begins = np.cumsum([0, *(weight.numel() for weight in weights)]).tolist()
         self.begin()
 
@@ -269,13 +288,20 @@ class _Sums:
         mine = [total for _, total in self._block.totals()]
         if size > 1:
             trees = [subtrees(block.start, block.stop) for block in blocks]
-            send = mine[0] if len(mine) == 1 else torch.stack([part.view(size, piece) for part in mine], dim=1)
-            counts = [len(tree) for tree in trees]
-            come = channel.swap(send.view(-1, piece), [len(mine)] * size, counts, tag="dense gradients")
-            first = [leaves.start for tree in trees for leaves in tree]
-            total = tree_sum(zip(first, come.unbind(0)), Tensor.add_)
+            send = mine[0].view(size, 1, piece)
+            if len(mine) > 1:
+                send = torch.stack([part.view(size, piece) for part in mine], dim=1)
+            if self._come is None:
+                self._come = [send.new_empty(len(tree), piece) for tree in trees]
+            channel.swap_parts(list(send), self._come, tag="partial sums of dense gradients")
+            come = [*self._come[: channel.rank], send[channel.rank], *self._come[channel.rank + 1 :]]
+            parts = [row for rows in come for row in rows.unbind(0)]
+            total = tree_sum(zip([leaves.start for tree in trees for leaves in tree], parts), Tensor.add_)
             assert total is not None
-            flat = channel.gather(total.mul_(scale), mine[0], tag="dense gradients")
+            flat = mine[0]
+            whole = list(flat.view(size, piece))
+            torch.mul(total, scale, out=whole[channel.rank])
+            channel.swap_parts([whole[channel.rank]] * size, whole, tag="sums of dense gradients")
         else:
             flat = mine[0].mul_(scale)
         self._give(flat)

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -18,12 +18,10 @@ from skirl.peers.errors import PeerError, failed, missing
 from skirl.peers.processes import Connections, is_gone, this_process
 
 log = logging.getLogger("skirl")
-SLICE = timedelta(seconds=0.25)
-"""How long a thread waits before it looks for bad news, and lets Ctrl-C through."""
 ROLL_CALL = 2.0
 """Seconds in which the others say that they are there, when one of them is not."""
 ENDED, LOST = "skirl/ended", "skirl/lost"
-"""Keys of the job's store: why the job ends, and that somebody is lost."""
+"""Keys of the job's store: why the job ends; and, of each rank, that it lost somebody and so is there itself."""
 
 
 class ProcessGroups(Peers):
@@ -53,7 +51,7 @@ class ProcessGroups(Peers):
         self._store, self._port, self._leave = store, port, leave
         self._ended: str | None = None
         on_device = backend or ("nccl" if device.type == "cuda" else "gloo")
-        longer = timedelta(seconds=2 * patience + 60)  # ours comes first, with a sentence
+        longer = timedelta(seconds=min(patience, 1e8))
         with Connections() as self._connections:
             groups = {
                 name: dist.new_group(backend=on_device if name in ON_DEVICE else "gloo", timeout=longer)
@@ -93,42 +91,42 @@ class ProcessGroups(Peers):
             group.destroy()
         self._leave()
 
-    def ended(self) -> str | None:
-        """Why the job ends, if it does: what another thread of this rank found out, or what another rank left word of."""
-        if self._ended is None:
-            try:
-                if self._store.check([ENDED]):
-                    self._ended = self._store.get(ENDED).decode()
-                elif self._store.check([LOST]):
-                    self._store.set(f"{LOST}/{self.rank}", "here")
-            except Exception:
-                return None  # what it stands for shows in the call itself
+    @property
+    def ended_here(self) -> str | None:
+        """Why the job ends, as far as this rank knows."""
+        return self._ended
+
+    def _told(self) -> str | None:
+        """Why the job ends, as another rank left word of it."""
+        with suppress(Exception):  # whoever serves the store may be gone
+            if self._ended is None and self._store.check([ENDED]):
+                self._ended = self._store.get(ENDED).decode()
         return self._ended
 
     def lost(self, doing: str, began: float) -> NoReturn:
         """A call failed or took too long: find out who is missing, say so everywhere, and raise."""
         waited = time.monotonic() - began
-        why = self.ended()
+        with suppress(Exception):
+            self._store.set(f"{LOST}/{self.rank}", "here")
+        why = self._told()
+        self._connections.cut([self._port])  # others that wait for this rank hear of it, and so do this one's threads
         others = [rank for rank in range(self.size) if rank != self.rank]
         absent = [rank for rank in others if is_gone(self._processes[rank])]
         if why is None and not absent:
-            absent = others if self.size == 2 else self._roll_call(others)
-            why = self.ended()
+            absent = self._roll_call(others)
+            why = self._told()
         if why is None:
             why = missing(self.rank, absent, doing, waited, self.patience)
-            self._ended = why
             with suppress(Exception):
-                self._store.compare_set(ENDED, "", why)
-        self._connections.cut([self._port])
+                why = self._store.compare_set(ENDED, "", why).decode()
+            self._ended = why
         raise PeerError(why)
 
     def _roll_call(self, others: list[int]) -> list[int]:
         """Who does not say that it is there; the one that serves the store, if nobody can be asked."""
         absent, until = others, time.monotonic() + ROLL_CALL
         try:
-            self._store.set(LOST, str(self.rank))
-            self._store.set(f"{LOST}/{self.rank}", "here")
-            while absent and time.monotonic() < until and not self.ended():
+            while absent and time.monotonic() < until and self._told() is None:
                 time.sleep(0.02)
                 absent = [rank for rank in absent if not self._store.check([f"{LOST}/{rank}"])]
         except Exception:
@@ -137,52 +135,51 @@ class ProcessGroups(Peers):
 
 
 class _Group(Channel):
-    """A channel over a process group."""
+    """A channel over a process group.
+
+    Parts travel as messages between pairs of ranks. gloo's collectives give the same bits in nearly twice the time; NCCL's
+    are made of such messages, and begun together.
+    """
 
     def __init__(self, peers: ProcessGroups, name: str, group: Any, backend: str) -> None:
         super().__init__(name, peers.rank, peers.size)
         self._peers, self._group, self._destroyed = peers, group, False
         self._on_stream = backend == "nccl" and name in ON_DEVICE
 
-    def _all_to_all(
-        self, out: Tensor, send: Tensor, receive_counts: list[int], send_counts: list[int], doing: str
-    ) -> Work:
-        return self._begin(
-            doing, lambda: dist.all_to_all_single(out, send, receive_counts, send_counts, self._group, async_op=True)
-        )
-
-    def _all_gather(self, out: Tensor, piece: Tensor, doing: str) -> Work:
-        return self._begin(doing, lambda: _all_gather(out, piece, group=self._group, async_op=True))
-
-    def _begin(self, doing: str, call: Callable[[], Any]) -> Work:
-        if self._peers._ended is not None:
-            raise PeerError(self._peers._ended)
+    def _move(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Work:
+        if (why := self._peers.ended_here) is not None:
+            raise PeerError(why)
         began = time.monotonic()
         try:
-            return _Begun(self, call(), doing, began)
+            if self._on_stream:
+                mine = outs[self.rank] = parts[self.rank].new_empty(0)
+                return _Begun(self, [dist.all_to_all(outs, [*parts[: self.rank], mine, *parts[self.rank + 1 :]],
+                                                     group=self._group, async_op=True)], doing, began)  # fmt: skip
+            return self._messages(outs, parts, doing, began)
         except RuntimeError as error:
-            self._lost(doing, began, error)
+            self.lost(doing, began, error)
 
-    def wait(self, work: Any, doing: str, began: float) -> None:
-        """Until a call is done; on a stream of the device, until the stream knows of it."""
-        if self._on_stream:
-            work.wait()
-            return
-        while True:
-            try:
-                work.wait(SLICE)
-                return
-            except RuntimeError as error:
-                if work.is_completed():
-                    self._lost(doing, began, error)
-            if (why := self._peers.ended()) is not None:
-                raise PeerError(why)
-            if time.monotonic() - began > self._peers.patience:
-                self._lost(doing, began, None)
+    def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str, began: float) -> Work:
+        """Begin a message to and from each other rank; nothing travels where a part is empty."""
+        works, late = [], []
+        for distance in range(1, self.size):
+            of, to = (self.rank - distance) % self.size, (self.rank + distance) % self.size
+            if outs[of].numel():
+                on_host = outs[of].cpu() if outs[of].is_cuda else outs[of]
+                late += [(outs[of], on_host)] if outs[of].is_cuda else []
+                works.append(self._group.recv([on_host], of, 0))
+            if parts[to].numel():
+                works.append(self._group.send([parts[to].cpu()], to, 0))
+        return _Begun(self, works, doing, began, late)
 
-    def _lost(self, doing: str, began: float, error: RuntimeError | None) -> NoReturn:
+    def lost(self, doing: str, began: float, error: RuntimeError) -> NoReturn:
+        """A call did not come to its end."""
         log.debug("%s: %r", doing, error)
         self._peers.lost(doing, began)
+
+    def waits(self, work: Any) -> None:
+        """Until a message is there; on a stream of the device, until the stream knows of it."""
+        work.wait() if self._on_stream else work.wait(timedelta(seconds=min(self._peers.patience, 1e8)))
 
     def _fail(self, why: str) -> NoReturn:
         self._peers.fail(why)
@@ -198,12 +195,16 @@ class _Group(Channel):
 class _Begun:
     """A call of a group that is on its way."""
 
-    def __init__(self, group: _Group, work: Any, doing: str, began: float) -> None:
-        self._group, self._work, self._doing, self._began = group, work, doing, began
+    def __init__(
+        self, group: _Group, works: list[Any], doing: str, began: float, late: Sequence[tuple[Tensor, Tensor]] = ()
+    ) -> None:
+        self._group, self._works, self._doing, self._began, self._late = group, works, doing, began, late
 
     def wait(self) -> None:
-        self._group.wait(self._work, self._doing, self._began)
-
-
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""torch 2.13 has renamed it, and warns of the name before."""
+        try:
+            for work in self._works:
+                self._group.waits(work)
+        except RuntimeError as error:
+            self._group.lost(self._doing, self._began, error)
+        for out, on_host in self._late:
+            out.copy_(on_host)

@@ -20,7 +20,7 @@ PeersHook = Callable[[int, str], None]
 class _Call:
     """One call of all ranks: what each of them brought, and who has taken."""
 
-    brought: dict[int, tuple[str, "Tensor", list[int], list[int]]] = field(default_factory=dict)
+    brought: "dict[int, tuple[str, list[Tensor]]]" = field(default_factory=dict)
     taken: int = 0
 
 
@@ -128,45 +128,36 @@ class _BetweenThreads(Channel):
         self._job = job
         self._moves = 0
 
-    def _all_to_all(
-        self, out: "Tensor", send: "Tensor", receive_counts: list[int], send_counts: list[int], doing: str
-    ) -> Work:
-        take = self._bring(doing, send.clone(), send_counts, receive_counts)
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+        take = self._bring(doing, [part.clone() for part in parts])
 
         def wait() -> None:
-            at = 0
-            for rank, (their, part, counts, _) in sorted(take().items()):
+            for rank, (their, come) in take().items():
+                if rank == self.rank:
+                    continue
                 if their != doing:
                     self._fail(
                         f"rank {rank} is in {their} where rank {self.rank} is in {doing}: all ranks have to make the same "
                         "calls in the same order"
                     )
-                if counts[self.rank] != receive_counts[rank]:
+                if come[self.rank].shape != outs[rank].shape:
                     self._fail(
-                        f"rank {rank} sends {counts[self.rank]} to rank {self.rank} in {doing}, which expects "
-                        f"{receive_counts[rank]}"
+                        f"rank {rank} sends {len(come[self.rank])} to rank {self.rank} in {doing}, which expects "
+                        f"{len(outs[rank])}"
                     )
-                begin = sum(counts[: self.rank])
-                out[at : at + receive_counts[rank]] = part[begin : begin + counts[self.rank]]
-                at += receive_counts[rank]
+                outs[rank].copy_(come[self.rank])
 
         return _Waiting(wait)
 
-    def _all_gather(self, out: "Tensor", piece: "Tensor", doing: str) -> Work:
-        ones = [len(piece)] * self.size
-        return self._all_to_all(out, piece.repeat(self.size, *[1] * (piece.dim() - 1)), ones, ones, doing)
-
-    def _bring(
-        self, doing: str, part: "Tensor", send_counts: list[int], receive_counts: list[int]
-    ) -> "Callable[[], dict[int, tuple[str, Tensor, list[int], list[int]]]]":
-        """Bring this rank's part of the next move; what is returned waits for those of all."""
+    def _bring(self, doing: str, parts: "list[Tensor]") -> "Callable[[], dict[int, tuple[str, list[Tensor]]]]":
+        """Bring this rank's parts of the next move; what is returned waits for those of all."""
         job, key, began = self._job, (self.name, self._moves), time.monotonic()
         self._moves += 1
         if job.hook is not None:
             job.hook(self.rank, doing)
         with job.changed:
             call = job.calls.setdefault(key, _Call())
-            call.brought[self.rank] = (doing, part, send_counts, receive_counts)
+            call.brought[self.rank] = (doing, parts)
             job.changed.notify_all()
 
         def take() -> dict[int, Any]:
