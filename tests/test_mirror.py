@@ -23,6 +23,8 @@ ELSEWHERE = {
     "pipeline/*": "pipeline/test_lookahead.py pipeline/test_pipeline.py",
     "torchrec.py": "nn/test_torchrec.py",
     "lightning.py": "habits/test_lightning.py",
+    # What ranks have of each other: in threads, and in processes.
+    "peers/*": "peers/test_in_process.py peers/test_groups.py",
     # Whole files and whole checkpoints are what can be right or malformed.
     "data/*.py": "data/test_training.py data/test_vocab.py",
     "data/files/*": "data/files/test_stream.py data/test_malformed.py",

@@ -7,6 +7,7 @@ failed, and `summary(result)` writes it for people. Only the one that is asked f
 import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,10 @@ COMMANDS = {
     "report": (
         "skirl.train.commands:Report",
         "what a run did: losses, AUC, throughput, movement, stalls; a page with plots",
+    ),
+    "launch": (
+        "skirl.cluster.launch:Launch",
+        "several trainers of one job on this machine: skirl launch -n 2 -- train ...",
     ),
     "evaluate": ("skirl.train.predict_commands:Evaluate", "metrics of a trained model on the data that you name"),
     "predict": ("skirl.train.predict_commands:Predict", "predictions of a trained model, as Parquet"),
@@ -80,6 +85,10 @@ COMMANDS = {
         "skirl.measure.bench.readers:Readers",
         "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",
     ),
+    "bench network": (
+        "skirl.measure.bench.network:Network",
+        "what trainers exchange: the sum of dense gradients beside the backend's own",
+    ),
     "bench start": (
         "skirl.measure.bench.start:Start",
         "time compiling and loading the kernels of a first training step",
@@ -87,6 +96,8 @@ COMMANDS = {
 }
 NOBODY_READS = 128 + 13
 """The exit code that a shell gives a tool which SIGPIPE has ended: `skirl train | head` ends as `yes | head` does."""
+LAUNCH = "launch"
+"""The command that starts others, which stand behind `--`."""
 CONFIGURED = ("train", "verify", "size")
 """Commands that take --config."""
 CONFIG = Flag(
@@ -158,6 +169,8 @@ def _main(args: list[str]) -> int:
 
 def _run(name: str, command: Any, as_json: bool) -> int:
     result: Mapping[str, Any] = command.run()
+    if "exit_code" in result:  # of what it has started, which has said the rest
+        return result["exit_code"]
     print(json.dumps(result) if as_json else listed(command.summary(result)))
     if result.get("failed"):
         print(f"skirl {name}: {result['failed']}", file=sys.stderr)
@@ -180,6 +193,8 @@ def _failed(name: str, error: Exception, code: int) -> int:
 def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
     """The command, its flags read and checked, and whether its result is printed as JSON."""
     kind = _command(name)
+    if name == LAUNCH:
+        args, words = _launched(args)
     flags = flags_of(kind)
     example, positional = getattr(kind, "example", None), getattr(kind, "positional", None)
     if name in CONFIGURED:
@@ -200,7 +215,35 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         example=example,
     )
     values.pop(CONFIG.name, None)
-    return kind.of(**values) if issubclass(kind, Composed) else kind(**values), bool(values.get("json"))
+    command = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
+    if name == LAUNCH:
+        command.words = words
+        _check_launched(words)
+    return command, bool(values.get("json"))
+
+
+def _launched(args: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The flags of `skirl launch`, and the words behind `--`."""
+    at = args.index("--") if "--" in args else len(args)
+    return [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]], tuple(args[at + 1 :])
+
+
+def _check_launched(words: tuple[str, ...]) -> None:
+    """Refuse what every trainer would refuse, before they are started."""
+    if not words:
+        raise ValueError(
+            "nothing is launched: write a command behind --, as in `skirl launch -n 2 -- train --data ...`"
+        )
+    if words[0].endswith(".py"):
+        if not Path(words[0]).is_file():
+            raise ValueError(f"{words[0]} is no file: write the path of a Python file behind --, or a command of skirl")
+        return
+    count = next((n for n in (2, 1) if " ".join(words[:n]) in COMMANDS), 0)
+    if not count or words[0] == LAUNCH:
+        raise ValueError(
+            f"{words[0]!r} is nothing to launch: write a command behind --, such as train, or a Python file"
+        )
+    _parse(" ".join(words[:count]), list(words[count:]))
 
 
 def _config_of(args: list[str]) -> Path | None:

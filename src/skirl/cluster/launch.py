@@ -1,0 +1,79 @@
+"""`skirl launch`: several trainers on this machine, started and watched by torchrun."""
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SETTINGS = {
+    # A restarted group would read the addresses of the one before it, and every restart would fail.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    # The bits of a run belong to its number of threads, whatever the number of trainers.
+    "OMP_NUM_THREADS": "1",
+}
+"""Variables that trainers get unless the user has set them."""
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class Launch:
+    """Start trainers of one job on this machine; they end together, and when this command does.
+
+    What they run stands behind `--`: a command of skirl with its flags, or a Python file.
+    """
+
+    trainers: int = 2
+    """How many; -n is the same."""
+    restarts: int = 0
+    """How often all of them are started again after one has failed; give --save and --resume to what they run."""
+
+    def __post_init__(self) -> None:
+        if self.trainers < 1:
+            raise ValueError(f"trainers is {self.trainers}: set it to 1 or more")
+        if self.restarts < 0:
+            raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
+        self.words: tuple[str, ...] = ()
+        """What stands behind `--`."""
+
+    def run(self) -> dict[str, Any]:
+        """Start them and wait; `exit_code` is that of the first one that failed, or 0."""
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        script = self.words[0].endswith(".py")
+        arguments = ["-u", *(self.words if script else ("-m", "skirl", *self.words))]
+        with tempfile.TemporaryDirectory(prefix="skirl-launch-") as folder:
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=self.trainers,
+                run_id="skirl",
+                rdzv_backend="c10d",
+                rdzv_endpoint=str(Path(folder) / "rendezvous"),  # a file: no port that others could reach
+                rdzv_configs={"store_type": "file"},
+                local_addr=LOOPBACK,
+                max_restarts=self.restarts,
+                monitor_interval=0.1,
+                logs_specs=DefaultLogsSpecs(log_dir=str(Path(folder) / "logs")),
+            )
+            try:
+                elastic_launch(config, sys.executable)(*arguments)
+            except ChildFailedError as failed:
+                rank, first = failed.get_first_failure()
+                code = first.exitcode
+                how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                print(f"skirl launch: trainer {rank} {how}; it said why above", file=sys.stderr)
+                return {"exit_code": 128 - code if code < 0 else code}
+            except SignalException as told:
+                print(f"skirl launch: stopped by {told.sigval.name}, and all trainers with it", file=sys.stderr)
+                return {"exit_code": 128 + told.sigval}
+        return {"exit_code": 0}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """Nothing: trainers say what they did."""
+        return {}

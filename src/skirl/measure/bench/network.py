@@ -1,0 +1,151 @@
+"""What trainers exchange and what it costs: the sum of dense gradients beside the backend's own, over loopback."""
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from skirl.measure.bench.helpers import Watch, at_least_one, result
+
+
+@dataclass(frozen=True)
+class Network:
+    """Flags of `skirl bench network`."""
+
+    trainers: tuple[int, ...] = (2, 4)
+    """How many processes, one measurement for each number."""
+    numbers: int = 2_400_000
+    """Dense gradients of a step, each a float32."""
+    rounds: int = 25
+    """Sums to time, ours and the backend's in turns."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "numbers", "rounds")
+        if not self.trainers or min(self.trainers) < 2:
+            raise ValueError(f"trainers is {self.trainers}: set it to numbers of 2 or more")
+
+    def run(self) -> dict[str, Any]:
+        """Measure with each number of processes, one after the other."""
+        dense = {str(count): _measured(count, "dense", self.numbers, self.rounds) for count in self.trainers}
+        return result(
+            "network",
+            self,
+            "trainers numbers rounds",
+            dense_vs_allreduce={count: figures["ratio"] for count, figures in dense.items()},
+            dense=dense,
+        )
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        return {
+            f"{count} trainers": f"{facts['ratio']:.2f}x of {result['numbers']:,} dense gradients summed by gloo: "
+            f"{facts['dense_ms']:.1f} ms, {facts['all_reduce_ms']:.1f} ms (bare {facts['bare_all_reduce_ms']:.1f} ms)"
+            + ("" if facts["same_bits"] else "; the bits differ")
+            for count, facts in result["dense"].items()
+        }
+
+
+def dense(numbers: int, rounds: int) -> dict[str, Any]:
+    """One rank's part: sum the gradients of layers, by the tree and by the backend, each from `.grad` to `.grad`."""
+    import torch
+    import torch.distributed as dist
+
+    from skirl.peers.dense import Dense
+    from skirl.peers.start import join
+
+    torch.set_num_threads(1)
+    wide = max(1, int(numbers**0.5) // 2)
+    sizes = [wide * wide] * (numbers // (wide * wide)) + ([rest] if (rest := numbers % (wide * wide)) else [])
+    with join(patience=120) as peers:
+        weights = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+        shards = 1 << (peers.size - 1).bit_length()
+        summed = Dense(peers, weights, shards=shards)
+        parts = [
+            [torch.randn(size, generator=torch.Generator().manual_seed(97 * rank + n)) for n, size in enumerate(sizes)]
+            for rank in range(peers.size)
+        ]
+        flat = torch.zeros(numbers)
+
+        def ours() -> None:
+            summed.begin()
+            summed.reduce()
+
+        def theirs() -> None:
+            grads = [weight.grad for weight in weights if weight.grad is not None]
+            torch.cat(grads, out=flat)
+            dist.all_reduce(flat)
+            flat.mul_(1 / peers.size)
+            torch._foreach_copy_(grads, list(flat.split(sizes)))
+
+        def bare() -> None:
+            dist.all_reduce(flat)
+
+        def timed(call: Callable[[], None]) -> tuple[float, float]:
+            for weight, part in zip(weights, parts[peers.rank]):
+                weight.grad = part.clone()
+            dist.barrier()
+            with Watch() as watch:
+                call()
+                dist.barrier()
+            return watch.seconds * 1e3, watch.cpu * 1e3
+
+        times = [[timed(call) for call in (ours, theirs, bare)] for _ in range(rounds + 3)][3:]
+        timed(ours)
+        same = all(
+            torch.equal(weight.grad if weight.grad is not None else weight, _tree([part[n] for part in parts]) / shards)
+            for n, weight in enumerate(weights)
+        )
+    mine, reduced, bare_ones = (statistics.median(row[n][0] for row in times) for n in range(3))
+    return {
+        "ratio": mine / reduced,
+        "ratio_of_bare": mine / bare_ones,
+        "cpu_ratio": statistics.median(row[0][1] for row in times) / statistics.median(row[1][1] for row in times),
+        "dense_ms": mine,
+        "all_reduce_ms": reduced,
+        "bare_all_reduce_ms": bare_ones,
+        "same_bits": same,
+    }
+
+
+def _tree(parts: list[Any]) -> Any:
+    """The plain sum over shards, one part each."""
+    if len(parts) == 1:
+        return parts[0]
+    half = 1 << (len(parts) - 1).bit_length() - 1
+    return _tree(parts[:half]) + _tree(parts[half:])
+
+
+PARTS = {"dense": dense}
+"""What ranks measure together, by name."""
+
+
+def _measured(count: int, part: str, *args: int) -> dict[str, Any]:
+    """What rank 0 of `count` processes found."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    names = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    words = [sys.executable, "-m", __spec__.name, part, *map(str, args)]
+    ranks = [
+        subprocess.Popen(
+            words,
+            env=os.environ | {k: str(v) for k, v in (names | {"RANK": rank, "LOCAL_RANK": rank}).items()},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    said = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError(f"one of {count} measuring processes failed; it said why above")
+    return json.loads(said[0].splitlines()[-1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(PARTS[sys.argv[1]](*map(int, sys.argv[2:]))))

@@ -1,0 +1,331 @@
+"""What every way to other trainers offers: channels, on which all ranks make the same calls in the same order."""
+
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.peers.errors import PeerError
+from skirl.peers.message import ALIGNED, HEAD, KINDS, heads, padded, read_head
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHANNELS = ("start", "ids", "rows", "dense", "votes")
+"""One for each thread that talks, and "start" for what is agreed on before they begin."""
+ON_DEVICE = ("rows", "dense")
+"""Channels whose tensors are where rows are; the others are on the host, and have `exchange`."""
+LIMIT = 1 << 30
+"""Bytes that one message of an exchange may have."""
+
+
+@dataclass
+class Counters:
+    """What went over a channel, by rank. What a rank has for itself is not counted, for it enters no network."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    """That the thread waited in calls."""
+    sent: list[int] = field(default_factory=list)
+    """Vectors to each rank, by swaps."""
+    received: list[int] = field(default_factory=list)
+    """Vectors from each rank, by swaps."""
+    bytes_sent: list[int] = field(default_factory=list)
+    """To each rank, by all calls."""
+    bytes_received: list[int] = field(default_factory=list)
+    """From each rank, by all calls."""
+
+    @classmethod
+    def of(cls, size: int) -> Self:
+        """Those of a channel on which nothing went yet."""
+        return cls(0, 0.0, [0] * size, [0] * size, [0] * size, [0] * size)
+
+
+class Work(Protocol):
+    """A call that was begun."""
+
+    def wait(self) -> None:
+        """Until it is done, or PeerError."""
+        ...
+
+
+class Swapping:
+    """A swap on its way; `send` has to stay as it is until `wait` returned."""
+
+    def __init__(self, channel: "Channel", work: Work, out: "Tensor", send: "Tensor") -> None:
+        self._channel, self._work, self._out, self._send = channel, work, out, send
+
+    def wait(self) -> "Tensor":
+        """What came: the parts of all ranks, in the order of ranks."""
+        with self._channel.timed():
+            self._work.wait()
+        return self._out
+
+
+class Channel(ABC):
+    """Where one thread of each rank talks with the same thread of all others.
+
+    All ranks make the same calls in the same order; an exchange notices where they do not. Tags say what a call is for, in
+    errors and, with an exchange, on the wire.
+    """
+
+    limit = LIMIT
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        self.name, self.rank, self.size = name, rank, size
+        self.counters = Counters.of(size)
+        self._sequence = 0
+        self._issuing = threading.Lock()
+
+    def exchange(self, arrays: Sequence[NDArray], tag: str = "") -> list[NDArray]:
+        """Give each rank an array and get one from each; sizes and kinds of numbers travel along.
+
+        **Arguments**
+
+        - `arrays`: one for each rank, of one dimension; `skirl.peers.message.pack` makes one of several.
+        - `tag`: what for, the same on all ranks.
+        """
+        with self._issue("exchange", tag, len(arrays)) as doing, self.timed():
+            for rank, array in enumerate(arrays):
+                if array.ndim != 1 or array.dtype.kind not in KINDS:
+                    raise ValueError(
+                        f"the array for rank {rank} has {array.ndim} dimensions of {array.dtype}: exchange one of numbers"
+                    )
+                if array.nbytes > self.limit:
+                    self._fail(f"rank {self.rank} has {array.nbytes:,} bytes for rank {rank} in {doing}, and {self.limit:,} "
+                               "is the most: use smaller batches, or fewer of them ahead")  # fmt: skip
+            return self._exchange(arrays, tag, doing)
+
+    def _exchange(self, arrays: Sequence[NDArray], tag: str, doing: str) -> list[NDArray]:
+        import torch
+
+        ones = [1] * self.size
+        ours = torch.from_numpy(heads(arrays, self._sequence, tag))
+        theirs = torch.empty_like(ours)
+        self._counted(ours, ones, ones)
+        self._moved(_split(theirs, ones), _split(ours, ones), doing).wait()
+        expected = tag.encode()[: HEAD["tag"].itemsize].decode(errors="replace")
+        come = []
+        for rank, raw in enumerate(theirs.numpy()):
+            try:
+                head = read_head(raw)
+            except ValueError as wrong:
+                self._fail(f"rank {rank} sent rank {self.rank} no message in {doing}: {wrong}")
+            if (head.sequence, head.tag) != (self._sequence, expected):
+                self._fail(
+                    f"rank {rank} is at exchange {head.sequence} ({head.tag}) where rank {self.rank} is in {doing}: "
+                    "all ranks have to make the same calls in the same order"
+                )
+            if head.bytes > self.limit:
+                self._fail(
+                    f"rank {rank} sends rank {self.rank} {head.bytes:,} bytes in {doing}, and {self.limit:,} is the most"
+                )
+            come.append(head)
+        send = torch.zeros(sum(padded(array.nbytes) for array in arrays) // ALIGNED, ALIGNED, dtype=torch.uint8)
+        flat, at = send.numpy().reshape(-1), 0
+        for array in arrays:
+            flat[at : at + array.nbytes] = np.ascontiguousarray(array).view(np.uint8)
+            at += padded(array.nbytes)
+        send_counts = [padded(array.nbytes) // ALIGNED for array in arrays]
+        receive_counts = [padded(head.bytes) // ALIGNED for head in come]
+        out = torch.empty(sum(receive_counts), ALIGNED, dtype=torch.uint8)
+        self._counted(send, send_counts, receive_counts)
+        self._moved(_split(out, receive_counts), _split(send, send_counts), doing).wait()
+        whole, at, parts = out.numpy().reshape(-1), 0, []
+        for head in come:
+            parts.append(whole[at : at + head.bytes].view(head.dtype))
+            at += padded(head.bytes)
+        return parts
+
+    def swap(
+        self,
+        send: "Tensor",
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        out: "Tensor | None" = None,
+        tag: str = "",
+    ) -> "Tensor":
+        """Give each rank a stretch of a tensor and get one from each, whose sizes are known beforehand.
+
+        **Arguments**
+
+        - `send`: [sum of send_counts, ...], contiguous: the vectors for rank 0, then those for rank 1, and so on.
+        - `send_counts`: how many vectors go to each rank; any may be 0.
+        - `receive_counts`: how many come from each: what that rank has in its `send_counts` for this one.
+        - `out`: where they go, contiguous; None: into a tensor of its own.
+        - `tag`: what for.
+        """
+        return self.begin_swap(send, send_counts, receive_counts, out, tag).wait()
+
+    def begin_swap(
+        self,
+        send: "Tensor",
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        out: "Tensor | None" = None,
+        tag: str = "",
+    ) -> Swapping:
+        """As `swap`, without waiting: `wait()` of what this returns gives what came. The arguments are those of `swap`."""
+        send_counts, receive_counts = [int(n) for n in send_counts], [int(n) for n in receive_counts]
+        shape = (sum(receive_counts), *send.shape[1:])
+        out = send.new_empty(shape) if out is None else out
+        with self._issue("swap", tag, len(send_counts)) as doing, self.timed():
+            if len(receive_counts) != self.size or min(send_counts + receive_counts) < 0:
+                raise ValueError(f"{doing}: the counts are {send_counts} and {receive_counts}, for {self.size} ranks")
+            if len(send) != sum(send_counts) or out.shape != shape or out.dtype != send.dtype:
+                raise ValueError(
+                    f"{doing}: send is {tuple(send.shape)} with counts {send_counts}, and out is {tuple(out.shape)} of "
+                    f"{out.dtype} where {shape} of {send.dtype} come"
+                )
+            if not (send.is_contiguous() and out.is_contiguous()):
+                raise ValueError(f"{doing}: send and out have to be contiguous")
+            self._counted(send, send_counts, receive_counts, vectors=True)
+            return Swapping(self, self._moved(_split(out, receive_counts), _split(send, send_counts), doing), out, send)
+
+    def swap_parts(self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = "") -> None:
+        """As `swap`, of tensors that lie apart. What this rank has for itself stays where it is.
+
+        **Arguments**
+
+        - `parts`: one for each rank, contiguous, of the sizes that those ranks have in `outs` for this one.
+        - `outs`: where the parts of all ranks go, contiguous.
+        - `tag`: what for.
+        """
+        with self._issue("swap", tag, len(parts)) as doing, self.timed():
+            if len(outs) != self.size or not all(tensor.is_contiguous() for tensor in (*parts, *outs)):
+                raise ValueError(f"{doing}: give {self.size} outs, and contiguous ones")
+            for rank, (part, out) in enumerate(zip(parts, outs)):
+                if rank != self.rank:
+                    self.counters.bytes_sent[rank] += part.nbytes
+                    self.counters.bytes_received[rank] += out.nbytes
+            self._move(list(outs), list(parts), doing).wait()
+
+    def _moved(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+        """Begin to move parts; this rank's own is there at once."""
+        work = self._move(outs, parts, doing)
+        outs[self.rank].copy_(parts[self.rank])
+        return work
+
+    @abstractmethod
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+        """Begin to give each other rank a part, and to get one from each."""
+
+    @abstractmethod
+    def _fail(self, why: str) -> NoReturn:
+        """End all ranks: tell the others and raise PeerError."""
+
+    @contextmanager
+    def _issue(self, verb: str, tag: str, parts: int) -> Iterator[str]:
+        """Number a call; what it is doing, in words."""
+        if not self._issuing.acquire(blocking=False):
+            raise RuntimeError(
+                f"two threads talk over channel {self.name} at once: give each thread a channel of its own"
+            )
+        try:
+            self._sequence += 1
+            doing = f"channel {self.name}, {verb} {self._sequence}{f' ({tag})' if tag else ''}"
+            if parts != self.size:
+                raise ValueError(f"{doing}: there are {parts} parts for {self.size} ranks")
+            self.counters.calls += 1
+            yield doing
+        finally:
+            self._issuing.release()
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the seconds of a block."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.counters.seconds += time.perf_counter() - began
+
+    def _counted(
+        self, send: "Tensor", send_counts: list[int], receive_counts: list[int], vectors: bool = False
+    ) -> None:
+        """Count the stretches of a tensor that are given to others."""
+        now, each = self.counters, send.element_size() * math.prod(send.shape[1:])
+        for rank in range(self.size):
+            if rank != self.rank:
+                now.bytes_sent[rank] += each * send_counts[rank]
+                now.bytes_received[rank] += each * receive_counts[rank]
+                if vectors:
+                    now.sent[rank] += send_counts[rank]
+                    now.received[rank] += receive_counts[rank]
+
+
+def _split(whole: "Tensor", counts: list[int]) -> "list[Tensor]":
+    """Its stretches, one for each rank."""
+    return list(whole.split(counts))
+
+
+class Peers(ABC):
+    """The trainers of one job, as one of them sees them. Use it in a with-block: leaving it by an error ends all ranks."""
+
+    def __init__(self, rank: int, size: int, patience: float) -> None:
+        if not patience > 0:
+            raise ValueError(f"patience is {patience}: set it to seconds above 0")
+        self.rank, self.size, self.patience = rank, size, patience
+
+    @property
+    @abstractmethod
+    def channels(self) -> dict[str, Channel]:
+        """All channels, by name."""
+
+    def channel(self, name: str) -> Channel:
+        """The channel of a thread.
+
+        **Arguments**
+
+        - `name`: one of `CHANNELS`; "rows" and "dense" carry tensors of the rows' device, the others arrays of the host.
+        """
+        if name not in self.channels:
+            raise ValueError(f"there is no channel {name!r}: take one of {', '.join(self.channels)}")
+        return self.channels[name]
+
+    @abstractmethod
+    def fail(self, error: BaseException | str) -> None:
+        """End all ranks, by an error of this one: calls of the others raise PeerError with its words.
+
+        **Arguments**
+
+        - `error`: what happened.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave, when all ranks do."""
+
+    def counted(self) -> dict[str, dict[str, Any]]:
+        """The counters of each channel."""
+        return {name: asdict(channel.counters) for name, channel in self.channels.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        if error is None:
+            self.close()
+        else:
+            self.fail(error)
+
+
+def said_of(error: BaseException | str) -> str:
+    """An error as the other ranks repeat it.
+
+    >>> said_of(ValueError("id 7 is out of range")), said_of(KeyError("a"))
+    ('id 7 is out of range', "KeyError('a')")
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return "it was stopped by Ctrl-C"
+    if isinstance(error, ValueError | OSError | PeerError) and str(error):
+        return str(error)
+    return error if isinstance(error, str) else repr(error)

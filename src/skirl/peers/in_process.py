@@ -1,0 +1,184 @@
+"""Trainers that are threads of one process: for tests of many, with delays and failures where they are wanted."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from skirl.peers.base import CHANNELS, Channel, Peers, Work, said_of
+from skirl.peers.errors import PeerError, failed, missing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PeersHook = Callable[[int, str], None]
+"""Called with the rank and what it is doing, before each call: it may sleep, or raise."""
+
+
+@dataclass
+class _Call:
+    """One call of all ranks: what each of them brought, and who has taken."""
+
+    brought: "dict[int, tuple[str, list[Tensor]]]" = field(default_factory=dict)
+    taken: int = 0
+
+
+class _Job:
+    """What the ranks share."""
+
+    def __init__(self, size: int, patience: float, hook: PeersHook | None) -> None:
+        self.size, self.patience, self.hook = size, patience, hook
+        self.changed = threading.Condition()
+        self.calls: dict[tuple[str, int], _Call] = {}
+        self.failed: str | None = None
+        self.left: set[int] = set()
+
+    def fail(self, why: str) -> None:
+        with self.changed:
+            self.failed = self.failed or why
+            self.changed.notify_all()
+
+
+class InProcess(Peers):
+    """One of several trainers in threads of this process. Made by `InProcess.job`."""
+
+    def __init__(self, job: _Job, rank: int) -> None:
+        super().__init__(rank, job.size, job.patience)
+        self._job = job
+        self._channels = {name: _BetweenThreads(job, name, rank) for name in CHANNELS}
+
+    @classmethod
+    def job(cls, size: int, *, patience: float = 20.0, hook: PeersHook | None = None) -> "list[InProcess]":
+        """All trainers of a job, one for each thread.
+
+        **Arguments**
+
+        - `size`: how many.
+        - `patience`: seconds that one waits for another.
+        - `hook`: called before each call, to delay it or to fail.
+        """
+        shared = _Job(size, patience, hook)
+        return [cls(shared, rank) for rank in range(size)]
+
+    @classmethod
+    def run(cls, size: int, work: Callable[["InProcess"], Any], **more: Any) -> list[Any]:
+        """What `work(peers)` returns on each rank; the first error of any is raised.
+
+        **Arguments**
+
+        - `size`: how many ranks.
+        - `work`: what each of them does.
+        - `more`: `patience` and `hook` of `job`.
+
+        >>> import numpy as np
+        >>> def work(peers):
+        ...     come = peers.channel("ids").exchange([np.full(peers.rank, to) for to in range(peers.size)])
+        ...     return [part.tolist() for part in come]
+        >>> InProcess.run(3, work)
+        [[[], [0], [0, 0]], [[], [1], [1, 1]], [[], [2], [2, 2]]]
+        """
+        results: list[Any] = [None] * size
+        errors: list[BaseException] = []
+
+        def body(peers: InProcess) -> None:
+            try:
+                with peers:
+                    results[peers.rank] = work(peers)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=body, args=(peers,), daemon=True) for peers in cls.job(size, **more)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise next((error for error in errors if not isinstance(error, PeerError)), errors[0])
+        return results
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        return {**self._channels}
+
+    def fail(self, error: BaseException | str) -> None:
+        self._job.fail(failed(self.rank, said_of(error)))
+
+    def close(self) -> None:
+        with self._job.changed:
+            self._job.left.add(self.rank)
+            self._job.changed.notify_all()
+
+
+class _Waiting:
+    """A call that this rank has brought its part to."""
+
+    def __init__(self, take: Callable[[], None]) -> None:
+        self._take = take
+
+    def wait(self) -> None:
+        self._take()
+
+
+class _BetweenThreads(Channel):
+    """A channel whose ranks are threads. Unlike a process group it sees what all ranks say, and compares it."""
+
+    def __init__(self, job: _Job, name: str, rank: int) -> None:
+        super().__init__(name, rank, job.size)
+        self._job = job
+        self._moves = 0
+
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+        take = self._bring(doing, [part.clone() for part in parts])
+
+        def wait() -> None:
+            for rank, (their, come) in take().items():
+                if rank == self.rank:
+                    continue
+                if their != doing:
+                    self._fail(
+                        f"rank {rank} is in {their} where rank {self.rank} is in {doing}: all ranks have to make the same "
+                        "calls in the same order"
+                    )
+                if come[self.rank].shape != outs[rank].shape:
+                    self._fail(
+                        f"rank {rank} sends {len(come[self.rank])} to rank {self.rank} in {doing}, which expects "
+                        f"{len(outs[rank])}"
+                    )
+                outs[rank].copy_(come[self.rank])
+
+        return _Waiting(wait)
+
+    def _bring(self, doing: str, parts: "list[Tensor]") -> "Callable[[], dict[int, tuple[str, list[Tensor]]]]":
+        """Bring this rank's parts of the next move; what is returned waits for those of all."""
+        job, key, began = self._job, (self.name, self._moves), time.monotonic()
+        self._moves += 1
+        if job.hook is not None:
+            job.hook(self.rank, doing)
+        with job.changed:
+            call = job.calls.setdefault(key, _Call())
+            call.brought[self.rank] = (doing, parts)
+            job.changed.notify_all()
+
+        def take() -> dict[int, Any]:
+            with job.changed:
+                while len(call.brought) < job.size:
+                    absent = set(range(job.size)) - set(call.brought)
+                    waited = time.monotonic() - began
+                    if job.failed is None and (waited >= job.patience or absent & job.left):
+                        gone = absent & job.left or absent
+                        job.failed = missing(self.rank, gone, doing, waited, job.patience)
+                    if job.failed is not None:
+                        job.changed.notify_all()
+                        raise PeerError(job.failed)
+                    job.changed.wait(min(1.0, job.patience - waited))
+                call.taken += 1
+                if call.taken == job.size:
+                    del job.calls[key]
+                return call.brought
+
+        return take
+
+    def _fail(self, why: str) -> NoReturn:
+        self._job.fail(why)
+        raise PeerError(why)

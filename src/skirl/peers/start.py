@@ -1,0 +1,165 @@
+"""How trainers find each other: what torchrun, or another launcher, says in the environment."""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Self
+
+from skirl.peers.alone import Alone
+from skirl.peers.base import Peers
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("skirl")
+LOOPBACK = "127.0.0.1"
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Which network gloo and NCCL talk over, where the user says so."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher says of this process."""
+
+    rank: int
+    """Which of all trainers this is."""
+    size: int
+    """How many there are."""
+    local_rank: int
+    """Which of this machine's."""
+    local_size: int
+    """How many are on this machine."""
+    address: str
+    """Where rank 0, or the launcher, serves the store in which trainers find each other."""
+    port: int
+    """Its port."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self | None:
+        """What the variables of torchrun say; None for a process that no launcher has started, or for the only trainer.
+
+        **Arguments**
+
+        - `environment`: of the process.
+
+        >>> names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
+        >>> launched = Launched.of(names | {"MASTER_PORT": "2000"})
+        >>> launched.rank, launched.one_machine
+        (3, False)
+        >>> Launched.of(names)
+        Traceback (most recent call last):
+        ValueError: WORLD_SIZE is 4 and MASTER_PORT is not set: start trainers with `skirl launch` or torchrun, which set it
+        """
+        if environment.get("WORLD_SIZE", "1").strip() == "1":
+            return None
+
+        def number(name: str, default: str | None = None) -> int:
+            text = environment.get(name, default)
+            if text is None:
+                raise ValueError(
+                    f"WORLD_SIZE is {environment['WORLD_SIZE']} and {name} is not set: start trainers with `skirl launch` "
+                    "or torchrun, which set it"
+                )
+            if not text.strip().isdecimal():
+                raise ValueError(f"{name} is {text!r} in the environment: set it to a whole number")
+            return int(text)
+
+        size, rank, port = number("WORLD_SIZE"), number("RANK"), number("MASTER_PORT")
+        if rank >= size:
+            raise ValueError(f"RANK is {rank} and WORLD_SIZE {size} in the environment: ranks are 0 to {size - 1}")
+        address = environment.get("MASTER_ADDR") or LOOPBACK
+        return cls(rank, size, number("LOCAL_RANK", "0"), number("LOCAL_WORLD_SIZE", "1"), address, port)
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether all trainers are on this machine."""
+        return self.local_size == self.size
+
+
+def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, patience: float = 600.0) -> Peers:
+    """The trainers of this job, once all of them are there; `Alone` for a process that no launcher has started.
+
+    **Arguments**
+
+    - `device`: where rows are; of several GPUs, each trainer of a machine takes its own.
+    - `backend`: what carries rows and gradients: "nccl" or "gloo". None: "nccl" where rows are on a GPU.
+    - `patience`: seconds that a trainer waits for another before the job ends.
+    """
+    launched = Launched.of(os.environ)
+    if launched is None:
+        return Alone()
+    import torch
+    import torch.distributed as dist
+
+    from skirl.peers.groups import ProcessGroups
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        if device.index is None:
+            device = torch.device("cuda", launched.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    die_with_launcher()
+    if dist.is_initialized():  # by the program, or by Lightning: it will destroy what it made
+        return ProcessGroups(
+            dist.distributed_c10d._get_default_store(), device=device, backend=backend, patience=patience
+        )
+    if launched.one_machine and not any(os.environ.get(name) for name in INTERFACES):
+        os.environ.update(dict.fromkeys(INTERFACES, _loopback()))
+    elif launched.rank == 0:
+        over = next(
+            (f"{name}={value}" for name in INTERFACES if (value := os.environ.get(name))), "the host's own name"
+        )
+        log.warning(
+            "%d trainers talk by %s, without passwords or encryption: use networks that you trust", launched.size, over
+        )
+    waits = timedelta(seconds=min(patience, 1e8))
+    store = _store(launched, waits)
+    dist.init_process_group("gloo", store=store, rank=launched.rank, world_size=launched.size, timeout=waits)
+    return ProcessGroups(store, device=device, backend=backend, patience=patience, port=launched.port, leave=_leave)
+
+
+def _store(launched: Launched, waits: timedelta):
+    """Where trainers find each other. On one machine nobody else can reach it; elsewhere it is where the launcher says."""
+    from torch.distributed import PrefixStore, TCPStore
+
+    own = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    serves = own and launched.rank == 0
+    address, listening = launched.address, None
+    if own and launched.one_machine:
+        address = LOOPBACK
+        if serves:
+            listening = socket.create_server((LOOPBACK, launched.port), backlog=1024).detach()
+    store = TCPStore(
+        address, launched.port, launched.size, serves, waits, wait_for_workers=False, master_listen_fd=listening
+    )
+    return PrefixStore(f"skirl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _leave() -> None:
+    """Destroy what `join` has made."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _loopback() -> str:
+    """The name of the interface that leads to this machine itself."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), names[0])
+
+
+def die_with_launcher() -> None:
+    """End when the launcher does, however it does: a trainer whose launcher is gone is nobody's. Linux has this."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
+        return
+    set_parent_death_signal, parent = 1, os.getppid()
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended in between
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,111 @@
+"""Trainers of one machine: they find each other where nobody else reaches them, and end together."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from skirl import cli
+from tests.zygote import COMMAND, PIPE, Python
+
+TRAINER = """
+import os, sys, time
+from skirl.peers.start import die_with_launcher, join
+folder, rank = sys.argv[1], os.environ["RANK"]
+
+def write(*facts):
+    with open(f"{folder}/.{rank}", "w") as file:
+        file.write(" ".join(map(str, (os.getpid(), *facts))))
+    os.rename(f"{folder}/.{rank}", f"{folder}/{rank}")
+
+if sys.argv[2] == "wait":
+    die_with_launcher()
+    write()
+    time.sleep(60)
+import numpy as np
+with join(patience=30) as peers:
+    come = peers.channel("votes").exchange([np.array([peers.rank])] * peers.size)
+    files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    links = [os.readlink(path) for path in files if os.path.lexists(path)]
+    mine = {name[8:-1] for name in links if name.startswith("socket:")}
+    tables = [open(f"/proc/net/{name}").read().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [row.split() for table in tables for row in table]
+    addresses = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in mine}
+    write(*np.concatenate(come), *addresses)
+    if peers.rank == 1:
+        os._exit(7)
+    peers.channel("votes").exchange([np.array([peers.rank])] * peers.size)
+"""
+LOOPBACK = "0100007F"
+"""127.0.0.1, as the kernel lists the addresses that a process listens at."""
+
+
+@pytest.fixture
+def launched(python: Python, tmp_path: Path):
+    """`launched(how)`: the process of a launch of two trainers; their files are in `tmp_path`."""
+    (tmp_path / "trainer.py").write_text(TRAINER)
+
+    def start(how: str):
+        words = ["launch", "-n", "2", "--", str(tmp_path / "trainer.py"), str(tmp_path), how]
+        return python.start(COMMAND, *words, stdout=PIPE, stderr=PIPE)
+
+    return start
+
+
+def up(folder: Path) -> list[list[str]]:
+    """What both trainers have written, once they have."""
+    until = time.monotonic() + 100
+    while not all((folder / name).is_file() for name in "01"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return [(folder / name).read_text().split() for name in "01"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_trainers_meet_on_loopback_and_their_exit_code_is_passed_on(launched, tmp_path):
+    with launched("exit") as process:
+        _, err = process.communicate(120)
+    found = up(tmp_path)
+    assert [facts[1:3] for facts in found] == [["0", "1"]] * 2
+    assert {address for facts in found for address in facts[3:]} == {LOOPBACK}
+    assert process.returncode == 7
+    assert "skirl launch: trainer 1 ended with exit code 7; it said why above" in err
+    assert not any(alive(int(facts[0])) for facts in found)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
+def test_trainers_end_with_the_launcher(launched, tmp_path, number, code):
+    with launched("wait") as process:
+        pids = [int(facts[0]) for facts in up(tmp_path)]
+        os.kill(process.pid, number)
+        process.communicate(60)
+        assert process.returncode == code
+        until = time.monotonic() + 20
+        while any(map(alive, pids)):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "nothing is launched: write a command behind --"),
+        (["--", "trian"], "'trian' is nothing to launch"),
+        (["--", "launch", "--", "train"], "'launch' is nothing to launch"),
+        (["--", "gone.py"], "gone.py is no file"),
+        (["-n", "0", "--", "report"], "--trainers is 0: set it to 1 or more"),
+        (["--", "train", "--stpes", "3"], "there is no flag --stpes: did you mean --steps?"),
+        (["--", "train", "--data", "synthetic:tiny", "--steps", "0"], "steps is 0"),
+    ],
+)
+def test_what_every_trainer_would_refuse_is_refused_at_once(capsys, args, said):
+    assert cli.main(["launch", *args]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""Real processes: what comes is what was sent, and a rank that is killed, hangs or fails ends the others within seconds."""
+
+import json
+import os
+import socket
+import time
+
+import pytest
+
+from tests.peers.talk import expected
+from tests.zygote import PIPE, Python
+
+TALK = """
+import json, os, sys, time
+import numpy as np
+from skirl.peers.start import join
+from tests.peers.talk import talk
+with join(patience=float(sys.argv[2])) as peers:
+    print(json.dumps(talk(peers, 7)), flush=True)
+    if peers.rank == 1:
+        match sys.argv[1]:
+            case "dies":
+                os.kill(os.getpid(), 9)
+            case "hangs":
+                time.sleep(60)
+            case "fails":
+                raise ValueError("id 7 of table 'user' is out of range")
+    if sys.argv[1] != "goes on":
+        peers.channel("ids").exchange([np.zeros(3)] * 2, "batch 9")
+    print(json.dumps(peers.counted()["rows"]))
+"""
+
+
+def start(python: Python, size: int, how: str, patience: float = 20.0, code: str = TALK):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    names = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        python.start(
+            code, how, str(patience), stdout=PIPE, stderr=PIPE,
+            env=os.environ | {k: str(v) for k, v in (names | {"RANK": rank, "LOCAL_RANK": rank}).items()},
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+
+
+def test_two_processes_get_what_two_threads_get(python: Python):
+    ranks = start(python, 2, "goes on")
+    for rank, process in enumerate(ranks):
+        with process:
+            out, err = process.communicate(60)
+            assert process.returncode == 0 and not err, err
+            said, counted = map(json.loads, out.splitlines())
+            assert said == expected(rank, 2, 7)
+            assert counted["sent"][rank] == 0 and counted["bytes_sent"][1 - rank] == 12 * counted["sent"][1 - rank] > 0
+
+
+@pytest.mark.parametrize(
+    ("how", "patience", "said"),
+    [
+        ("dies", 600, r"for rank 1 in channel ids, exchange 7 (batch 9): gone; look at the last lines of rank 1"),
+        ("hangs", 1, r"for rank 1 in channel ids, exchange 7 (batch 9): it hangs, or takes longer than patience=1"),
+        ("fails", 600, "rank 1 ended the job: id 7 of table 'user' is out of range"),
+    ],
+)
+def test_a_lost_rank_ends_the_other_with_a_sentence(python: Python, how, patience, said):
+    first, second = start(python, 2, how, patience)
+    with first, second:
+        began = time.monotonic()
+        err = first.communicate(60)[1]
+        seconds = time.monotonic() - began
+        assert first.returncode == 1 and said in err.splitlines()[-1], err
+        assert seconds < 20
+        second.kill()

@@ -1,0 +1,164 @@
+"""Channels between threads: what comes is what was sent, whatever the delays, and one that fails or hangs ends all."""
+
+import contextlib
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.peers.alone import Alone
+from skirl.peers.errors import PeerError
+from skirl.peers.in_process import InProcess
+from tests.cases import cases
+from tests.peers.talk import expected, talk
+
+
+@cases(12)
+@given(st.integers(1, 5), st.integers(0, 10**6))
+def test_what_comes_is_what_was_sent(size, seed):
+    shake = random.Random(seed)
+    found = InProcess.run(
+        size, lambda peers: talk(peers, seed), hook=lambda rank, doing: time.sleep(shake.random() / 2e3)
+    )
+    assert found == [expected(rank, size, seed) for rank in range(size)]
+
+
+def test_alone_is_a_job_of_one():
+    with Alone() as peers:
+        assert talk(peers, 3) == expected(0, 1, 3)
+
+
+def test_counters_count_what_others_get_and_nothing_of_its_own():
+    def work(peers):
+        channel = peers.channel("rows")
+        send = torch.zeros(3 * peers.size, 8)
+        channel.swap(send, [3] * peers.size, [3] * peers.size)
+        return channel.counters
+
+    first, _ = InProcess.run(2, work)
+    assert (first.calls, first.sent, first.received) == (1, [0, 3], [0, 3])
+    assert (first.bytes_sent, first.bytes_received) == ([0, 96], [0, 96])
+
+
+def test_a_rank_that_fails_ends_all_with_its_words():
+    said = {}
+
+    def work(peers):
+        if peers.rank == 2:
+            raise ValueError("id 7 of table 'user' is out of range")
+        try:
+            peers.channel("ids").exchange([np.zeros(1)] * 3)
+        except PeerError as error:
+            said[peers.rank] = str(error)
+            raise
+
+    with pytest.raises(ValueError, match="id 7"):
+        InProcess.run(3, work)
+    assert said == dict.fromkeys((0, 1), "rank 2 ended the job: id 7 of table 'user' is out of range")
+
+
+def test_a_rank_that_hangs_is_named():
+    end = threading.Event()
+
+    def work(peers):
+        if peers.rank == 1:
+            end.wait(10)
+        peers.channel("rows").swap(torch.zeros(2, 1), [1, 1], [1, 1], tag="values of step 4")
+
+    try:
+        job = InProcess.job(2, patience=0.1)
+        threading.Thread(target=lambda: work(job[1]), daemon=True).start()
+        with pytest.raises(PeerError) as caught:
+            work(job[0])
+        assert str(caught.value) == (
+            "rank 0 waited 0.1 s for rank 1 in channel rows, swap 1 (values of step 4): it hangs, or takes longer than "
+            "patience=0.1; look at what it does, or set patience higher"
+        )
+    finally:
+        end.set()
+
+
+def test_a_rank_that_left_is_named():
+    def work(peers):
+        if peers.rank == 0:
+            peers.channel("votes").exchange([np.zeros(1)] * 2)
+
+    with pytest.raises(PeerError, match="for rank 1 in channel votes, exchange 1: gone"):
+        InProcess.run(2, work)
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (
+            lambda ids: ids.exchange([np.zeros(1)] * 2, "batch 4"),
+            "is in channel ids, exchange 1 .batch [45]. where rank",
+        ),
+        (lambda ids: ids.swap(torch.zeros(2), [1, 1], [1, 1]), "all ranks have to make the same calls"),
+        (lambda ids: ids.exchange([np.zeros(2)] * 2, "batch 5"), None),
+    ],
+)
+def test_calls_in_another_order_are_noticed(calls, said):
+    def work(peers):
+        ids = peers.channel("ids")
+        return calls(ids) if peers.rank else ids.exchange([np.zeros(1)] * 2, "batch 5")
+
+    if said is None:
+        InProcess.run(2, work)
+    else:
+        with pytest.raises(PeerError, match=said):
+            InProcess.run(2, work)
+
+
+def test_a_message_that_is_too_large_ends_all():
+    def work(peers):
+        peers.channel("ids").limit = 100
+        peers.channel("ids").exchange([np.zeros(50 * peers.rank, np.int8)] * 3)
+
+    InProcess.run(3, work)
+    with pytest.raises(
+        PeerError, match="rank 1 has 150 bytes for rank 0 in channel ids, exchange 1, and 100 is the most"
+    ):
+        InProcess.run(2, lambda peers: (setattr(peers.channel("ids"), "limit", 100),
+                      peers.channel("ids").exchange([np.zeros(150 * peers.rank, np.int8)] * 2)))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda c: c.exchange([np.zeros(1)]), "1 parts for 2 ranks"),
+        (lambda c: c.exchange([np.zeros((1, 2))] * 2), "2 dimensions"),
+        (lambda c: c.exchange([np.array(["a"], object)] * 2), "object"),
+        (lambda c: c.swap(torch.zeros(3), [1, 1], [1, 1]), r"send is \(3,\) with counts \[1, 1\]"),
+        (lambda c: c.swap(torch.zeros(2), [1, 1], [1, -1]), "the counts are"),
+        (lambda c: c.swap(torch.zeros(2), [1, 1], [1, 1], torch.zeros(3)), r"out is \(3,\)"),
+        (lambda c: c.swap(torch.zeros(4, 2)[:, :1], [2, 2], [2, 2]), "contiguous"),
+        (lambda c: c.swap_parts([torch.zeros(1)] * 2, [torch.zeros(1)]), "give 2 outs"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(call, said):
+    with pytest.raises(ValueError, match=said):
+        call(InProcess.job(2)[0].channel("ids"))
+
+
+def test_a_channel_is_named_and_has_one_thread():
+    peers, _ = InProcess.job(2)
+    with pytest.raises(ValueError, match="there is no channel 'row': take one of start, ids, rows"):
+        peers.channel("row")
+    ids = peers.channel("ids")
+
+    def wait():
+        with contextlib.suppress(PeerError):
+            ids.exchange([np.zeros(1)] * 2)
+
+    threading.Thread(target=wait, daemon=True).start()
+    while not ids.counters.calls:
+        time.sleep(0.001)
+    with pytest.raises(RuntimeError, match="two threads talk over channel ids at once"):
+        ids.exchange([np.zeros(1)] * 2)
+    peers.fail("the test is over")
