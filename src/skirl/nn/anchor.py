@@ -32,7 +32,7 @@ class Anchor(nn.Parameter):
         return anchor
 
     @property
-    def grad(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def grad(self) -> Tensor | None:
         """None, but within a backward. Who asks in order to clip hears that rows are left out."""
         here = not (self.clips or self.said) and self.requires_grad
         if here and sys._getframe(1).f_globals.get("__name__") == _CLIPPING:
@@ -49,7 +49,7 @@ class Anchor(nn.Parameter):
         _GRAD.__set__(self, grad)
 
     @grad.deleter
-    def grad(self) -> None:
+    def grad(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         _GRAD.__delete__(self)
 
 
