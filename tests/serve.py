@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ def serve() -> Callable[[], None]:
     talk = socket.socket(fileno=0)
     gc.collect()
     gc.freeze()  # what is here stays: forks need not look at it
-    assert len(os.listdir("/proc/self/task")) == 1, "threads are lost in a fork"
+    alone()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all
     signal.signal(signal.SIGCHLD, lambda *_: None)
     woken, wakes = os.pipe()
@@ -55,6 +56,14 @@ def serve() -> Callable[[], None]:
             for file in files:
                 os.close(file)
             talk.sendall(pid.to_bytes(4))
+
+
+def alone() -> None:
+    """Wait for threads that have ended: the system drops them a moment after they are joined. A fork would lose others."""
+    until = time.monotonic() + 10
+    while len(os.listdir("/proc/self/task")) > 1:
+        assert time.monotonic() < until, "threads are lost in a fork"
+        time.sleep(0.01)
 
 
 def become(wanted: dict[str, Any], files: list[int]) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.zygote import Python
+
 ROOT = Path(__file__).parents[1]
 EXTRAS = (
     "torchrec", "fbgemm_gpu", "pyarrow", "tensorboard", "zmq", "matplotlib", "lightning", "triton", "pytest", "hypothesis",
@@ -20,7 +22,7 @@ REGISTRY_HOST = re.compile(r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|
 
 
 @pytest.mark.parametrize("module", ["skirl", "skirl.cli"])
-def test_imports_without_any_extra(module):
+def test_imports_without_any_extra(python: Python, module: str):
     # None in sys.modules makes an import fail as if the package were not there. torch comes first: it may try triton.
     code = f"""
 import sys
@@ -29,7 +31,7 @@ for extra in {EXTRAS!r}:
     sys.modules[extra] = None
 import {module}
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python.run(code)
     assert done.returncode == 0, done.stderr
 
 

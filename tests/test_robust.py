@@ -827,13 +827,13 @@ class Samples(torch.utils.data.Dataset):
         return self.batches[i % 20]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])  # an interpreter takes seconds to begin
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_workers_of_a_dataloader_beside_our_threads(method):
-    count = 300
+def test_workers_of_a_dataloader_beside_our_threads(method, workers):
+    count = 160
     batches, bags = stream(20)
     loader = torch.utils.data.DataLoader(
-        Samples(count), batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=False
+        Samples(count), batch_size=None, num_workers=workers, multiprocessing_context=method, persistent_workers=False
     )
 
     def started_late():
@@ -841,14 +841,14 @@ def test_workers_of_a_dataloader_beside_our_threads(method):
         yield from loader
 
     embeddings, open_files = collection(), []
-    with skirl.lookahead(started_late(), embeddings, depth=150) as ahead:
+    with skirl.lookahead(started_late(), embeddings, depth=80) as ahead:
         for batch in ahead:
             assert not batch.sparse.values().is_shared()
             train(embeddings, batch)
             open_files.append(len(os.listdir("/proc/self/fd")))
     assert len(open_files) == count
-    assert max(open_files[20:280]) <= max(open_files[:20]) + 8
-    Replay(bags * 15).check(embeddings, count)
+    assert max(open_files[20:140]) <= max(open_files[:20]) + 8
+    Replay(bags * 8).check(embeddings, count)
 
 
 # The end of the process.

@@ -32,6 +32,7 @@ from skirl.train.meter import Meter
 from skirl.train.train import run_folder
 from tests.killed import ended, forked, imported
 from tests.resume import plain
+from tests.serve import alone
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny",
@@ -118,7 +119,7 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     warm = {"store": f"disk:{folder / 'warm'}"} if store == "disk" else {}
     train(steps=30, save=folder / "warm-saves", save_every=3, **warm).run()
-    assert len(os.listdir("/proc/self/task")) == 1, "threads are lost in a fork"
+    alone()
     shutil.rmtree(folder / "warm-saves")
     shutil.rmtree(folder / "warm", ignore_errors=True)
     saves = folder / "saves"

@@ -64,7 +64,7 @@ def two_banks(trace: list[list[int]]) -> list[list[np.ndarray]]:
 
 
 def test_never_more_fetches_than_lru_at_any_depth(pytestconfig):
-    """The promise, on hundreds of random traces, thousands in a campaign, each at a random depth and the smallest caches most often."""
+    """The promise, on many random traces, each at a random depth and the smallest caches most often."""
     traces = IN_A_CAMPAIGN if pytestconfig.getoption("--hypothesis-profile") == "campaign" else RANDOM_TRACES
     rng = np.random.default_rng(20)
     count = better = 0

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 from skirl.store import Layout, Record, Store
 from skirl.store.base import Facts, Frozen
 from skirl.tools.sealed_json import CheckpointError
+from tests.cases import cases
 from tests.store import frozen
 
 LAYOUT = Layout({0: Record(4), 1: Record(9), 2: Record(4), 5: Record(3, "float64"), 6: Record(3)})
@@ -434,7 +435,7 @@ class StoreConformance:
             def __init__(self) -> None:
                 super().__init__(make, fresh_folder())
 
-        run_state_machine_as_test(Machine, settings=settings(max_examples=40, stateful_step_count=25))
+        run_state_machine_as_test(Machine, settings=settings(cases(40), stateful_step_count=25))
 
 
 def _fails(*args, **more):

@@ -181,6 +181,12 @@ class Disk:
         after.unsynced, after.unnamed = {}, []
         return after
 
+    def as_found(self) -> tuple[object, ...]:
+        """All that a process can find on it: folders, names, bytes, and which names are of one file."""
+        first: dict[int, Path] = {}
+        names = [(p, first.setdefault(i, p), self.contents.get(i, b"")) for p, i in sorted(self.names.items())]
+        return tuple(sorted(self.folders)), tuple(names)
+
     def write_to(self, root: Path) -> None:
         """Make it real."""
         there: dict[int, Path] = {}

@@ -204,10 +204,11 @@ def test_exported_rows_have_their_ids(
     for row in pq.read_table(tmp_path / "rows.parquet").to_pylist():
         found.setdefault(row["table"], {})[row["row"]] = row
     assert len(found) == 26
+    lines = logs.criteo_rows(1500, seed=4)[: 45 * 16]
     for name, rows in found.items():
         column = logs.CRITEO.index(name)
         expected, counts, last, place = {}, Counter[str](), {}, {}
-        for at, line in enumerate(logs.criteo_rows(1500, seed=4)[: 45 * 16]):
+        for at, line in enumerate(lines):
             step, value = at // 16 + 1, line[column]
             if stale and at % 16 == 0 and step % (stale // 4) == 0:
                 for old in [old for old, seen in last.items() if seen < step - stale]:

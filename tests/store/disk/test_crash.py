@@ -1,16 +1,12 @@
 """Power loss and kill -9, at any moment: what is found is a durable point, whole, and none older than was promised."""
 
-import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import skirl
 from skirl.store import DiskError, DiskStore, Record
 from skirl.store.disk import log as log_module
 from skirl.tools.sealed_json import CheckpointError
@@ -28,8 +24,7 @@ from tests.store.disk.crashing import (
     make_small,
     try_thaw,
 )
-
-ROOT = Path(__file__).parents[3]
+from tests.zygote import PIPE, Python
 
 
 def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
@@ -355,12 +350,10 @@ for i in range(start + 1, start + 100_000):
 """
 
 
-def kill_and_compare(path: Path, room: float, wait: float) -> None:
+def kill_and_compare(python: Python, path: Path, room: float, wait: float) -> None:
     """Let a process write, kill it, and find the last point that it told of, or a later one, whole."""
     layout, n = {0: Record(16), 1: Record(3, "float64")}, 3000
-    command = [sys.executable, "-c", WRITER, str(path), str(room)]
-    env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    child = python.start(WRITER, str(path), str(room), stdout=PIPE)
     assert child.stdout and child.stdout.readline()
     time.sleep(wait)
     child.kill()
@@ -393,47 +386,47 @@ def kill_and_compare(path: Path, room: float, wait: float) -> None:
         shutil.rmtree(other)
 
 
-def test_kill_at_any_moment(tmp_path, campaign_seed):
+def test_kill_at_any_moment(warm_python: Python, tmp_path, campaign_seed):
     """Again and again the same store, and those of new processes."""
     rng = np.random.default_rng(campaign_seed)
     for turn in range(5):
-        kill_and_compare(tmp_path / f"store{turn // 3}", room=[1.5, 9][turn // 3], wait=rng.uniform(0, 0.5))
+        kill_and_compare(
+            warm_python, tmp_path / f"store{turn // 3}", room=[1.5, 9][turn // 3], wait=rng.uniform(0, 0.5)
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_kill_at_200_moments(tmp_path, campaign_seed):
+def test_kill_at_200_moments(warm_python: Python, tmp_path, campaign_seed):
     rng = np.random.default_rng(campaign_seed)
     for turn in range(200):
         path = tmp_path / f"store{turn // 10}"
-        kill_and_compare(path, room=[1.5, 9][turn // 10 % 2], wait=rng.uniform(0, 1))
+        kill_and_compare(warm_python, path, room=[1.5, 9][turn // 10 % 2], wait=rng.uniform(0, 1))
         if turn % 10 == 9:
             shutil.rmtree(path)
             shutil.rmtree(tmp_path / f"{path.name}-frozen", ignore_errors=True)
 
 
-def killed_training(folder: Path, kills: int, seed: int) -> list[str]:
+def killed_training(python: Python, folder: Path, kills: int, seed: int) -> list[str]:
     """What tests/store/killed_training.py has to say, line by line."""
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.store.disk.killed_training", str(folder), str(kills), str(seed)]
-    source = Path(skirl.__file__).parents[1]
-    env = os.environ | {"NUMBA_DISABLE_JIT": "0", "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)])}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    code = "from tests.store.disk.killed_training import main; main()"
+    done = python.run(code, str(folder), str(kills), str(seed), timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
 
-def test_a_training_run_that_is_killed_again_and_again(tmp_path, campaign_seed):
+def test_a_training_run_that_is_killed_again_and_again(warm_python: Python, tmp_path, campaign_seed):
     """After each kill the store holds just what it held at its last point; what goes on has the bits of one never killed."""
-    *kills, last = killed_training(tmp_path / "run", 4, campaign_seed)
+    *kills, last = killed_training(warm_python, tmp_path / "run", 4, campaign_seed)
     assert len(kills) == 4 and all(line.startswith("killed; ") for line in kills)
     assert last.startswith("resumed at step") and last.endswith("with the bits of a run that was never killed")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_training_run_that_is_killed_200_times(tmp_path, campaign_seed):
-    *kills, last = killed_training(tmp_path / "run", 200, campaign_seed)
+def test_a_training_run_that_is_killed_200_times(warm_python: Python, tmp_path, campaign_seed):
+    *kills, last = killed_training(warm_python, tmp_path / "run", 200, campaign_seed)
     print(last, *kills[-3:], sep="\n")
     assert len(kills) == 200
     assert int(last.split()[3].rstrip(",")) > 200, "each process comes a step further at least"
