@@ -61,7 +61,7 @@ def test_equal_runs(flags):
 
 
 def test_all_optimizers_on_kaggle_like_tables_with_a_cache_of_1_percent_of_the_touched_rows():
-    flags = {"data": "synthetic:criteo-kaggle", "batch": 1, "steps": 260, "cache": "touched:1%"}
+    flags = {"data": "synthetic:criteo-kaggle", "batch": 4, "steps": 260, "cache": "touched:1%"}
     report = Verify.of(**{**SMALL, **flags, "optimizer": "all", "threads": 1}).run()
     assert [run["optimizer"] for run in report["runs"]] == list(ROW_OPTIMIZERS)
     for run in report["runs"]:
