@@ -157,9 +157,9 @@ def poisoned(take: Callable[[int], Block]) -> Callable[[int], Block]:
     return taken
 
 
-def hazards(seeds: range, steps: int = 40) -> int:
+def hazards(seeds: range) -> int:
     """Many short runs; how many rows were fetched."""
     fetched = 0
     for seed in seeds:
-        fetched += Stages(seed, eager=(0.0, 0.4, 0.8)[seed % 3], prefetch=(2, 5)[seed % 2], steps=steps).go()
+        fetched += Stages(seed, eager=(0.0, 0.4, 0.8)[seed % 3], prefetch=(2, 5)[seed % 2]).go()
     return fetched
