@@ -26,7 +26,9 @@ from skirl import (
 from tests.cases import cases
 from tests.runs import SMALLEST, Case, Part, Report, Run
 
-CASES_A_CHUNK = 80
+CASES_A_CHUNK = 120
+COUNTED = 40
+"""Cases of a chunk in `make test`."""
 CHUNKS = 4
 
 OPTIMIZERS = st.one_of(
@@ -145,24 +147,24 @@ def count(tally: Counter[str], case: Case, report: Report) -> None:
     tally["several parts"] += len(case.parts) > 1 or len(case.parts[0].passes) > 1
 
 
-# About half of the least that was counted in a chunk when this was written: notices that cases became trivial.
+# About half of the least that was counted in 40 cases when this was written: notices that cases became trivial.
 QUOTAS = {
-    "cases": CASES_A_CHUNK,
-    "fetched again inside the prefetch distance": 6,
-    "smallest capacity": 12,
-    "forwarded out of a pending write-back": 15,
-    "fetched from the store": 12,
-    "rows shared by features": 20,
-    "accumulated": 15,
-    "evaluated in between": 15,
-    "jitter": 10,
-    "two banks": 15,
-    "unpooled": 2,
-    "several parts": 12,
+    "cases": COUNTED,
+    "fetched again inside the prefetch distance": 3,
+    "smallest capacity": 6,
+    "forwarded out of a pending write-back": 7,
+    "fetched from the store": 6,
+    "rows shared by features": 10,
+    "accumulated": 7,
+    "evaluated in between": 7,
+    "jitter": 5,
+    "two banks": 7,
+    "unpooled": 1,
+    "several parts": 6,
 }
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", [0, 1, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(2, CHUNKS))])
 def test_every_bit_is_that_of_the_reference(chunk: int, campaign_seed: int):
     tally: Counter[str] = Counter()
 

@@ -37,8 +37,15 @@ def test_every_bit_is_that_of_the_reference(case, eager):
 @pytest.mark.parametrize("eager", [0.0, 0.5])
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_rows_on_their_way_in_both_directions(eager, prefetch):
+    parts = (Part(0, 8, (5,)), Part(5, 8))
     case = replace(
-        BUSY, optimizer=RowwiseAdagrad(lr=0.1), universe=12, prefetch=prefetch, eager=eager, slow_write=0.003
+        BUSY,
+        parts=parts,
+        optimizer=RowwiseAdagrad(lr=0.1),
+        universe=12,
+        prefetch=prefetch,
+        eager=eager,
+        slow_write=0.003,
     )
     report = Run(case).go()
     assert report.forwarded and report.fetched > report.forwarded

@@ -33,7 +33,7 @@ def test_numbers_are_rounded_once_and_bits_travel(rows, half):
     assert np.isnan(rows).any() or again.tobytes() == records.tobytes()
 
 
-def loader(seed=0, steps=12):
+def loader(seed=0, steps=8):
     rng = np.random.default_rng(seed)
     return [KeyedJagged.one_hot(["a"], torch.from_numpy(rng.integers(0, 60, (8, 1)))) for _ in range(steps)]
 
@@ -64,8 +64,8 @@ def test_the_bits_do_not_depend_on_the_cache(half, optimizer):
     tight, roomy = (train(embeddings_of(half, cache, optimizer), loader()) for cache in (12, 300))
     assert tight[0] == roomy[0]
     np.testing.assert_array_equal(tight[2], roomy[2])
-    other = train(embeddings_of(half, 12, optimizer, seed=4), loader())
-    assert other[0] != tight[0]
+    other = train(embeddings_of(half, 12, optimizer, seed=4), loader()[:2])
+    assert other[0] != tight[0][:2]
 
 
 @pytest.mark.parametrize("half", HALVES)
@@ -119,7 +119,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_is_read_without_a_gpu(half, tmp_pa
     with skirl.lookahead(batches, run, sparse=lambda ids: ids, depth=3) as ahead:
         for ids in ahead:
             ((run(ids)["a"] - 1) ** 2).sum().backward()
-            if ahead.step == 5:
+            if ahead.step == 4:
                 skirl.save(tmp_path / "saved", model=run, optimizers=[], data=ahead)
                 break
     resumed = embeddings_of(half, 12, Adam(lr=0.01))
