@@ -58,6 +58,7 @@ class ProcessGroups(Peers):
                 for name in CHANNELS
             }
         self._channels = {name: _Group(self, name, group, on_device) for name, group in groups.items()}
+        self._processes: list[Any] = [[]] * self.size
         self._processes = self._introduced()
 
     @property
@@ -74,8 +75,9 @@ class ProcessGroups(Peers):
         why = failed(self.rank, said_of(error))
         if self._ended is None:
             self._ended = why
-            with suppress(Exception):  # whoever serves the store may be gone
-                self._store.compare_set(ENDED, "", why)
+            with suppress(Exception):  # whoever serves the store may go now
+                if self._has_store:
+                    self._store.compare_set(ENDED, "", why)
         self._connections.cut([self._port])
         self._destroy()
 
@@ -96,29 +98,36 @@ class ProcessGroups(Peers):
         """Why the job ends, as far as this rank knows."""
         return self._ended
 
+    @property
+    def _has_store(self) -> bool:
+        """Whether rank 0, which may serve the store, lives: torch prints a stack for each word to one that is gone."""
+        return not is_gone(self._processes[0])
+
     def _told(self) -> str | None:
         """Why the job ends, as another rank left word of it."""
-        with suppress(Exception):  # whoever serves the store may be gone
-            if self._ended is None and self._store.check([ENDED]):
+        with suppress(Exception):
+            if self._ended is None and self._has_store and self._store.check([ENDED]):
                 self._ended = self._store.get(ENDED).decode()
         return self._ended
 
     def lost(self, doing: str, began: float) -> NoReturn:
         """A call failed or took too long: find out who is missing, say so everywhere, and raise."""
         waited = time.monotonic() - began
-        with suppress(Exception):
-            self._store.set(f"{LOST}/{self.rank}", "here")
-        why = self._told()
-        self._connections.cut([self._port])  # others that wait for this rank hear of it, and so do this one's threads
         others = [rank for rank in range(self.size) if rank != self.rank]
         absent = [rank for rank in others if is_gone(self._processes[rank])]
+        why = self._told()
+        with suppress(Exception):
+            if self._has_store:
+                self._store.set(f"{LOST}/{self.rank}", "here")
+        self._connections.cut([self._port])  # others that wait for this rank hear of it, and so do this one's threads
         if why is None and not absent:
             absent = self._roll_call(others)
             why = self._told()
         if why is None:
             why = missing(self.rank, absent, doing, waited, self.patience)
             with suppress(Exception):
-                why = self._store.compare_set(ENDED, "", why).decode()
+                if self._has_store:
+                    why = self._store.compare_set(ENDED, "", why).decode()
             self._ended = why
         raise PeerError(why)
 

@@ -24,12 +24,13 @@ def test_the_sum_has_the_bits_of_the_tree(python: Python, monkeypatch):
         return said[0]
 
     monkeypatch.setattr(network, "_measured", measured)
-    flags = Network(trainers=(3,), numbers=1001, rounds=2)
+    flags = Network(trainers=(2,), numbers=1001, rounds=2)
     result = flags.run()
-    assert result["dense"]["3"]["same_bits"] and result["dense_vs_allreduce"]["3"] > 0
-    assert "of 1,001 dense gradients" in flags.summary(result)["3 trainers"]
+    assert result["dense"]["2"]["same_bits"] and result["dense_vs_allreduce"]["2"] > 0
+    assert "of 1,001 dense gradients" in flags.summary(result)["2 trainers"]
 
 
-def test_one_trainer_has_nothing_to_exchange():
-    with pytest.raises(ValueError, match="set it to numbers of 2 or more"):
-        Network(trainers=(1, 2))
+@pytest.mark.parametrize("count", [1, 3])
+def test_trainers_without_a_tree_are_refused(count):
+    with pytest.raises(ValueError, match="set it to powers of two, from 2 on"):
+        Network(trainers=(count, 2))

@@ -28,8 +28,8 @@ class Network:
 
     def __post_init__(self) -> None:
         at_least_one(self, "numbers", "rounds")
-        if not self.trainers or min(self.trainers) < 2:
-            raise ValueError(f"trainers is {self.trainers}: set it to numbers of 2 or more")
+        if not self.trainers or any(count < 2 or count & (count - 1) for count in self.trainers):
+            raise ValueError(f"trainers is {self.trainers}: set it to powers of two, from 2 on")
 
     def run(self) -> dict[str, Any]:
         """Measure with each number of processes, one after the other."""
@@ -65,8 +65,7 @@ def dense(numbers: int, rounds: int) -> dict[str, Any]:
     sizes = [wide * wide] * (numbers // (wide * wide)) + ([rest] if (rest := numbers % (wide * wide)) else [])
     with join(patience=120) as peers:
         weights = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
-        shards = 1 << (peers.size - 1).bit_length()
-        summed = Dense(peers, weights, shards=shards)
+        summed = Dense(peers, weights, shards=peers.size)
         parts = [
             [torch.randn(size, generator=torch.Generator().manual_seed(97 * rank + n)) for n, size in enumerate(sizes)]
             for rank in range(peers.size)
@@ -99,7 +98,9 @@ def dense(numbers: int, rounds: int) -> dict[str, Any]:
         times = [[timed(call) for call in (ours, theirs, bare)] for _ in range(rounds + 3)][3:]
         timed(ours)
         same = all(
-            torch.equal(weight.grad if weight.grad is not None else weight, _tree([part[n] for part in parts]) / shards)
+            torch.equal(
+                weight.grad if weight.grad is not None else weight, _tree([part[n] for part in parts]) / peers.size
+            )
             for n, weight in enumerate(weights)
         )
     mine, reduced, bare_ones = (statistics.median(row[n][0] for row in times) for n in range(3))
@@ -118,7 +119,7 @@ def _tree(parts: list[Any]) -> Any:
     """The plain sum over shards, one part each."""
     if len(parts) == 1:
         return parts[0]
-    half = 1 << (len(parts) - 1).bit_length() - 1
+    half = len(parts) // 2
     return _tree(parts[:half]) + _tree(parts[half:])
 
 

@@ -1,0 +1,45 @@
+"""What a launcher says is read and checked; without one nothing is started."""
+
+import pytest
+import torch.distributed
+
+from skirl.peers.alone import Alone
+from skirl.peers.start import Launched, join
+from tests.zygote import Python
+
+NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}
+
+
+@pytest.mark.parametrize("size", [None, "1"])
+def test_one_trainer_starts_no_group(monkeypatch, size):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if size:
+        monkeypatch.setenv("WORLD_SIZE", size)
+    assert isinstance(join(), Alone) and not torch.distributed.is_initialized()
+
+
+def test_importing_skirl_imports_no_peers(python: Python):
+    code = "import sys, skirl; skirl.Table; skirl.lookahead; print([m for m in sys.modules if m.startswith('skirl.peers')])"
+    assert python.run(code).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"RANK": None}, "WORLD_SIZE is 2 and RANK is not set"),
+        ({"RANK": "x"}, "RANK is 'x' in the environment: set it to a whole number"),
+        ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE 2 in the environment: ranks are 0 to 1"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two' in the environment"),
+    ],
+)
+def test_a_wrong_environment_is_refused(change, said):
+    environment = {name: value for name, value in (NAMES | change).items() if value is not None}
+    with pytest.raises(ValueError, match=said):
+        Launched.of(environment)
+
+
+def test_machines_are_told_apart():
+    one = Launched.of(NAMES)
+    assert one is not None and one.one_machine and one.address == "127.0.0.1"
+    other = Launched.of(NAMES | {"WORLD_SIZE": "4"})
+    assert other is not None and not other.one_machine
