@@ -10,6 +10,7 @@ import torch
 from skirl.core.ids import BankIds, Captured, Resolver
 from skirl.core.positions import Positions
 from skirl.engine.capacity import Split
+from skirl.oracle.halves import Reads
 from skirl.oracle.step import Step
 
 
@@ -68,6 +69,10 @@ class Work:
     """By (bank, micro-batch): gradient of the pooled output, [bags, dim]."""
     live: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     """By (bank, micro-batch): which features got a gradient."""
+    reads: Sequence[Reads] = ()
+    """By bank, where rows have owners: what this trainer reads;"""
+    serve: Sequence[np.ndarray] = ()
+    """and int32 [trainers + 1], where each trainer's requests begin: then the Steps are over requests and not over ids."""
     returned: int = 0
     """Micro-batches whose backward ran."""
     updated: bool = False
