@@ -12,6 +12,7 @@ from skirl.core.positions import Positions
 from skirl.core.tree import leaves
 from skirl.engine.capacity import Split
 from skirl.engine.kernels.tree import Parts
+from skirl.oracle.halves import Reads
 from skirl.oracle.step import Step
 
 
@@ -72,6 +73,10 @@ class Work:
     """By bank, where there are several micro-batches: the memory that all of its gradients are in."""
     live: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     """By (bank, micro-batch): which features got a gradient."""
+    reads: Sequence[Reads] = ()
+    """By bank, where rows have owners: what this trainer reads;"""
+    serve: Sequence[np.ndarray] = ()
+    """and int32 [trainers + 1], where each trainer's requests begin: then the Steps are over requests and not over ids."""
     returned: int = 0
     """Micro-batches whose backward ran."""
     updated: bool = False

@@ -14,6 +14,7 @@ from skirl.engine.capacity import Split
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.work import Flight, Item
 from skirl.oracle.options import Plan
+from skirl.oracle.together import Together
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import StageStuck
 from skirl.pipeline.stages import StageHook, Stages, Times
@@ -42,13 +43,14 @@ class Pipeline:
         epochs: Sequence[Epoch] = (),
         times: Times | None = None,
         shards: int = 1,
+        together: Together | None = None,
     ) -> None:
         self.times = times or Times()
         self.done = 0
         """Steps whose rows were made resident."""
         self._engines = engines
         self._plan = plan
-        self._window = Window(engines, plan, epochs, shards)
+        self._window = Window(engines, plan, epochs, shards, together)
         self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
         self._inbox: deque[list[Item]] = deque()
@@ -272,10 +274,10 @@ class Pipeline:
                         return
                     done = self.done
                 window.executed(done)
-            if items is None:
+            if items is None or window.over:
                 with self._lock:
-                    self._all_planned = True
-                    stages.wake("fetch")
+                    self._ended = self._all_planned = True
+                    stages.wake("fetch", LOOP)
                 return
 
     def _may_plan(self) -> bool:

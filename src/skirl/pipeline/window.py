@@ -4,7 +4,8 @@ It belongs to the planner's thread. Its first batches decide how the caches are 
 does not fit into its part begins a new window, and a new split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,9 @@ from skirl.engine.work import Flight, Item, Micro, Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.pipeline.epoch import Epoch
+from skirl.oracle.reach import Vote, due
+from skirl.oracle.together import Joined, Together
+from skirl.pipeline.epoch import Epoch, OrderChanged
 
 FIRST_WINDOW = 8
 """Steps whose demand decides how the caches are split."""
@@ -35,6 +38,8 @@ class Entry:
     """The ids of all banks of all collections, those of the micro-batches joined."""
     next_uses: list[np.ndarray] | None = None
     """Of each bank, where the epoch is known."""
+    joined: Joined | None = None
+    """Where rows have owners: `banks` are then what all trainers ask of this one."""
 
     @property
     def nbytes(self) -> int:
@@ -53,9 +58,17 @@ class Window:
     - `plan`: how far to read.
     - `epochs`: for each engine what is known of the whole epoch; none unless the depth is "epoch".
     - `shards`: of a step.
+    - `together`: where rows have owners, this trainer's exchanges: `enter` and `end` wait for the others.
     """
 
-    def __init__(self, engines: Sequence[Engine], plan: Plan, epochs: Sequence[Epoch] = (), shards: int = 1) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        plan: Plan,
+        epochs: Sequence[Epoch] = (),
+        shards: int = 1,
+        together: Together | None = None,
+    ) -> None:
         self.entered = 0
         self.next_number = 0
         """The step that is planned next."""
@@ -78,8 +91,12 @@ class Window:
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
         """Which of all banks are those of each engine."""
         self._ended = False
-        for engine, epoch in zip(engines, epochs):
-            engine.capacity.check_run(epoch.needs.tolist(), in_flight=2 * plan.hold)
+        self._together = together
+        self._due = 0
+        """Steps that all owners plan before the batch that came last enters."""
+        with self._told():
+            for engine, epoch in zip(engines, epochs):
+                engine.capacity.check_run(epoch.needs.tolist(), in_flight=2 * plan.hold)
 
     def __len__(self) -> int:
         """Batches known to the planner and not yet planned."""
@@ -87,18 +104,38 @@ class Window:
 
     def enter(self, items: list[Item]) -> None:
         """One more step's micro-batches: check their ids."""
+        if self._together is not None and self._together.ended:
+            self._together.dropped += 1
+            return
         try:
             micros = [
                 [Micro(item.captured, engine.resolver.positions(item.captured)) for item in items]
                 for engine in self._engines
             ]
         except BadIds as error:
-            raise BadIds(f"batch {self.entered}, {error}") from None
+            named = BadIds(f"batch {self.entered}, {error}")
+            if self._together is not None:
+                self._together.fail(named)
+            raise named from None
         banks = [
             Positions.joined(list(parts)) for part in micros for parts in zip(*(micro.positions for micro in part))
         ]
-        self.entered += 1
         entry = Entry(items, micros, banks)
+        if self._together is not None:
+            entry.joined = self._together.batch(banks, self._vote())
+            if entry.joined is None:
+                self._over()
+                return
+            entry.banks = entry.joined.banks
+            self._due = due(self._plan, self.entered - self.next_number, self.next_number, entry.joined.votes)
+        self.entered += 1
+        with self._told():
+            self._take(entry)
+
+    def _take(self, entry: Entry) -> None:
+        """A batch waits for its planner, or for one to be made."""
+        if self._due and self._planner is None:
+            self._begin()
         if self._planner is not None:
             self._add(self._planner, entry)
             return
@@ -108,6 +145,16 @@ class Window:
 
     def end(self) -> None:
         """No more batches will come."""
+        if self._together is not None:
+            self._together.end(self._vote())
+        self._over()
+
+    @property
+    def over(self) -> bool:
+        """Whether no batch can come any more: another trainer had no more."""
+        return self._ended
+
+    def _over(self) -> None:
         self._ended = True
         if self._planner is None and self._first:
             self._begin()
@@ -116,25 +163,37 @@ class Window:
 
     def next(self) -> Flight | None:
         """The next step, planned; None until the window is full, or when all is planned."""
+        flight = None
+        with self._told():
+            flight = self._next()
+        return flight
+
+    def _next(self) -> Flight | None:
         planner = self._planner
-        if planner is None:
+        if planner is None or (self._together is not None and self._together.failure is not None):
             return None
+        if self._together is not None:
+            planner.due = self._due
         planned = planner.next()
         if planner.stopped is not None:
             if self._checked is not planner:
                 self._check_fits(planner, planner.stopped)
                 self._checked = planner
-            if planned is None:
+            if planned is None and not planner.window:
                 self._begin_anew(planner)
-                return self.next()
+                return self._next()
         if planned is None:
             return None
+        self._due = max(0, self._due - 1)
         entry, steps = planned
         works = []
         for i, (engine, micros) in enumerate(zip(self._engines, entry.micros, strict=True)):
             for micro in micros:  # only now: in the window bags would take more than the user's ids do
                 micro.ids = engine.resolver.resolve(micro.captured, micro.positions)
-            works.append(Work(self.next_number, micros, steps[self._banks[i]], shards=self._shards))
+            work = Work(self.next_number, micros, steps[self._banks[i]], shards=self._shards)
+            if entry.joined is not None:
+                work.reads, work.serve = entry.joined.reads[self._banks[i]], entry.joined.serve[self._banks[i]]
+            works.append(work)
         flight = Flight(self.next_number, entry.items, works, self._splits)
         self.next_number += 1
         self._splits = None
@@ -154,6 +213,20 @@ class Window:
     @property
     def _planners(self) -> list[Planner[Entry]]:
         return self._older if self._planner is None else [*self._older, self._planner]
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What goes wrong in this block is told to all trainers by the next exchange, and raised by it."""
+        try:
+            yield
+        except (DoesNotFit, OrderChanged) as error:
+            if self._together is None or self._together.ended:
+                raise
+            self._together.failure = error
+
+    def _vote(self) -> Vote:
+        """What this owner says of its window."""
+        return Vote(0, 0) if self._planner is None else self._planner.vote()
 
     @property
     def _first_window(self) -> int:
@@ -185,6 +258,9 @@ class Window:
         for entry in self._first:
             self._add(self._planner, entry)
         self._first.clear()
+        if self._due:  # these have been in the window for long: they enter before any is planned
+            self._planner.due = 0
+            self._planner.next()
         if self._ended:
             self._planner.end()
 
@@ -193,7 +269,10 @@ class Window:
         self._first = [entry for entry, *_ in planner.rest]
         self._older.append(planner)
         self._planner, self._wanted = None, self._first_window
-        if self._ended or len(self._first) >= self._wanted:
+        if self._due:
+            last = self._first.pop()
+            self._take(last)
+        elif self._ended or len(self._first) >= self._wanted:
             self._begin()
 
     def _split(self, i: int) -> Split:

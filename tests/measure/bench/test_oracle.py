@@ -69,7 +69,7 @@ def test_owners_beside_one_planner(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "capacity", "depth"), [("scarab_first_half.i64be.xz", 15_000, 50), ("orm_night.i32le.bz2", 17_293, 50)]
+    ("name", "capacity", "depth"), [("scarab_first_half.i64be.xz", 15_000, 50), ("orm_night.i32le.bz2", 4_323, 20)]
 )
 def test_eight_owners_fetch_about_what_one_planner_would(data_folder, tmp_path, name, capacity, depth):
     path = data_folder / "traces" / name

@@ -1,0 +1,173 @@
+"""Windows of several trainers: each plans the requests for its rows, all the same batches, and all end together."""
+
+import threading
+from collections.abc import Callable
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from skirl import KeyedJagged
+from skirl.core.ids import BadIds, capture
+from skirl.core.placement import Placement
+from skirl.engine.too_small import DoesNotFit
+from skirl.engine.work import Flight, Item
+from skirl.oracle.options import Plan
+from skirl.oracle.together import FailedElsewhere, Together
+from skirl.pipeline.window import Window
+from tests.loops import FEATURES, collection
+
+Ids = dict[str, list[int]]
+
+
+class Meeting:
+    """An exchange between threads."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks, timeout=60)
+        self._given: list[list[np.ndarray]] = [[] for _ in range(ranks)]
+
+    def exchange(self, rank: int) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
+        def swap(arrays: list[np.ndarray]) -> list[np.ndarray]:
+            self._given[rank] = arrays
+            self._barrier.wait()
+            come = [arrays[rank] for arrays in self._given]
+            self._barrier.wait()
+            return come
+
+        return swap
+
+
+def item(ids: Ids) -> Item:
+    values = [ids.get(name, []) for name in FEATURES]
+    jagged = KeyedJagged(
+        FEATURES,
+        torch.tensor([*chain(*values)], dtype=torch.int64),
+        lengths=torch.tensor([len(part) for part in values]),
+    )
+    return Item(None, capture(jagged, FEATURES))
+
+
+def run(
+    batches: list[list[Ids]], plan: Plan, cache: int
+) -> tuple[list[list[Flight]], list[BaseException | None], list[Window]]:
+    """What each rank's window gives for its batches, and what it ends with."""
+    ranks = len(batches)
+    meeting, placement = Meeting(ranks), Placement.even(ranks)
+    engines = [collection(cache=cache).engine for _ in batches]
+    together = [Together([engine.schema], r, placement, meeting.exchange(r)) for r, engine in enumerate(engines)]
+    windows = [Window([engine], plan, together=each) for engine, each in zip(engines, together, strict=True)]
+    flights: list[list[Flight]] = [[] for _ in batches]
+    errors: list[BaseException | None] = [None] * ranks
+
+    def drive(rank: int) -> None:
+        window = windows[rank]
+        try:
+            for ids in [*batches[rank], None]:
+                window.end() if ids is None else window.enter([item(ids)])
+                while (flight := window.next()) is not None:
+                    flights[rank].append(flight)
+                    window.executed(flight.number)
+        except Exception as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=drive, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    return flights, errors, windows
+
+
+def check(flights: list[list[Flight]]) -> int:
+    """Every id's place leads to a slot with its row, at the owner that serves it; how often caches were split anew."""
+    count = len(flights[0])
+    assert [[flight.number for flight in of] for of in flights] == [list(range(count))] * len(flights)
+    caches: list[list[dict[int, int]]] = [[{}, {}] for _ in flights]
+    for step in zip(*flights, strict=True):
+        served: list[list[np.ndarray]] = []
+        for flight, cache in zip(step, caches, strict=True):
+            (work,) = flight.works
+            keys_of = []
+            for bank, planned in enumerate(work.steps):
+                held = cache[bank]
+                if flight.splits is not None:
+                    held.clear()
+                for slot in planned.evict_slots.tolist():
+                    del held[slot]
+                came = (planned.fetch_keys, planned.forward_keys, planned.new_keys)
+                where = (planned.fetch_slots, planned.forward_slots, planned.new_slots)
+                for key, slot in zip(np.concatenate(came).tolist(), np.concatenate(where).tolist(), strict=True):
+                    assert slot not in held
+                    held[slot] = key
+                assert len(planned.slots) == work.serve[bank][-1]
+                keys_of.append(np.array([held[slot] for slot in planned.slots.tolist()], np.int64))
+            served.append(keys_of)
+        for rank, flight in enumerate(step):
+            (work,) = flight.works
+            for bank, reads in enumerate(work.reads):
+                parts = [
+                    keys_of[bank][slice(*other.works[0].serve[bank][rank : rank + 2])]
+                    for keys_of, other in zip(served, step, strict=True)
+                ]
+                assert [len(part) for part in parts] == np.diff(reads.ask).tolist()
+                read = np.concatenate(parts)[reads.place]
+                assert read.tolist() == work.micros[0].ids[bank].keys.tolist()
+    return sum(flight.splits is not None for of in flights for flight in of)
+
+
+def random_batches(rng: np.random.Generator, ranks: int, count: int) -> list[list[Ids]]:
+    """First mostly rows of the wide tables, then mostly of the narrow one."""
+
+    def ids(number: int) -> Ids:
+        many, few = (6, 1) if number < count // 2 else (1, 6)
+        return {
+            "a1": rng.integers(0, 40, rng.integers(0, many + 1)).tolist(),
+            "b": rng.integers(0, 30, many).tolist(),
+            "c": rng.integers(0, 20, few).tolist(),
+        }
+
+    return [[ids(number) for number in range(count)] for _ in range(ranks)]
+
+
+@pytest.mark.parametrize("depth", [1, 3, 20, "auto"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_all_plan_the_same_batches_also_where_caches_are_split_anew(ranks, depth):
+    batches = random_batches(np.random.default_rng(ranks), ranks, 40)
+    flights, errors, _ = run(batches, Plan(depth), cache=16)
+    assert errors == [None] * ranks
+    assert check(flights) > 0
+    assert len(flights[0]) == 40
+
+
+def test_they_end_with_the_first_that_has_no_more():
+    batches = random_batches(np.random.default_rng(0), 2, 12)
+    del batches[1][9:]
+    flights, errors, windows = run(batches, Plan(4), cache=40)
+    assert errors == [None, None]
+    check(flights)
+    assert len(flights[0]) == 9 and windows[0].over and windows[1].over
+
+
+def test_an_id_out_of_range_ends_all():
+    batches = random_batches(np.random.default_rng(0), 3, 12)
+    batches[1][7]["a1"] = [40]
+    _, errors, _ = run(batches, Plan("auto"), cache=40)
+    says = r"^rank 1: batch 7, feature 'a1', sample 0: id 40 is outside table 'a'"
+    for rank, kind in enumerate((FailedElsewhere, BadIds, FailedElsewhere)):
+        with pytest.raises(kind, match=says):
+            raise errors[rank] or AssertionError
+
+
+@pytest.mark.parametrize("depth", [1, 20])
+def test_a_batch_that_no_split_holds_ends_all(depth):
+    batches = random_batches(np.random.default_rng(0), 2, 14)
+    mine = [row for row in range(40) if Placement.even(2).site_of(np.array([row]))[0] == 1]
+    batches[0][10]["a1"] = mine
+    flights, errors, _ = run(batches, Plan(depth), cache=len(mine) - 1)
+    for rank, kind in enumerate((FailedElsewhere, DoesNotFit)):
+        with pytest.raises(kind, match=r"^rank 1: cache \d+ is \d+ rows, batch 10 needs \d+"):
+            raise errors[rank] or AssertionError
+    assert len(flights[0]) == len(flights[1]) <= 10
