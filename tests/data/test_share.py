@@ -143,7 +143,7 @@ def test_the_shards_of_all_trainers_are_the_batches_of_files(
 def test_the_batches_dealt_to_all_trainers_are_those_held_out(
     folder: Path, name: str, ranks: int, batch: int, skip: bool
 ) -> None:
-    flags = {"bad_rows": "skip"} if skip else {}
+    flags: dict[str, Any] = {"bad_rows": "skip"} if skip else {}
     held = opened(folder / name, batch, valid="40%", **flags).held_out
     assert held is not None
     check_dealt(held, ranks)
@@ -181,8 +181,7 @@ def test_a_place_goes_on_for_any_trainers(folder: Path, kind: str) -> None:
         place = mine.state_dict()
         if last - first > 1:
             next(source)
-            again = mine.state_dict()
-            assert again == place or kind == "open", "a batch counts when its last shard is handed out"
+            assert mine.state_dict() is place or mine.state_dict() == place, "a batch counts with its last shard"
         first, last = block(to_rank, to_ranks, 4)
         other = anew().sharded(first, last, 4)
         other.load_state_dict(place)
@@ -222,9 +221,8 @@ def test_no_row_of_another_is_encoded(folder: Path, name: str, shuffle: int, mon
 
 
 def test_workers_read_the_same_shards(folder: Path) -> None:
-    for name, shuffle in (("text", 100), ("parquet", 0)):
-        alone, by_two = (opened(folder / name, 40, shuffle=shuffle, workers=n).sharded(1, 3, 4) for n in (0, 2))
-        assert list(map(samples_of, alone)) == list(map(samples_of, by_two))
+    alone, by_two = (opened(folder / "text", 40, shuffle=100, workers=n).sharded(1, 3, 4) for n in (0, 2))
+    assert list(map(samples_of, alone)) == list(map(samples_of, by_two))
 
 
 def test_samples_left_out_are_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from tests.cases import cases
 from tests.train.test_metrics import sample
 
 
-@cases(60)
+@cases(30)
 @given(
     st.lists(st.integers(1, 60), max_size=12), st.integers(1, 8), st.integers(0, 4), st.integers(0, 10_000), st.data()
 )

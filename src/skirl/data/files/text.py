@@ -121,7 +121,7 @@ class TextFile:
             table, lines = table.filter(pa.array(keep)), lines[keep]
             broken = [(line, *why) for line, why in torn.items()] + [one for one in broken if one[0] not in torn]
         if rows is not None:
-            broken, lines = [(int(rows[line]), *why) for line, *why in broken], rows[lines]
+            broken, lines = [(int(rows[line]), found, wanted) for line, found, wanted in broken], rows[lines]
         columns = {name: table.column(name) for name in needed}
         return Raw(columns, table.num_rows, self.path, self._where(part), broken, lines, nulls=True)
 

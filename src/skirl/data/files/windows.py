@@ -61,9 +61,9 @@ class Windows:
         try:
             for part in counting.parts(begin, end):
                 rows = counting.rows(part)
-                part = part._replace(high=max(part.low, rows if part.high is None else min(part.high, rows)))
-                counted += part.high - part.low
-                waiting.append((part, counted))
+                high = max(part.low, rows if part.high is None else min(part.high, rows))
+                counted += high - part.low
+                waiting.append((part._replace(high=high), counted))
                 chosen = [known]
                 while counted - done >= self.rows:
                     chosen.append(done + np.sort(self.samples(number, self.rows)[1]))
