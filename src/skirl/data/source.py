@@ -36,12 +36,18 @@ class Source(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """Samples of a whole pass, where that is known before it is over."""
+        """Samples of a whole pass, of all trainers, where that is known before it is over."""
         ...
 
     @property
     def steps(self) -> int | None:
-        """Batches of a whole pass; None until it is known, at the latest when the last one is yielded."""
+        """Steps of a whole pass: its batches, or rounds of a `dealt` one; None until they are known, at the latest when the
+        last one is yielded."""
+        ...
+
+    @property
+    def left_out(self) -> int:
+        """Samples at the end of the last epoch that were no whole batch, where batches have shards: they are left out."""
         ...
 
     @property
@@ -66,6 +72,31 @@ class Source(Protocol):
     @property
     def first_bad_row(self) -> str | None:
         """Where the first of them is, as an error would say it."""
+        ...
+
+    def sharded(self, first: int, last: int, of: int) -> "Source":
+        """The same stream, of each batch only shards first .. last - 1 of `of`: a micro-batch each, for `lookahead`.
+
+        Shard v of a batch of B samples is samples v * B / of to before (v + 1) * B / of. A smaller last batch of an epoch is
+        left out; with one shard it is not, and nothing changes. A place in the stream counts whole batches, and is the same
+        for any shards.
+
+        **Arguments**
+
+        - `first`, `last`: the first shard, and the one after the last; `skirl.data.share.block` says which are a trainer's.
+        - `of`: shards of a batch, a divisor of its samples.
+        """
+        ...
+
+    def dealt(self, rank: int, ranks: int) -> "Source":
+        """The same stream, only every `ranks`-th batch from `rank` on: what one of several trainers evaluates on.
+
+        All ranks get equally many: in the last round, the batch of a rank beyond the end has no samples.
+
+        **Arguments**
+
+        - `rank`, `ranks`: which trainer of how many.
+        """
         ...
 
     def tables(self, dim: int) -> list[Table]:

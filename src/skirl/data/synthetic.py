@@ -16,6 +16,7 @@ import torch
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.initial import mix
 from skirl.core.tables import Table
+from skirl.data.share import WHOLE, Cut, Share, Turn, shards
 from skirl.data.skew import GOLDEN, bits_for, fold, mass_of, named, rank_at, scatter, unit
 from skirl.tools.jit import kernel
 
@@ -99,6 +100,7 @@ class Synthetic:
     yields_fresh: ClassVar[bool] = True
     """Each batch has memory of its own, so it need not be copied to be kept."""
 
+    _share: Share = field(default=WHOLE, init=False, repr=False)
     _next: int = field(default=0, init=False, repr=False)
     _resume: int | None = field(default=None, init=False, repr=False)
 
@@ -133,13 +135,18 @@ class Synthetic:
 
     @property
     def steps(self) -> int | None:
-        """Batches of a whole pass; None: it never ends."""
-        return None if self.batches is None else self.batches - self.start
+        """Steps of a whole pass; None: it never ends."""
+        return None if self.batches is None else -(-(self.batches - self.start) // self._share.batches)
 
     @property
     def samples(self) -> int | None:
-        """Samples of a whole pass; None: it never ends."""
-        return None if self.steps is None else self.steps * self.batch_size
+        """Samples of a whole pass, of all trainers; None: it never ends."""
+        return None if self.batches is None else (self.batches - self.start) * self.batch_size
+
+    @property
+    def left_out(self) -> int:
+        """None: every batch is whole."""
+        return 0
 
     @property
     def bad_rows(self) -> int:
@@ -173,6 +180,36 @@ class Synthetic:
         """The same: what is held out does not depend on where a run is."""
         return self.held_out
 
+    def sharded(self, first: int, last: int, of: int) -> "Synthetic":
+        """Of each batch, only shards first .. last - 1 of `of`, a micro-batch each; nothing else is drawn.
+
+        **Arguments**
+
+        - `first`, `last`: the first shard, and the one after the last.
+        - `of`: shards of a batch.
+
+        >>> [len(batch.labels) for batch in Synthetic("tiny", batch_size=8, batches=2).sharded(1, 3, 4)]
+        [2, 2, 2, 2]
+        """
+        return self._sharing(shards(first, last, of, self.batch_size))
+
+    def dealt(self, rank: int, ranks: int) -> "Synthetic":
+        """Every `ranks`-th batch from `rank` on; the last one may be empty, where other ranks have one more.
+
+        **Arguments**
+
+        - `rank`, `ranks`: which trainer of how many.
+
+        >>> [len(batch.labels) for batch in Synthetic("tiny", batch_size=8, batches=3).dealt(1, 2)]
+        [8, 0]
+        """
+        return self._sharing(Turn(rank, ranks))
+
+    def _sharing(self, share: Share) -> "Synthetic":
+        other = replace(self)
+        other._share = share
+        return other
+
     def tables(self, dim: int) -> list[Table]:
         """The tables that these ids look up, one for each feature.
 
@@ -200,16 +237,30 @@ class Synthetic:
     def __len__(self) -> int:
         if self.batches is None:
             raise TypeError("this stream has no end: set batches to give it a length")
-        return self.batches - self.start
+        return sum(len(self._cuts(i)) for i in range(self.start, self.batches, self._share.batches))
 
     def __iter__(self) -> Iterator[Batch]:
         """One pass; the first after `load_state_dict` goes on where that state was taken."""
         i, self._resume = self.start if self._resume is None else self._resume, None
         while self.batches is None or i < self.batches:
-            self._next = i + 1
-            yield self.batch(i)
-            i += 1
+            *cuts, (low, high) = self._cuts(i)
+            for cut in cuts:
+                yield self._part(i, *cut)
+            self._next = i + self._share.batches
+            yield self._part(i, low, high)
+            i += self._share.batches
         self._next = self.start
+
+    def _cuts(self, i: int) -> list[Cut]:
+        """What is drawn of a step that begins with batch i, its first sample being 0."""
+        batches = self._share.batches if self.batches is None else min(self._share.batches, self.batches - i)
+        [cuts] = self._share.cuts(batches * self.batch_size, self.batch_size)
+        return cuts
+
+    def _part(self, i: int, low: int, high: int) -> Batch:
+        """Samples low .. high - 1, counted from the first of batch i; they are of one batch."""
+        before = low // self.batch_size
+        return self._samples_of(i + before, low - before * self.batch_size, high - before * self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """How far the pass is, counting the batches handed out, and what stream it is."""
@@ -239,9 +290,13 @@ class Synthetic:
         >>> torch.equal(data.batch(7).labels, data.batch(7).labels)
         True
         """
+        return self._samples_of(i, 0, self.batch_size)
+
+    def _samples_of(self, i: int, low: int, high: int) -> Batch:
+        """Samples low .. high - 1 of batch i."""
         stream = named(self.seed, i)
-        dense, lengths, values, logits = self._draw(stream, self.batch_size)
-        labels = _draw_labels(named(stream, _LABELS), logits + self._bias)
+        dense, lengths, values, logits = self._draw(stream, self.batch_size, low, high)
+        labels = _draw_labels(named(stream, _LABELS), low, logits + self._bias)
         if self.pooling_factor == 1:  # offsets that are known cost nothing
             jagged = {"offsets": torch.arange(values.size + 1)}
         else:
@@ -260,7 +315,7 @@ class Synthetic:
 
         It has no closed form: the hottest rows take several percent of a table, so their hidden weights shift the mean.
         """
-        *_, logits = self._draw(named(self._world, _LABELS), 2048)
+        *_, logits = self._draw(named(self._world, _LABELS), 2048, 0, 2048)
         low, high = -20.0, 20.0
         for _ in range(50):  # bisection: the click rate rises with the bias
             middle = (low + high) / 2
@@ -268,20 +323,27 @@ class Synthetic:
             low, high = (middle, high) if rate < CLICK_RATE else (low, middle)
         return low
 
-    def _draw(self, stream: np.uint64, samples: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Dense features, bag lengths, ids, and the logits that they imply."""
+    def _draw(
+        self, stream: np.uint64, samples: int, low: int, high: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Dense features, bag lengths, ids, and the logits that they imply, of samples low .. high - 1 of so many.
+
+        Every draw has a number of its own in its stream. That of an id counts the ids of the feature before it, so all
+        lengths are drawn, and nothing else of the other samples.
+        """
         rows = np.fromiter(self.rows.values(), np.int64)
-        lengths = np.ones(rows.size * samples, np.int64)
+        lengths = np.ones((rows.size, samples), np.int64)
         if self.pooling_factor > 1:
-            _draw_lengths(named(stream, _LENGTHS), 2 * self.pooling_factor, lengths)
+            _draw_lengths(named(stream, _LENGTHS), 2 * self.pooling_factor, lengths.reshape(-1))
+        before, lengths = lengths[:, :low].sum(axis=1), lengths[:, low:high].reshape(-1)
         values = np.empty(lengths.sum(), np.int64)
-        dense = np.empty((samples, self.dense_features), np.float32)
-        logits = np.zeros(samples)
+        dense = np.empty((high - low, self.dense_features), np.float32)
+        logits = np.zeros(high - low)
         signal = DENSE_SIGNAL / self.dense_features**0.5
-        _draw_dense(named(stream, _DENSE), named(self._world, _COLUMNS), signal, dense, logits)
+        _draw_dense(named(stream, _DENSE), named(self._world, _COLUMNS), signal, low, dense, logits)
         signal = SPARSE_SIGNAL / (rows.size * self.pooling_factor) ** 0.5
         heat, hidden = named(self._world, _HEAT), named(self._world, _ROWS)
-        _draw_ids(named(stream, _IDS), heat, hidden, rows, lengths, signal, values, logits)
+        _draw_ids(named(stream, _IDS), heat, hidden, rows, before, lengths, signal, values, logits)
         return dense, lengths, values, logits
 
 
@@ -295,13 +357,13 @@ def _draw_lengths(stream, longest, lengths):
 
 
 @kernel
-def _draw_dense(stream, signs, signal, dense, logits):
+def _draw_dense(stream, signs, signal, low, dense, logits):
     """Sums of four 16-bit uniforms out of one hash: normal enough (kurtosis 2.7), and cheaper than a logarithm."""
     samples, columns = dense.shape
     centre, spread = 2.0 * 65535, (65536.0**2 / 3) ** 0.5
     for b in range(samples):
         for k in range(columns):
-            bits = mix(stream + np.uint64(b * columns + k) * GOLDEN)
+            bits = mix(stream + np.uint64((low + b) * columns + k) * GOLDEN)
             total = np.uint64(0)
             for shift in range(0, 64, 16):
                 total += (bits >> np.uint64(shift)) & np.uint64(0xFFFF)
@@ -311,7 +373,7 @@ def _draw_dense(stream, signs, signal, dense, logits):
 
 
 @kernel
-def _draw_ids(stream, heat, hidden, rows, lengths, signal, values, logits):
+def _draw_ids(stream, heat, hidden, rows, before, lengths, signal, values, logits):
     """Ids in order of (feature, sample, place in the bag); each adds its hidden weight to the sample's logit."""
     samples = logits.size
     spread = 12.0**0.5  # of a uniform weight with variance 1
@@ -320,7 +382,7 @@ def _draw_ids(stream, heat, hidden, rows, lengths, signal, values, logits):
         word = np.uint64(f)
         draws, place, weights = fold(stream, word), fold(heat, word), fold(hidden, word)
         mass, bits = mass_of(rows[f]), bits_for(rows[f])
-        first = at
+        first = at - before[f]
         for b in range(samples):
             for _ in range(lengths[f * samples + b]):
                 rank = rank_at(unit(draws, np.uint64(at - first)), rows[f], mass)
@@ -340,8 +402,8 @@ def _rows_of_ranks(ranks, rows, place):
 
 
 @kernel
-def _draw_labels(stream, logits):
+def _draw_labels(stream, low, logits):
     labels = np.empty(logits.size, np.float32)
     for b in range(logits.size):
-        labels[b] = unit(stream, np.uint64(b)) < 1 / (1 + np.exp(-logits[b]))
+        labels[b] = unit(stream, np.uint64(low + b)) < 1 / (1 + np.exp(-logits[b]))
     return labels

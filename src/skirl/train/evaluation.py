@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,10 +15,23 @@ from skirl.core.batch import Batch
 from skirl.pipeline.read_ahead import read_ahead
 from skirl.tools import rng_state
 from skirl.train.metrics import Metrics, Scores
+from skirl.train.parts import Part, merged
+
+Exchange = Callable[[list[np.ndarray]], Sequence[Sequence[np.ndarray]]]
+"""Gives arrays to all trainers, and returns those of each in the order of ranks."""
 
 
-def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Scores:
-    """How good a model is on these batches; changes nothing.
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], *, rank: int = 0, ranks: int = 1, exchange: Exchange | None = None
+) -> Scores:
+    """How good a model is on these batches; changes nothing. Several trainers do it together, and find what one would.
+
+    **Arguments**
+
+    - `model`: gives the logit of each sample of a batch.
+    - `batches`: what to predict. Of several trainers, each gives its own: `source.dealt(rank, ranks)`.
+    - `rank`, `ranks`: which trainer of how many.
+    - `exchange`: tells all trainers what each found; None where there is one.
 
     >>> import skirl
     >>> from skirl.data import Synthetic
@@ -27,11 +41,18 @@ def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Scores:
     >>> evaluate(DLRM.tiny(embeddings, dense_features=4), data).samples, embeddings.engine.counters.new
     (192, 0)
     """
-    metrics = Metrics()
+    if exchange is None:
+        metrics = Metrics()
+        with closing(predicted(model, batches)) as found:
+            for batch, logits in found:
+                metrics.update(logits, batch.labels)
+        return metrics.scores()
+    part = Part()
     with closing(predicted(model, batches)) as found:
-        for batch, logits in found:
-            metrics.update(logits, batch.labels)
-    return metrics.scores()
+        for turn, (batch, logits) in enumerate(found):
+            if len(batch.labels):  # looked up like all others: lookups need all trainers
+                part.update(turn * ranks + rank, logits, batch.labels)
+    return merged(exchange(part.arrays())).scores()
 
 
 def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Batch, torch.Tensor], None, None]:
@@ -93,10 +114,19 @@ class Evaluation:
         """Whether the run is to stop: `patience` evaluations in a row were not better than the best."""
         return self.patience is not None and self.since >= self.patience
 
-    def run(self, step: int, model: nn.Module, batches: Iterable[Batch]) -> Scores:
-        """Evaluate after a step."""
+    def run(
+        self,
+        step: int,
+        model: nn.Module,
+        batches: Iterable[Batch],
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        exchange: Exchange | None = None,
+    ) -> Scores:
+        """Evaluate after a step; the other arguments are those of `evaluate`."""
         started = time.monotonic()
-        scores = evaluate(model, batches)
+        scores = evaluate(model, batches, rank=rank, ranks=ranks, exchange=exchange)
         self.add(step, scores, time.monotonic() - started)
         return scores
 

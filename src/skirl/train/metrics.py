@@ -1,18 +1,28 @@
 """Metrics over a stream of any length: AUC, log loss, normalised entropy and calibration, from logits."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 _BITS = 18
+TOGETHER = 65536
+"""Samples that are put into bins at once, which costs 1 ms for one or for thousands."""
 Values = torch.Tensor | np.ndarray
 
 
 class NotFinite(ValueError):
-    """Predictions that are no finite numbers."""
+    """Predictions that are no finite numbers: how many, of how many."""
+
+    def __init__(self, found: int, of: int) -> None:
+        super().__init__(f"{found} of {of} logits are not finite: has training diverged?")
+        self.found, self.of = found, of
+
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
+        return type(self), (self.found, self.of)
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Metrics:
         """Add a batch."""
         self.loss.update(logits, labels)
         self._waiting.append((logits, labels))
-        if len(self._waiting) * len(labels) >= 65536:  # bins cost 1 ms, for one sample or for thousands
+        if len(self._waiting) * len(labels) >= TOGETHER:
             self._settle()
 
     def scores(self) -> Scores:
@@ -68,10 +78,8 @@ class Metrics:
         self.loss.load_state_dict(state["loss"])
 
     def _settle(self) -> None:
-        if self._waiting:
-            logits, labels = (np.concatenate([_flat(part) for part in parts]) for parts in zip(*self._waiting))
-            self.auc.update(logits, labels)
-            self._waiting.clear()
+        self.auc.update_all(self._waiting)
+        self._waiting.clear()
 
 
 class StreamingAUC:
@@ -88,13 +96,24 @@ class StreamingAUC:
 
     def update(self, logits: Values, labels: Values) -> None:
         """Count a batch. Any score that rises with the click's probability will do."""
-        scores, clicks = _checked(logits, labels)
-        bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)  # + 0: the two zeros are one score
-        # Floats order like their bits, negative ones the other way round: turn those over, then shift all above zero.
-        ordered = np.where(bits < 0, ~bits, bits | np.int32(-(2**31))).view(np.uint32)
-        bins = (ordered >> np.uint32(32 - _BITS)).astype(np.int64)
+        bins, clicks = _bins_of(logits, labels)
         for clicked in (0, 1):
             self._counts[clicked] += np.bincount(bins[clicks == clicked], minlength=1 << _BITS)
+
+    def update_all(self, batches: Sequence[tuple[Values, Values]]) -> None:
+        """Count batches, each as logits and labels."""
+        if batches:
+            logits, labels = (np.concatenate([_flat(part) for part in parts]) for parts in zip(*batches))
+            self.update(logits, labels)
+
+    def counted(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bins that have samples, and int64 [2, bins]: how many that are no clicks, and how many clicks."""
+        bins = np.flatnonzero(self._counts.any(axis=0))
+        return bins, self._counts[:, bins]
+
+    def add(self, bins: np.ndarray, counts: np.ndarray) -> None:
+        """Add what another one counted."""
+        self._counts[:, bins] += counts
 
     def value(self) -> float:
         """The AUC of all samples so far; nan until there are both clicks and others."""
@@ -116,6 +135,24 @@ class StreamingAUC:
         self._counts[:] = state["counts"].numpy()
 
 
+class Sums(NamedTuple):
+    """Of one batch."""
+
+    samples: int
+    clicks: int
+    loss: float
+    predicted: float
+    """Clicks, as predicted."""
+
+
+def sums_of(logits: Values, labels: Values) -> Sums:
+    """Over a batch, in float64."""
+    x, clicks = _checked(logits, labels)
+    tail = np.exp(-np.abs(x))  # never overflows
+    loss = float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
+    return Sums(x.size, int(clicks.sum()), loss, float(np.sum(np.where(x >= 0, 1.0, tail) / (1 + tail))))
+
+
 class LogLoss:
     """Mean binary cross-entropy, in nats, and what is read off beside it.
 
@@ -131,12 +168,14 @@ class LogLoss:
 
     def update(self, logits: Values, labels: Values) -> None:
         """Add a batch, summed in float64."""
-        x, clicks = _checked(logits, labels)
-        tail = np.exp(-np.abs(x))  # never overflows
-        self._loss += float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
-        self._predicted += float(np.sum(np.where(x >= 0, 1.0, tail) / (1 + tail)))
-        self._samples += x.size
-        self._clicks += int(clicks.sum())
+        self.add(sums_of(logits, labels))
+
+    def add(self, sums: Sums) -> None:
+        """Add the sums of a batch."""
+        self._loss += sums.loss
+        self._predicted += sums.predicted
+        self._samples += sums.samples
+        self._clicks += sums.clicks
 
     def value(self) -> float:
         """The mean over all samples so far; nan before the first."""
@@ -177,15 +216,22 @@ class LogLoss:
         self._loss, self._predicted = float(state["loss"]), float(state["predicted"])
 
 
+def _bins_of(logits: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
+    """The bin of each sample, and which are clicks."""
+    scores, clicks = _checked(logits, labels)
+    bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)  # + 0: the two zeros are one score
+    # Floats order like their bits, negative ones the other way round: turn those over, then shift all above zero.
+    ordered = np.where(bits < 0, ~bits, bits | np.int32(-(2**31))).view(np.uint32)
+    return (ordered >> np.uint32(32 - _BITS)).astype(np.int64), clicks
+
+
 def _checked(logits: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
     """Both as flat float64 arrays; what would corrupt a metric silently is refused."""
     x, y = (_flat(values) for values in (logits, labels))
     if x.size != y.size:
         raise ValueError(f"{x.size} logits for {y.size} labels: pass one label for each logit")
     if not np.isfinite(x).all():
-        raise NotFinite(
-            f"{np.count_nonzero(~np.isfinite(x))} of {x.size} logits are not finite: has training diverged?"
-        )
+        raise NotFinite(int(np.count_nonzero(~np.isfinite(x))), x.size)
     if not ((y == 0) | (y == 1)).all():
         raise ValueError("labels have other values than 0 and 1: set each to one of the two")
     return x, y

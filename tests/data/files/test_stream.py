@@ -15,7 +15,8 @@ from skirl.core.batch import Batch
 from skirl.data import DataFlags, Source, Synthetic
 from skirl.data.commands import Vocab
 from skirl.data.files.schema import BUILT_IN
-from skirl.data.files.stream import Files, permutation
+from skirl.data.files.stream import Files
+from skirl.data.files.windows import permutation
 from skirl.data.files.workers import WorkerDied
 from tests.cases import cases
 from tests.data import logs

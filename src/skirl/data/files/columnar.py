@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
@@ -62,8 +63,12 @@ class ColumnFile:
         self._open()
         return self._parts[part][2]
 
-    def read(self, part: int) -> Raw:
-        """A part's columns."""
+    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+        """A part's columns. rows: which of its rows, ascending; None: all."""
+        raw = self._read(part)
+        return raw if rows is None else raw.only(rows)
+
+    def _read(self, part: int) -> Raw:
         self._open()
         group, first, rows = self._parts[part]
         try:
@@ -92,14 +97,15 @@ class ColumnFile:
         ]
 
     def _batch(self, part: int) -> Any:
-        """The slices of a group come one after the other; for another order the group is read again from its start."""
+        """The slices of a group come one after the other; for one before them the group is read again from its start."""
         group, first, _ = self._parts[part]
-        if self._going is None or self._going[0] != part:
-            slices = self._slices(group)
-            for _ in range(first // self._slice):
-                next(slices, None)
+        going = self._going
+        if going is not None and self._parts[going[0]][0] == group and going[0] <= part:
+            skipped, slices = part - going[0], going[1]
         else:
-            slices = self._going[1]
+            skipped, slices = first // self._slice, self._slices(group)
+        for _ in range(skipped):
+            next(slices, None)
         batch = next(slices, None)
         if batch is None:
             raise ValueError("it ends early")

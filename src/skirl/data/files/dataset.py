@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from skirl.data.files.columnar import ArrowFile, ParquetFile
 from skirl.data.files.encode import Raw
 from skirl.data.files.errors import BadFile
@@ -42,7 +44,7 @@ class DataFile(Protocol):
     def has(self, part: int) -> bool: ...
     def rows(self, part: int) -> int: ...
     def share(self, part: int) -> int: ...
-    def read(self, part: int) -> Raw: ...
+    def read(self, part: int, rows: np.ndarray | None = None) -> Raw: ...
     def close(self) -> None: ...
 
 
@@ -83,8 +85,10 @@ class Dataset:
                 part += 1
             self.close()
 
-    def read(self, part: Part) -> Raw:
-        """The columns of a part."""
+    def read(self, part: Part, rows: np.ndarray | None = None) -> Raw:
+        """The columns of a part. rows: which of its rows, ascending, all within the part's bounds; None: all of those."""
+        if rows is not None:
+            return self._file(part.file).read(part.part, rows)
         return self._file(part.file).read(part.part).between(part.low, part.high)
 
     def rows(self, part: Part) -> int:

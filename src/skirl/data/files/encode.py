@@ -61,6 +61,13 @@ class Raw:
         broken = [one for one in self.broken if low <= one[0] and (high is None or one[0] < high)]
         return Raw(columns, end - begin, self.file, self.where, broken, places[begin:end], self.nulls)
 
+    def only(self, rows: np.ndarray) -> "Raw":
+        """Some rows of a piece that has all of them: int64, ascending."""
+        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+            return self.between(int(rows[0]), int(rows[-1]) + 1)
+        columns = {name: column.take(pa.array(rows)) for name, column in self.columns.items()}
+        return Raw(columns, len(rows), self.file, self.where, self.broken, rows, self.nulls)
+
 
 @dataclass
 class Encoded:
@@ -364,6 +371,13 @@ def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
         else:
             expected += f" (numbers with a fraction are no ids: is {spec.name} a [[dense]] column?)"
     return f"{found} {shown(value)}", expected
+
+
+def nothing(schema: FileSchema) -> Encoded:
+    """A piece without a row."""
+    none = np.empty(0, np.int64)
+    labels, dense = (np.empty((0, width), np.float32) for width in (len(schema.labels), schema.dense_features))
+    return Encoded(labels, dense, [none] * len(schema.ids), [none if c.list else None for c in schema.ids], none)
 
 
 def taken(piece: Encoded, rows: np.ndarray) -> Encoded:

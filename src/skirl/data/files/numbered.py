@@ -7,8 +7,9 @@ import numpy as np
 from skirl.core.batch import Batch
 from skirl.data.files.dataset import Dataset, Part, Place
 from skirl.data.files.encode import Encoded
-from skirl.data.files.stream import Files, cut, joined
-from skirl.data.files.workers import pieces
+from skirl.data.files.stream import Files
+from skirl.data.files.windows import cut, joined
+from skirl.data.files.workers import Range, pieces
 
 
 def numbered(files: Files) -> Iterator[tuple[Batch, np.ndarray]]:
@@ -20,7 +21,7 @@ def numbered(files: Files) -> Iterator[tuple[Batch, np.ndarray]]:
     kept: list[Encoded] = []
     rows, done, size = 0, 0, files.batch_size
     files.bad_rows = 0
-    source = pieces(files.dataset, files.encoder, [(files.begin, files.end)], files.workers)
+    source = pieces(files.dataset, files.encoder, [Range(files.begin, files.end)], files.workers)
     try:
         for found in iter(lambda: next(source), None):
             piece, part = found

@@ -8,12 +8,12 @@ it comes next. A buffer that gives a random row for each one that enters it woul
 would be the rows in it.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
@@ -21,11 +21,13 @@ from skirl.core.tables import Table
 from skirl.data.files.dataset import START, Dataset, Part, Place
 from skirl.data.files.encode import Encoded, Encoder, taken
 from skirl.data.files.identity import check_identity, identity_of
-from skirl.data.files.workers import pieces
-from skirl.data.skew import named, unit
-from skirl.tools.jit import kernel
+from skirl.data.files.windows import Windows, cut, partial_windows, whole_windows
+from skirl.data.files.workers import Range, pieces
+from skirl.data.share import WHOLE, Shards, Share, Turn, shards
 from skirl.tools.progress import malformed
 from skirl.tools.shape_of import ANY, COUNT, misfit
+
+logger = logging.getLogger("skirl")
 
 
 @dataclass
@@ -49,11 +51,15 @@ class Files:
     """The rows held out."""
     rows_of_epoch: int | None = None
     """Samples of an epoch, if they were counted."""
+    share: Share = WHOLE
+    """What this trainer reads of each step."""
 
     yields_fresh: ClassVar[bool] = True
 
     bad_rows: int = field(default=0, init=False)
     """Malformed rows left out so far, in this process; those of the first epoch, for they are the same in each."""
+    left_out: int = field(default=0, init=False)
+    """Samples at the end of an epoch that are no whole batch, where batches have shards; of the last epoch that ended."""
     _first_bad: tuple[Part, int] | None = field(default=None, init=False, repr=False)
     _of: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
@@ -95,16 +101,17 @@ class Files:
 
     @property
     def samples(self) -> int | None:
-        """Samples of all epochs, where they were counted, no row can be left out, and no `batches` ends them before."""
+        """Samples of all epochs and trainers, where they were counted, no malformed row can be left out, and no `batches`
+        ends them before."""
         if self.rows_of_epoch is None or self.batches is not None or self.encoder.skip:
             return None
-        return self.rows_of_epoch * self.epochs
+        return (self.rows_of_epoch - self.share.left_out(self.rows_of_epoch, self.batch_size)) * self.epochs
 
     @property
     def steps(self) -> int | None:
-        """Batches of a whole pass; None until it is known, at the latest when the last one is yielded."""
+        """Steps of a whole pass; None until it is known, at the latest when the last one is yielded."""
         if self._steps is None and self.samples is not None and self.rows_of_epoch is not None:
-            return -(-self.rows_of_epoch // self.batch_size) * self.epochs
+            return len(self.share.cuts(self.rows_of_epoch, self.batch_size)) * self.epochs
         return self._steps
 
     @property
@@ -119,31 +126,49 @@ class Files:
         finally:
             dataset.close()
 
+    # What a trainer reads of it.
+
+    def sharded(self, first: int, last: int, of: int) -> "Files":
+        """Of each batch, only shards first .. last - 1 of `of`, a micro-batch each; a smaller last batch is left out.
+
+        No value of the other shards is parsed, but where malformed rows are skipped or rows are chosen by time: which row is
+        which sample then depends on all of them.
+        """
+        return replace(self, dataset=self.dataset.anew(), share=shards(first, last, of, self.batch_size))
+
+    def dealt(self, rank: int, ranks: int) -> "Files":
+        """Every `ranks`-th batch from `rank` on; the last one may be empty, where other ranks have one more."""
+        return replace(self, dataset=self.dataset.anew(), share=Turn(rank, ranks))
+
     # The pass.
 
     def __iter__(self) -> Iterator[Batch]:
         """All epochs; the first pass after `load_state_dict` goes on where that state was taken."""
         state, self._resume = self._resume or self._start(), None
         self._steps = None
-        ahead: tuple[Batch, dict[str, int]] | None = None
+        ahead: tuple[list[Batch], dict[str, int]] | None = None
         if self.batches is None or state["batches"] < self.batches:
-            for batch, after in self._all(state):
+            for step, after in self._all(state):
                 if ahead is not None:
-                    self._state = ahead[1]
-                    yield ahead[0]
-                ahead = batch, after
+                    yield from self._step(*ahead)
+                ahead = step, after
                 if self.batches is not None and after["batches"] >= self.batches:
                     break
-        if ahead is not None:  # one batch is held back, to know of the last one that it is
-            self._state = ahead[1]
+        if ahead is not None:  # one step is held back, to know of the last one that it is
             self._steps = ahead[1]["batches"]
-            yield ahead[0]
+            yield from self._step(*ahead)
         self._state = self._start()
+
+    def _step(self, batches: list[Batch], after: dict[str, int]) -> Iterator[Batch]:
+        """The batches of a step, which is counted when the last one is handed out."""
+        yield from batches[:-1]
+        self._state = after
+        yield batches[-1]
 
     def pieces(self) -> Iterator[Encoded]:
         """The rows of one epoch in order, as they come out of the files."""
         self.bad_rows, self._first_bad = 0, None
-        source = pieces(self.dataset, self.encoder, [(self.begin, self.end)], self.workers)
+        source = pieces(self.dataset, self.encoder, [Range(self.begin, self.end)], self.workers)
         try:
             for found in iter(lambda: next(source), None):
                 self._count_bad(*found)
@@ -157,52 +182,78 @@ class Files:
             "batches": 0,
         }  # fmt: skip
 
-    def _all(self, state: dict[str, int]) -> Iterator[tuple[Batch, dict[str, int]]]:
-        """Each batch with the state after it."""
+    def _all(self, state: dict[str, int]) -> Iterator[tuple[list[Batch], dict[str, int]]]:
+        """The batches of each step, with the state after it."""
         done, skip, first = state["batches"], state["next"], state["epoch"]
         begin, window = Place(state["file"], state["part"], state["row"]), state["window"]
-        ranges = [(begin if epoch == first else self.begin, self.end) for epoch in range(first, self.epochs)]
+        together = self.share.batches * self.batch_size
+        size = max(1, -(-self.shuffle // together)) * together
+        # Which row is which sample is known in advance, unless rows can be left out.
+        some = self.share.partial and not self.encoder.skip and self.encoder.keep is None
+        ranges: list[Range] = []
+        for epoch in range(first, self.epochs):
+            here = (begin, window) if epoch == first else (self.begin, 0)
+            order = (self.seed, epoch) if self.shuffle else None
+            windows = Windows(self.share, self.batch_size, size, here[1], order)
+            ranges.append(Range(here[0], self.end, windows, some))
         source = pieces(self.dataset, self.encoder, ranges, self.workers)
         try:
-            for epoch in range(first, self.epochs):
-                empty = True
-                for rows, place in self._windows(source, epoch == 0):
-                    n = len(rows)
-                    if self.shuffle:
-                        rows = taken(rows, permutation(n, named(self.seed, epoch, window)))
-                    here = {"epoch": epoch, "file": place.file, "part": place.part, "row": place.row, "window": window}
-                    for number, low in enumerate(range(0, n, self.batch_size)):
-                        if number >= skip:
+            for epoch, windows in enumerate((r.windows for r in ranges), start=first):
+                assert windows is not None
+                empty, left_out, n = not skip, 0, 0
+                found = self._counted(source, epoch == 0)
+                cut_out = partial_windows(found, size) if some else whole_windows(found, size)
+                for number, (rows, n, place) in enumerate(cut_out, start=windows.number):
+                    steps, samples = windows.samples(number, n)
+                    left_out = self.share.left_out(n, self.batch_size)
+                    if some:
+                        samples = np.searchsorted(np.sort(samples), samples)
+                    if self.shuffle or len(samples) < len(rows):
+                        rows = taken(rows, samples)
+                    here = {"epoch": epoch, "file": place.file, "part": place.part, "row": place.row, "window": number}
+                    at = 0
+                    for index, cuts in enumerate(steps):
+                        batches = []
+                        for low, high in cuts:
+                            if index >= skip:
+                                batches.append(self.batch_of(rows, at, at + high - low))
+                            at += high - low
+                        if batches:
                             done += 1
-                            batch = self.batch_of(rows, low, min(low + self.batch_size, n))
-                            yield batch, {**here, "next": number + 1, "batches": done}
-                    empty, skip, window = False, 0, window + 1
+                            yield batches, {**here, "next": index + 1, "batches": done}
+                        empty = False
+                    skip = 0
+                self._note(left_out)
                 if empty:
-                    self.refuse_empty()
-                window = 0
+                    self.refuse_empty(n)
         finally:
             source.close()
 
-    def _windows(self, source: Iterator[tuple[Encoded, Part] | None], count: bool) -> Iterator[tuple[Encoded, Place]]:
-        """The windows of one epoch, each with the place where it begins."""
-        size = max(1, -(-self.shuffle // self.batch_size)) * self.batch_size
-        kept: list[tuple[Encoded, Part]] = []
-        rows = 0
+    def _counted(self, source: Iterator[tuple[Encoded, Part] | None], count: bool) -> Iterator[tuple[Encoded, Part]]:
+        """The pieces of one epoch, their malformed rows counted."""
         for found in iter(lambda: next(source), None):
             if count:
                 self._count_bad(*found)
-            if len(found[0]):
-                kept.append(found)
-                rows += len(found[0])
-            while rows >= size:
-                window, kept = _cut(kept, size)
-                rows -= size
-                yield window
-        if rows:
-            yield _cut(kept, rows)[0]
+            yield found
 
-    def refuse_empty(self) -> NoReturn:
-        """Say that there is nothing to read."""
+    def _note(self, left_out: int) -> None:
+        """Say, once and on one trainer, that an epoch did not end with a whole batch."""
+        if left_out and not self.left_out and isinstance(self.share, Shards) and self.share.first == 0:
+            logger.warning(
+                "the last %s samples of an epoch are left out: they do not fill the %d shards of a batch of %s samples",
+                f"{left_out:,}",
+                self.share.of,
+                f"{self.batch_size:,}",
+            )
+        self.left_out = left_out
+
+    def refuse_empty(self, rows: int = 0) -> NoReturn:
+        """Say that there is nothing to read, or fewer rows than a batch of shards has."""
+        if rows:
+            raise ValueError(
+                f"{self.dataset.paths[0]}: there are {rows:,} rows, fewer than the {self.batch_size:,} of a batch, whose "
+                f"shards all have to be there: set batch to {rows:,} or less"
+            )
         raise ValueError(
             f"{self.dataset.paths[0]}: no row is left to read"
             + (f" (left out: {malformed(self.bad_rows, self.first_bad_row)})" if self.bad_rows else "")
@@ -271,86 +322,3 @@ class Files:
                 seed=self.seed,
             )
         return self._of
-
-
-def cut(rows: Encoded, low: int, high: int) -> Encoded:
-    """Rows low .. high - 1, as views."""
-    ids, lengths = [], []
-    for values, sizes in zip(rows.ids, rows.lengths):
-        if sizes is None:
-            ids.append(values[low:high])
-            lengths.append(None)
-        else:
-            begin = int(sizes[:low].sum())
-            ids.append(values[begin : begin + int(sizes[low:high].sum())])
-            lengths.append(sizes[low:high])
-    kept = [column.slice(low, high - low) for column in rows.kept]
-    return Encoded(
-        rows.labels[low:high],
-        rows.dense[low:high],
-        ids,
-        lengths,
-        rows.places[low:high],
-        rows.bad,
-        rows.first_bad,
-        rows.fingerprints,
-        kept,
-    )
-
-
-def joined(pieces: list[Encoded]) -> Encoded:
-    """Pieces one after the other."""
-    if len(pieces) == 1:
-        return pieces[0]
-    features = range(len(pieces[0].ids))
-    return Encoded(
-        np.concatenate([p.labels for p in pieces]),
-        np.concatenate([p.dense for p in pieces]),
-        [np.concatenate([p.ids[f] for p in pieces]) for f in features],
-        [_all_or_none([p.lengths[f] for p in pieces]) for f in features],
-        np.concatenate([p.places for p in pieces]),
-        fingerprints=pieces[0].fingerprints,
-        kept=[_one([p.kept[c] for p in pieces]) for c in range(len(pieces[0].kept))],
-    )
-
-
-def _one(arrays: list[Any]) -> Any:
-    """Arrow arrays one after the other; of files that hold other types of texts or numbers, as the first has them."""
-    return pa.concat_arrays([array.cast(arrays[0].type) for array in arrays])
-
-
-def _all_or_none(lengths: list[np.ndarray | None]) -> np.ndarray | None:
-    known = [sizes for sizes in lengths if sizes is not None]
-    return np.concatenate(known) if known else None
-
-
-def _cut(kept: list[tuple[Encoded, Part]], size: int) -> tuple[tuple[Encoded, Place], list[tuple[Encoded, Part]]]:
-    """The first `size` rows of pieces and where they begin; what is left."""
-    first, part = kept[0]
-    place = Place(part.file, part.part, int(first.places[0]))
-    taken_, left = [], []
-    for piece, part in kept:
-        if size >= len(piece):
-            taken_.append(piece)
-            size -= len(piece)
-        elif size > 0:
-            taken_.append(cut(piece, 0, size))
-            left.append((cut(piece, size, len(piece)), part))
-            size = 0
-        else:
-            left.append((piece, part))
-    return (joined(taken_), place), left
-
-
-@kernel
-def permutation(n, stream):
-    """The numbers 0 .. n - 1 in an order that the stream names, whatever NumPy's release.
-
-    >>> sorted(permutation(4, np.uint64(7)).tolist())
-    [0, 1, 2, 3]
-    """
-    order = np.arange(n)
-    for i in range(n - 1, 0, -1):
-        j = int(unit(stream, np.uint64(i)) * (i + 1))
-        order[i], order[j] = order[j], order[i]
-    return order

@@ -69,12 +69,14 @@ class TextFile:
         data = self._lines(part)
         return data.count(b"\n") + (len(data) > 0 and not data.endswith(b"\n"))
 
-    def read(self, part: int) -> Raw:
-        """A part's columns."""
+    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+        """A part's columns. rows: which of its lines, ascending, the others are not parsed; None: all."""
         data = self._lines(part)
         names = self._columns()
         if data and not data.endswith(b"\n"):
             data += b"\n"
+        if rows is not None:
+            data = _some(data, rows)
         data, torn = _mended(data)
         needed = self._schema.needed
         text = self._schema.text
@@ -111,15 +113,17 @@ class TextFile:
             raise BadFile(
                 self.path, f"cannot be split into columns ({error})", "check delimiter and quotes in the schema"
             ) from None
-        rows = np.arange(table.num_rows + len(broken))
+        lines = np.arange(table.num_rows + len(broken))
         if broken:
-            rows = np.delete(rows, [row for row, _, _ in broken])
+            lines = np.delete(lines, [line for line, _, _ in broken])
         if torn:
-            keep = ~np.isin(rows, list(torn))
-            table, rows = table.filter(pa.array(keep)), rows[keep]
-            broken = [(row, *why) for row, why in torn.items()] + [one for one in broken if one[0] not in torn]
+            keep = ~np.isin(lines, list(torn))
+            table, lines = table.filter(pa.array(keep)), lines[keep]
+            broken = [(line, *why) for line, why in torn.items()] + [one for one in broken if one[0] not in torn]
+        if rows is not None:
+            broken, lines = [(int(rows[line]), found, wanted) for line, found, wanted in broken], rows[lines]
         columns = {name: table.column(name) for name in needed}
-        return Raw(columns, table.num_rows, self.path, self._where(part), broken, rows, nulls=True)
+        return Raw(columns, table.num_rows, self.path, self._where(part), broken, lines, nulls=True)
 
     def _where(self, part: int) -> Any:
         def where(row: int) -> str:
@@ -262,6 +266,17 @@ class TextFile:
         if b"\n" not in data and len(data) >= LONGEST_LINE:
             raise self._too_long()
         return data
+
+
+def _some(data: bytes, lines: np.ndarray) -> bytes:
+    """Some lines of a text of whole ones.
+
+    >>> _some(b"a\\nb\\nc\\nd\\n", np.array([0, 2, 3]))
+    b'a\\nc\\nd\\n'
+    """
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1
+    runs = np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)
+    return b"".join(data[ends[run[0] - 1] if run[0] else 0 : ends[run[-1]]] for run in runs)
 
 
 def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:

@@ -3,12 +3,15 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from skirl.data.files.dataset import Dataset, Part, Place
-from skirl.data.files.encode import Encoded, Encoder
+from skirl.data.files.encode import Encoded, Encoder, nothing
+from skirl.data.files.windows import Windows
 
 PATIENCE = 5.0
 """Seconds that a worker has to end by itself."""
@@ -18,8 +21,23 @@ class WorkerDied(RuntimeError):
     """A worker process ended without a word."""
 
 
-Range = tuple[Place, Place | None]
-"""From a place to before another, or to the end."""
+class Range(NamedTuple):
+    """From a place to before another, or to the end."""
+
+    begin: Place
+    end: Place | None
+    windows: Windows | None = None
+    """How its rows become samples."""
+    partial: bool = False
+    """Whether only the rows that the windows choose are read."""
+
+    def parts(self, dataset: Dataset) -> Iterator[tuple[Part, np.ndarray | None]]:
+        """Its parts, and which rows of each are read; None: all."""
+        if self.windows is not None and self.partial:
+            yield from self.windows.parts(dataset, self.begin, self.end)
+        else:
+            for part in dataset.parts(self.begin, self.end):
+                yield part, None
 
 
 def pieces(
@@ -30,12 +48,18 @@ def pieces(
         yield from _by_workers(dataset, encoder, ranges, workers)
         return
     try:
-        for begin, end in ranges:
-            for part in dataset.parts(begin, end):
-                yield encoder(dataset.read(part)), part
+        for stretch in ranges:
+            for part, rows in stretch.parts(dataset):
+                yield _read(dataset, encoder, part, rows), part
             yield None
     finally:
         dataset.close()
+
+
+def _read(dataset: Dataset, encoder: Encoder, part: Part, rows: np.ndarray | None) -> Encoded:
+    if rows is not None and not len(rows):
+        return nothing(encoder.schema)
+    return encoder(dataset.read(part, rows))
 
 
 def _by_workers(
@@ -98,14 +122,14 @@ def _work(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         try:
-            for begin, end in ranges:
+            for stretch in ranges:
                 before: tuple[Encoded, Part] | None = None
-                for part in dataset.parts(begin, end):
+                for part, rows in stretch.parts(dataset):
                     if part.share % workers != number:
                         continue
                     if before is not None:
                         pipe.send((*before, before[1].share != part.share))
-                    before = encoder(dataset.read(part)), part
+                    before = _read(dataset, encoder, part, rows), part
                 if before is not None:
                     pipe.send((*before, True))
                 pipe.send(None)

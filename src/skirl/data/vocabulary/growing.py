@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ import torch
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.tables import Table
 from skirl.data.files.stream import Files
+from skirl.data.share import WHOLE, Shards, Share, part_of, shards
 from skirl.data.vocabulary.probing import SMALLEST, look_up, places_for, probe
 from skirl.data.vocabulary.vocabulary import FIRST
 from skirl.tools.jit import kernel
@@ -155,6 +156,8 @@ class Growing:
     """Yields fingerprints in the place of rows."""
     admit: int
     stale: int | None
+    share: Share = WHOLE
+    """What this trainer gets of each batch; its vocabulary grows by all of it."""
 
     yields_fresh: ClassVar[bool] = True
 
@@ -191,13 +194,18 @@ class Growing:
 
     @property
     def samples(self) -> int | None:
-        """Samples of all epochs, where they were counted."""
+        """Samples of all epochs and trainers, where they were counted."""
         return self.inner.samples
 
     @property
     def steps(self) -> int | None:
-        """Batches of a whole pass; None until it is known, at the latest when the last one is yielded."""
+        """Steps of a whole pass; None until it is known, at the latest when the last one is yielded."""
         return self.inner.steps
+
+    @property
+    def left_out(self) -> int:
+        """Samples at the end of the last epoch that were no whole batch, where batches have shards."""
+        return self.inner.left_out
 
     @property
     def bad_rows(self) -> int:
@@ -226,7 +234,7 @@ class Growing:
 
     def at(self, state: Any) -> "Growing":
         """The same stream with its vocabulary as it was at a state."""
-        then = Growing(replace(self.inner, dataset=self.inner.dataset.anew()), self.admit, self.stale)
+        then = replace(self, inner=replace(self.inner, dataset=self.inner.dataset.anew()))
         then.load_state_dict(state)
         batches = iter(then._mapped(then._resume))
         then._again(batches, state["since"])
@@ -235,6 +243,21 @@ class Growing:
     def look_up(self, batch: Batch) -> Batch:
         """A batch of `inner`, its values as the rows that they have; nothing is counted."""
         return self._rows(batch, lambda growth, prints: growth.look_up(prints))
+
+    # What a trainer gets of it.
+
+    def sharded(self, first: int, last: int, of: int) -> "Growing":
+        """Of each batch, only shards first .. last - 1 of `of`, a micro-batch each; a smaller last batch is left out.
+
+        Every trainer reads all of it: which row a value gets depends on all that came before.
+        """
+        share = shards(first, last, of, self.inner.batch_size)
+        whole = share if share is WHOLE else Shards(first, last, of, cut=False)
+        return replace(self, inner=replace(self.inner, dataset=self.inner.dataset.anew(), share=whole), share=share)
+
+    def dealt(self, rank: int, ranks: int) -> NoReturn:
+        """Refused: what is evaluated on is held out."""
+        raise ValueError("an open vocabulary grows by every batch: deal its held_out, or train on sharded batches")
 
     # The pass.
 
@@ -249,8 +272,11 @@ class Growing:
             since += 1
             if snapshot is None or since >= SNAPSHOT:
                 snapshot, since = self._snapshot(), 0
+            [cuts] = self.share.cuts(len(batch.labels), self.inner.batch_size)
+            parts = [batch] if self.share is WHOLE else [part_of(batch, low, high) for low, high in cuts]
+            yield from parts[:-1]
             self._state = {**snapshot, "since": since, "admitted": self._admitted()}
-            yield batch
+            yield parts[-1]
         self._begin()
         self._state = self._snapshot()
 
@@ -270,7 +296,7 @@ class Growing:
     def _rows(self, batch: Batch, rows_of: Any) -> Batch:
         sparse = batch.sparse
         values = sparse.values().numpy()
-        ends = sparse.offsets()[:: len(batch.labels)].tolist()
+        ends = sparse.offsets()[torch.arange(len(self._features) + 1) * len(batch.labels)].tolist()
         out = np.empty(len(values), np.int64)
         for f, (_, table, hashed) in enumerate(self._features):
             part = values[ends[f] : ends[f + 1]]
@@ -360,6 +386,10 @@ class HeldOut:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.files, name)
+
+    def dealt(self, rank: int, ranks: int) -> "HeldOut":
+        """Every `ranks`-th batch from `rank` on; the last one may be empty, where other ranks have one more."""
+        return HeldOut(self.vocabulary, self.files.dealt(rank, ranks))
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.files:

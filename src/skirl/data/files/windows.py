@@ -1,0 +1,208 @@
+"""Windows of rows: what is shuffled together, and which rows of each part one trainer reads of them."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from skirl.data.files.dataset import Dataset, Part, Place
+from skirl.data.files.encode import Encoded
+from skirl.data.share import Cut, Share
+from skirl.data.skew import named, unit
+from skirl.tools.jit import kernel
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How the rows of one epoch, from a place on, are cut into windows and samples; picklable."""
+
+    share: Share
+    batch: int
+    rows: int
+    """Of a window: a whole number of steps."""
+    number: int
+    """Of the first window, counted in its epoch."""
+    shuffled: tuple[int, int] | None
+    """The seed and the epoch that name the order in which the rows of a window come; None: in that of the files."""
+
+    def samples(self, number: int, rows: int) -> tuple[list[list[Cut]], np.ndarray]:
+        """Of a window of so many rows: the batches of each step, and int64: which row each sample in them is, in order."""
+        steps = self.share.cuts(rows, self.batch)
+        parts = [np.arange(low, high) for cuts in steps for low, high in cuts]
+        samples = np.concatenate([np.empty(0, np.int64), *parts])
+        if self.shuffled is not None:
+            samples = permutation(rows, named(*self.shuffled, number))[samples]
+        return steps, samples
+
+    def parts(self, dataset: Dataset, begin: Place, end: Place | None) -> Iterator[tuple[Part, np.ndarray]]:
+        """Parts, each from a row to before another, and int64: which rows of it are read, ascending.
+
+        Rows are counted without reading their values; as far ahead as the window goes that the part ends in, for how a last
+        window is shuffled depends on its size.
+        """
+        counting = dataset.anew()
+        waiting: deque[tuple[Part, int]] = deque()
+        known = np.empty(0, np.int64)  # rows to read, counted from `begin`, of the windows before `done`
+        counted = done = 0
+        number = self.number
+
+        def ready(upto: int) -> Iterator[tuple[Part, np.ndarray]]:
+            nonlocal known
+            while waiting and waiting[0][1] <= upto:
+                part, last = waiting.popleft()
+                assert part.high is not None
+                own = int(np.searchsorted(known, last))
+                yield part, known[:own] - last + part.high
+                known = known[own:]
+
+        try:
+            for part in counting.parts(begin, end):
+                rows = counting.rows(part)
+                high = max(part.low, rows if part.high is None else min(part.high, rows))
+                counted += high - part.low
+                waiting.append((part._replace(high=high), counted))
+                chosen = [known]
+                while counted - done >= self.rows:
+                    chosen.append(done + np.sort(self.samples(number, self.rows)[1]))
+                    done, number = done + self.rows, number + 1
+                known = np.concatenate(chosen)
+                yield from ready(done)
+            known = np.concatenate([known, done + np.sort(self.samples(number, counted - done)[1])])
+            yield from ready(counted)
+        finally:
+            counting.close()
+
+
+def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[tuple[Encoded, int, Place]]:
+    """Windows of `size` rows out of pieces, the last one smaller: the rows, how many, and the place of the first."""
+    kept: list[tuple[Encoded, Part]] = []
+    rows = 0
+    for piece, part in found:
+        if len(piece):
+            kept.append((piece, part))
+            rows += len(piece)
+        while rows >= size:
+            (window, place), kept = _cut(kept, size)
+            rows -= size
+            yield window, size, place
+    if rows:
+        (window, place), _ = _cut(kept, rows)
+        yield window, rows, place
+
+
+def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[tuple[Encoded, int, Place]]:
+    """The same of pieces that have only some rows of their parts: how many there are in the window counts all."""
+    kept: deque[tuple[Encoded, Part]] = deque()
+    rows = 0
+
+    def window(size: int) -> tuple[Encoded, int, Place]:
+        first = kept[0][1]
+        taken, left = [], size
+        while left:
+            piece, part = kept.popleft()
+            assert part.high is not None
+            end = min(part.low + left, part.high)
+            own = int(np.searchsorted(piece.places, end))
+            taken.append(cut(piece, 0, own))
+            left -= end - part.low
+            if end < part.high:
+                kept.appendleft((cut(piece, own, len(piece)), part._replace(low=end)))
+        some = [piece for piece in taken if len(piece)]
+        return joined(some or taken[:1]), size, Place(first.file, first.part, first.low)
+
+    for piece, part in found:
+        assert part.high is not None
+        if part.high > part.low:
+            kept.append((piece, part))
+            rows += part.high - part.low
+        while rows >= size:
+            yield window(size)
+            rows -= size
+    if rows:
+        yield window(rows)
+
+
+def cut(rows: Encoded, low: int, high: int) -> Encoded:
+    """Rows low .. high - 1, as views."""
+    ids, lengths = [], []
+    for values, sizes in zip(rows.ids, rows.lengths):
+        if sizes is None:
+            ids.append(values[low:high])
+            lengths.append(None)
+        else:
+            begin = int(sizes[:low].sum())
+            ids.append(values[begin : begin + int(sizes[low:high].sum())])
+            lengths.append(sizes[low:high])
+    kept = [column.slice(low, high - low) for column in rows.kept]
+    return Encoded(
+        rows.labels[low:high],
+        rows.dense[low:high],
+        ids,
+        lengths,
+        rows.places[low:high],
+        rows.bad,
+        rows.first_bad,
+        rows.fingerprints,
+        kept,
+    )
+
+
+def joined(pieces: list[Encoded]) -> Encoded:
+    """Pieces one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    features = range(len(pieces[0].ids))
+    return Encoded(
+        np.concatenate([p.labels for p in pieces]),
+        np.concatenate([p.dense for p in pieces]),
+        [np.concatenate([p.ids[f] for p in pieces]) for f in features],
+        [_all_or_none([p.lengths[f] for p in pieces]) for f in features],
+        np.concatenate([p.places for p in pieces]),
+        fingerprints=pieces[0].fingerprints,
+        kept=[_one([p.kept[c] for p in pieces]) for c in range(len(pieces[0].kept))],
+    )
+
+
+def _one(arrays: list[Any]) -> Any:
+    """Arrow arrays one after the other; of files that hold other types of texts or numbers, as the first has them."""
+    return pa.concat_arrays([array.cast(arrays[0].type) for array in arrays])
+
+
+def _all_or_none(lengths: list[np.ndarray | None]) -> np.ndarray | None:
+    known = [sizes for sizes in lengths if sizes is not None]
+    return np.concatenate(known) if known else None
+
+
+def _cut(kept: list[tuple[Encoded, Part]], size: int) -> tuple[tuple[Encoded, Place], list[tuple[Encoded, Part]]]:
+    """The first `size` rows of pieces and where they begin; what is left."""
+    first, part = kept[0]
+    place = Place(part.file, part.part, int(first.places[0]))
+    taken_, left = [], []
+    for piece, part in kept:
+        if size >= len(piece):
+            taken_.append(piece)
+            size -= len(piece)
+        elif size > 0:
+            taken_.append(cut(piece, 0, size))
+            left.append((cut(piece, size, len(piece)), part))
+            size = 0
+        else:
+            left.append((piece, part))
+    return (joined(taken_), place), left
+
+
+@kernel
+def permutation(n, stream):
+    """The numbers 0 .. n - 1 in an order that the stream names, whatever NumPy's release.
+
+    >>> sorted(permutation(4, np.uint64(7)).tolist())
+    [0, 1, 2, 3]
+    """
+    order = np.arange(n)
+    for i in range(n - 1, 0, -1):
+        j = int(unit(stream, np.uint64(i)) * (i + 1))
+        order[i], order[j] = order[j], order[i]
+    return order

@@ -1,0 +1,95 @@
+"""The batch sampler of several trainers: together the batches of one, each a micro-batch a shard."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, RandomSampler, Sampler, TensorDataset
+
+import skirl
+from tests.cases import cases
+
+
+class Backwards(Sampler[int]):
+    """A sampler of one's own, without a length."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.epoch = samples, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([(i + self.epoch) % self.samples for i in reversed(range(self.samples))])
+
+
+@given(
+    st.integers(0, 60), st.sampled_from([1, 2, 4, 8]), st.integers(1, 4), st.data(), st.booleans(), st.integers(0, 3),
+    st.integers(0, 2),
+)  # fmt: skip
+@cases(100)
+def test_the_shards_of_all_trainers_are_the_batches_of_one(
+    samples: int, shards: int, each: int, data: st.DataObject, shuffle: bool, epoch: int, begin: int
+) -> None:
+    batch, ranks = shards * each, data.draw(st.integers(1, shards))
+    order = list(range(samples))
+    if shuffle:
+        order = torch.randperm(samples, generator=torch.Generator().manual_seed(7 + epoch)).tolist()
+    whole = [order[k : k + batch] for k in range(begin * batch, samples, batch)]
+    whole = [one for one in whole if len(one) == batch or shards == 1]
+    expected = [[one[v * each : (v + 1) * each] for v in range(shards)] for one in whole]
+    found = []
+    for rank in range(ranks):
+        mine = skirl.ShardSampler(range(samples), batch, shards=shards, rank=rank, ranks=ranks, shuffle=shuffle, seed=7)
+        mine.set_epoch(epoch, begin)
+        own = (rank + 1) * shards // ranks - rank * shards // ranks
+        assert len(mine) == own * len(whole)
+        parts = list(mine)
+        found.append([parts[k : k + own] for k in range(0, len(parts), own)])
+    assert [list(itertools.chain.from_iterable(steps)) for steps in zip(*found, strict=True)] == expected
+
+
+def test_a_sampler_gives_its_indices() -> None:
+    theirs = Backwards(9)
+    mine = skirl.ShardSampler(theirs, 4, shards=2, rank=1, ranks=2)
+    assert list(mine) == [[6, 5], [2, 1]]
+    mine.set_epoch(1)
+    assert list(mine) == [[7, 6], [3, 2]]
+    with pytest.raises(TypeError, match="the sampler in data has no length"):
+        len(mine)
+
+
+def test_a_loader_reads_its_samples_only() -> None:
+    data = TensorDataset(torch.arange(8))
+    loader = DataLoader(data, batch_sampler=skirl.ShardSampler(data, 4, shards=4, rank=1, ranks=2))
+    assert [batch.tolist() for [batch] in loader] == [[2], [3], [6], [7]]
+
+
+def test_it_asks_torch_which_trainer_it_is(tmp_path: Path) -> None:
+    assert len(skirl.ShardSampler(range(8), 4)) == 2, "alone: two whole batches"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert list(skirl.ShardSampler(range(8), 4, shards=2)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"rank": 0}, "rank is 0 and ranks is None: set both or none"),
+        ({"shards": 3}, "shards is 3: set it to a power of two"),
+        ({"shards": 2, "rank": 0, "ranks": 4}, "a step has 2 shards for 4 trainers: set shards to 4 or more"),
+        ({"rank": 2, "ranks": 2}, "rank is 2 of 2: set it from 0 to 1"),
+        ({"batch_size": 6, "shards": 4}, "a batch of 6 samples is not 4 equal shards: set batch to 8"),
+        ({"batch_size": 0}, "batch_size is 0: set it to 1 or more"),
+        ({"data": RandomSampler(range(8)), "shuffle": True}, "data is a sampler, which has an order of its own"),
+    ],
+)
+def test_what_it_cannot_do_is_said(given: dict, found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        skirl.ShardSampler(**{"data": range(8), "batch_size": 8, **given})

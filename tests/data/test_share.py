@@ -1,0 +1,272 @@
+"""What trainers read of a stream: together all of it, sample for sample, and nobody what is another's."""
+
+import gzip
+import itertools
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from skirl.core.batch import Batch
+from skirl.data import DataFlags, Source, Synthetic
+from skirl.data.files.encode import Encoder
+from skirl.data.share import block, part_of
+from tests.cases import cases
+from tests.data import logs
+from tests.data.files.read import INTS
+
+ROWS = 304
+COLUMNS = ["y", "age", "item", "seen"]
+Sample = tuple[Any, ...]
+
+
+SCHEMA = """
+[[label]]
+name = "y"
+[[dense]]
+name = "age"
+transform = "log"
+[[id]]
+name = "item"
+type = "int"
+[[id]]
+name = "seen"
+list = true
+separator = "|"
+[file]
+columns = ["y", "age", "item", "seen"]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same rows as text, packed text, Parquet and Arrow, each in several files."""
+    folder = tmp_path_factory.mktemp("shares")
+    (folder / "s.toml").write_text(SCHEMA)
+    rows = [[str(i % 3 % 2), str(i), str(i * i % 97), "|".join("abcdefg"[: i % 5])] for i in range(ROWS)]
+    for name in ("text", "packed", "parquet", "arrow"):
+        (folder / name).mkdir()
+        for number, (low, high) in enumerate(itertools.pairwise((0, 90, 91, 260, ROWS))):
+            path, part = folder / name / f"part-{number}", rows[low:high]
+            if name == "parquet":
+                logs.write_parquet(path, part, COLUMNS, group=30)
+            elif name == "arrow":
+                table = pa.table({column: [row[i] for row in part] for i, column in enumerate(COLUMNS)})
+                feather.write_feather(table, str(path), compression="uncompressed", chunksize=40)
+            else:
+                text = "".join(",".join(row) + "\n" for row in part).encode()
+                path.write_bytes(gzip.compress(text) if name == "packed" else text)
+    return folder
+
+
+def opened(path: Path, batch: int, *, part_bytes: int = 700, **flags: Any) -> Source:
+    stream = DataFlags(f"csv:{path}", batch=batch, rows="500", schema=str(path.parent / "s.toml"), **flags)
+    return stream.stream() if flags.get("vocab") else stream.files(part_bytes)
+
+
+def samples_of(batch: Batch) -> list[Sample]:
+    """Each sample by itself: nothing of the batch that it came in is left."""
+    n = len(batch.labels)
+    lengths = batch.sparse.lengths().tolist()
+    bags = [tuple(bag.tolist()) for bag in batch.sparse.values().split(lengths)]
+    of = [tuple(bags[b::n]) for b in range(n)]
+    return list(zip(batch.labels.tolist(), map(tuple, batch.dense.tolist()), of))
+
+
+def chained(parts: Iterable[list[Sample]]) -> list[Sample]:
+    return list(itertools.chain.from_iterable(parts))
+
+
+def place_of(stream: Source) -> Any:
+    """The numbers of a state; a vocabulary's arrays are left out."""
+    state = stream.state_dict()
+    return (state["files"], state["since"]) if "tables" in state else state
+
+
+def check_shards(stream: Source, batch: int, of: int, ranks: int) -> None:
+    """The shards of all trainers, one after the other in each batch, are the batches of one; so is the place."""
+    places, expected = [place_of(stream)], []
+    for whole in stream:
+        places.append(place_of(stream))
+        expected.append(samples_of(whole))
+    kept = expected if of == 1 else [samples for samples in expected if len(samples) == batch]
+    found: list[list[list[Sample]]] = []
+    for rank in range(ranks):
+        first, last = block(rank, ranks, of)
+        mine = stream.sharded(first, last, of)
+        here: list[list[Sample]] = []
+        for number, micro in enumerate(mine, start=1):
+            here.append(samples_of(micro))
+            if place_of(mine) != places[0] and len(expected) == len(kept):
+                assert place_of(mine) == places[number // (last - first)]
+        assert mine.steps == len(kept)
+        assert {len(part) for part in here} <= {batch // of} or of == 1
+        found.append([chained(here[k : k + last - first]) for k in range(0, len(here), last - first)])
+    assert [chained(parts) for parts in zip(*found, strict=True)] == kept
+
+
+@given(st.data(), st.sampled_from([1, 2, 4, 8]), st.integers(1, 8), st.booleans())
+@cases(15)
+def test_the_shards_of_all_trainers_are_the_synthetic_batch(
+    data: st.DataObject, of: int, each: int, bags: bool
+) -> None:
+    ranks, start = data.draw(st.integers(1, of)), data.draw(st.integers(0, 2))
+    stream = Synthetic("tiny", of * each, batches=start + 3, start=start, pooling_factor=1 + 2 * bags)
+    check_shards(stream, of * each, of, ranks)
+
+
+@given(
+    st.sampled_from(["text", "packed", "parquet", "arrow"]), st.data(), st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 30),
+    st.sampled_from([0, 70]), st.booleans(),
+)  # fmt: skip
+@cases(25)
+def test_the_shards_of_all_trainers_are_the_batches_of_files(
+    folder: Path, name: str, data: st.DataObject, of: int, each: int, shuffle: int, skip: bool
+) -> None:
+    flags: dict[str, Any] = {"shuffle": shuffle, "epochs": data.draw(st.integers(1, 2)), "seed": 3}
+    if data.draw(st.booleans()):
+        flags["valid"] = "15%"
+    flags |= {"bad_rows": "skip"} if skip else {"steps": 2} if flags["epochs"] == 1 and data.draw(st.booleans()) else {}
+    stream = opened(folder / name, of * each, part_bytes=data.draw(st.sampled_from([150, 900])), **flags)
+    check_shards(stream, of * each, of, data.draw(st.integers(1, of)))
+
+
+@given(st.sampled_from(["text", "parquet"]), st.integers(1, 5), st.integers(1, 70), st.booleans())
+@example("text", 4, 100, False)
+@cases(15)
+def test_the_batches_dealt_to_all_trainers_are_those_held_out(
+    folder: Path, name: str, ranks: int, batch: int, skip: bool
+) -> None:
+    flags: dict[str, Any] = {"bad_rows": "skip"} if skip else {}
+    held = opened(folder / name, batch, valid="40%", **flags).held_out
+    assert held is not None
+    check_dealt(held, ranks)
+
+
+@pytest.mark.parametrize("batches", [1, 4, 7])
+def test_synthetic_batches_are_dealt_too(batches: int) -> None:
+    check_dealt(Synthetic("tiny", 4, batches=batches), 3)
+
+
+def check_dealt(stream: Source, ranks: int) -> None:
+    expected = [samples_of(batch) for batch in stream]
+    each = [[samples_of(batch) for batch in stream.dealt(rank, ranks)] for rank in range(ranks)]
+    assert {len(batches) for batches in each} == {-(-len(expected) // ranks)}, "lookups need all of them"
+    found = list(itertools.chain.from_iterable(zip(*each, strict=True)))
+    assert found[: len(expected)] == expected and not any(found[len(expected) :])
+
+
+@pytest.mark.parametrize("kind", ["text", "parquet", "synthetic", "shuffled", "open"])
+def test_a_place_goes_on_for_any_trainers(folder: Path, kind: str) -> None:
+    def anew() -> Source:
+        if kind == "synthetic":
+            return Synthetic("tiny", 8, batches=20)
+        if kind == "open":
+            return opened(folder / "text", 8, vocab="open", epochs=2)
+        return opened(folder / ("text" if kind == "shuffled" else kind), 8, shuffle=50 * (kind == "shuffled"), epochs=2)
+
+    whole = [samples_of(batch) for batch in anew() if len(batch.labels) == 8]
+    for rank, ranks, to_rank, to_ranks in [(0, 1, 1, 2), (1, 4, 2, 3), (2, 3, 0, 1)]:
+        first, last = block(rank, ranks, 4)
+        mine = anew().sharded(first, last, 4)
+        source = iter(mine)
+        for _ in range(7 * (last - first)):
+            next(source)
+        place = mine.state_dict()
+        if last - first > 1:
+            next(source)
+            assert mine.state_dict() is place or mine.state_dict() == place, "a batch counts with its last shard"
+        first, last = block(to_rank, to_ranks, 4)
+        other = anew().sharded(first, last, 4)
+        other.load_state_dict(place)
+        rest = [samples_of(batch) for batch in other]
+        of = [sample for samples in whole[7:] for sample in samples[2 * first : 2 * last]]
+        assert chained(rest) == of
+
+
+def test_an_open_vocabulary_grows_by_the_batches_of_all(folder: Path) -> None:
+    stream = opened(folder / "text", 64, vocab="open", valid="20%")
+    check_shards(stream, 64, 4, 3)
+    state = stream.sharded(0, 1, 4).state_dict()
+    held = stream.held_out_at(state)
+    assert held is not None
+    check_dealt(held, 3)
+
+
+@pytest.mark.parametrize("shuffle", [0, 100])
+@pytest.mark.parametrize("name", ["text", "packed", "parquet", "arrow"])
+def test_no_row_of_another_is_encoded(folder: Path, name: str, shuffle: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = Encoder.__call__
+
+    def counted(self: Encoder, raw: Any) -> Any:
+        encoded.append(raw.rows)
+        return encode(self, raw)
+
+    monkeypatch.setattr(Encoder, "__call__", counted)
+    for rank in range(4):
+        encoded.clear()
+        read = sum(len(batch.labels) for batch in opened(folder / name, 40, shuffle=shuffle).sharded(rank, rank + 1, 4))
+        assert read == sum(encoded) == ROWS // 40 * 10
+    if name == "parquet" and not shuffle:  # groups of at most 30 rows, shards of 60: some have nothing of a trainer's
+        encoded.clear()
+        list(opened(folder / name, 120).sharded(0, 1, 2))
+        assert len(encoded) < 11
+
+
+def test_workers_read_the_same_shards(folder: Path) -> None:
+    alone, by_two = (opened(folder / "text", 40, shuffle=100, workers=n).sharded(1, 3, 4) for n in (0, 2))
+    assert list(map(samples_of, alone)) == list(map(samples_of, by_two))
+
+
+def test_samples_left_out_are_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for first in (0, 1):
+        stream = opened(folder / "text", 64, epochs=2).sharded(first, first + 1, 2)
+        with caplog.at_level(logging.WARNING, "skirl"):
+            assert sum(len(batch.labels) for batch in stream) == 2 * 4 * 32
+        assert stream.left_out == ROWS % 64
+    said = "the last 48 samples of an epoch are left out: they do not fill the 2 shards of a batch of 64 samples"
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (lambda stream: stream.sharded(0, 1, 3), "a batch of 64 samples is not 3 equal shards: set batch to 66"),
+        (lambda stream: stream.sharded(2, 2, 4), "shards 2 to 2 of 4 are none"),
+        (lambda stream: stream.dealt(2, 2), "rank is 2 of 2: set it from 0 to 1"),
+        (lambda stream: block(0, 5, 4), "a step has 4 shards for 5 trainers: set shards to 5 or more"),
+    ],
+)
+def test_what_is_asked_for_in_vain_is_said(folder: Path, asked: Any, found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        asked(opened(folder / "text", 64))
+
+
+def test_fewer_rows_than_a_batch_are_said(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"there are 304 rows, fewer than the 400 .* set batch to 304"):
+        list(opened(folder / "text", 400).sharded(0, 1, 2))
+
+
+@given(st.integers(1, 6), st.data())
+@cases(20)
+def test_a_part_of_a_batch_has_its_samples(samples: int, data: st.DataObject) -> None:
+    whole = Synthetic("tiny", samples, pooling_factor=2).batch(data.draw(st.integers(0, 50)))
+    low = data.draw(st.integers(0, samples))
+    high = data.draw(st.integers(low, samples))
+    assert samples_of(part_of(whole, low, high)) == samples_of(whole)[low:high]
+
+
+def test_a_malformed_row_is_an_error_of_whose_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("".join(f"1,{i if i != 13 else 'x'}\n" for i in range(16)))
+    (tmp_path / "s.toml").write_text(INTS)
+    stream = DataFlags(f"csv:{tmp_path / 'file'}", schema=str(tmp_path / "s.toml"), rows="50", batch=8).files()
+    assert len(list(stream.sharded(0, 2, 4))) == 4
+    with pytest.raises(ValueError, match="line 14"):
+        list(stream.sharded(2, 3, 4))
