@@ -88,11 +88,9 @@ def divided(batch: Batch, shards: int) -> list[Batch]:
     made = []
     for shard in range(shards):
         of_features = [slice(starts[i], starts[i + 1]) for i in range(shard, len(keys) * shards, shards)]
-        values, own = (
-            None if t is None else torch.cat([t[part] for part in of_features]) for t in (sparse.values(), weights)
-        )
+        values, weights = (None if t is None else torch.cat([t[part] for part in of_features]) for t in of_ids)
         assert values is not None
-        ids = KeyedJagged(keys, values, lengths=lengths[:, shard].reshape(-1), weights=own)
+        ids = KeyedJagged(keys, values, lengths=lengths[:, shard].reshape(-1), weights=weights)
         samples = slice(shard * size, (shard + 1) * size)
         made.append(Batch(batch.dense[samples].clone(), ids, batch.labels[samples].clone()))
     return made
