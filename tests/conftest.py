@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--record-golden", action="store_true", help="write golden traces anew instead of comparing")
     group.addoption("--report", type=Path, help="write a campaign's outcome to this JSON file")
     group.addoption("--fuzz-seconds", type=float, help="of all fuzz targets together; 24, or 3600 in a campaign")
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_works() -> Iterator[None]:
+    """A test that leaves another handler behind is the one that fails, and not those after it."""
+    yield
+    left = signal.getsignal(signal.SIGINT)
+    if left is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pytest.fail(f"SIGINT is left with {left}")
 
 
 @pytest.fixture(scope="session")

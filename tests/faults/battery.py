@@ -63,7 +63,7 @@ CASES = {
     "stacked": Case(ONE_DIM, RowwiseAdagrad(lr=0.1), (Part(0, 10, (7,)), Part(7, 10)), use="stacked", prefetch=0),
     "unpooled": Case(TABLES, Adam(lr=0.05), (Part(0, 10),), unpooled=True, use="some", accumulate=3),
     "alone": Case(TABLES, Adam(lr=0.05, clip=0.05), (Part(0, 12, alone=True),), evaluate=0.3, weights=0.5),
-    "slow writes": Case(ONE_DIM, Adam(lr=0.05), (Part(0, 24),), slow_write=0.01, evaluate=0.2, universe=40, spare=3),
+    "slow writes": Case(ONE_DIM, Adam(lr=0.05), (Part(0, 24),), slow_write=0.03, evaluate=0.2, universe=40, spare=3),
     "two banks": Case(TABLES, SGD(lr=0.1), (Part(0, 24),), slow_write=0.01, sizes=(2, 2), longest=1, prefetch=0, depth=8),
     "wide": Case((Table("w", 50, 300),), Adam(lr=0.05), (Part(0, 10),), sizes=(1, 5)),
     "long ago": Case(

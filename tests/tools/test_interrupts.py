@@ -114,6 +114,34 @@ def test_an_interrupt_before_the_release_is_raised_there():
             pytest.fail("not reached")
 
 
+def test_a_release_that_is_collected_late_changes_nothing():
+    """A Ctrl-C between the release and its block: nobody leaves the release before the garbage collector does."""
+    with uninterrupted() as hold:
+        release = hold.released()
+        release.__enter__()
+    del release
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
+        press()
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_one_that_comes_while_the_block_is_left_is_raised_behind_it(lent, monkeypatch):
+    install = interrupts.install
+
+    def pressed(number, handler):
+        if handler is signal.default_int_handler:
+            press()
+        return install(number, handler)
+
+    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold:
+        if lent:
+            hold.lend()
+        hold.most = 1
+        monkeypatch.setattr(interrupts, "install", pressed)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_handler_that_released_code_sets_is_kept():
     calls = []
 

@@ -51,7 +51,7 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.active:
-            self.active = False
+            self.active = self._lending = False
             install(signal.SIGINT, self._before)
             self.check()
 
@@ -81,7 +81,10 @@ class Hold:
             install(signal.SIGINT, self._lent)
 
     def resume(self) -> None:
-        """Hold back again."""
+        """Hold back again; nothing after the end of the block.
+
+        An interrupt may keep `released` from being left, and its generator then ends whenever it is collected.
+        """
         if self._lending:
             now = getsignal(signal.SIGINT)
             install(signal.SIGINT, self._hold)
@@ -109,7 +112,7 @@ class Hold:
             self._hand_on(frame)
             return
         now = time.monotonic()
-        if not self._lending or now < self._quiet_until:
+        if not self._lending or now < self._quiet_until or self._leaves(frame):
             self._held.append(frame)
             return
         self._quiet_until = now + QUIET
@@ -118,8 +121,14 @@ class Hold:
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
         self._held.append(frame)
-        if self.most is not None and len(self._held) >= self.most:
+        if self.most is not None and len(self._held) >= self.most and not self._leaves(frame):
             self.check()
+
+    def _leaves(self, frame: FrameType | None) -> bool:
+        """Whether the code that was interrupted puts the handler back: raised there, ours would stay for good."""
+        while frame is not None and not (frame.f_code is Hold.__exit__.__code__ and frame.f_locals["self"] is self):
+            frame = frame.f_back
+        return frame is not None
 
 
 def uninterrupted() -> Hold:
