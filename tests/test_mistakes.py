@@ -839,6 +839,16 @@ MISTAKES = [
         "accumulate is 0: set it to 1 or more micro-batches",
     ),
     M(
+        "shards that make no tree",
+        "ahead(shards=6)",
+        "shards is 6: set it to a power of two, such as 4 or 8",
+    ),
+    M(
+        "a batch that shards do not divide",
+        "skirl train --batch 100 --shards 8",
+        "skirl train: --batch is 100 and --shards is 8: set --batch to a multiple of shards, such as 96",
+    ),
+    M(
         "no patience",
         "ahead(patience=0)",
         "patience is 0: set it to seconds above 0, or to float('inf')",
@@ -1034,7 +1044,7 @@ MISTAKES = [
         "Recipe has no flag 'rwos' (did you mean 'rows'?): set some of data, batch, epochs, steps, valid, "
         "seed, rows_scale, pooling_factor, schema, rows, vocab, admit, stale, shuffle, workers, bad_rows, "
         "model, dim, bottom, top, deep, rows_in_deep, dropout, cross, rank, structure, activation, target, "
-        "optimizer, lr, dense_lr, schedule, warmup, cache, depth, policy, store, prefetch, link, device, "
+        "optimizer, lr, dense_lr, schedule, warmup, shards, cache, depth, policy, store, prefetch, link, device, "
         "dtype, threads",
     ),
     M(

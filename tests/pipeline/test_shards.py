@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -215,3 +216,147 @@ def test_shards_are_no_batch():
     case = Case(dtype=torch.float64, optimizer=SGD(lr=0.1))
     other = Case(shards=2, accumulate=2, dtype=torch.float64, optimizer=SGD(lr=0.1))
     assert with_skirl(case)[1][0].ne(with_skirl(other)[1][0]).any()
+
+
+def made(**options):
+    embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=SGD(lr=0.1), cache=100)
+    model = Model(embeddings, **options)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def refusal(run):
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        run()
+    return str(caught.value)
+
+
+def loop(model, dense, loader, each=lambda batch, batches: None, **options):
+    """The README's loop, and something else in its body; the steps begun."""
+    with skirl.lookahead(loader, model, shards=2, **options) as batches:
+        for batch in batches:
+            model.loss(batch).backward()
+            each(batch, batches)
+            dense.step()
+            dense.zero_grad()
+    return batches.step
+
+
+def test_what_makes_no_step_is_left_out_and_said(caplog):
+    """Fewer shards than a step has, or a last one that is smaller; with the epoch known as without."""
+    for depth in (4, "epoch"):
+        for rest in (draw(1, 1), draw(1, 2, size=4)[:1] + draw(2, 1, size=3)):
+            model, dense = made()
+            caplog.clear()
+            assert loop(model, dense, draw(0, 4) + rest, depth=depth) == 2
+            assert "of the pass are left out: the 2 shards of a step take 2 batches of equal size" in caplog.text
+
+
+@pytest.mark.parametrize("depth", [4, "epoch"])
+def test_uneven_shards(depth):
+    model, dense = made()
+    said = refusal(lambda: loop(model, dense, draw(0, 3) + draw(1, 1, size=3) + draw(2, 2), depth=depth))
+    assert said.startswith("batches 2 to 3 are the shards of one step and have 4, 3 samples: have the loader yield")
+
+
+def test_models_whose_results_depend_on_who_computes_what():
+    model, dense = made()
+    model.add_module("norm", nn.BatchNorm1d(3))
+    assert refusal(lambda: loop(model, dense, draw(0, 2))).startswith("BatchNorm1d 'norm' keeps running statistics")
+    model.norm.eval()
+    assert loop(model, dense, draw(0, 2)) == 1
+    model.norm = nn.BatchNorm1d(3, track_running_stats=False)
+    assert loop(model, dense, draw(0, 2)) == 1
+
+
+def test_data_parallel(monkeypatch):
+    model, dense = made()
+    monkeypatch.setattr("skirl.nn.dense_sums.DistributedDataParallel", nn.Dropout)
+    assert "averages gradients in an order of its own" in refusal(lambda: loop(model, dense, draw(0, 2)))
+
+
+def test_weights_that_the_lookahead_does_not_know():
+    """They would be stepped by the gradients of one shard. Another model that is trained beside may do what it likes."""
+    model, dense = made()
+    top = nn.Linear(1, 1)
+    other, beside = torch.optim.SGD(top.parameters(), lr=0.1), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+
+    def run(mine):
+        with skirl.lookahead(draw(0, 4), model, shards=2) as batches:
+            for batch in batches:
+                loss = model.loss(batch)
+                (loss + top(torch.ones(1)).sum()).backward() if mine else loss.backward()
+                if not mine:
+                    top(torch.ones(1)).sum().backward()
+                for optimizer in (dense, other, beside):
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    run(mine=False)
+    assert "train weights that are not in the model" in refusal(lambda: run(mine=True))
+
+
+def test_a_second_backward():
+    model, dense = made()
+    again = lambda batch, batches: model.first.sum().backward()  # noqa: E731
+    assert refusal(lambda: loop(model, dense, draw(0, 2), again)).startswith(
+        "a second backward has reached dense weights"
+    )
+
+
+def test_gradients_that_nobody_clears():
+    model, _ = made()
+    idle = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    assert refusal(lambda: loop(model, idle, draw(0, 4))).startswith(
+        "this step added to the dense gradients of the step"
+    )
+
+
+def test_random_numbers_are_those_of_the_shard(tmp_path):
+    """The loader draws what it would without, whatever the loop draws; a checkpoint has the run's own state."""
+    drawn = []
+
+    class Shuffled:
+        def __iter__(self):
+            for batch in draw(0, 6):
+                drawn.append(torch.rand(1).item())
+                yield batch
+
+    def run(draws):
+        torch.manual_seed(5)
+        drawn.clear()
+        inside = []
+
+        def each(batch, batches):
+            inside.append([torch.rand(1).item() for _ in range(draws)] + [np.random.rand()])  # noqa: NPY002
+            if batches.step == 2 and batches.ends_step:
+                skirl.save(tmp_path / str(draws), model=model, optimizers=[dense], data=batches)
+
+        model, dense = made()
+        loop(model, dense, Shuffled(), each)
+        return list(drawn), inside, torch.rand(1).item()
+
+    one, two = run(1), run(2)
+    assert one[0] == two[0] and one[2] == two[2]
+    assert [row[0] for row in one[1]] == [row[0] for row in two[1]]
+    assert len({row[0] for row in one[1]}) == 6
+    again, dense = made()
+    with skirl.lookahead(draw(0, 6), again, shards=2) as batches:
+        skirl.load(tmp_path / "1", model=again, optimizers=[dense], data=batches)
+        first = next(iter(batches))
+        assert batches.step == 3 and first.labels.tolist() == draw(0, 6)[4].labels.tolist()
+    with skirl.lookahead(draw(0, 6), again, shards=4) as batches:
+        told = refusal(lambda: skirl.load(tmp_path / "1", model=again, optimizers=[dense], data=batches))
+        assert "the run was saved with shards=2: set it to that, not 4" in told
+
+
+def test_a_step_that_is_left_in_the_middle_never_happened():
+    model, dense = made(dropout=0.0)
+    before = [w.detach().clone() for w in model.parameters()]
+    with skirl.lookahead(draw(0, 4), model, shards=4) as batches:
+        for i, batch in enumerate(batches):
+            model.loss(batch).backward()
+            dense.step()
+            if i == 2:
+                break
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    assert batches.state_dict()["batches"] == 0 and model.embeddings.engine.table_steps.sum() == 0

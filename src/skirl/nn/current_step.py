@@ -114,6 +114,11 @@ class CurrentStep:
             )
         return micro
 
+    @property
+    def returned_now(self) -> bool:
+        """Whether the micro-batch in the loop had its backward."""
+        return self.work is not None and self.work.micros[self.micro].returned
+
     def finish(self, apply: bool = True) -> None:
         """The step is over: apply the gradients of the micro-batches that came back, or drop them."""
         with uninterrupted():

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from skirl.core.handle import TorchHandle
 from skirl.core.tree import TreeSum, add_lists, leaves
+from skirl.nn.collection import collections_of
 
 _open: "WeakSet[DenseSums]" = WeakSet()
 """Those of the lookaheads that are open in this process."""
@@ -31,6 +32,7 @@ class DenseSums:
 
     def __init__(self, model: nn.Module, shards: int, accumulate: int = 1) -> None:
         self._model = model
+        self._collections = list(collections_of(model).values())
         self._times = 1 / shards
         self._leaves = leaves(shards * accumulate, shards)
         self._weights: list[nn.Parameter] = []
@@ -38,7 +40,12 @@ class DenseSums:
         self._sums: TreeSum[list[Tensor | None]] = TreeSum(add_lists)
         self._micro: int | None = None
         """In the loop."""
-        self._in_backward = self._returned = False
+        self._reached: set[str] = set()
+        """What a backward that is under way has brought gradients: weights of the model, and others."""
+        self._returned = False
+        """Whether a backward of the micro-batch brought the weights theirs."""
+        self._looked_up = 0
+        """Collections whose lookup of the micro-batch had its backward."""
         self._reduced: dict[nn.Parameter, tuple[Tensor, int]] = {}
         """What the step's gradients are, once they are in place: each with its version."""
 
@@ -61,7 +68,8 @@ class DenseSums:
         if micro == 0:
             self._sums.total()
             self._find_weights()
-        self._micro, self._in_backward, self._returned = micro, False, False
+        self._micro, self._returned, self._looked_up = micro, False, 0
+        self._reached.clear()
 
     def leave(self) -> None:
         """It leaves the loop."""
@@ -82,24 +90,37 @@ class DenseSums:
                 self._hooks[weight] = weight.register_post_accumulate_grad_hook(self._accumulated)
 
     def _accumulated(self, weight: Tensor) -> None:
-        """Called in a backward, for each weight that it has brought a gradient."""
-        if self._micro is None or self._in_backward:
-            return
-        if self._returned:
-            raise RuntimeError(
-                "a second backward has reached dense weights in one shard of a step, whose gradients were summed after the "
-                "first: sum the losses, and call backward once for each batch of the lookahead"
-            )
-        self._in_backward = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._ended)
+        """Called in a backward, for each weight of the model that it has brought a gradient."""
+        if self._micro is not None:
+            if self._returned and "model" not in self._reached:
+                raise RuntimeError(
+                    "a second backward has reached dense weights in one shard of a step, whose gradients were summed after "
+                    "the first: sum the losses, and call backward once for each batch of the lookahead"
+                )
+            self._reach("model")
+
+    def _reach(self, what: str) -> None:
+        if self._micro is not None:
+            if not self._reached:
+                torch.autograd.Variable._execution_engine.queue_callback(self._ended)
+            self._reached.add(what)
 
     def _ended(self) -> None:
         """A backward is over."""
-        self._in_backward, self._returned = False, True
-        if self._ends_step:
-            self.reduce()
-        else:
-            self._take()
+        reached, before = set(self._reached), self._looked_up
+        self._reached.clear()
+        self._looked_up = sum(c.current.returned_now for c in self._collections)
+        if "others" in reached and (len(reached) > 1 or self._looked_up > before):
+            raise RuntimeError(
+                "the losses train weights that are not in the model which skirl.lookahead was given, so that their "
+                "gradients are not summed over the shards of a step: give it the whole model"
+            )
+        if "model" in reached:
+            self._returned = True
+            if self._ends_step:
+                self.reduce()
+            else:
+                self._take()
 
     def _take(self) -> None:
         """Take the gradients of the micro-batch in the loop."""
@@ -148,11 +169,9 @@ class DenseSums:
         known = set(self._weights)
         for group in optimizer.param_groups:
             for weight in group["params"]:
-                if weight.grad is not None and weight not in known:
-                    raise RuntimeError(
-                        f"a weight of shape {list(weight.shape)} is stepped and not in the model that skirl.lookahead was "
-                        "given, so that its gradients are not summed over the shards of a step: give it the whole model"
-                    )
+                if weight not in known and weight not in self._hooks and weight.requires_grad and weight.numel():
+                    # Of another model, or of this one and forgotten: whether a loss of ours reaches it will tell.
+                    self._hooks[weight] = weight.register_post_accumulate_grad_hook(lambda _: self._reach("others"))
         if not self._ends_step:
             self._take()
         elif not self._returned:

@@ -1,0 +1,102 @@
+"""What shards cost where one process has them all: a DLRM's training step in shards against the same step as one batch."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from skirl.core.batch import Batch
+from skirl.core.optim import RowwiseAdagrad
+from skirl.data.synthetic import Synthetic
+from skirl.models.dlrm import DLRM
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.pipeline.lookahead import Lookahead, lookahead
+from skirl.train.sharded import divided
+
+READ = 8
+"""Batches that are made beforehand and come again and again."""
+
+
+class Again:
+    """A loader that yields the same batches without end."""
+
+    yields_fresh = True
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield from self._batches
+
+
+class Trainer:
+    """One way to train, step by step.
+
+    **Arguments**
+
+    - `batches`: global ones.
+    - `source`: says the tables.
+    - `shards`: of a step; 1: a step is one batch.
+    - `stack`: closes the lookahead.
+    """
+
+    def __init__(self, batches: list[Batch], source: Synthetic, shards: int, stack: ExitStack) -> None:
+        tables = source.tables(16)
+        embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache="100%")
+        torch.manual_seed(0)
+        self.model = DLRM.paper(embeddings, dense_features=source.dense_features)
+        self.dense = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        parts = batches if shards == 1 else [part for batch in batches for part in divided(batch, shards)]
+        self.ahead: Lookahead = stack.enter_context(lookahead(Again(parts), self.model, depth=4, shards=shards))
+        self.shards = shards
+        self._batches = iter(self.ahead)
+
+    def step(self) -> float:
+        """Train on one global batch; the CPU time of all threads that it took."""
+        began = time.process_time()
+        for _ in range(self.shards):
+            batch = next(self._batches)
+            loss = binary_cross_entropy_with_logits(self.model(batch), batch.labels)
+            loss.backward()
+            self.dense.step()
+            self.dense.zero_grad()
+        return time.process_time() - began
+
+
+def shards_vs_whole(batch: int = 4096, shards: int = 8, steps: int = 20, rows_scale: float = 0.01) -> dict[str, Any]:
+    """CPU time of steps in shards over that of whole ones, in turns: forward, backward, rows, dense optimizer, all of it.
+
+    **Arguments**
+
+    - `batch`: samples of a step.
+    - `shards`: parts of it.
+    - `steps`: how many of each are timed; two before them are not.
+    - `rows_scale`: of the tables of Criteo Kaggle, which are all in the cache.
+    """
+    source = Synthetic("criteo-kaggle", batch_size=batch, batches=READ, rows_scale=rows_scale)
+    batches = list(source)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # where threads wait for each other, their CPU time says nothing
+    try:
+        with ExitStack() as stack:
+            ways = [Trainer(batches, source, of, stack) for of in (1, shards)]
+            for _ in range(2):
+                for way in ways:
+                    way.step()
+            times = [[way.step() for way in ways] for _ in range(steps)]
+    finally:
+        torch.set_num_threads(threads)
+    whole, sharded = zip(*times, strict=True)
+    return {
+        "batch": batch,
+        "shards": shards,
+        "steps": steps,
+        "whole_seconds": median(whole),
+        "sharded_seconds": median(sharded),
+        "shards_vs_whole": median(s / w for w, s in times),
+    }
