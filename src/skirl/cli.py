@@ -193,6 +193,7 @@ def _failed(name: str, error: Exception, code: int) -> int:
 def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
     """The command, its flags read and checked, and whether its result is printed as JSON."""
     kind = _command(name)
+    words: tuple[str, ...] = ()
     if name == LAUNCH:
         args, words = _launched(args)
     flags = flags_of(kind)
@@ -215,7 +216,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         example=example,
     )
     values.pop(CONFIG.name, None)
-    command = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
+    command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
     if name == LAUNCH:
         command.words = words
         _check_launched(words)

@@ -131,7 +131,7 @@ class Placement:
     def site_of(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
         """The site of each row."""
         out = np.empty(len(keys), np.int32)
-        _sites(keys, *self.arrays, out)
+        _sites(keys, *self.arrays, out)  # pyright: ignore[reportCallIssue]
         return out
 
     @property

@@ -91,7 +91,7 @@ def write(
     import pyarrow.parquet as pq
 
     from skirl.data.files.columnar import KEY, SLICE
-    from skirl.data.files.stream import cut, joined
+    from skirl.data.files.windows import cut, joined
 
     unfinished = f"{path}.{os.getpid()}.part"
     writer: Any = None

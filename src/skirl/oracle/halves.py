@@ -6,6 +6,7 @@ that `BankPlanner` plans like any other: its positions are requests, a request i
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,8 @@ class Asking:
         layout, distinct, first = self._finder.find_all(batch)
         total = int(first[-1])
         owner, counts = np.empty(total, np.int32), np.zeros((sites, len(tables)), np.int32)
-        _owners(tables, distinct.found, distinct.low, first, *self._placement.arrays, owner, counts)
+        whose: Any = self._placement.arrays
+        _owners(tables, distinct.found, distinct.low, first, *whose, owner, counts)  # pyright: ignore[reportCallIssue]
         ends = np.cumsum(counts)
         rows, moved = np.empty(total, self._type), np.empty(total, np.int32)
         _by_owner(

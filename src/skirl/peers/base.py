@@ -221,6 +221,7 @@ class Channel(ABC):
     @abstractmethod
     def _fail(self, why: str) -> NoReturn:
         """End all ranks: tell the others and raise PeerError."""
+        raise NotImplementedError
 
     @contextmanager
     def _issue(self, verb: str, tag: str, parts: int) -> Iterator[str]:
