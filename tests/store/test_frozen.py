@@ -60,6 +60,7 @@ def test_rows_of_n_stores_go_to_m(
     stores = [made(kind, root / f"from {i}") for i in range(n)]
     facts: list[Facts] = [{} for _ in stores]
     (root / "rows").mkdir()
+    (root / "again").mkdir()
     for twice in range(2):  # the second frozen states are in several files
         for _ in range(3):
             keys, rows = drawn(rng, int(rng.integers(3)), 200)

@@ -104,6 +104,9 @@ def _save(
     placement: Placement | None,
 ) -> Saving:
     began = time.perf_counter()
+    here = placement or Placement.even(peers.size)
+    if here.sites != peers.size:
+        raise ValueError(f"placement is for {here.sites} trainers, there are {peers.size}: make it for these")
     collections = collections_of(model)
     engines = {name: collection.engine for name, collection in collections.items()}
     for engine in engines.values():
@@ -120,7 +123,7 @@ def _save(
     if peers.size > 1:
         since = before.files if before is not None and before.folder == path else {}
         steps = {name: engine.counters.steps for name, engine in engines.items()}
-        together = Together(saving, peers, placement or Placement.even(peers.size), steps, since, keep)
+        together = Together(saving, peers, here, steps, since, keep)
     own = {
         "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
         "split": {name: engine.capacity.saved for name, engine in engines.items()},
