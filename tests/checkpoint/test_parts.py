@@ -141,7 +141,7 @@ def test_n_trainers_save_and_m_go_on(
 
     def work(peers: Peers) -> dict[str, Any]:
         trainer = Trainer(peers, on(store, root / "m")(peers.rank)).load(root / "c")
-        found: dict[str, Any] = {"state": trainer.state(), "counters": trainer.rows.engine.counters}
+        found: dict[str, Any] = {"state": trainer.state(), "steps": trainer.rows.engine.counters.steps}
         keys = np.array(list(found["state"]), np.int64)
         assert (trainer.placement.site_of(keys) == peers.rank).all()
         assert trainer.rows.engine.table_steps.tolist() == [11, 11]
@@ -153,7 +153,7 @@ def test_n_trainers_save_and_m_go_on(
 
     found = InProcess.run(m, work, hook=jitter(seed + 1))
     assert union([one["state"] for one in found]) == states[-1]
-    assert {one["counters"].steps for one in found} == {11}
+    assert {one["steps"] for one in found} == {11}
     alone = Trainer(InProcess.job(1)[0], on(store, root / "one")(0)).load(root / "c")
     assert alone.state() == union([one["after"] for one in found])
 
@@ -308,6 +308,7 @@ def test_a_kill_at_any_touch_of_a_file_leaves_a_whole_checkpoint(tmp_path: Path,
     before, after = (union(list(states)) for states in zip(*InProcess.run(2, work), strict=True))
     assert len(shots) > 15
     found = []
+    shots = [*shots[:: 1 + len(shots) // 20], shots[-1]]
     for path in shots:
         with opened(path) as rows:
             found.append(state_of(rows.rows))

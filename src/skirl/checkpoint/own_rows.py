@@ -41,7 +41,7 @@ class OwnRows(NamedTuple):
         - `files`: the folder of rows.
         """
         taken = [Part(rows["store"], overlay(files, rows["cache"], store.layout), mine) for rows, mine in self.parts]
-        if [part.facts for part in taken if part.mine is None] == [self.named]:
+        if len(taken) == 1 and taken[0].mine is None and taken[0].facts is self.named:  # any store can do that
             store.thaw(files, taken[0].facts, taken[0].over)
             return
         if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
