@@ -124,7 +124,7 @@ class CurrentStep:
         with uninterrupted():
             self._leave()
             work, self.work = self.work, None
-            if apply and work is not None and work.returned and not work.updated:
+            if apply and work is not None and not work.updated and (work.returned or self.engine.exchange):
                 self._update(work)
 
     def settle(self) -> None:

@@ -1,5 +1,6 @@
 """Dense gradients of a step's shards: summed over their tree, and in place for the optimizers after the last one."""
 
+import threading
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -11,8 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from skirl.core.handle import TorchHandle
-from skirl.core.tree import TreeSum, add_lists, leaves
+from skirl.core.tree import BlockSum, add_lists, leaves
 from skirl.nn.collection import collections_of
+from skirl.peers.base import Peers
+from skirl.peers.dense import OfAllTrainers
 
 _open: "WeakSet[DenseSums]" = WeakSet()
 """Those of the lookaheads that are open in this process."""
@@ -28,16 +31,30 @@ class DenseSums:
     - `model`: has all weights that are trained by the loop.
     - `shards`: of a step, whose gradient is the mean over them.
     - `accumulate`: micro-batches of a shard, whose gradient is the sum over them.
+    - `mine`: the shards of this trainer; all by default.
+    - `peers`: all trainers, where there are several.
     """
 
-    def __init__(self, model: nn.Module, shards: int, accumulate: int = 1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        shards: int,
+        accumulate: int = 1,
+        mine: range | None = None,
+        peers: Peers | None = None,
+    ) -> None:
         self._model = model
         self._collections = list(collections_of(model).values())
         self._times = 1 / shards
-        self._leaves = leaves(shards * accumulate, shards)
+        mine = range(shards) if mine is None else mine
+        self._leaves = leaves(shards * accumulate, shards)[mine.start * accumulate : mine.stop * accumulate]
+        self._others = None if peers is None or peers.size == 1 else OfAllTrainers(peers, shards, accumulate)
         self._weights: list[nn.Parameter] = []
         self._hooks: dict[nn.Parameter, Any] = {}
-        self._sums: TreeSum[list[Tensor | None]] = TreeSum(add_lists)
+        block = range(1 + leaves(shards * accumulate, shards)[-1]) if self._others is None else self._others.mine
+        self._sums: BlockSum[list[Tensor | None]] = BlockSum(block, add_lists)
+        self._thread = 0
+        """The loop's."""
         self._micro: int | None = None
         """In the loop."""
         self._reached: set[str] = set()
@@ -51,6 +68,7 @@ class DenseSums:
 
     def open(self) -> None:
         """Look after gradients from now on."""
+        self._thread = threading.get_ident()
         _hear_of_steps()
         _open.add(self)
 
@@ -61,12 +79,12 @@ class DenseSums:
             hook.remove()
         self._hooks.clear()
         self._micro = None
-        self._sums.total()
+        self._sums.totals()
 
     def begin(self, micro: int) -> None:
         """A micro-batch comes into the loop."""
         if micro == 0:
-            self._sums.total()
+            self._sums.totals()
             self._find_weights()
         self._micro, self._returned, self._looked_up = micro, False, 0
         self._reached.clear()
@@ -153,8 +171,12 @@ class DenseSums:
     def reduce(self) -> None:
         """Put the gradients of the step in their place: the mean over its shards."""
         self._take()
-        total = self._sums.total()
-        if total is None:
+        totals = self._sums.totals()
+        if self._others is not None:
+            total = self._others.sum(self._weights, totals)
+        elif totals:
+            total = totals[0][1]
+        else:
             return
         for weight, grad in zip(self._weights, total, strict=True):
             if grad is not None:
@@ -164,7 +186,8 @@ class DenseSums:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before each step of an optimizer: without a complete step there is nothing that it could step by."""
-        if self._micro is None or isinstance(optimizer, TorchHandle):
+        here = self._thread == threading.get_ident()  # one of another thread is of another loop
+        if not here or self._micro is None or isinstance(optimizer, TorchHandle):
             return
         known = set(self._weights)
         for group in optimizer.param_groups:
