@@ -114,7 +114,7 @@ def draw_case(draw):
         depth=draw(st.sampled_from([1, 20, "auto"])),
         seed=draw(st.integers(0, 999)),
         steps=draw(st.integers(1, 5)),
-        lost=draw(st.sampled_from([0.0, 0.0, 0.3])) if trainers == 1 else 0.0,
+        lost=draw(st.sampled_from([0.0, 0.0, 0.3, 0.9])),
         clip=draw(st.booleans()),
         slow=draw(st.sampled_from([0.0, 0.003])),
     )

@@ -127,6 +127,13 @@ class CurrentStep:
             if apply and work is not None and not work.updated and (work.returned or self.engine.exchange):
                 self._update(work)
 
+    def update_together(self) -> None:
+        """All of the step's backwards that come have come: with several trainers each sends what it has, or nothing."""
+        with uninterrupted():
+            work = self.work
+            if work is not None and not work.updated and self.engine.exchange is not None:
+                self._update(work)
+
     def settle(self) -> None:
         """Bring rows to the state after the step in the loop, in the cache or in the store."""
         self._same.settle(wait=True)  # a checkpoint of wrong rows would be the newest

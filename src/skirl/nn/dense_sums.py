@@ -93,6 +93,8 @@ class DenseSums:
         """It leaves the loop."""
         if self._micro is not None and not self._ends_step:
             self._take()
+        elif self._others is not None and self._micro is not None and not self._returned:
+            self.reduce()  # the others have gradients, and wait for this trainer
         self._micro = None
 
     @property
@@ -170,6 +172,9 @@ class DenseSums:
 
     def reduce(self) -> None:
         """Put the gradients of the step in their place: the mean over its shards."""
+        if self._others is not None:
+            for collection in self._collections:  # in the order of the others, whose rows had a backward
+                collection.current.update_together()
         self._take()
         totals = self._sums.totals()
         if self._others is not None:
