@@ -116,11 +116,11 @@ class DenseSums:
                 "gradients are not summed over the shards of a step: give it the whole model"
             )
         if "model" in reached:
-            self._returned = True
             if self._ends_step:
-                self.reduce()
+                self.complete()
             else:
                 self._take()
+            self._returned = True
 
     def _take(self) -> None:
         """Take the gradients of the micro-batch in the loop."""
@@ -150,8 +150,11 @@ class DenseSums:
                     "skirl.lookahead"
                 )
 
-    def reduce(self) -> None:
-        """Put the gradients of the step in their place: the mean over its shards."""
+    def complete(self) -> None:
+        """Put the gradients of the step in their place, after its last shard and once: the mean over its shards."""
+        if not self._ends_step or self._returned:
+            return
+        self._returned = True
         self._take()
         total = self._sums.total()
         if total is None:
@@ -172,11 +175,10 @@ class DenseSums:
                 if weight not in known and weight not in self._hooks and weight.requires_grad and weight.numel():
                     # Of another model, or of this one and forgotten: whether a loss of ours reaches it will tell.
                     self._hooks[weight] = weight.register_post_accumulate_grad_hook(lambda _: self._reach("others"))
-        if not self._ends_step:
+        if self._ends_step:
+            self.complete()
+        else:
             self._take()
-        elif not self._returned:
-            self._returned = True
-            self.reduce()
 
 
 @cache
