@@ -198,7 +198,7 @@ OPTIMIZERS = [
 ]
 
 
-@cases(25)
+@cases(12)
 @given(st.data())
 def test_every_bit_is_that_of_the_reference(data):
     draw = data.draw
