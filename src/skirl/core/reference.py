@@ -116,8 +116,8 @@ class Reference:
                         sums.setdefault(key, {})[leaf] = self._sum(of_row, table.dim)
             self.table_steps[t] += updated
             for key, parts in sums.items():
-                g = over_tree(parts, 0, shards * width) * self.dtype.type(1 / shards)
-                apply(optimizer, self.rows[key], g, self.table_steps[t])
+                g = over_tree(parts, 0, shards * width)
+                apply(optimizer, self.rows[key], g * g.dtype.type(1 / shards), self.table_steps[t])
         self._pending = []
 
     def _add_terms(self, terms: dict[int, list[Row | None]], t: int, bags: Bags, grad: NDArray[Any] | None) -> None:
