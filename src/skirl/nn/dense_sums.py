@@ -94,7 +94,7 @@ class DenseSums:
         if self._micro is not None and not self._ends_step:
             self._take()
         elif self._others is not None and self._micro is not None and not self._returned:
-            self.reduce()  # the others have gradients, and wait for this trainer
+            self.complete()  # the others have gradients, and wait for this trainer
         self._micro = None
 
     @property
@@ -136,11 +136,11 @@ class DenseSums:
                 "gradients are not summed over the shards of a step: give it the whole model"
             )
         if "model" in reached:
-            self._returned = True
             if self._ends_step:
-                self.reduce()
+                self.complete()
             else:
                 self._take()
+            self._returned = True
 
     def _take(self) -> None:
         """Take the gradients of the micro-batch in the loop."""
@@ -170,8 +170,11 @@ class DenseSums:
                     "skirl.lookahead"
                 )
 
-    def reduce(self) -> None:
-        """Put the gradients of the step in their place: the mean over its shards."""
+    def complete(self) -> None:
+        """Put the gradients of the step in their place, after its last shard and once: the mean over its shards."""
+        if not self._ends_step or self._returned:
+            return
+        self._returned = True
         if self._others is not None:
             for collection in self._collections:  # in the order of the others, whose rows had a backward
                 collection.current.update_together()
@@ -200,11 +203,10 @@ class DenseSums:
                 if weight not in known and weight not in self._hooks and weight.requires_grad and weight.numel():
                     # Of another model, or of this one and forgotten: whether a loss of ours reaches it will tell.
                     self._hooks[weight] = weight.register_post_accumulate_grad_hook(lambda _: self._reach("others"))
-        if not self._ends_step:
+        if self._ends_step:
+            self.complete()
+        else:
             self._take()
-        elif not self._returned:
-            self._returned = True
-            self.reduce()
 
 
 @cache

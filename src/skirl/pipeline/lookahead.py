@@ -320,6 +320,20 @@ class Lookahead:
         """Whether nothing is planned, read or written before the loop goes on: a benchmark starts its clock then."""
         return self._pipeline is None or self._pipeline.idle
 
+    def reduce(self) -> None:
+        """Put the dense gradients of the step in place: for a loop that clips them, and may leave out a shard's backward.
+
+        The last shard's backward does so by itself. Before the last shard, and without shards, this does nothing.
+        """
+        if self._in_shards is not None:
+            self._in_shards.reduce()
+
+    def saves_later(self) -> bool:
+        """Whether a save is left to the last shard of the step, which is still to come; it has to be asked for there."""
+        now = self._in_loop
+        now.save_awaited = self._shards > 1 and not now.ends_step
+        return now.save_awaited
+
     def settle(self) -> None:
         """End the step in the loop, so that rows are as after it; unless its batch was not looked up yet."""
         now = self._in_loop

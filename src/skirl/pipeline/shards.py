@@ -45,6 +45,10 @@ class ShardsInLoop:
         self._dense.begin(micro)
         rng_state.swap_in(self._seed, step, self._first + micro)
 
+    def reduce(self) -> None:
+        """Put the dense gradients of the step in place, if its last micro-batch is in the loop."""
+        self._dense.complete()
+
     def leave(self) -> None:
         """It leaves the loop; what comes next, a loader's reading, is the run's own."""
         rng_state.swap_out()
