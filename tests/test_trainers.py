@@ -52,6 +52,7 @@ def of_rank(case, peers):
             if not lost[i]:
                 loss.backward()
             if batches.ends_step:
+                batches.reduce()
                 if case.clip:
                     nn.utils.clip_grad_norm_([model.first, model.second], 0.05)
                 dense.step()
