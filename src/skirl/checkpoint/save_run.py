@@ -92,6 +92,7 @@ def _save(path: Path, model: nn.Module, optimizers: Sequence[Any], data: Any, ke
     engines = {name: collection.engine for name, collection in collections.items()}
     for engine in engines.values():
         engine.check()
+        engine.check_alone("skirl.save")
     parts = listed(optimizers)
     loops = [collection.lookahead for collection in collections.values()]
     if any(isinstance(loop, Lookahead) and loop.saves_later() for loop in loops):

@@ -110,6 +110,8 @@ class Engine:
         self.device = open_device(device, self.dtype)
         self.exchange = _exchange(self.device.at)
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
+        if self.exchange is not None and isinstance(store, str) and store.startswith("disk:"):
+            store = f"{store}/rank-{self.exchange.peers.rank}"  # what one trainer owns no other writes
         self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
         """Numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
@@ -182,6 +184,13 @@ class Engine:
         if self.store.closed:
             raise RuntimeError(
                 "these embeddings are closed: make new ones, with resume=True if the store has kept its rows"
+            )
+
+    def check_alone(self, what: str) -> None:
+        """Refuse what several trainers cannot do together yet."""
+        if self.exchange is not None:
+            raise ValueError(
+                f"{what} is for one trainer, and {self.exchange.peers.size} share these rows: start one process for it"
             )
 
     def check_process(self) -> None:

@@ -2,7 +2,7 @@
 gradients back; and, as an owner, serve and apply those of all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -39,6 +39,20 @@ class Exchange:
             work.values[number] = self._channel.swap(
                 bank.values(work), serve.tolist(), ask.tolist(), tag="values of rows"
             )
+
+    def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """The weights of some rows, as their owners have them now; all trainers ask at once, each for what it needs.
+
+        read: gives records of rows that this trainer owns.
+        """
+        channel, owner = self.peers.channel("lookups"), self.placement.site_of(keys)
+        asked = channel.exchange([keys[owner == rank] for rank in range(self.peers.size)], "rows to look up")
+        mine = [np.ascontiguousarray(read(part)[:, :dim]) for part in asked]
+        come = channel.exchange([part.reshape(-1) for part in mine], "rows that were looked up")
+        out = np.empty((len(keys), dim), mine[0].dtype)
+        for rank, part in enumerate(come):
+            out[owner == rank] = part.reshape(-1, dim)
+        return out
 
     def anywhere(self, raised: np.ndarray) -> np.ndarray:
         """Which tables got a gradient from any trainer; raised: those that got one here."""

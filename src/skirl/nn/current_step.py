@@ -65,6 +65,8 @@ class CurrentStep:
         self._same = same
         self._dense = DenseGradients()
         self._optimizer = optimizer
+        if grad_scaler is not None:
+            engine.check_alone("grad_scaler")
         self.anchor = anchor
         self.grad_scaler = grad_scaler
 

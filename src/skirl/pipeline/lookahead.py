@@ -176,6 +176,11 @@ class Lookahead:
         return self._in_loop.here.epochs
 
     @property
+    def micros(self) -> int:
+        """Batches that the loader yields for one step: micro-batches of the shards that this trainer has."""
+        return self._reader.micros
+
+    @property
     def ends_step(self) -> bool:
         """Whether the batch in the loop is the last micro-batch of its step: the time for `dense.step()` and a save."""
         return self._in_loop.ends_step

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from skirl.core.batch import Batch
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.train.done import Done
 from skirl.train.schedule import Rates
 from skirl.train.touched import keys_of
-from skirl.train.train import Done, steps
+from skirl.train.train import steps
 
 ReadRows = Callable[[np.ndarray], np.ndarray]
 """Distinct keys, ascending -> their records."""
