@@ -40,6 +40,10 @@ class Exchange:
                 bank.values(work), serve.tolist(), ask.tolist(), tag="values of rows"
             )
 
+    def owns(self, keys: np.ndarray) -> np.ndarray:
+        """Of each key whether this trainer owns its row."""
+        return self.placement.site_of(keys) == self.peers.rank
+
     def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """The weights of some rows, as their owners have them now; all trainers ask at once, each for what it needs.
 
