@@ -23,6 +23,7 @@ from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags, ShowFlags
 from skirl.train.kept import best_of, check_start, not_saved
 from skirl.train.meter import Meter
 from skirl.train.metrics import NotFinite
+from skirl.train.origin import note
 from skirl.train.recipe import Recipe
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.resumed import LEARNING, told
@@ -113,8 +114,10 @@ def train(
 ) -> dict[str, Any]:
     """Train, showing progress; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
-    check_start(saving, flags)
+    origin = check_start(saving, flags)
     run = run_folder(recipe, log, flags, resume=saving.resume)
+    if saving.save is not None and (origin is not None or not saving.resume):
+        note(saving.save, origin)
     cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
     embeddings = recipe.embeddings(cache, resume=saving.resume)
     model, dense = recipe.model_over(embeddings)
@@ -134,8 +137,8 @@ def train(
     ):
         for line in told([change for change in run.changed if change["flag"] in LEARNING]):
             logger.warning("%s", line)
-        if saving.from_ is not None:
-            begun_from = begin_from(saving.from_, model, stream)
+        if origin is not None:
+            begun_from = begin_from(origin, model, stream, save=saving.save)
         keeper.begin()
         before = 0 if shards == 1 else batches.step  # a source counts from its beginning, Sharded from here
         for done in () if judge.stops else steps(model, dense, batches, rates, shards):
