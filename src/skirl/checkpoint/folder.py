@@ -20,7 +20,8 @@ OF_PARTS = 5
 ROWS = "rows"
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
 _OURS = re.compile(
-    rf"dense-[0-9a-f]{{16}}|checkpoint-[0-9]{{6,18}}\.json-[0-9a-f]{{16}}\.tmp|{parts.NAME.pattern}(-[0-9a-f]{{16}}\.tmp)?"
+    r"dense-[0-9a-f]{16}|(checkpoint-[0-9]{6,18}|begun-from)\.json-[0-9a-f]{16}\.tmp|"
+    rf"{parts.NAME.pattern}(-[0-9a-f]{{16}}\.tmp)?"
 )
 _OUR_ROWS = re.compile(
     r"(store|cache)-[0-9a-f]{16}\.safetensors(-[0-9a-f]{16}\.tmp)?|[0-9a-f]{16}\.(rows|keys)(\.tmp)?"
@@ -54,6 +55,11 @@ def numbers(folder: str | Path) -> list[int]:
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _HEADER.fullmatch(path.name)))
+
+
+def holds_some(folder: Path) -> bool:
+    """Whether a folder holds checkpoints, of whatever version."""
+    return any(folder.glob("checkpoint*.json"))
 
 
 def headers(path: Path) -> list[Path]:

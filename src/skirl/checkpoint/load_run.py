@@ -77,6 +77,8 @@ def load(
     engines = {name: collection.engine for name, collection in collections.items()}
     for collection in collections.values():
         collection.engine.check_process()
+        if peers.size == 1:
+            collection.engine.check_alone("skirl.load")
         if collection.lookahead is not None and collection.lookahead.iterating:
             raise RuntimeError(
                 "a lookahead is already iterating over these embeddings: load before its loop, or leave its with-block "

@@ -166,8 +166,8 @@ class Recipe(Composed):
         cache, shards = self.cache, self.step.shards
         plan = {"depth": cache.depth, "prefetch": self.movement.prefetch, "policy": cache.policy, "shards": shards}
         loader = stream or self.data.stream()
-        if shards > 1 and not isinstance(loader, Sharded):
-            loader = Sharded(loader, shards)
+        if shards > 1 and stream is None:
+            loader = Sharded(self.data.stream(), shards)
         return lookahead(loader, model, **plan, trace=trace)
 
     def use_threads(self) -> None:
