@@ -15,7 +15,7 @@ FORMAT = "skirl-checkpoint"
 FORMAT_VERSION = 4
 ROWS = "rows"
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
-_OURS = re.compile(r"dense-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
+_OURS = re.compile(r"dense-[0-9a-f]{16}|(checkpoint-[0-9]{6,18}|begun-from)\.json-[0-9a-f]{16}\.tmp")
 _OUR_ROWS = re.compile(
     r"(store|cache)-[0-9a-f]{16}\.safetensors(-[0-9a-f]{16}\.tmp)?|[0-9a-f]{16}\.(rows|keys)(\.tmp)?"
 )
@@ -48,6 +48,11 @@ def numbers(folder: str | Path) -> list[int]:
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _HEADER.fullmatch(path.name)))
+
+
+def holds_some(folder: Path) -> bool:
+    """Whether a folder holds checkpoints, of whatever version."""
+    return any(folder.glob("checkpoint*.json"))
 
 
 def headers(path: Path) -> list[Path]:

@@ -48,6 +48,8 @@ class Opened(NamedTuple):
     """Parameters and buffers by their names."""
     data: Any
     """The loader's own state, or None."""
+    header: Path
+    """The header of the checkpoint that it is."""
 
 
 def open_rows(path: str | Path, *, store: str = "memory") -> Opened:
@@ -115,7 +117,7 @@ def _open(header: Path, store: str) -> Opened:
         raise CheckpointError(f"{header} has no rows: use another checkpoint")
     rows = collections[0] if len(collections) == 1 else nn.ModuleList(collections)
     prefix = "model.state."
-    return Opened(rows, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, data)
+    return Opened(rows, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, data, header)
 
 
 def _rows_of(header: Path, definition: dict[str, Any], rows: dict[str, Any], steps: Any, store: str) -> Collection:
