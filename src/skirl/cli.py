@@ -171,6 +171,8 @@ def _run(name: str, command: Any, as_json: bool) -> int:
     result: Mapping[str, Any] = command.run()
     if "exit_code" in result:  # of what it has started, which has said the rest
         return result["exit_code"]
+    if os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0":  # the first trainer says it
+        return 1 if result.get("failed") else 0
     print(json.dumps(result) if as_json else listed(command.summary(result)))
     if result.get("failed"):
         print(f"skirl {name}: {result['failed']}", file=sys.stderr)
@@ -180,6 +182,8 @@ def _run(name: str, command: Any, as_json: bool) -> int:
 
 def _failed(name: str, error: Exception, code: int) -> int:
     """Print an error that is a sentence; of any other one the traceback is worth more."""
+    if "skirl.peers.job" in sys.modules:
+        sys.modules["skirl.peers.job"].fail(error)  # the other trainers wait for this one
     is_sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
     if isinstance(error, BrokenPipeError) or os.environ.get("SKIRL_TRACEBACK") or not is_sentence:
         raise error

@@ -125,7 +125,25 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
         **{name: lambda case=case: Run(replace(case, seed=case.seed + shift)).go() for name, case in CASES.items()},
         "both views": both_views,
         "trained weights": lambda: trained_weights(True, "cpu"),
+        "shards": lambda: shards(shift),
+        "tree": lambda: tree(shift),
     }
+
+
+def shards(shift: int) -> None:
+    """Steps of shards, with their dense gradients and random numbers; some shards have no backward."""
+    from tests.pipeline.test_shards import Case, check_equal, in_plain_python, with_skirl
+
+    case = Case(8, seed=shift, steps=3, lost=0.2, optimizer=SGD(lr=0.1))
+    check_equal(with_skirl(case), in_plain_python(case))
+
+
+def tree(shift: int) -> None:
+    """Rows that are hot in each of several micro-batches, and rows without a gradient in some."""
+    from tests.engine.kernels.test_tree import Step, check, sums
+
+    for hot in (True, False):
+        check(Step(shift, 3, np.float32, [0, 1, 2, 3, 6], scaled=True, dead=True, hot=hot), sums)
 
 
 def gpu(shift: int, *, runs: int, whole: bool) -> dict[str, Callable[[], object]]:

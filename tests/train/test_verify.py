@@ -197,10 +197,10 @@ def a_wrong_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
     """The reference itself skips a row: neither side is above suspicion."""
     backward, hit, calls = Reference.backward, [], []
 
-    def faulty(self, *grads, lr=None):
+    def faulty(self, *grads, **options):
         calls.append(0)
         before = {key: row.copy() for key, row in self.rows.items()} if len(calls) == 7 else {}
-        backward(self, *grads, lr=lr)
+        backward(self, *grads, **options)
         if before:
             key = next(key for key, row in before.items() if (row != self.rows[key]).any())
             self.rows[key] = before[key]

@@ -57,6 +57,7 @@ def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), 
     engines = {name: collection.engine for name, collection in collections.items()}
     for collection in collections.values():
         collection.engine.check_process()
+        collection.engine.check_alone("skirl.load")
         if collection.lookahead is not None and collection.lookahead.iterating:
             raise RuntimeError(
                 "a lookahead is already iterating over these embeddings: load before its loop, or leave its with-block "

@@ -15,6 +15,7 @@ from skirl.checkpoint.definition import definition, listed, parameters
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.saving import AllFrozen, Saving, refused, remember, settled, write
 from skirl.nn.collection import collections_of
+from skirl.pipeline.lookahead import Lookahead
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.sealed_json import CheckpointError, skirl_version
@@ -31,8 +32,10 @@ def save(
 ) -> Saving:
     """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and place in the data.
 
-    Call it after `dense.step()`, or outside the loop. One process at a time may save to a folder. Where the disk is full or
-    refuses to be written to, an OSError says so in a sentence, the checkpoint before stays whole, and the next save works.
+    Call it after `dense.step()`, or outside the loop. In a step of several shards it saves after the last one, where it
+    has to be called as well: a loop that asks for it in others alone is stopped. One process at a time may save to a
+    folder. Where the disk is full or refuses to be written to, an OSError says so in a sentence, the checkpoint before stays
+    whole, and the next save works.
 
     **Arguments**
 
@@ -89,7 +92,11 @@ def _save(path: Path, model: nn.Module, optimizers: Sequence[Any], data: Any, ke
     engines = {name: collection.engine for name, collection in collections.items()}
     for engine in engines.values():
         engine.check()
+        engine.check_alone("skirl.save")
     parts = listed(optimizers)
+    loops = [collection.lookahead for collection in collections.values()]
+    if any(isinstance(loop, Lookahead) and loop.saves_later() for loop in loops):
+        return Saving(path, max([0, *numbers(path)]) + 1)  # the loop's body comes here again in this step
     before = settled(engines)
     for collection in collections.values():
         collection.current.settle()

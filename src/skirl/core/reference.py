@@ -117,7 +117,7 @@ class Reference:
             self.table_steps[t] += updated
             for key, parts in sums.items():
                 g = over_tree(parts, 0, shards * width)
-                apply(optimizer, self.rows[key], g * np.asarray(1 / shards, self.dtype), self.table_steps[t])
+                apply(optimizer, self.rows[key], g * g.dtype.type(1 / shards), self.table_steps[t])
         self._pending = []
 
     def _add_terms(self, terms: dict[int, list[Row | None]], t: int, bags: Bags, grad: NDArray[Any] | None) -> None:

@@ -49,6 +49,14 @@ def peek_distinct(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray
     return rows
 
 
+def weights_of_all(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray:
+    """Rows as `peek_distinct` gives them, whoever owns them; of several trainers all ask at once, for weights alone."""
+    if engine.exchange is None:
+        return peek_distinct(engine, distinct, bank)
+    dim = engine.schema.banks[bank].dim
+    return engine.exchange.look_up(distinct, dim, lambda keys: peek_distinct(engine, keys, bank))
+
+
 def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
     """First records of some rows, in the host's memory: into[slots[i]] for keys[i]."""
     dim, initial = engine.schema.banks[bank].dim, engine.initial

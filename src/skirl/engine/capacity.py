@@ -69,9 +69,18 @@ class Capacity:
     skirl.engine.too_small.DoesNotFit: cache 10 is 10 rows, batch 2 needs 11 (6 of dim 8): set cache to 11 or more, or use smaller batches; `skirl size` says what a whole run needs
     """  # noqa: E501
 
-    def __init__(self, cache: CacheSize, schema: Schema, record_bytes: Sequence[int], free: Callable[[], int]) -> None:
-        parse_cache(cache)
+    def __init__(
+        self,
+        cache: CacheSize,
+        schema: Schema,
+        record_bytes: Sequence[int],
+        free: Callable[[], int],
+        sites: int = 1,
+    ) -> None:
+        kind, share = parse_cache(cache)
         self.cache = cache
+        if sites > 1 and kind == "share":  # of the rows that this trainer owns
+            self.cache = max(1, int(share * sum(table.rows for table in schema.tables) / sites))
         self.split: Split | None = None
         """None before the first batches have decided it."""
         self.by_one = False

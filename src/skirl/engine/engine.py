@@ -23,8 +23,10 @@ from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, Capacity, Size, Split
 from skirl.engine.device import open_device
 from skirl.engine.device.base import BankFacts, BankRows, Update
+from skirl.engine.exchange import Exchange
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
+from skirl.peers.job import trainers
 from skirl.store import Record, Store, open_store
 from skirl.tools.os_errors import why
 
@@ -55,6 +57,19 @@ class Counters:
 
 class Damaged(RuntimeError):
     """Rows were lost on the way; the message says how, and what to do."""
+
+
+def _exchange(at: torch.device) -> Exchange | None:
+    """With the trainers of this job, where it has several."""
+    peers = trainers(str(at))
+    if peers.size == 1:
+        return None
+    if at.type != "cpu":
+        raise ValueError(
+            f"{peers.size} trainers compute on the CPU for now, and device is {str(at)!r}: set device='cpu', or start one "
+            "process"
+        )
+    return Exchange(peers)
 
 
 class Engine:
@@ -93,12 +108,17 @@ class Engine:
         self.pooled = pooled
         self.resolver = Resolver(self.schema, self.dtype, pooled)
         self.device = open_device(device, self.dtype)
+        self.exchange = _exchange(self.device.at)
+        """With the other trainers, where there are some: each owns the rows whose keys are its own."""
+        if self.exchange is not None and isinstance(store, str) and store.startswith("disk:"):
+            store = f"{store}/rank-{self.exchange.peers.rank}"  # what one trainer owns no other writes
         self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
         """Numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
         """Numbers in its record, as the store has it."""
         record_bytes = [width * self.dtype.itemsize for width in self.held]
-        self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes)
+        sites = 1 if self.exchange is None else self.exchange.peers.size
+        self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes, sites)
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
@@ -164,6 +184,13 @@ class Engine:
         if self.store.closed:
             raise RuntimeError(
                 "these embeddings are closed: make new ones, with resume=True if the store has kept its rows"
+            )
+
+    def check_alone(self, what: str) -> None:
+        """Refuse what several trainers cannot do together yet."""
+        if self.exchange is not None:
+            raise ValueError(
+                f"{what} is for one trainer, and {self.exchange.peers.size} share these rows: start one process for it"
             )
 
     def check_process(self) -> None:
@@ -241,6 +268,11 @@ class Engine:
         work.fetched = []
         self.counters.steps += 1
         return leaving
+
+    def bring_values(self, work: Work) -> None:
+        """The step's rows are resident with all owners: get the values of those that this trainer reads."""
+        if self.exchange is not None:
+            self.exchange.values(self.banks, work)
 
     def _load_bank(self, bank: int, work: Work) -> tuple[np.ndarray, Any]:
         cache, step = self.caches[bank], work.steps[bank]
@@ -322,6 +354,8 @@ class Engine:
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
             raised[self.table_of[bank][live]] = True
+        if self.exchange is not None:
+            raised = self.exchange.anywhere(raised)
         self.table_steps += raised
         for bank, members in enumerate(self.schema.banks):
             if raised[list(members.tables)].any():
@@ -333,9 +367,15 @@ class Engine:
 
     def _update_bank(self, work: Work, bank: int, scalars: np.ndarray) -> None:
         grads = work.joint.get(bank, work.grads.get((bank, 0)))
+        if self.exchange is not None and grads is None:  # other trainers have some
+            grads = torch.empty((0, self.schema.banks[bank].dim))
         if grads is not None:
             self.caches[bank].changing(work.steps[bank].rows)
-            self.banks[bank].update(Update(work, grads, self._live(work, bank), scalars, self.counters.steps))
+            update = Update(work, grads, self._live(work, bank), scalars, self.counters.steps)
+            if self.exchange is not None:
+                self.exchange.update(self.banks[bank], update)
+            else:
+                self.banks[bank].update(update)
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
         """Which rows of the output got a gradient: by feature where that is enough, else one by one."""

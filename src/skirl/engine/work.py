@@ -81,12 +81,32 @@ class Work:
     """Micro-batches whose backward ran."""
     updated: bool = False
     shards: int = 1
-    """How many the micro-batches are; the step's gradient is the mean over them."""
+    """Of the step, whose gradient is the mean over them."""
+    mine: range | None = None
+    """Those that the micro-batches are; None: all."""
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By bank, where rows have owners: the weights of the rows that this trainer reads."""
 
     def parts(self, bank: int) -> Parts:
         """Where each micro-batch's ids end among the step's, and which leaf of the tree it is."""
         ends = np.cumsum([m.ids[bank].count for m in self.micros])
-        return Parts(ends, np.array(leaves(len(self.micros), self.shards)))
+        return Parts(ends, np.array(self.leaves))
+
+    @property
+    def leaves(self) -> list[int]:
+        """The leaf of each micro-batch."""
+        mine = range(self.shards) if self.mine is None else self.mine
+        each = len(self.micros) // len(mine)
+        return leaves(each * self.shards, self.shards)[mine.start * each : mine.stop * each]
+
+    def groups(self, bank: int) -> tuple[np.ndarray, np.ndarray]:
+        """The positions of each row: where each row's begin in the second array."""
+        of = self.reads[bank] if self.reads else self.steps[bank]
+        return of.group_start, of.group_pos
+
+    def place(self, bank: int) -> np.ndarray:
+        """The row of each position: of the cache, or of the values that owners sent."""
+        return self.reads[bank].place if self.reads else self.steps[bank].slots
 
     def keep(self, bank: int, micro: int, grad: torch.Tensor, empty: Callable[[int, int], torch.Tensor]) -> None:
         """Take a micro-batch's gradient; to a place beside those of the others, so that its maker may use its memory."""

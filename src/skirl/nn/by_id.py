@@ -19,6 +19,7 @@ Ids = Sequence[int] | np.ndarray | Tensor
 
 def weights_of(engine: Engine, table: str, ids: Ids) -> Tensor:
     """The weights of rows as they are now, [n, dim], on the engine's device; nothing changes."""
+    engine.check_alone("rows by id")
     number = _number(engine, table)
     rows, bank, dim = (
         _rows(engine.schema.tables[number], ids),
@@ -36,6 +37,7 @@ def replacement(
     engine: Engine, table: str, ids: Ids, values: np.ndarray | Tensor, state: Literal["keep", "reset"]
 ) -> Callable[[], None]:
     """What gives rows new weights, to be called between steps; all is checked before."""
+    engine.check_alone("set_rows")
     if state not in ("keep", "reset"):
         raise ValueError(f"state is {state!r}: set it to 'keep' or 'reset'")
     number = _number(engine, table)

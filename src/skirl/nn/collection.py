@@ -13,7 +13,7 @@ from skirl.core.groups import RowOptimizers, matching
 from skirl.core.handle import TorchHandle
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
-from skirl.engine.access import peek_distinct
+from skirl.engine.access import weights_of_all
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.remembered import Remembered
@@ -134,6 +134,11 @@ class Collection(nn.Module):
             return self._peek(sparse)
         current = self.current
         if current.loop is None:
+            if self.engine.exchange is not None:
+                raise RuntimeError(
+                    f"{self.engine.exchange.peers.size} trainers share these rows, and each step takes all of them: train "
+                    "inside `with skirl.lookahead(loader, model) as batches`, or call model.eval() to look rows up"
+                )
             current.finish()
             current.expect(self.alone.step(self.engine.resolver.capture(sparse)), 0)
             micro, same_weights = current.enter(), True
@@ -189,7 +194,7 @@ class Collection(nn.Module):
                 looked_up.out = self._pooled(bank, looked_up)
             else:
                 keys, place = distinct(part.keys)
-                looked_up = FoundRows(part, peek_distinct(self.engine, keys, bank), place)
+                looked_up = FoundRows(part, weights_of_all(self.engine, keys, bank), place)
             found.append(looked_up)
         return found
 

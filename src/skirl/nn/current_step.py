@@ -65,6 +65,8 @@ class CurrentStep:
         self._same = same
         self._dense = DenseGradients()
         self._optimizer = optimizer
+        if grad_scaler is not None:
+            engine.check_alone("grad_scaler")
         self.anchor = anchor
         self.grad_scaler = grad_scaler
 
@@ -124,7 +126,14 @@ class CurrentStep:
         with uninterrupted():
             self._leave()
             work, self.work = self.work, None
-            if apply and work is not None and work.returned and not work.updated:
+            if apply and work is not None and not work.updated and (work.returned or self.engine.exchange):
+                self._update(work)
+
+    def update_together(self) -> None:
+        """All of the step's backwards that come have come: with several trainers each sends what it has, or nothing."""
+        with uninterrupted():
+            work = self.work
+            if work is not None and not work.updated and self.engine.exchange is not None:
                 self._update(work)
 
     def settle(self) -> None:

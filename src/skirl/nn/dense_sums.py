@@ -1,5 +1,6 @@
 """Dense gradients of a step's shards: summed over their tree, and in place for the optimizers after the last one."""
 
+import threading
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -11,8 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from skirl.core.handle import TorchHandle
-from skirl.core.tree import TreeSum, add_lists, leaves
+from skirl.core.tree import BlockSum, add_lists, leaves
 from skirl.nn.collection import collections_of
+from skirl.peers.base import Peers
+from skirl.peers.dense import OfAllTrainers
 
 _open: "WeakSet[DenseSums]" = WeakSet()
 """Those of the lookaheads that are open in this process."""
@@ -28,16 +31,30 @@ class DenseSums:
     - `model`: has all weights that are trained by the loop.
     - `shards`: of a step, whose gradient is the mean over them.
     - `accumulate`: micro-batches of a shard, whose gradient is the sum over them.
+    - `mine`: the shards of this trainer; all by default.
+    - `peers`: all trainers, where there are several.
     """
 
-    def __init__(self, model: nn.Module, shards: int, accumulate: int = 1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        shards: int,
+        accumulate: int = 1,
+        mine: range | None = None,
+        peers: Peers | None = None,
+    ) -> None:
         self._model = model
         self._collections = list(collections_of(model).values())
         self._times = 1 / shards
-        self._leaves = leaves(shards * accumulate, shards)
+        mine = range(shards) if mine is None else mine
+        self._leaves = leaves(shards * accumulate, shards)[mine.start * accumulate : mine.stop * accumulate]
+        self._others = None if peers is None or peers.size == 1 else OfAllTrainers(peers, shards, accumulate)
         self._weights: list[nn.Parameter] = []
         self._hooks: dict[nn.Parameter, Any] = {}
-        self._sums: TreeSum[list[Tensor | None]] = TreeSum(add_lists)
+        block = range(1 + leaves(shards * accumulate, shards)[-1]) if self._others is None else self._others.mine
+        self._sums: BlockSum[list[Tensor | None]] = BlockSum(block, add_lists)
+        self._thread = 0
+        """The loop's."""
         self._micro: int | None = None
         """In the loop."""
         self._reached: set[str] = set()
@@ -51,6 +68,7 @@ class DenseSums:
 
     def open(self) -> None:
         """Look after gradients from now on."""
+        self._thread = threading.get_ident()
         _hear_of_steps()
         _open.add(self)
 
@@ -61,12 +79,12 @@ class DenseSums:
             hook.remove()
         self._hooks.clear()
         self._micro = None
-        self._sums.total()
+        self._sums.totals()
 
     def begin(self, micro: int) -> None:
         """A micro-batch comes into the loop."""
         if micro == 0:
-            self._sums.total()
+            self._sums.totals()
             self._find_weights()
         self._micro, self._returned, self._looked_up = micro, False, 0
         self._reached.clear()
@@ -75,6 +93,8 @@ class DenseSums:
         """It leaves the loop."""
         if self._micro is not None and not self._ends_step:
             self._take()
+        elif self._others is not None and self._micro is not None and not self._returned:
+            self.complete()  # the others have gradients, and wait for this trainer
         self._micro = None
 
     @property
@@ -116,11 +136,11 @@ class DenseSums:
                 "gradients are not summed over the shards of a step: give it the whole model"
             )
         if "model" in reached:
-            self._returned = True
             if self._ends_step:
-                self.reduce()
+                self.complete()
             else:
                 self._take()
+            self._returned = True
 
     def _take(self) -> None:
         """Take the gradients of the micro-batch in the loop."""
@@ -150,11 +170,21 @@ class DenseSums:
                     "skirl.lookahead"
                 )
 
-    def reduce(self) -> None:
-        """Put the gradients of the step in their place: the mean over its shards."""
+    def complete(self) -> None:
+        """Put the gradients of the step in their place, after its last shard and once: the mean over its shards."""
+        if not self._ends_step or self._returned:
+            return
+        self._returned = True
+        if self._others is not None:
+            for collection in self._collections:  # in the order of the others, whose rows had a backward
+                collection.current.update_together()
         self._take()
-        total = self._sums.total()
-        if total is None:
+        totals = self._sums.totals()
+        if self._others is not None:
+            total = self._others.sum(self._weights, totals)
+        elif totals:
+            total = totals[0][1]
+        else:
             return
         for weight, grad in zip(self._weights, total, strict=True):
             if grad is not None:
@@ -164,7 +194,8 @@ class DenseSums:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before each step of an optimizer: without a complete step there is nothing that it could step by."""
-        if self._micro is None or isinstance(optimizer, TorchHandle):
+        here = self._thread == threading.get_ident()  # one of another thread is of another loop
+        if not here or self._micro is None or isinstance(optimizer, TorchHandle):
             return
         known = set(self._weights)
         for group in optimizer.param_groups:
@@ -172,11 +203,10 @@ class DenseSums:
                 if weight not in known and weight not in self._hooks and weight.requires_grad and weight.numel():
                     # Of another model, or of this one and forgotten: whether a loss of ours reaches it will tell.
                     self._hooks[weight] = weight.register_post_accumulate_grad_hook(lambda _: self._reach("others"))
-        if not self._ends_step:
+        if self._ends_step:
+            self.complete()
+        else:
             self._take()
-        elif not self._returned:
-            self._returned = True
-            self.reduce()
 
 
 @cache

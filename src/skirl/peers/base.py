@@ -19,8 +19,8 @@ from skirl.peers.message import ALIGNED, HEAD, KINDS, heads, padded, read_head
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHANNELS = ("start", "ids", "rows", "dense", "votes")
-"""One for each thread that talks, and "start" for what is agreed on before they begin."""
+CHANNELS = ("start", "ids", "rows", "dense", "votes", "lookups")
+"""One for each thread that talks, "start" for what is agreed on before they begin, "lookups" for between two steps."""
 ON_DEVICE = ("rows", "dense")
 """Channels whose tensors are where rows are; the others are on the host, and have `exchange`."""
 LIMIT = 1 << 30

@@ -1,7 +1,7 @@
 """Dense gradients of a step, summed over its shards in one order: their bits do not depend on the number of trainers."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -229,6 +229,85 @@ def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[s
         if dense.has(optimizer):
             return dense.before_step(args, kwargs)
     return None
+
+
+class OfAllTrainers:
+    """Sums of blocks of leaves to those of all leaves, for whoever keeps the gradients of this trainer's block.
+
+    **Arguments**
+
+    - `peers`: the trainers; the thread that calls this talks over their channel "dense".
+    - `shards`: of a step.
+    - `accumulate`: micro-batches of a shard.
+    """
+
+    def __init__(self, peers: Peers, shards: int, accumulate: int = 1) -> None:
+        self._peers, self._channel = peers, peers.channel("dense")
+        width = 1 << max(0, accumulate - 1).bit_length()
+        shares = [block_of(rank, peers.size, shards) for rank in range(peers.size)]
+        self._blocks = [range(share.start * width, share.stop * width) for share in shares]
+
+    @property
+    def mine(self) -> range:
+        """The leaves of this trainer."""
+        return self._blocks[self._peers.rank]
+
+    def sum(
+        self, weights: Sequence[Tensor], totals: Sequence[tuple[int, Sequence[Tensor | None]]]
+    ) -> list[Tensor | None]:
+        """The sum over all leaves, for each weight; None of a weight that has a gradient nowhere.
+
+        **Arguments**
+
+        - `weights`: the same on all ranks, in the same order.
+        - `totals`: of whole subtrees of this trainer's block, by their first leaf: the gradient of each weight, or None.
+        """
+        found: list[Tensor | None] = [None] * len(weights)
+        known = dict(totals)
+        for dtype in sorted({weight.dtype for weight in weights}, key=str):
+            places = [n for n, weight in enumerate(weights) if weight.dtype == dtype]
+            parts = [
+                [None if leaves.start not in known else known[leaves.start][n] for n in places]
+                for leaves in subtrees(self.mine.start, self.mine.stop)
+            ]
+            for n, total in zip(places, self._sum([weights[n] for n in places], parts), strict=True):
+                found[n] = total
+        return found
+
+    def _sum(self, weights: list[Tensor], parts: list[list[Tensor | None]]) -> list[Tensor | None]:
+        size = self._peers.size
+        numbers = sum(weight.numel() for weight in weights)
+        piece = -(-(numbers + len(weights)) // size)
+        send = weights[0].detach().new_zeros((len(parts), size * piece))
+        for row, grads in zip(send, parts, strict=True):
+            self._lay_out(row, weights, grads)
+        send = send.view(len(parts), size, piece).transpose(0, 1).contiguous()
+        trees = [subtrees(block.start, block.stop) for block in self._blocks]
+        come = [send.new_empty(len(tree), piece) for tree in trees]
+        come[self._peers.rank] = send[self._peers.rank]
+        self._channel.swap_parts(list(send), come, tag="partial sums of dense gradients")
+        total = tree_sum(
+            zip((leaves.start for tree in trees for leaves in tree), (row for rows in come for row in rows)),
+            Tensor.add_,
+        )
+        assert total is not None
+        whole = send.new_empty(size, piece)
+        whole[self._peers.rank] = total
+        self._channel.swap_parts([whole[self._peers.rank]] * size, list(whole), tag="sums of dense gradients")
+        flat = whole.view(-1)
+        there = flat[numbers : numbers + len(weights)].tolist()
+        views = flat[:numbers].split([weight.numel() for weight in weights])
+        return [v.view(w.shape) if have else None for v, w, have in zip(views, weights, there, strict=True)]
+
+    @staticmethod
+    def _lay_out(row: Tensor, weights: list[Tensor], grads: list[Tensor | None]) -> None:
+        """Gradients one after the other, then of each whether there is one; -0 for one that is not changes no sum."""
+        at = 0
+        for weight, grad in zip(weights, grads, strict=True):
+            view = row[at : at + weight.numel()]
+            view.fill_(-0.0) if grad is None else view.copy_(grad.reshape(-1))
+            at += weight.numel()
+        row[at : at + len(grads)] = torch.tensor([float(grad is not None) for grad in grads])
 
 
 class _Sums:

@@ -1,7 +1,7 @@
 """The loop's side of the oracle: `lookahead` yields a loader's batches, each with its rows in place."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,9 @@ from skirl.core.tree import check_shards
 from skirl.engine.engine import Engine
 from skirl.nn.collection import collections_of
 from skirl.oracle.options import Depth, Plan
+from skirl.oracle.together import Together
+from skirl.peers.base import Peers
+from skirl.peers.dense import block_of
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.one_pass import InLoop, OnePass
@@ -39,7 +42,7 @@ def lookahead(
     depth: Depth = "auto",
     prefetch: int = 2,
     accumulate: int = 1,
-    shards: int = 1,
+    shards: int | None = None,
     policy: str = "min",
     ramp: bool = True,
     window_bytes: int | None = None,
@@ -63,7 +66,8 @@ def lookahead(
     - `shards`: parts of equal size that a step's samples come in, a power of two; its loss is the mean over them. The loader
       yields these parts one after the other, and the loop's body runs for each as for a batch. Rows are updated after the
       last backward, and `step()` of a dense optimizer does nothing before. The bits depend on this number, and not on who
-      computes which part.
+      computes which part: of several trainers each has some of them, and its loader yields these. One by default, and as
+      many as there are trainers, rounded up to a power of two.
     - `policy`: which rows leave: "min", or "lru", "lfu", "ttl" to compare with.
     - `ramp`: begin with a window of 8 batches that grows; False waits for the whole window before the first step.
     - `window_bytes`: memory that the window's batches may take. By default 1 GiB, or no limit where `depth` is a number.
@@ -101,12 +105,11 @@ class Lookahead:
         sparse: Callable[[Any], Sparse],
         accumulate: int,
         patience: float,
-        shards: int = 1,
+        shards: int | None = 1,
         trace: str | Path | None = None,
     ) -> None:
         if accumulate < 1:
             raise ValueError(f"accumulate is {accumulate}: set it to 1 or more micro-batches")
-        check_shards(shards)
         if not patience > 0:
             raise ValueError(f"patience is {patience}: set it to seconds above 0, or to float('inf')")
         self.times = Times()
@@ -114,15 +117,28 @@ class Lookahead:
         """Whose rows the batches use."""
         self._plan = plan
         self._accumulate = accumulate
+        self._peers = peers_of(self.engines)
+        size = 1 if self._peers is None else self._peers.size
+        shards = 1 << (size - 1).bit_length() if shards is None else shards
+        check_shards(shards)
+        if shards < size:
+            raise ValueError(f"{size} trainers share {shards} shards: set shards to as many or more, a power of two")
         self._shards = shards
+        self._mine = block_of(0 if self._peers is None else self._peers.rank, size, shards)
         self._patience = patience
         self._trace = trace
         self.trace_ended: str | None = None
         """Why the timeline ended before the run, where it did; known when the lookahead is closed."""
         self._watch = Watch(patience)
         resolvers = [collection.engine.resolver for collection in self.collections]
-        self._reader = Reader(loader, sparse, accumulate, resolvers, self._watch, self.times, shards)
-        self._in_shards = ShardsInLoop(model, shards, accumulate, self.engines[0].seed) if shards > 1 else None
+        self._reader = Reader(
+            loader, sparse, accumulate, resolvers, self._watch, self.times, len(self._mine), whole=shards > 1
+        )
+        self._in_shards = None
+        if shards > 1:
+            self._in_shards = ShardsInLoop(model, shards, accumulate, self.engines[0].seed, self._mine, self._peers)
+        if plan.depth == "epoch" and size > 1:
+            raise ValueError('depth="epoch" is for one trainer: pass a number or depth="auto"')
         if plan.depth == "epoch" and self._reader.reads_once:
             raise ValueError(
                 'depth="epoch" reads the loader twice, and this one is an iterator: pass a list or a DataLoader, '
@@ -158,6 +174,11 @@ class Lookahead:
     def epochs(self) -> int:
         """Passes over the loader that are complete; a resumed run goes on from those of the run that was saved."""
         return self._in_loop.here.epochs
+
+    @property
+    def micros(self) -> int:
+        """Batches that the loader yields for one step: micro-batches of the shards that this trainer has."""
+        return self._reader.micros
 
     @property
     def ends_step(self) -> bool:
@@ -255,7 +276,7 @@ class Lookahead:
         with uninterrupted():
             pipeline = Pipeline(
                 self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs, times=self.times,
-                shards=self._shards,
+                shards=self._shards, mine=self._mine, together=self._together(),
             )  # fmt: skip
             weakref.finalize(self, pipeline.abandon)
             self._pass = OnePass(
@@ -272,6 +293,19 @@ class Lookahead:
                 self._in_shards.open()
         self._loaded = False
         return self._pass
+
+    def _together(self) -> Together | None:
+        """The exchanges of ids of a pass, where rows have owners."""
+        exchange = self.engines[0].exchange
+        if exchange is None:
+            return None
+        channel = exchange.peers.channel("ids")
+        return Together(
+            [engine.schema for engine in self.engines],
+            exchange.peers.rank,
+            exchange.placement,
+            lambda arrays: channel.exchange(arrays, "ids"),
+        )
 
     def coming(self) -> list[Captured]:
         """The batches after the one in the loop, as far as they were read."""
@@ -290,6 +324,20 @@ class Lookahead:
     def idle(self) -> bool:
         """Whether nothing is planned, read or written before the loop goes on: a benchmark starts its clock then."""
         return self._pipeline is None or self._pipeline.idle
+
+    def reduce(self) -> None:
+        """Put the dense gradients of the step in place: for a loop that clips them, and may leave out a shard's backward.
+
+        The last shard's backward does so by itself. Before the last shard, and without shards, this does nothing.
+        """
+        if self._in_shards is not None:
+            self._in_shards.reduce()
+
+    def saves_later(self) -> bool:
+        """Whether a save is left to the last shard of the step, which is still to come; it has to be asked for there."""
+        now = self._in_loop
+        now.save_awaited = self._shards > 1 and not now.ends_step
+        return now.save_awaited
 
     def settle(self) -> None:
         """End the step in the loop, so that rows are as after it; unless its batch was not looked up yet."""
@@ -354,3 +402,9 @@ class Lookahead:
             for epoch in self._epochs:  # also where something came between reading them and the pass
                 epoch.close()
             self._epochs = []
+
+
+def peers_of(engines: Sequence[Engine]) -> Peers | None:
+    """The trainers that share these rows; None where there is one."""
+    exchange = engines[0].exchange
+    return None if exchange is None else exchange.peers

@@ -30,6 +30,8 @@ class InLoop:
     """and before its step."""
     flight: Flight | None = None
     micro: int = 0
+    save_awaited: bool = False
+    """A save was asked for in a shard of the step, and not in its last one yet."""
 
     @property
     def begun(self) -> bool:
@@ -105,6 +107,11 @@ class OnePass:
             self._shards.leave()
         if self._in_loop.flight is not None and not self._in_loop.ends_step:
             self._in_loop.micro += 1
+        elif self._in_loop.save_awaited:
+            raise RuntimeError(
+                "skirl.save was called in a shard of the step and not in its last one, where it saves: call it if "
+                "batches.ends_step is true"
+            )
         else:
             with uninterrupted() as hold:
                 try:

@@ -44,13 +44,14 @@ class Pipeline:
         times: Times | None = None,
         shards: int = 1,
         together: Together | None = None,
+        mine: range | None = None,
     ) -> None:
         self.times = times or Times()
         self.done = 0
         """Steps whose rows were made resident."""
         self._engines = engines
         self._plan = plan
-        self._window = Window(engines, plan, epochs, shards, together)
+        self._window = Window(engines, plan, epochs, shards, together, mine)
         self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
         self._inbox: deque[list[Item]] = deque()
@@ -150,6 +151,8 @@ class Pipeline:
             _add(self._unwritten_rows, leaving)
             self._stages.wake("write", "write 2")
         self.done = flight.number + 1
+        for engine, work in zip(self._engines, flight.works, strict=True):
+            engine.bring_values(work)
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
         self.times.tell(LOOP, "load", flight.number, started, ended)

@@ -64,6 +64,9 @@ def read_ahead(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[
         yield iter(batches)
         return
     collection = collection_of(model)
+    if collection.engine.exchange is not None:  # all trainers look up together, in the order of the loop
+        yield iter(batches)
+        return
     if collection.lookahead is not None:
         collection.lookahead.drain()
     ahead = Ahead(collection)

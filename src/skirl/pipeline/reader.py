@@ -48,10 +48,12 @@ class Reader:
 
     **Arguments**
 
-    - `loader`, `sparse`, `accumulate`, `shards`: as given to `lookahead`.
+    - `loader`, `sparse`, `accumulate`: as given to `lookahead`.
     - `resolvers`: what each collection makes of a batch's ids.
     - `watch`: notices a loader that hangs.
     - `times`: where the time that reading takes is noted.
+    - `shards`: of a step that the loader yields; all but for one trainer of several.
+    - `whole`: whether a step counts only when all of these are there.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Reader:
         watch: Watch,
         times: Times,
         shards: int = 1,
+        whole: bool = False,
     ) -> None:
         self.state_at_end: Any = None
         """The loader's own state when it had no more batches."""
@@ -71,6 +74,7 @@ class Reader:
         self.micros = accumulate * shards
         """Micro-batches of a step."""
         self._shards = shards
+        self._whole_steps = whole or shards > 1
         self._resolvers = resolvers
         self._features = [name for resolver in resolvers for name in resolver.schema.features]
         self._watch = watch
@@ -119,7 +123,7 @@ class Reader:
                 break
             items.append(self._take(batch))  # Ctrl-C waits: it would leave torch's bookkeeping in the middle of a copy
             self._read += 1
-        if self._shards > 1:
+        if self._whole_steps:
             items = self._whole(items, hold)
         ended = time.monotonic()
         self._times.read += ended - started

@@ -3,6 +3,7 @@
 from torch import nn
 
 from skirl.nn.dense_sums import DenseSums, check_sharded
+from skirl.peers.base import Peers
 from skirl.tools import rng_state
 
 
@@ -14,12 +15,17 @@ class ShardsInLoop:
     - `model`: as given to `lookahead`.
     - `shards`, `accumulate`: the same.
     - `seed`: of the embeddings; random numbers are drawn by it, the step and the micro-batch.
+    - `mine`: the shards of this trainer.
+    - `peers`: all trainers, where there are several.
     """
 
-    def __init__(self, model: nn.Module, shards: int, accumulate: int, seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, shards: int, accumulate: int, seed: int, mine: range, peers: Peers | None = None
+    ) -> None:
         self._model = model
         self._seed = seed
-        self._dense = DenseSums(model, shards, accumulate)
+        self._first = mine.start * accumulate
+        self._dense = DenseSums(model, shards, accumulate, mine, peers)
 
     def check(self) -> None:
         """Refuse a model whose results depend on who computes which shard."""
@@ -37,7 +43,11 @@ class ShardsInLoop:
     def begin(self, step: int, micro: int) -> None:
         """A micro-batch comes into the loop."""
         self._dense.begin(micro)
-        rng_state.swap_in(self._seed, step, micro)
+        rng_state.swap_in(self._seed, step, self._first + micro)
+
+    def reduce(self) -> None:
+        """Put the dense gradients of the step in place, if its last micro-batch is in the loop."""
+        self._dense.complete()
 
     def leave(self) -> None:
         """It leaves the loop; what comes next, a loader's reading, is the run's own."""

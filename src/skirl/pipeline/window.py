@@ -57,7 +57,7 @@ class Window:
     - `engines`: the rows of each collection.
     - `plan`: how far to read.
     - `epochs`: for each engine what is known of the whole epoch; none unless the depth is "epoch".
-    - `shards`: of a step.
+    - `shards`, `mine`: of a step, and those of them that this trainer has; None: all.
     - `together`: where rows have owners, this trainer's exchanges: `enter` and `end` wait for the others.
     """
 
@@ -68,6 +68,7 @@ class Window:
         epochs: Sequence[Epoch] = (),
         shards: int = 1,
         together: Together | None = None,
+        mine: range | None = None,
     ) -> None:
         self.entered = 0
         self.next_number = 0
@@ -75,7 +76,7 @@ class Window:
         self._engines = engines
         self._plan = plan
         self._epochs = epochs
-        self._shards = shards
+        self._shards, self._mine = shards, mine
         self._planner: Planner[Entry] | None = None
         self._older: list[Planner[Entry]] = []
         """Planners of steps before it that may not be executed yet."""
@@ -190,7 +191,7 @@ class Window:
         for i, (engine, micros) in enumerate(zip(self._engines, entry.micros, strict=True)):
             for micro in micros:  # only now: in the window bags would take more than the user's ids do
                 micro.ids = engine.resolver.resolve(micro.captured, micro.positions)
-            work = Work(self.next_number, micros, steps[self._banks[i]], shards=self._shards)
+            work = Work(self.next_number, micros, steps[self._banks[i]], shards=self._shards, mine=self._mine)
             if entry.joined is not None:
                 work.reads, work.serve = entry.joined.reads[self._banks[i]], entry.joined.serve[self._banks[i]]
             works.append(work)

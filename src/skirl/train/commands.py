@@ -130,8 +130,16 @@ class Verify(Composed):
     show: ShowFlags = field(default_factory=ShowFlags)
     optimizer: OptimizerName | Literal["all"] = "rowwise-adagrad"
     """The optimizer of the rows; dense weights have Adam. all: one after the other."""
+    trainers: str | None = None
+    """Numbers of trainers, as 1,2,4: train with each, with three caches and depths and both stores, late on purpose."""
 
     def __post_init__(self) -> None:
+        most = max(self.sizes(), default=1)
+        if self.recipe.step.shards < most:
+            raise ValueError(
+                f"trainers is {self.trainers!r} and shards is {self.recipe.step.shards}: set shards to a power of two of "
+                f"{most} or more"
+            )
         if self.recipe.device.dtype != "float32":
             raise ValueError(
                 f"dtype is {self.recipe.device.dtype!r}: the reference rounds nothing to 16 bits, leave dtype out"
@@ -145,6 +153,8 @@ class Verify(Composed):
 
         self.recipe.use_threads()
         touched = touched_rows(self.recipe)
+        if self.trainers is not None:
+            return self._with_trainers(touched)
         runs = [verify(recipe, touched, self.show) for recipe in self.recipes()]
         differences = [f"{run['optimizer']}: {run['difference']['text']}" for run in runs if run["difference"]]
         return {
@@ -155,6 +165,31 @@ class Verify(Composed):
             "machine": machine(),
             "failed": "\n".join(differences) or None,
         }
+
+    def sizes(self) -> list[int]:
+        """The numbers of trainers; none where they were not given."""
+        words = [] if self.trainers is None else self.trainers.split(",")
+        if not all(word.strip().isdecimal() and 0 < int(word) <= 64 for word in words):
+            raise ValueError(
+                f"trainers is {self.trainers!r}: set it to numbers from 1 to 64 with commas between, as 1,2,4"
+            )
+        return [int(word) for word in words]
+
+    def _with_trainers(self, touched: int) -> dict[str, Any]:
+        from skirl.tools.machine import machine
+        from skirl.train.verify_trainers import verify_trainers
+
+        least = self.recipe.cache_size(touched)
+        if not isinstance(least, int):
+            raise ValueError(f"cache is {least!r}: with trainers, set it to rows or a share of the touched rows")
+        names = [recipe.optimizer.optimizer for recipe in self.recipes()]
+        found = verify_trainers(self.recipe, self.sizes(), names, [least, 2 * least, max(touched, least)], self.show)
+        said = (
+            None
+            if found["first"] is None
+            else f"{found['differences']} of {found['runs']} runs differ: {found['first']}"
+        )
+        return {"command": "verify", **self.flat(), "touched": touched, **found, "machine": machine(), "failed": said}
 
     def recipes(self) -> list[Recipe]:
         """One for each optimizer; each on disk has a folder of its own."""
@@ -174,6 +209,10 @@ class Verify(Composed):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
         lines = {}
+        if self.trainers is not None:
+            equal = "equal, bit for bit" if not result["differences"] else f"{result['differences']:,} DIFFERENT"
+            return {f"{self.trainers} trainers": f"{equal}: {result['runs']:,} runs of {result['steps']:,} steps, "
+                    f"{result['fetched']:,} rows fetched again ({clock(result['seconds'])})"}  # fmt: skip
         for run in result["runs"]:
             moved, dense = run["moved"], run["dense"]
             lines[run["optimizer"]] = "\n".join(

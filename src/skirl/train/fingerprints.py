@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from skirl.core.batch import Batch
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.train.done import Done
 from skirl.train.schedule import Rates
 from skirl.train.touched import keys_of
-from skirl.train.train import Done, steps
+from skirl.train.train import steps
 
 ReadRows = Callable[[np.ndarray], np.ndarray]
 """Distinct keys, ascending -> their records."""
@@ -56,7 +57,7 @@ class Trace:
             for batch in batches:
                 step.append(batch)
                 if len(step) == shards:  # rows change after its last shard
-                    self.before.append(fingerprints(read(_rows_of(step, schema))))
+                    self.before.append(fingerprints(read(rows_of(step, schema))))
                     step = []
                 yield batch
 
@@ -64,8 +65,8 @@ class Trace:
         self.dense_size = {"parameters": len(weights), "numbers": sum(w.numel() for w in weights)}
         for done in train(model, dense, watched(), rates, shards):
             self.losses.append(done.loss)
-            self.dense.append({name: _digest(value) for name, value in model.named_parameters() if value.numel()})
-            self.after.append(fingerprints(read(_rows_of(done.batches, schema))))
+            self.dense.append({name: digest(value) for name, value in model.named_parameters() if value.numel()})
+            self.after.append(fingerprints(read(rows_of(done.batches, schema))))
             yield len(self.losses)
 
 
@@ -94,7 +95,7 @@ def compare(one: Trace, other: Trace, schema: Schema, batches: Iterable[Batch]) 
 
     trained: dict[int, int] = {}
     for step, batch in enumerate(batches, start=1):
-        i, keys = step - 1, _rows_of([batch], schema)
+        i, keys = step - 1, rows_of([batch], schema)
         stale = np.flatnonzero(one.before[i] != other.before[i])
         wrong = np.flatnonzero(one.after[i] != other.after[i])
         losses = f"the losses are {one.losses[i]!r} and {other.losses[i]!r}"
@@ -138,14 +139,21 @@ def fingerprints(rows: np.ndarray) -> np.ndarray:
     return (words * odd).sum(axis=1, dtype=np.uint64)
 
 
-def _digest(weights: Tensor) -> bytes:
-    return hashlib.blake2b(weights.detach().cpu().numpy().tobytes(), digest_size=16).digest()
+def digest(weights: Tensor | bytes) -> bytes:
+    """16 bytes that tell weights apart.
+
+    **Arguments**
+
+    - `weights`: a tensor, or bytes.
+    """
+    of = weights if isinstance(weights, bytes) else weights.detach().cpu().numpy().tobytes()
+    return hashlib.blake2b(of, digest_size=16).digest()
 
 
 def _bits(loss: float) -> bytes:
     return np.float64(loss).tobytes()
 
 
-def _rows_of(batches: list[Batch], schema: Schema) -> np.ndarray:
+def rows_of(batches: list[Batch], schema: Schema) -> np.ndarray:
     """The distinct keys of some batches, ascending."""
     return np.unique(np.concatenate([keys_of(batch.sparse, schema) for batch in batches]))

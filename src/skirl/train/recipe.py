@@ -166,7 +166,7 @@ class Recipe(Composed):
         cache, shards = self.cache, self.step.shards
         plan = {"depth": cache.depth, "prefetch": self.movement.prefetch, "policy": cache.policy, "shards": shards}
         loader = stream or self.data.stream()
-        if shards > 1 and not isinstance(loader, Sharded):
+        if shards > 1 and stream is None:
             loader = Sharded(loader, shards)
         return lookahead(loader, model, **plan, trace=trace)
 

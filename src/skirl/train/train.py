@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
 from skirl.train.diverged import sentence
+from skirl.train.done import Done, whole
 from skirl.train.evaluation import Evaluation
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags, ShowFlags
@@ -30,29 +31,9 @@ from skirl.train.resumed import LEARNING, told
 from skirl.train.schedule import Rates
 from skirl.train.sharded import Sharded
 from skirl.train.touched import Touched
+from skirl.train.trainers import Share
 
 logger = logging.getLogger("skirl")
-
-
-@dataclass(slots=True)
-class Done:
-    """One step after its update."""
-
-    batches: list[Batch]
-    """Its samples: one batch for each shard."""
-    logits: Tensor
-    loss_tensor: Tensor
-    """On the device; who asks for the number waits until the step is done there."""
-
-    @property
-    def loss(self) -> float:
-        """The mean over the samples."""
-        return self.loss_tensor.item()
-
-    @property
-    def labels(self) -> Tensor:
-        """Those of all samples."""
-        return self.batches[0].labels if len(self.batches) == 1 else torch.cat([batch.labels for batch in self.batches])
 
 
 def steps(
@@ -92,18 +73,6 @@ def steps(
             parts, logits, losses = [], [], []
 
 
-def whole(batches: list[Batch], logits: list[Tensor], losses: list[Tensor]) -> Done:
-    """A step out of its shards; its loss is their mean.
-
-    **Arguments**
-
-    - `batches`, `logits`, `losses`: of each shard.
-    """
-    if len(batches) == 1:
-        return Done(batches, logits[0], losses[0])
-    return Done(batches, torch.cat(logits), torch.stack(losses).mean())
-
-
 def train(
     recipe: Recipe,
     evaluation: EvaluationFlags,
@@ -114,6 +83,11 @@ def train(
 ) -> dict[str, Any]:
     """Train, showing progress; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
+    share = Share.of_job()
+    recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
+    flags = {**flags, "shards": recipe.step.shards}
+    if not share.alone and saving.save is not None:
+        raise ValueError(f"save is for one trainer, and there are {share.size}: leave it out")
     origin = check_start(saving, flags)
     run = run_folder(recipe, log, flags, resume=saving.resume)
     if saving.save is not None and (origin is not None or not saving.resume):
@@ -122,7 +96,7 @@ def train(
     embeddings = recipe.embeddings(cache, resume=saving.resume)
     model, dense = recipe.model_over(embeddings)
     rates, meter, stream, shards = recipe.rates_of(embeddings, dense), Meter(), recipe.stream(), recipe.step.shards
-    loader = stream if shards == 1 else Sharded(stream, shards)
+    loader = stream if shards == 1 else Sharded(stream, shards) if share.alone else share.of(stream, shards)
     judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
     whole = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
     keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
@@ -140,8 +114,10 @@ def train(
         if origin is not None:
             begun_from = begin_from(origin, model, stream, save=saving.save)
         keeper.begin()
-        before = 0 if shards == 1 else batches.step  # a source counts from its beginning, Sharded from here
-        for done in () if judge.stops else steps(model, dense, batches, rates, shards):
+        # A source counts from its beginning, Sharded from here.
+        before = batches.step if isinstance(loader, Sharded) else 0
+        for step in () if judge.stops else steps(model, dense, batches, rates, batches.micros):
+            done = share.whole(step)
             meter.add(done.loss_tensor, done.logits, done.labels)
             last = batches.step - before == loader.steps
             if meter.diverged(last=last):
@@ -151,7 +127,13 @@ def train(
                 held_out = stream.held_out_at(batches.state_dict()["loader"])
                 try:
                     with meter.paused():
-                        judge.run(batches.step, model, held_out or ())
+                        if share.alone or held_out is None:
+                            judge.run(batches.step, model, held_out or ())
+                        else:
+                            own = held_out.dealt(share.rank, share.size)
+                            judge.run(
+                                batches.step, model, own, rank=share.rank, ranks=share.size, exchange=share.exchange
+                            )
                 except NotFinite:
                     broken = batches.step, "predictions for the samples held out are not finite"
                     break
@@ -171,7 +153,7 @@ def train(
             "stopped_early": judge.stops,
             "steps": batches.step,
             "begun_at": run.begun_at,
-            **_of_engine(batches),
+            **_of_engine(batches, share),
             "peak_bytes": peak_bytes(),
             "machine": machine(),
             "bad_rows_skipped": stream.bad_rows,
@@ -213,8 +195,8 @@ def _count(recipe: Recipe, show: ShowFlags) -> int:
     return touched.rows
 
 
-def _of_engine(batches: Lookahead) -> dict[str, Any]:
-    """What the result has of the engine and of movement."""
+def _of_engine(batches: Lookahead, share: Share) -> dict[str, Any]:
+    """What the result has of the engines and of movement; the movement is this trainer's."""
     engine, times = batches.engine, batches.times
     widths = {t: engine.held[i] for i, bank in enumerate(engine.schema.banks) for t in bank.tables}
     tables = engine.schema.tables
@@ -227,10 +209,15 @@ def _of_engine(batches: Lookahead) -> dict[str, Any]:
         "bytes_of_all": sum(table.rows * widths[t] * engine.dtype.itemsize for t, table in enumerate(tables)),
     }
     return {
-        "rows": rows,
-        "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
-        "staging_bytes": sum(size.staging_rows * size.record_bytes for size in engine.sizes()),
-        "counters": asdict(engine.counters),
+        "trainers": share.size,
+        "rows": rows | share.total({name: rows[name] for name in ("touched", "cache", "in_cache", "staging")}),
+        **share.total(
+            {
+                "cache_bytes": sum(cache.records.nbytes for cache in engine.caches),
+                "staging_bytes": sum(size.staging_rows * size.record_bytes for size in engine.sizes()),
+            }
+        ),
+        "counters": share.total(asdict(engine.counters)) | {"steps": engine.counters.steps},
         "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},
     }
 

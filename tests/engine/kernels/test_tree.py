@@ -10,7 +10,7 @@ from skirl.core.optim import FTRL, SGD, Adam, RowwiseAdagrad
 from skirl.core.reference import Reference
 from skirl.engine.kernels import choice, tree
 from skirl.engine.kernels.hot_rows import STRETCH
-from skirl.engine.kernels.tree import NOWHERE, Parts
+from skirl.engine.kernels.tree import NOWHERE, Parts, sums
 from skirl.engine.kernels.tree_plan import TreePlan
 from tests.cases import cases
 from tests.engine.kernels.test_cpu import World, assert_same_bits, draw_bags, draw_tables
@@ -69,8 +69,8 @@ class Step:
                 leaf = leaves[part_of[pos]]
                 if leaf not in skip:
                     terms.setdefault(leaf, []).append(term if self.live[bag % features] else None)
-            sums = {leaf: stretched(of) for leaf, of in terms.items() if any(term is not None for term in of)}
-            total = halves(sums, 0, 1 << max(leaves).bit_length())
+            parts = {leaf: stretched(of) for leaf, of in terms.items() if any(term is not None for term in of)}
+            total = halves(parts, 0, 1 << max(leaves).bit_length())
             if total is not None:
                 self.sums[u], self.counted[u] = total, True
 
@@ -99,10 +99,10 @@ def check(step, kernel):
 @cases(60)
 @given(steps([1, 5, 16], [np.float32, np.float64]))
 def test_plain_loops(step):
-    check(step, tree.sums)
+    check(step, sums)
 
 
-@cases(60)
+@cases(40)
 @given(steps([16, 48], [np.float32]))
 def test_rows_as_one_value(step):
     kernel = choice.sums_for(step.sums.shape[1], np.dtype(np.float32))
@@ -115,7 +115,7 @@ def test_hot_rows(dim):
     """Of several stretches in one part: each part begins its stretches anew."""
     step = Step(0, dim, np.float32, [0, 1, 2, 5], scaled=True, dead=True, hot=True)
     assert np.diff(step.start).max() > 3 * STRETCH
-    check(step, tree.sums)
+    check(step, sums)
     check(step, choice.sums_for(dim, np.dtype(np.float32)))
 
 
@@ -136,7 +136,7 @@ def on_gpu(step, device):
 
 
 @on_devices
-@cases(15)
+@cases(6)
 @given(step=steps([3, 16], [np.float32, np.float64]))
 def test_on_a_gpu(device, step):
     on_gpu(step, device)

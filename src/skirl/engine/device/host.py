@@ -113,8 +113,12 @@ class HostRows(BankRows):
 
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         bank = self.facts.number
-        slots = work.steps[bank].slots[work.positions(bank, micro)]
-        return self.pool_rows(self.array, work.micros[micro].ids[bank], slots)
+        place = work.place(bank)[work.positions(bank, micro)]
+        return self.pool_rows(self._rows(work), work.micros[micro].ids[bank], place)
+
+    def _rows(self, work: Work) -> np.ndarray:
+        """What the places of a step's positions are in."""
+        return work.values[self.facts.number].numpy() if work.reads else self.array
 
     def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         dim, features = self.facts.dim, self.facts.features
@@ -153,22 +157,29 @@ class HostRows(BankRows):
         facts, work = self.facts, update.work
         ids = [m.ids[facts.number] for m in work.micros]
         parts = work.parts(facts.number) if block is None else work.parts(facts.number).within(block)
-        scale = joined_scales(ids, facts.dtype)
-        return self._summed(work, joined_bags(ids), scale, update.grads, update.live, parts)
+        scale, groups = joined_scales(ids, facts.dtype), work.groups(facts.number)
+        return self._summed(groups, joined_bags(ids), scale, update.grads, update.live, parts)
 
     def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
-        each = np.arange(len(given.values), dtype=np.int32)
-        return self._summed(work, each, np.empty(0, self.facts.dtype), given.values, given.counted.numpy(), parts)
+        each, step = np.arange(len(given.values), dtype=np.int32), work.steps[self.facts.number]
+        groups, none = (step.group_start, step.group_pos), np.empty(0, self.facts.dtype)
+        return self._summed(groups, each, none, given.values, given.counted.numpy(), parts)
 
     def _summed(
-        self, work: Work, bags: np.ndarray, scale: np.ndarray, grads: torch.Tensor, live: np.ndarray, parts: Parts
+        self,
+        groups: tuple[np.ndarray, np.ndarray],
+        bags: np.ndarray,
+        scale: np.ndarray,
+        grads: torch.Tensor,
+        live: np.ndarray,
+        parts: Parts,
     ) -> Sums:
-        step = work.steps[self.facts.number]
-        values = self._buffers.take(len(step.rows), self.facts.dim)
-        counted = np.empty(len(step.rows), np.bool_)
+        rows = len(groups[0]) - 1
+        values = self._buffers.take(rows, self.facts.dim)
+        counted = np.empty(rows, np.bool_)
         self._run(
-            choice.sums_for(self.facts.dim, self.facts.dtype), len(step.rows), step.group_start, step.group_pos, bags,
-            scale, grads.numpy(), live, parts.ends, parts.leaves, values.numpy(), counted, work=step.group_start,
+            choice.sums_for(self.facts.dim, self.facts.dtype), rows, *groups, bags, scale, grads.numpy(), live,
+            parts.ends, parts.leaves, values.numpy(), counted, work=groups[0],
         )  # fmt: skip
         return Sums(values, torch.from_numpy(counted))
 
@@ -182,9 +193,9 @@ class HostRows(BankRows):
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         bank = self.facts.number
-        slots, bag_of = work.steps[bank].slots[work.positions(bank, micro)], work.micros[micro].ids[bank].bag_of
-        dots = np.empty(len(slots), self.facts.dtype)
-        run(cpu.weight_grad, len(slots), self.array, self.facts.dim, slots, bag_of, grad.numpy(), live, dots, threads=1)
+        place, bag_of = work.place(bank)[work.positions(bank, micro)], work.micros[micro].ids[bank].bag_of
+        dots, rows = np.empty(len(place), self.facts.dtype), self._rows(work)
+        run(cpu.weight_grad, len(place), rows, self.facts.dim, place, bag_of, grad.numpy(), live, dots, threads=1)
         return dots
 
     def read(self, slots: np.ndarray) -> np.ndarray:

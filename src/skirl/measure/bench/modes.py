@@ -29,7 +29,8 @@ from skirl.nn.current_step import CurrentStep
 from skirl.oracle.step import Step
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.store import Link, LinkStore, Record, open_store
-from skirl.train.train import Done, steps
+from skirl.train.done import Done
+from skirl.train.train import steps
 
 MODELS = {"tiny": DLRM.tiny, "dlrm": DLRM.paper}
 

@@ -1,0 +1,83 @@
+"""The trainers of the job that this process is one of: joined when the first embeddings are made, left at its end."""
+
+import atexit
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from types import TracebackType
+
+from skirl.peers.alone import Alone
+from skirl.peers.base import Peers
+
+_given: ContextVar[Peers | None] = ContextVar("skirl trainers", default=None)
+_joining = threading.Lock()
+_joined: list[Peers] = []
+
+
+def trainers(device: str = "cpu") -> Peers:
+    """The trainers of this job; `Alone` where no launcher has started this process.
+
+    **Arguments**
+
+    - `device`: where rows are.
+    """
+    given = _given.get()
+    if given is not None:
+        return given
+    with _joining:
+        if not _joined:
+            from skirl.peers.start import join
+
+            _joined.append(join(device))
+            if _joined[0].size > 1:
+                atexit.register(_leave)
+                _tell_of_errors()
+        return _joined[0]
+
+
+@contextmanager
+def using(peers: Peers) -> Iterator[None]:
+    """Embeddings that are made in this block by this thread are those of a trainer among others.
+
+    **Arguments**
+
+    - `peers`: how it reaches them; `Alone()` for embeddings that are this process's own.
+    """
+    before = _given.set(peers)
+    try:
+        yield
+    finally:
+        _given.reset(before)
+
+
+def fail(error: BaseException) -> None:
+    """End the other trainers as well, by an error that this process ends with.
+
+    **Arguments**
+
+    - `error`: what happened.
+    """
+    left, _joined[:] = list(_joined), [Alone()] if _joined else []
+    for peers in left:
+        with suppress(Exception):  # they may be gone already
+            peers.fail(error)
+
+
+def _leave() -> None:
+    """Nothing went wrong."""
+    for peers in _joined:
+        with suppress(Exception):  # another trainer has failed: it has said so itself
+            peers.close()
+
+
+def _tell_of_errors() -> None:
+    """An exception that ends this process ends the others, with its words."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        fail(error)
+
+    sys.excepthook = hook

@@ -1,0 +1,93 @@
+"""What a run does as one of several trainers: which part of it is its own, and how its numbers become those of all."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from skirl.peers.base import Peers
+from skirl.peers.job import trainers
+from skirl.peers.message import pack, unpack
+
+if TYPE_CHECKING:
+    from skirl.data.source import Source
+    from skirl.train.done import Done
+    from skirl.train.flags import LogFlags, ShowFlags
+    from skirl.train.recipe import Recipe
+
+
+class Share:
+    """One trainer's share of a run.
+
+    **Arguments**
+
+    - `peers`: all trainers.
+
+    >>> from skirl.peers.alone import Alone
+    >>> share = Share(Alone())
+    >>> share.alone, share.first, share.total({"fetched": 3})
+    (True, True, {'fetched': 3})
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+        self.rank, self.size = peers.rank, peers.size
+
+    @classmethod
+    def of_job(cls) -> "Share":
+        """That of this process."""
+        return cls(trainers())
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one trainer."""
+        return self.size == 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the trainer that shows and writes what comes of the run."""
+        return self.rank == 0
+
+    def recipe(self, recipe: "Recipe") -> "Recipe":
+        """The recipe with as many shards as trainers, rounded up to a power of two, where it has fewer."""
+        shards = 1 << (self.size - 1).bit_length()
+        if recipe.step.shards >= shards:
+            return recipe
+        if recipe.step.shards > 1:
+            raise ValueError(
+                f"{self.size} trainers share shards={recipe.step.shards}: set shards to {shards} or more, a power of two"
+            )
+        return replace(recipe, step=replace(recipe.step, shards=shards))
+
+    def shown(self, log: "LogFlags", show: "ShowFlags") -> "tuple[LogFlags, ShowFlags]":
+        """What this trainer writes down and shows: the first one all, the others nothing."""
+        return (log, show) if self.first else (replace(log, run="none", trace=None), replace(show, quiet=True))
+
+    def of(self, stream: "Source", shards: int) -> "Source":
+        """The shards of every batch that this trainer has."""
+        return stream.sharded(self.rank * shards // self.size, (self.rank + 1) * shards // self.size, shards)
+
+    def exchange(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+        """Give arrays to all trainers; those of each, by rank. Between two steps."""
+        come = self.peers.channel("lookups").exchange([pack(*arrays)] * self.size, "numbers of a run")
+        return [unpack(part) for part in come]
+
+    def whole(self, done: "Done") -> "Done":
+        """A step with the samples of all trainers, in the order of shards: what one process would have."""
+        import torch
+
+        if self.alone:
+            return done
+        come = self.exchange([t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels)])
+        losses, logits, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*come, strict=True))
+        return replace(done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels)
+
+    def total(self, counts: dict[str, Any]) -> dict[str, Any]:
+        """The sum over all trainers of each whole number."""
+        if self.alone:
+            return counts
+        names = [name for name, count in counts.items() if isinstance(count, int)]
+        come = self.exchange([np.array([counts[name] for name in names], np.int64)])
+        sums = np.sum([part for (part,) in come], axis=0).tolist()
+        return counts | dict(zip(names, sums, strict=True))

@@ -1,0 +1,94 @@
+"""What one trainer does in `skirl verify --trainers`: run after run, each written down for the comparison.
+
+`python -m skirl.train.verify_trainer FOLDER`, in each of the processes that `verify_trainers` starts.
+"""
+
+import json
+import random
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from skirl.engine.access import peek
+from skirl.engine.engine import Engine
+from skirl.train.fingerprints import digest, fingerprints, rows_of
+from skirl.train.recipe import Recipe
+from skirl.train.train import steps
+from skirl.train.trainers import Share
+
+JOB = "job.json"
+
+
+def main(folder: Path) -> None:
+    """All runs of the job that FOLDER holds."""
+    job = json.loads((folder / JOB).read_text())
+    share = Share.of_job()
+    for number, run in enumerate(job["runs"]):
+        recipe = recipe_of(Recipe.of(**job["flags"]), run)
+        recipe.use_threads()
+        store = f"disk:{folder / str(number)}" if run["store"] == "disk" else "memory"
+        found = trace(recipe, run["cache"], store, share, random.Random(number * share.size + share.rank))
+        np.savez(folder / f"{number}-{share.rank}.npz", **found)
+
+
+def recipe_of(recipe: Recipe, run: dict[str, Any]) -> Recipe:
+    """The recipe of one run."""
+    return replace(
+        recipe,
+        optimizer=replace(recipe.optimizer, optimizer=run["optimizer"]),
+        cache=replace(recipe.cache, depth=run["depth"]),
+    )
+
+
+def trace(recipe: Recipe, cache: int, store: str, share: Share, naps: random.Random) -> dict[str, Any]:
+    """Train; what is left of it: losses, dense weights, this trainer's rows of each step and at the end."""
+    embeddings = recipe.embeddings(cache, store=store)
+    model, dense = recipe.model_over(embeddings)
+    rates, engine, shards = recipe.rates_of(embeddings, dense), embeddings.engine, recipe.step.shards
+    losses: list[float] = []
+    weights: list[bytes] = []
+    before: list[np.ndarray] = []
+    after: list[np.ndarray] = []
+    whole = [_mine(engine, rows_of([batch], engine.schema)) for batch in recipe.stream()]
+
+    def now(keys: np.ndarray) -> np.ndarray:
+        batches.drain()
+        return fingerprints(peek(engine, keys, 0)[0])
+
+    with recipe.lookahead(model, share.of(recipe.stream(), shards)) as batches:
+        batches.hook = lambda stage, step: time.sleep(naps.random() * 0.002)
+        before.append(now(whole[0]))
+        for step, done in enumerate(steps(model, dense, batches, rates, batches.micros)):
+            losses.append(share.whole(done).loss)
+            weights.append(digest(b"".join(digest(w) for w in model.parameters() if w.numel())))
+            after.append(now(whole[step]))
+            if step + 1 < len(whole):
+                before.append(now(whole[step + 1]))
+    embeddings.flush()
+    keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
+    rows = np.empty((len(keys), engine.widths[0]), engine.dtype)
+    engine.store.read(keys, rows)
+    moved = engine.counters
+    embeddings.close()
+    return {
+        "losses": np.array(losses),
+        "dense": np.frombuffer(b"".join(weights), np.uint8),
+        "before": np.concatenate(before),
+        "after": np.concatenate(after),
+        "keys": keys,
+        "rows": rows,
+        "moved": np.array([moved.fetched, moved.written, moved.new]),
+    }
+
+
+def _mine(engine: Engine, keys: np.ndarray) -> np.ndarray:
+    """Those keys whose rows this trainer owns."""
+    return keys if engine.exchange is None else keys[engine.exchange.owns(keys)]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,133 @@
+"""Several trainers of one job: the bits of one process, whatever their number and whatever comes late."""
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import skirl
+from skirl.peers.dense import block_of
+from skirl.peers.in_process import InProcess
+from skirl.peers.job import using
+from tests.cases import cases
+from tests.pipeline import test_shards as one
+
+
+@dataclass
+class Case(one.Case):
+    trainers: int = 2
+    slow: float = 0.0
+    """Seconds that a call to other trainers may wait before it begins."""
+
+
+def of_rank(case, peers):
+    """Losses, dense weights and owned rows of one trainer, by the README's loop."""
+    mine = block_of(peers.rank, peers.size, case.shards)
+    torch.set_num_threads(1)
+    with using(peers):
+        embeddings = skirl.EmbeddingBagCollection(
+            one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype
+        )
+    model = one.Model(embeddings, case.dtype, dropout=0.0)
+    dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+    all_batches, lost, rare = one.draw(case.seed, case.steps * case.micros), case.lost_at(), case.rare_at()
+    numbers = [
+        step * case.micros + shard * case.accumulate + i
+        for step in range(case.steps)
+        for shard in mine
+        for i in range(case.accumulate)
+    ]
+    loader = [all_batches[i] for i in numbers]
+    with skirl.lookahead(loader, model, shards=case.shards, accumulate=case.accumulate, depth=case.depth) as batches:
+        for i, batch in zip(numbers, batches, strict=True):
+            loss = model.loss(batch, rare[i])
+            losses.append((i, loss.item()))
+            if not lost[i]:
+                loss.backward()
+            if batches.ends_step:
+                batches.reduce()
+                if case.clip:
+                    nn.utils.clip_grad_norm_([model.first, model.second], 0.05)
+                dense.step()
+                dense.zero_grad()
+    embeddings.flush()
+    return losses, [w.detach() for w in (model.first, model.second, model.rare)], rows_of(embeddings.engine)
+
+
+def rows_of(engine):
+    """All rows of a flushed store, by key."""
+    keys = [*engine.store.keys()]
+    keys = np.sort(np.concatenate(keys)) if keys else np.empty(0, np.int64)
+    rows = {}
+    for bank, members in enumerate(engine.schema.banks):
+        mine = keys[np.isin(keys >> 48, members.tables)]
+        read = np.empty((len(mine), engine.widths[bank]), engine.dtype)
+        engine.store.read(mine, read)
+        rows |= dict(zip(mine.tolist(), read))
+    return rows
+
+
+def together(case):
+    """All trainers in threads; their losses in the order of one process, and all their rows."""
+    naps = random.Random(case.seed)
+    lock = threading.Lock()
+
+    def nap(rank, doing):
+        with lock:
+            seconds = naps.random() * case.slow
+        time.sleep(seconds)
+
+    found = InProcess.run(case.trainers, lambda peers: of_rank(case, peers), hook=nap if case.slow else None)
+    losses = [loss for _, loss in sorted(pair for each, _, _ in found for pair in each)]
+    rows = {}
+    for _, _, owned in found:
+        assert not rows.keys() & owned.keys(), "two trainers own one row"
+        rows |= owned
+    for _, weights, _ in found[1:]:
+        for a, b in zip(found[0][1], weights, strict=True):
+            assert torch.equal(a, b)
+    return losses, found[0][1], rows
+
+
+def check(case, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "Model", lambda *given, Model=one.Model: Model(*given, dropout=0.0))
+        expected = one.in_plain_python(case)
+    one.check_equal(together(case), expected)
+
+
+def draw_case(draw):
+    trainers = draw(st.integers(1, 8))
+    least = (trainers - 1).bit_length()
+    return Case(
+        trainers=trainers,
+        shards=1 << draw(st.integers(least, max(least, 2 if trainers < 5 else 4))),
+        accumulate=draw(st.sampled_from([1, 1, 2, 3])),
+        optimizer=draw(st.sampled_from(one.OPTIMIZERS)),
+        cache=draw(st.sampled_from([40, 60])),
+        depth=draw(st.sampled_from([1, 20, "auto"])),
+        seed=draw(st.integers(0, 999)),
+        steps=draw(st.integers(1, 5)),
+        lost=draw(st.sampled_from([0.0, 0.0, 0.3, 0.9])),
+        clip=draw(st.booleans()),
+        slow=draw(st.sampled_from([0.0, 0.003])),
+    )
+
+
+@cases(24)
+@given(data=st.data())
+def test_any_number_of_trainers_gives_the_bits_of_the_plain_reference(data):
+    with pytest.MonkeyPatch.context() as patch:
+        check(draw_case(data.draw), patch)
+
+
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_doubles_and_weights_of_ids(trainers, monkeypatch):
+    check(Case(trainers=trainers, dtype=torch.float64, depth="auto", seed=5), monkeypatch)

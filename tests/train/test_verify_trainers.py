@@ -1,0 +1,44 @@
+"""`skirl verify --trainers`: real processes beside the plain reference."""
+
+import numpy as np
+import pytest
+
+from skirl.train import verify_trainers as module
+from skirl.train.commands import Verify
+from skirl.train.fingerprints import Trace
+
+TINY = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 6, "quiet": True, "threads": 1}
+
+
+@pytest.fixture
+def one_case(monkeypatch):
+    monkeypatch.setattr(module, "DEPTHS", (2,))
+    monkeypatch.setattr(module, "STORES", ("disk",))
+
+
+def test_two_processes_are_equal_to_the_reference_and_a_wrong_bit_is_named(one_case, monkeypatch):
+    joined = module._joined
+
+    def spoilt(folder, number, size, keys) -> tuple[Trace, int]:
+        trace, moved = joined(folder, number, size, keys)
+        if number == 1:  # the second of the three caches
+            trace.rows[3].view(np.uint32)[0] ^= 1
+        return trace, moved
+
+    monkeypatch.setattr(module, "_joined", spoilt)
+    found = Verify.of(**TINY, optimizer="adam", cache="touched:60%", shards=4, trainers="2").run()
+    assert (found["runs"], found["differences"]) == (3, 1)
+    assert found["failed"].startswith("1 of 3 runs differ: 2 trainers, optimizer adam, cache ")
+    assert "equal after it, but not at the end of the run" in found["failed"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"trainers": "4", "shards": 2}, "set shards to a power of two of 4 or more"),
+        ({"trainers": "two"}, "set it to numbers from 1 to 64"),
+    ],
+)
+def test_flags_that_do_not_fit(flags, said):
+    with pytest.raises(ValueError, match=said):
+        Verify.of(**TINY, **flags)
