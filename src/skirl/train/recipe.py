@@ -167,7 +167,7 @@ class Recipe(Composed):
         plan = {"depth": cache.depth, "prefetch": self.movement.prefetch, "policy": cache.policy, "shards": shards}
         loader = stream or self.data.stream()
         if shards > 1 and stream is None:
-            loader = Sharded(loader, shards)
+            loader = Sharded(self.data.stream(), shards)
         return lookahead(loader, model, **plan, trace=trace)
 
     def use_threads(self) -> None:

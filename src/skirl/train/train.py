@@ -86,8 +86,9 @@ def train(
     share = Share.of_job()
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
-    if not share.alone and saving.save is not None:
-        raise ValueError(f"save is for one trainer, and there are {share.size}: leave it out")
+    for name, given in (("save", saving.save), ("from", saving.from_)):
+        if given is not None and not share.alone:
+            raise ValueError(f"{name} is for one trainer, and there are {share.size}: leave it out")
     origin = check_start(saving, flags)
     run = run_folder(recipe, log, flags, resume=saving.resume)
     if saving.save is not None and (origin is not None or not saving.resume):
@@ -98,14 +99,14 @@ def train(
     rates, meter, stream, shards = recipe.rates_of(embeddings, dense), Meter(), recipe.stream(), recipe.step.shards
     loader = stream if shards == 1 else Sharded(stream, shards) if share.alone else share.of(stream, shards)
     judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-    whole = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
+    saved = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
     keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
             "keep_best": saving.keep_best}  # fmt: skip
     begun_from: dict[str, Any] | None = None
     broken: tuple[int, str] | None = None
     with (
         recipe.lookahead(model, loader, trace=log.trace) as batches,
-        Keeper(saving.save, **keep, **whole, data=batches) as keeper,
+        Keeper(saving.save, **keep, **saved, data=batches) as keeper,
         _progress("train", recipe, show) as progress,
         run.begin(batches, meter),
     ):
