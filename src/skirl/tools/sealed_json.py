@@ -51,9 +51,15 @@ def write_sealed(path: Path, body: Mapping[str, Any], mark: str) -> None:
 
 
 def read_sealed(
-    path: Path, *, format: str, version: int, what: str, error: type[CheckpointError] = CheckpointError
+    path: Path,
+    *,
+    format: str,
+    version: int | tuple[int, ...],
+    what: str,
+    error: type[CheckpointError] = CheckpointError,
 ) -> dict[str, Any]:
     """Read a header; anything but an undamaged one of this format and version is refused. `what`: what errors call it."""
+    versions = version if isinstance(version, tuple) else (version,)
     if not path.is_file():
         raise error(f"{path} is missing: give a folder that holds a finished {what}")
     if path.stat().st_size > _MOST:
@@ -66,10 +72,10 @@ def read_sealed(
             raise error(f"{path} is damaged, or no {what} of skirl: use another {what}")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise error(f"{path} is damaged, or no {what} of skirl: use another {what}") from None
-    if body["format_version"] != version:
+    if body["format_version"] not in versions:
         raise (OtherVersion if error is CheckpointError else error)(
             f"{path} was written by skirl {body['skirl']} in format {body['format_version']}, "
-            f"skirl {skirl_version()} reads format {version}: use the version that wrote it"
+            f"skirl {skirl_version()} reads format {' and '.join(map(str, versions))}: use the version that wrote it"
         )
     return body
 
