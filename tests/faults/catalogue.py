@@ -266,7 +266,7 @@ TRAINING = [
     Fault("a shard takes the dense gradients of the one before along", "nn.dense_sums:_take",
           "weight.grad = None", ""),
     Fault("random numbers go on from shard to shard", "pipeline.shards:begin",
-          "rng_state.swap_in(self._seed, step, micro)", ""),
+          "rng_state.swap_in(self._seed, step, self._first + micro)", ""),
     Fault("the step's gradient is a sum over its shards", "engine.device.host:update",
           "1 / work.shards", "1"),
     Fault("micro-batches share the first one's bags", "engine.device.base:joined_bags",

@@ -22,11 +22,10 @@ from skirl.checkpoint.definition import (
 )
 from skirl.checkpoint.own_rows import OwnRows, counters_of, own_rows, split_of
 from skirl.checkpoint.saving import Saving, remember, settled
-from skirl.checkpoint.votes import Mismatch, Votes
+from skirl.checkpoint.votes import Mismatch, Votes, trainers_of
 from skirl.core.placement import Placement
 from skirl.engine.engine import Counters, Engine
 from skirl.nn.collection import Collection, collections_of
-from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
 from skirl.tools import rng_state
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
@@ -66,19 +65,16 @@ def load(
     - `model`: the model to load into.
     - `optimizers`: as given to `skirl.save`, in the same order; may be left out to evaluate.
     - `data`: as given to `skirl.save`; may be left out to evaluate.
-    - `peers`: the trainers of the job, all of which load at once, each its own rows; by default this process is alone.
-    - `placement`: which rows are whose; equal parts by default.
+    - `peers`: the trainers of the job, all of which load at once, each its own rows; those that share the model's rows by
+      default.
+    - `placement`: which rows are whose; as the embeddings have it by default.
     """
-    peers = peers or Alone()
-    me = _Trainer(peers.rank, placement or Placement.even(peers.size))
-    if me.here.sites != peers.size:
-        raise ValueError(f"placement is for {me.here.sites} trainers, there are {peers.size}: make it for these")
+    peers, here = trainers_of(model, peers, placement)
+    me = _Trainer(peers.rank, here)
     collections = collections_of(model)
     engines = {name: collection.engine for name, collection in collections.items()}
     for collection in collections.values():
         collection.engine.check_process()
-        if peers.size == 1:
-            collection.engine.check_alone("skirl.load")
         if collection.lookahead is not None and collection.lookahead.iterating:
             raise RuntimeError(
                 "a lookahead is already iterating over these embeddings: load before its loop, or leave its with-block "

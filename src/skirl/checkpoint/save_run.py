@@ -16,9 +16,9 @@ from skirl.checkpoint.definition import definition, listed, parameters
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.saving import AllFrozen, Saving, refused, remember, settled, write
 from skirl.checkpoint.together import Together
+from skirl.checkpoint.votes import trainers_of
 from skirl.core.placement import Placement
 from skirl.nn.collection import Collection, collections_of
-from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools import rng_state
@@ -56,8 +56,8 @@ def save(
     - `wait`: return only when the checkpoint is on disk. That is the default because a script may end right after a
       save. False returns once training may go on; `Saving.wait` says when it is there, and the next save waits for it.
     - `peers`: the trainers of the job, all of which save at once, after the same step and to the same folder: each its own
-      rows, the first one also all else. By default this process is alone.
-    - `placement`: which rows are whose; equal parts by default.
+      rows, the first one also all else. By default those that share the model's rows.
+    - `placement`: which rows are whose; as the embeddings have it by default.
 
     >>> import tempfile, skirl
     >>> def made():
@@ -88,7 +88,7 @@ def save(
     if keep < 1:
         raise ValueError(f"keep is {keep}: set it to 1 or more checkpoints")
     try:
-        return _save(Path(path), model, optimizers, data, keep, wait, peers or Alone(), placement)
+        return _save(Path(path), model, optimizers, data, keep, wait, *trainers_of(model, peers, placement))
     except Exception as error:
         told = refused(Path(path), error)
         if told is error:
@@ -104,18 +104,13 @@ def _save(
     keep: int,
     wait: bool,
     peers: Peers,
-    placement: Placement | None,
+    here: Placement,
 ) -> Saving:
     began = time.perf_counter()
-    here = placement or Placement.even(peers.size)
-    if here.sites != peers.size:
-        raise ValueError(f"placement is for {here.sites} trainers, there are {peers.size}: make it for these")
     collections = collections_of(model)
     engines = {name: collection.engine for name, collection in collections.items()}
     for engine in engines.values():
         engine.check()
-        if peers.size == 1:
-            engine.check_alone("skirl.save")
     parts = listed(optimizers)
     loops = [collection.lookahead for collection in collections.values()]
     if any(isinstance(loop, Lookahead) and loop.saves_later() for loop in loops):

@@ -5,7 +5,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import nn
 
+from skirl.core.placement import Placement
+from skirl.nn.collection import collections_of
+from skirl.peers.alone import Alone
 from skirl.peers.base import Peers, said_of
 from skirl.peers.errors import PeerError, failed
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
@@ -75,3 +79,21 @@ class Votes:
 
 def _badness(error: Exception) -> int:
     return next((n for n in reversed(range(len(_WORSE))) if isinstance(error, _WORSE[n])), len(_WORSE))
+
+
+def trainers_of(model: nn.Module, peers: Peers | None, placement: Placement | None) -> tuple[Peers, Placement]:
+    """Who saves or loads a model together, and which rows are whose: as given, or as its embeddings have it.
+
+    **Arguments**
+
+    - `model`: with its embeddings.
+    - `peers`, `placement`: as given to `skirl.save`.
+    """
+    exchange = next(iter(collections_of(model).values())).engine.exchange
+    peers = peers or (Alone() if exchange is None else exchange.peers)
+    own = Placement.even(peers.size) if exchange is None else exchange.placement
+    if (placement or own).sites != peers.size:
+        raise ValueError(
+            f"placement is for {(placement or own).sites} trainers, there are {peers.size}: make it for these"
+        )
+    return peers, placement or own

@@ -35,7 +35,8 @@ def seal(body: Mapping[str, Any]) -> bytes:
     body = dict(body)
     text = json.dumps(body, indent=1, allow_nan=False)
     checksum = hashlib.sha256(text.encode()).hexdigest()
-    return (json.dumps(body | {_SEAL: checksum}, indent=1) + "\n").encode()
+    # As `json.dumps(body | {_SEAL: checksum}, indent=1)`, which would format the body again: half the time of a header.
+    return f'{text.removesuffix("}").rstrip()}{"," if body else ""}\n "{_SEAL}": "{checksum}"\n}}\n'.encode()
 
 
 def write_sealed(path: Path, body: Mapping[str, Any], mark: str) -> None:
