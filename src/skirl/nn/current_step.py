@@ -68,7 +68,7 @@ class CurrentStep:
         if grad_scaler is not None:
             engine.check_alone("grad_scaler")
         self.anchor = anchor
-        self.grad_scaler = grad_scaler
+        self.grad_scaler: Any = grad_scaler
 
     def opened(self, loop: Loop | None) -> None:
         """Called by a lookahead that begins; with `None` when it ends."""
