@@ -17,7 +17,7 @@ from typing import Any
 
 from skirl.tools.command_line import in_flags, read_flags
 from skirl.tools.config import read_config
-from skirl.tools.flags import Composed, Flag, flags_of
+from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
 from skirl.tools.progress import listed
 
@@ -161,7 +161,7 @@ def _main(args: list[str]) -> int:
         try:
             return _run(name, command, as_json)
         except Exception as error:
-            return _failed(name, error, 1)
+            return _failed(name, error, 2 if isinstance(error, WrongFlags) else 1)
     except KeyboardInterrupt:
         print(f"skirl {name}: stopped by Ctrl-C", file=sys.stderr)
         return 130

@@ -221,7 +221,7 @@ def test_parquet_has_the_touched_rows(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
     assert {row["table"] for row in table} == {"user", "item"}
     assert len(table) == len(model.rows.engine.seen)  # type: ignore[union-attr,arg-type]
-    rows, _, _ = open_rows(tmp_path / "c")
+    rows, *_ = open_rows(tmp_path / "c")
     for row in table[:: len(table) // 9]:
         number = [t.name for t in TABLES].index(row["table"])
         record = peek(rows.engine, torch.tensor([row["row"] | number << 48]).numpy(), 0)[0][0]

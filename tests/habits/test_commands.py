@@ -180,6 +180,15 @@ def test_a_converted_file_predicts_as_what_it_was_made_of(folder, run):
     assert as_text["logit"].tobytes() == as_parquet["logit"].tobytes()
 
 
+@pytest.mark.parametrize("valid", ["200%", "time>=noon", "time>=2026-03-01"])
+def test_a_wrong_part_is_a_wrong_flag(folder, run, capsys, valid):
+    converted(folder, folder / "log.parquet")
+    into = folder / f"{valid[-2:]}.parquet"
+    flags = ["--save", str(folder / "run"), "--data", f"parquet:{folder / 'log.parquet'}", "--valid", valid]
+    assert cli.main(["predict", *flags, "--into", str(into), "--quiet"]) == 2
+    assert capsys.readouterr().err.startswith("skirl predict: ") and not into.exists()
+
+
 def test_rows_that_are_left_out_still_count(folder, run):
     rows = lines(90, seed=3)
     rows[7][0] = rows[40][0] = "x"

@@ -228,7 +228,7 @@ def opened_rows(path: Path) -> dict[str, Any]:
     from skirl.checkpoint.export import rows_of
     from skirl.checkpoint.without_model import opened
 
-    with opened(path) as (rows, dense, _):
+    with opened(path) as (rows, dense, *_):
         tables = {
             f"{name} {i}": part for name, ids, weights in rows_of(rows, None) for i, part in enumerate((ids, weights))
         }
@@ -398,10 +398,6 @@ def test_what_does_not_fit_is_refused_by_flag(halfway, tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             Train.of(**{**SMALL, **flags}, from_=halfway).run()
-    with pytest.raises(
-        ValueError, match="--from begins a new run and --resume goes on with one: leave one of them out"
-    ):
-        Train.of(**SMALL, from_=halfway, save=tmp_path, resume=True)
     with pytest.raises(ValueError, match="holds no checkpoint"):
         Train.of(**SMALL, from_=tmp_path).run()
 

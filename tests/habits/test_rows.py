@@ -472,7 +472,7 @@ def test_an_export_from_a_checkpoint_has_trained_rows_and_refuses_the_others(tmp
     embeddings = collection(tmp_path)
     train(embeddings, batches()[0])
     skirl.save(tmp_path / "c", model=embeddings)
-    with opened(tmp_path / "c") as (rows, _, _):
+    with opened(tmp_path / "c") as (rows, *_):
         skirl.export(rows, tmp_path / "out.safetensors")
         used = sorted(set(batches()[0].values().tolist()))
         assert torch.equal(rows.rows("item", used), embeddings.rows("item", used))
@@ -584,13 +584,26 @@ def test_a_model_that_is_printed_shows_tables_cache_and_store(tmp_path: Path) ->
         "  (embeddings): EmbeddingBagCollection(\n"
         "    (user): 10,000 x 8, sum\n"
         "    (item): 500 x 8, mean, for seen, bought\n"
-        f"    cache='10%', store=DiskStore('{tmp_path}/rows'), device='cpu'\n"
+        f"    optimizer=SGD(lr=0.01), cache='10%', store=DiskStore('{tmp_path}/rows'), device='cpu'\n"
         "  )\n"
         "  (top): Linear(in_features=2, out_features=1, bias=True)\n"
         ")"
     )
     embeddings.close()
     assert "user" in repr(embeddings)
+
+
+def test_tables_that_are_trained_in_different_ways_say_how() -> None:
+    tables = [skirl.Table(name, 10, 4) for name in ("user", "user_city", "item")]
+    by_table = {"user*": skirl.Adam(lr=0.5, weight_decay=0.1), "*": skirl.SGD(momentum=0.9, clip=1.0)}
+    embeddings = skirl.EmbeddingBagCollection(tables, optimizer=by_table, cache=10)
+    embeddings.freeze("user_city")
+    assert repr(embeddings).splitlines()[1:-1] == [
+        "  (user): 10 x 4, sum, Adam(lr=0.5, weight_decay=0.1)",
+        "  (user_city): 10 x 4, sum, Adam(lr=0.5, weight_decay=0.1), frozen",
+        "  (item): 10 x 4, sum, SGD(lr=0.01, clip=1.0, momentum=0.9)",
+        "  cache=10, store=MemoryStore(), device='cpu'",
+    ]
 
 
 def test_a_model_of_many_tables_is_printed_in_a_few_lines() -> None:
@@ -600,4 +613,4 @@ def test_a_model_of_many_tables_is_printed_in_a_few_lines() -> None:
     assert shown[1:2] + shown[9:13] == [
         "  (t0): 10 x 4", "  (t8): 10 x 4", "  ... 289 more tables ...", "  (t298): 10 x 4", "  (t299): 10 x 4",
     ]  # fmt: skip
-    assert shown[13] == "  cache=10, store=MemoryStore(), device='cpu'"
+    assert shown[13] == "  optimizer=SGD(lr=0.01), cache=10, store=MemoryStore(), device='cpu'"

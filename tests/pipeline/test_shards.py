@@ -212,6 +212,12 @@ def test_every_bit_is_that_of_the_reference(data):
     check_equal(with_skirl(case), in_plain_python(case))
 
 
+@pytest.mark.parametrize("accumulate", [3, 5, 7])
+def test_micro_batches_that_make_no_whole_tree(accumulate):
+    case = Case(2, accumulate, SGD(lr=0.1), seed=1, steps=2)
+    check_equal(with_skirl(case), in_plain_python(case))
+
+
 def test_shards_are_no_batch():
     """Other bits than one batch, or nothing here would prove anything; and the same numbers but for rounding."""
     case = Case(dtype=torch.float64, optimizer=SGD(lr=0.1))

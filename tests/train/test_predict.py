@@ -1,10 +1,12 @@
 """Predictions of saved runs over real click logs, and those of numbered batches."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from skirl.data.files.numbered import numbered
 from skirl.data.flags import DataFlags
@@ -16,12 +18,21 @@ from tests.data import logs
 FLAGS: dict[str, Any] = {"model": "dlrm-tiny", "dim": 8, "batch": 512, "rows": "2000", "cache": "40%", "quiet": True}
 
 
+@pytest.fixture
+def threads() -> Iterator[int]:
+    before = torch.get_num_threads()
+    yield 2
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("data", "valid"), [("criteo:{}/criteo_first10k.tsv", "20%"), ("avazu:{}/avazu/train.csv", "15%")]
 )
-def test_predictions_of_real_click_logs_are_the_evaluation_of_their_run(data_folder, tmp_path, data, valid):
+def test_predictions_of_real_click_logs_are_the_evaluation_of_their_run(data_folder, tmp_path, data, valid, threads):
     data = data.format(data_folder)
-    run = Train.of(**FLAGS, data=data, valid=valid, save=tmp_path / "run", store=f"disk:{tmp_path / 'rows'}").run()
+    run = Train.of(
+        **FLAGS, threads=threads, data=data, valid=valid, save=tmp_path / "run", store=f"disk:{tmp_path / 'rows'}"
+    ).run()
     found = Evaluate(save=tmp_path / "run", held_out=True, quiet=True).run()
     Predict(save=tmp_path / "run", data=data, valid=valid, into=tmp_path / "p.parquet", quiet=True).run()
     table, metrics = pq.read_table(tmp_path / "p.parquet"), Metrics()

@@ -35,9 +35,10 @@ def test_divided():
 class Short(Synthetic):
     """A source whose third batch is short."""
 
-    def batch(self, i):
-        batch = super().batch(i)
-        return Batch(batch.dense[:3], batch.sparse, batch.labels[:3]) if i == 2 else batch
+    def __iter__(self):
+        for batch in super().__iter__():
+            third = self.state_dict()["next"] == 3
+            yield Batch(batch.dense[:3], batch.sparse, batch.labels[:3]) if third else batch
 
 
 def test_a_pass(caplog):

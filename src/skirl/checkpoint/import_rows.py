@@ -95,7 +95,7 @@ def _from_tensors(tables: Mapping[str, Place], tensors: "Tensors", names: Mappin
 def _from_checkpoint(tables: Mapping[str, Place], path: Path) -> dict[str, int]:
     from skirl.checkpoint.without_model import opened
 
-    with opened(path) as (rows, _, _):
+    with opened(path) as (rows, *_):
         return copy_rows(tables, tables_of(rows), path)
 
 

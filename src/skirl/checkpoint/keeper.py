@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from skirl.checkpoint import Saving, best, load, numbers, save
+from skirl.checkpoint.folder import holds_some
 from skirl.nn.collection import collections_of
 from skirl.tools.os_errors import NotWritten, why
 
@@ -68,7 +69,7 @@ class Keeper:
             refuse_checkpoints(folder)
             if self._best is not None:
                 refuse_checkpoints(self._best)
-        elif numbers(folder) or any(folder.glob("checkpoint*.json")):
+        elif holds_some(folder):
             load(folder, **self._whole)
             self._tried_at = self._whole_at = self._data.step
             if self._best is not None:

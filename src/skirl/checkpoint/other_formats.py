@@ -20,7 +20,7 @@ def write_rows(
     checkpoint: Path, out: Path, table: str | None, *, state_dict: bool, prefix: str, dense: bool, limit: str
 ) -> None:
     """Write the rows of a checkpoint to a file; the arguments are the flags of `skirl export`."""
-    with opened(checkpoint) as (rows, parameters, data), writing(out):
+    with opened(checkpoint) as (rows, parameters, data, _), writing(out):
         if out.suffix == ".parquet":
             to_parquet(rows, out, table, Origins.of(data))
         elif state_dict or out.suffix == ".pt":

@@ -62,7 +62,7 @@ class Exchange:
         """Which tables got a gradient from any trainer; raised: those that got one here."""
         flags = torch.from_numpy(np.tile(raised.astype(np.uint8), (self.peers.size, 1)))
         self._channel.swap_parts(list(flags), list(flags), tag="tables with gradients")
-        return flags.numpy().any(axis=0)
+        return np.asarray(flags.numpy().any(axis=0))
 
     def update(self, rows: BankRows, update: Update) -> None:
         """Send the sums of this trainer's shards to the owners, and apply what came for the rows of this one."""

@@ -1,6 +1,7 @@
 """Rows by their ids, outside of a lookup: read as the executed steps left them, or replaced."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from skirl.core.keys import key_of
+from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put, put_rows
 from skirl.engine.engine import Engine
@@ -68,21 +70,29 @@ def replacement(
 
 
 def described(engine: Engine) -> str:
-    """Tables, cache and store, for repr: a line for each table, of many the first and the last ones."""
-    lines = []
-    for table in engine.schema.tables:
+    """Tables, row optimizers, cache and store, for repr: a line for each table, of many the first and the last ones."""
+    lines, rules = [], engine.optimizers
+    for number, table in enumerate(engine.schema.tables):
         features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
         pooling = f", {table.pooling}" if engine.pooled else ""
-        lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}")
+        rule = f", {_named(rules[number])}" if len(rules.all) > 1 else ""
+        frozen = ", frozen" if engine.frozen[number] else ""
+        lines.append(f"({table.name}): {table.rows:,} x {table.dim}{pooling}{features}{rule}{frozen}")
     if len(lines) > _MOST_LINES:
         left = len(lines) - _MOST_LINES + 1
         lines[_MOST_LINES - 3 : -2] = [f"... {left:,} more tables ..."]
-    return "\n".join(
-        [*lines, f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"]
-    )
+    last = f"cache={engine.capacity.cache!r}, store={engine.store!r}, device={str(engine.device.at)!r}"
+    return "\n".join([*lines, last if len(rules.all) > 1 else f"optimizer={_named(rules[0])}, {last}"])
 
 
 _MOST_LINES = 12
+
+
+def _named(rule: RowOptimizer) -> str:
+    """A row optimizer with its rate, and whatever else is not as by default."""
+    values = {field.name: (getattr(rule, field.name), field.default) for field in fields(rule)}
+    given = [f"{name}={value!r}" for name, (value, default) in values.items() if name == "lr" or value != default]
+    return f"{type(rule).__name__}({', '.join(given)})"
 
 
 def _number(engine: Engine, table: str) -> int:

@@ -1,5 +1,6 @@
 """The modules that a model holds: they look rows up by the current Step, and their backward trains the rows."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ from skirl.nn.alone import Alone
 from skirl.nn.anchor import Anchor
 from skirl.nn.by_id import Ids, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
-from skirl.nn.looked_up import Found, FoundRows, LookedUp
+from skirl.nn.looked_up import Early, FoundRows, LookedUp
 from skirl.nn.lookup import Lookup, shaped
 from skirl.nn.output import Pooled, Unpooled, uncompiled
 from skirl.nn.same_batch import SameBatch
@@ -66,8 +67,9 @@ class Collection(nn.Module):
         self._same = SameBatch(self.engine.schema.features)
         self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self._same, grad_scaler)
         self.alone = Alone(self.engine)
-        self.found: Found | None = None
-        """What was looked up for the batch that comes next, while the model is evaluated."""
+        self.early = Early()
+        """What was looked up for the batch that comes next, while the model is evaluated: in each thread its own."""
+        self._looking = threading.Lock()
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -179,6 +181,10 @@ class Collection(nn.Module):
 
         remembered: those of batches before, and where to keep these; they are then pooled here as well.
         """
+        with self._looking:
+            return self._look(sparse, remembered)
+
+    def _look(self, sparse: Sparse, remembered: Remembered | None) -> LookedUp:
         captured = self.engine.resolver.capture_part(sparse)
         ids = self.engine.resolver.resolve(captured, self.engine.resolver.positions(captured))
         found = []
@@ -201,7 +207,7 @@ class Collection(nn.Module):
         if not self.engine.store.ready:
             raise RuntimeError("no checkpoint is loaded: call skirl.load(FOLDER, model=...) before rows are looked up")
         self.current.drain()
-        early, self.found = self.found, None
+        early, self.early.found = self.early.found, None
         found = (early.take(sparse) if early is not None else None) or self.looked_up(sparse)
         banks = [self._pooled(bank, part) if part.out is None else part.out for bank, part in enumerate(found)]
         return self.output(self.engine.schema, banks, None, [part.ids for part in found]).only(sparse.keys())

@@ -68,7 +68,7 @@ class CurrentStep:
         if grad_scaler is not None:
             engine.check_alone("grad_scaler")
         self.anchor = anchor
-        self.grad_scaler = grad_scaler
+        self.grad_scaler: Any = grad_scaler
 
     def opened(self, loop: Loop | None) -> None:
         """Called by a lookahead that begins; with `None` when it ends."""
@@ -200,6 +200,7 @@ class CurrentStep:
         may overflow where no dense gradient does, and would be skipped for ever at a scale that nobody lowers.
         """
         self._optimizer.anchor.grad = torch.zeros_like(self._optimizer.anchor)
+        assert self.grad_scaler is not None
         inverse = 1.0 / self.grad_scaler.get_scale()
         for (bank, micro), grad in work.grads.items():
             live = work.live[bank, micro]

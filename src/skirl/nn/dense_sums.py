@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from skirl.core.handle import TorchHandle
-from skirl.core.tree import BlockSum, add_lists, leaves
+from skirl.core.tree import BlockSum, add_lists, leaves, tree_sum
 from skirl.nn.collection import collections_of
 from skirl.peers.base import Peers
 from skirl.peers.dense import OfAllTrainers
@@ -182,9 +182,7 @@ class DenseSums:
         totals = self._sums.totals()
         if self._others is not None:
             total = self._others.sum(self._weights, totals)
-        elif totals:
-            total = totals[0][1]
-        else:
+        elif (total := tree_sum(totals, add_lists)) is None:
             return
         for weight, grad in zip(self._weights, total, strict=True):
             if grad is not None:

@@ -26,6 +26,12 @@ class FoundRows:
 LookedUp = list[FoundRows]
 
 
+class Early(threading.local):
+    """What the module takes next, in each thread."""
+
+    found: "Found | None" = None
+
+
 class Found:
     """What a thread looks up and the module takes.
 
@@ -39,7 +45,9 @@ class Found:
 
     def __init__(self, sparse: Sparse) -> None:
         self.taken = False
-        """Whether the module asked for these ids, and not for others."""
+        """Whether the module asked for these ids,"""
+        self.refused = False
+        """and whether for others."""
         self._sparse, self._ids = sparse, len(sparse.values())
         self._there = threading.Event()
         self._looked_up: LookedUp = []
@@ -58,6 +66,7 @@ class Found:
     def take(self, sparse: Sparse) -> LookedUp | None:
         """The rows, waited for; None where they are of other ids, or of ids with weights, which may be made in the model."""
         if sparse is not self._sparse or len(sparse.values()) != self._ids or sparse.weights_or_none() is not None:
+            self.refused = True
             return None
         self.taken = True
         self._there.wait()

@@ -64,11 +64,11 @@ class Asking:
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
-    >>> reads, asked = Asking(schema, 0, Placement.even(2)).of(Positions.of(np.array([1, 2, 1, 1 << 48 | 5])))
+    >>> reads, asked = Asking(schema, 0, Placement.even(2)).of(Positions.of(np.array([1, 3, 1, 1 << 48 | 5])))
     >>> reads.place.tolist(), reads.ask.tolist()
-    ([2, 0, 2, 1], [0, 2, 3])
+    ([1, 0, 1, 2], [0, 1, 3])
     >>> [(part.rows.tolist(), part.counts.tolist()) for part in asked]
-    [([2, 5], [1, 1]), ([1], [1, 0])]
+    [([3], [1, 0]), ([1, 5], [1, 1])]
     """
 
     def __init__(self, schema: Schema, bank: int, placement: Placement) -> None:

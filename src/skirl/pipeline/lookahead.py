@@ -362,7 +362,7 @@ class Lookahead:
         return {
             "step": place.step,
             "epochs": place.epochs,
-            "batches": place.batches,
+            "batches": place.batches // self._reader.micros * self._shards * self._accumulate,  # of all trainers
             "accumulate": self._accumulate,
             "shards": self._shards,
             "loader": place.loader,
@@ -372,7 +372,8 @@ class Lookahead:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on there: the next pass skips what was done of it."""
         self.check_state(state)
-        here = Place(state["step"], state["epochs"], state["batches"], state["loader"], state["start"])
+        batches = state["batches"] // (self._shards * self._accumulate) * self._reader.micros
+        here = Place(state["step"], state["epochs"], batches, state["loader"], state["start"])
         self._in_loop, self._loaded = InLoop(state["step"], here, here), True
 
     def check_state(self, state: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def read_ahead(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[
     try:
         yield _in_turn(collection, ahead, batches)
     finally:
-        collection.found = None
+        collection.early.found = None
         ahead.close()
 
 
@@ -86,12 +86,12 @@ def _in_turn(collection: Collection, ahead: Ahead, batches: Iterable[Batch]) -> 
         found = ahead.ask(batch.sparse) if wanted else None
         if before is not None:
             yield from _given(collection, *before)
-            wanted = before[1] is not None and before[1].taken
+            wanted = before[1] is not None and not before[1].refused
         before = batch, found
     if before is not None:
         yield from _given(collection, *before)
 
 
 def _given(collection: Collection, batch: Batch, found: Found | None) -> Iterator[Batch]:
-    collection.found = found
+    collection.early.found = found
     yield batch

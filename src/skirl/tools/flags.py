@@ -28,6 +28,10 @@ class Flag:
     """The title that help shows it under."""
 
 
+class WrongFlags(ValueError):
+    """Flags that turn out to be wrong once files were read: like any other wrong flag, the command ends with exit code 2."""
+
+
 def option(name: str) -> str:
     """A flag as the command line has it; a field whose name Python keeps for itself ends with an underscore.
 

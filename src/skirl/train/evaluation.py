@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -63,14 +63,27 @@ def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Bat
     - `model`: gives the logit of each sample of a batch.
     - `batches`: what to predict; the rows of the next are looked up while the model computes.
     """
+    with evaluating(model, batches) as found:
+        for batch in found:
+            with torch.no_grad():
+                logits = model(batch)
+            yield batch, logits
+
+
+@contextmanager
+def evaluating(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
+    """The same batches, the model in evaluation, and the rows of the next ones looked up in a thread.
+
+    **Arguments**
+
+    - `model`: is as it was at the end of the block, and so are random generators.
+    - `batches`: what to predict.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with rng_state.unchanged(), read_ahead(model, batches) as found:  # a DataLoader draws its order
-            for batch in found:
-                with torch.no_grad():
-                    logits = model(batch)
-                yield batch, logits
+            yield found
     finally:
         for module, training in modes:
             module.training = training

@@ -15,6 +15,7 @@ from skirl.data.files.hashing import BY_OPEN
 from skirl.data.source import Source
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.nn.collection import Place, collections_of, tables_of
+from skirl.train.origin import Origin, note
 from skirl.train.resumed import check_flags, saved_flags
 
 log = logging.getLogger("skirl")
@@ -22,28 +23,33 @@ log = logging.getLogger("skirl")
 OF_MODEL = frozenset(field.name for part in (ModelFlags, LayerFlags) for field in fields(part))
 
 
-def check_model(path: Path, flags: Mapping[str, Any]) -> None:
+def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
     """Refuse flags that make another model than the one whose weights are taken.
 
     **Arguments**
 
-    - `path`: the folder of its checkpoints, or the header of one.
+    - `path`: the folder of its checkpoints, or the header of one, as errors call it.
+    - `header`: of the checkpoint.
     - `flags`: those of the run that begins.
     """
     then = f"its weights fit no other model, so set what {path} has"
-    check_flags(saved_flags(path), flags, may=frozenset(flags) - OF_MODEL, then=then)
+    check_flags(saved_flags(header), flags, may=frozenset(flags) - OF_MODEL, then=then)
 
 
-def begin_from(path: Path, model: nn.Module, stream: Source) -> dict[str, Any]:
+def begin_from(origin: Origin, model: nn.Module, stream: Source, *, save: Path | None) -> dict[str, Any]:
     """Take rows and dense weights from a checkpoint; what came along. All is checked before anything changes.
 
     **Arguments**
 
-    - `path`: the folder of checkpoints, or the header of one.
+    - `origin`: the checkpoint; where it turns out to be damaged, the one before it is taken and noted.
     - `model`: takes them; no row of it may have been trained.
     - `stream`: the batches that it will train on, whose ids have to mean the same rows.
+    - `save`: the folder of the run's own checkpoints.
     """
-    with opened(path) as (rows, dense, data):
+    path = Path(origin.given)
+    with opened(origin.header if origin.again else path) as (rows, dense, data, header):
+        if save is not None and header != origin.header:
+            note(save, Origin.of(origin.given, header))
         here, theirs = tables_of(model), tables_of(rows)
         _check_tables(here, theirs, path)
         _check_ids(data, stream.state_dict(), path)

@@ -190,16 +190,11 @@ class SaveFlags:
     """Go on from the newest checkpoint in --save that is whole; where there is none yet, begin the run."""
     from_: Path | None = None
     """Begin a new run with the rows and the dense weights of another run's newest checkpoint, to fine-tune them: its folder,
-    or the header of one checkpoint."""
+    or the header of one checkpoint. Beside --resume it is where the run begins if --save holds no checkpoint yet."""
 
     def __post_init__(self) -> None:
         if self.save is None and (self.save_every or self.save_minutes or self.keep or self.resume or self.keep_best):
             raise ValueError("save_every, save_minutes, keep, keep_best and resume need a folder: set save")
-        if self.from_ is not None and self.resume:
-            raise ValueError(
-                "--from begins a new run and --resume goes on with one: leave one of them out; to go on with a run that was "
-                "begun with --from, give --resume alone"
-            )
         if self.save_every is not None and self.save_every < 1:
             raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
         if self.save_minutes is not None and not self.save_minutes > 0:

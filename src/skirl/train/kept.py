@@ -1,29 +1,35 @@
 """How a run begins from checkpoints, and what is said of those that it leaves."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import best, numbers
 from skirl.train.evaluation import Evaluation
 from skirl.train.fine_tuning import check_model
 from skirl.train.flags import SaveFlags
+from skirl.train.origin import Origin, origin_of
 from skirl.train.resumed import FREE, check_flags, saved_flags, told
 
 
-def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> None:
+def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
     """Refuse flags that do not fit the checkpoint that the run begins from; nothing is read of it but these.
+
+    Returns the checkpoint of another run, where it begins from one.
 
     **Arguments**
 
     - `saving`: says which checkpoint that is.
     - `flags`: all flags of the run.
     """
-    if saving.from_ is not None:
-        check_model(saving.from_, flags)
-    if saving.resume and saving.save is not None and numbers(saving.save):
+    origin = origin_of(saving)
+    if origin is not None:
+        check_model(Path(origin.given), origin.header, flags)
+    elif saving.resume and saving.save is not None and numbers(saving.save):
         then = "set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
         may = FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE  # its rows are made of their state and lr
         check_flags(saved_flags(saving.save), flags, may=may, then=then)
+    return origin
 
 
 def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None:

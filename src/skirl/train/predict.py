@@ -24,9 +24,9 @@ from skirl.tools.in_thread import in_thread
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
 from skirl.train.chosen import Chosen
-from skirl.train.evaluation import predicted
 from skirl.train.metrics import Metrics
 from skirl.train.saved_run import SavedRun, saved_run
+from skirl.train.scored import scored
 
 GROUP = 1 << 17
 """Rows of a row group."""
@@ -100,8 +100,8 @@ def _scored(run: SavedRun) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
             ahead.append(numbers)
             yield batch
 
-    # One thread reads, one looks rows up, this one computes, and one writes.
-    with in_thread(run.batches()) as read, closing(predicted(run.model, _Fresh(batches(read)))) as found:
+    # One thread reads, one looks rows up, others compute, and one writes.
+    with in_thread(run.batches()) as read, closing(scored(run.model, _Fresh(batches(read)), run.threads)) as found:
         for batch, logits in found:
             yield batch, logits.float().cpu().numpy(), ahead.popleft()
 

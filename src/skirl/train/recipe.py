@@ -165,9 +165,10 @@ class Recipe(Composed):
 
         cache, shards = self.cache, self.step.shards
         plan = {"depth": cache.depth, "prefetch": self.movement.prefetch, "policy": cache.policy, "shards": shards}
-        loader = stream or self.data.stream()
-        if shards > 1 and stream is None:
-            loader = Sharded(loader, shards)
+        loader = stream
+        if loader is None:
+            source = self.data.stream()
+            loader = source if shards == 1 else Sharded(source, shards)
         return lookahead(loader, model, **plan, trace=trace)
 
     def use_threads(self) -> None:

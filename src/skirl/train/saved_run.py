@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
+import torch
 from torch import nn
 
 from skirl.checkpoint import dense, folder, load
@@ -23,7 +24,7 @@ from skirl.data.source import Source
 from skirl.data.vocabulary.growing import Growing
 from skirl.nn.collection import collections_of
 from skirl.tools.config import read_config
-from skirl.tools.flags import flags_of
+from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.train.chosen import Chosen
 from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, StepFlags
@@ -49,6 +50,8 @@ class SavedRun:
     """The samples to predict."""
     look_up: Callable[[Batch], Batch] | None
     """What gives ids their rows, with an open vocabulary."""
+    threads: int
+    """That compute."""
 
     @property
     def labelled(self) -> bool:
@@ -94,8 +97,11 @@ def _opened(header: Path, chosen: Chosen, labelled: bool) -> SavedRun:
     body = folder.read(header)
     flags = _flags(header, body)
     device = {"device": chosen.device, "threads": chosen.threads}
-    recipe = _recipe(flags | {name: v for name, v in device.items() if v is not None}, _data(flags, chosen))
-    recipe.check_labels()
+    try:
+        recipe = _recipe(flags | {name: v for name, v in device.items() if v is not None}, _data(flags, chosen))
+        recipe.check_labels()
+    except ValueError as error:  # what skirl train refuses before it runs
+        raise error if type(error).__module__.startswith("skirl.") else WrongFlags(str(error)) from None
     stream, state = recipe.stream(), _place(header, body)
     if labelled and not stream.labels:
         raise ValueError(f"data {recipe.data.data} has no labels to compare predictions with: skirl predict needs none")
@@ -110,7 +116,7 @@ def _opened(header: Path, chosen: Chosen, labelled: bool) -> SavedRun:
     embeddings = recipe.embeddings(1, store="checkpoint")
     model, _ = recipe.model_over(embeddings)
     load(header, model=model)
-    return SavedRun(header, embeddings.engine.counters.steps, recipe, model, source, look_up)
+    return SavedRun(header, embeddings.engine.counters.steps, recipe, model, source, look_up, torch.get_num_threads())
 
 
 def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:

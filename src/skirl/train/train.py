@@ -24,6 +24,7 @@ from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags, ShowFlags
 from skirl.train.kept import best_of, check_start, not_saved
 from skirl.train.meter import Meter
 from skirl.train.metrics import NotFinite
+from skirl.train.origin import note
 from skirl.train.recipe import Recipe
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.resumed import LEARNING, told
@@ -85,31 +86,33 @@ def train(
     share = Share.of_job()
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
-    if not share.alone and saving.save is not None:
-        raise ValueError(f"save is for one trainer, and there are {share.size}: leave it out")
-    check_start(saving, flags)
+    if saving.from_ is not None and not share.alone:
+        raise ValueError(f"from is for one trainer, and there are {share.size}: leave it out")
+    origin = check_start(saving, flags)
     run = run_folder(recipe, log, flags, resume=saving.resume)
+    if saving.save is not None and (origin is not None or not saving.resume):
+        note(saving.save, origin)
     cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
     embeddings = recipe.embeddings(cache, resume=saving.resume)
     model, dense = recipe.model_over(embeddings)
     rates, meter, stream, shards = recipe.rates_of(embeddings, dense), Meter(), recipe.stream(), recipe.step.shards
     loader = stream if shards == 1 else Sharded(stream, shards) if share.alone else share.of(stream, shards)
     judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-    whole = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
+    saved = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
     keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
             "keep_best": saving.keep_best}  # fmt: skip
     begun_from: dict[str, Any] | None = None
     broken: tuple[int, str] | None = None
     with (
         recipe.lookahead(model, loader, trace=log.trace) as batches,
-        Keeper(saving.save, **keep, **whole, data=batches) as keeper,
+        Keeper(saving.save, **keep, **saved, data=batches) as keeper,
         _progress("train", recipe, show) as progress,
         run.begin(batches, meter),
     ):
         for line in told([change for change in run.changed if change["flag"] in LEARNING]):
             logger.warning("%s", line)
-        if saving.from_ is not None:
-            begun_from = begin_from(saving.from_, model, stream)
+        if origin is not None:
+            begun_from = begin_from(origin, model, stream, save=saving.save)
         keeper.begin()
         # A source counts from its beginning, Sharded from here.
         before = batches.step if isinstance(loader, Sharded) else 0

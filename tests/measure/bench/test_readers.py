@@ -19,7 +19,7 @@ def test_memory_stays_flat(leaks: bool, monkeypatch: pytest.MonkeyPatch, tmp_pat
     """Over 100 MB of text it may grow by 10 MB; who keeps the columns that it reads grows by more than the text."""
     kept, read = [], Dataset.read
     if leaks:
-        monkeypatch.setattr(Dataset, "read", lambda self, part: kept.append(raw := read(self, part)) or raw)
+        monkeypatch.setattr(Dataset, "read", lambda self, *which: kept.append(raw := read(self, *which)) or raw)
     text = tmp_path / "day_0.tsv"
     text.write_bytes(b"".join(criteo_lines(10_000, 0)))
     memory = Readers(samples=10_000, batch=1024, stream_gb=0.1)._memory(str(text))

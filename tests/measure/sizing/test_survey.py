@@ -19,7 +19,7 @@ NAMES = ["a", "other", "b", "c"]
 def sparse_of(ids: list[int]) -> tuple[KeyedJagged, list[list[int]]]:
     """Small numbers as ids of four features, and each feature's."""
     rows = [[i // 4 % 7 for i in ids if i % 4 == f] for f in range(4)]
-    rows[2] = [row * 87_654_321 for row in rows[2]]  # a table far too large for an array
+    rows[2] = [row * 87_654_321 % 100_000_000 for row in rows[2]]  # a table far too large for an array
     lengths = [[len(part)] for part in rows]
     values = [value for part in rows for value in part]
     return KeyedJagged(NAMES, torch.tensor(values, dtype=torch.int64), lengths=torch.tensor(lengths).view(-1)), rows

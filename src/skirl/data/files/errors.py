@@ -6,6 +6,8 @@ A `BadRow` can be left out (`--bad-rows skip`); a `BadFile` cannot: what the res
 import difflib
 from collections.abc import Sequence
 
+from skirl.tools.flags import WrongFlags
+
 MOST_NAMES = 40
 """Columns of a file that an error lists."""
 LONGEST = 60
@@ -41,6 +43,10 @@ class BadRow(ValueError):
 
 class BadSchema(ValueError):
     """A schema file that is wrong by itself, or that does not fit the data."""
+
+
+class WrongTime(BadSchema, WrongFlags):
+    """A time to hold out from that is not of the kind that the time column holds."""
 
 
 def no_column(name: str, there: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from skirl.data.files.columns import floats_of, is_text, kinds_of
-from skirl.data.files.errors import BadSchema
+from skirl.data.files.errors import WrongTime
 from skirl.data.files.hashing import BAD, GOOD
 
 NUMBER = "a finite number"
@@ -28,11 +28,11 @@ class Span(NamedTuple):
         """bool [n]: whether each time is in it; what each time is, and what was expected of it."""
         holds_dates = is_date(column.type)
         if not self.dated and holds_dates:
-            raise BadSchema(
+            raise WrongTime(
                 f"{file}: time column {self.column!r} holds dates: set valid to one, such as time>=2026-03-01"
             )
         if self.dated and not holds_dates and not is_text(column.type):
-            raise BadSchema(
+            raise WrongTime(
                 f"{file}: time column {self.column!r} holds numbers ({column.type}), and valid names a date: set valid to "
                 "time>=NUMBER"
             )

@@ -1,0 +1,85 @@
+"""Work on the items of an iterator in several threads, the results in the order of the items."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from queue import Empty, Full, Queue
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+_GLANCE = 0.05
+"""Seconds between two looks at whether anybody still wants more."""
+
+
+@contextmanager
+def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> Iterator[Iterator[R]]:
+    """The results of `work` in the order of `items`; an error comes where the result would have come.
+
+    The thread that works on an item is the one that took it out of the iterator; one thread at a time takes. At the end of
+    the block all have ended.
+
+    **Arguments**
+
+    - `work`: makes a result of an item, in several threads at once.
+    - `items`: as far ahead of the results as there are threads, and one more for each.
+    - `threads`: how many work.
+
+    >>> with side_by_side(lambda n: n * n, iter(range(5)), 3) as squares:
+    ...     print(list(squares))
+    [0, 1, 4, 9, 16]
+    """
+    ready: Queue[Future[R] | None] = Queue(threads)
+    taking, over = threading.Lock(), threading.Event()
+
+    def give(result: "Future[R] | None") -> bool:
+        while not over.is_set():
+            with suppress(Full):
+                ready.put(result, timeout=_GLANCE)
+                return True
+        return False
+
+    def take() -> "tuple[T, Future[R]] | None":
+        with taking:
+            if over.is_set() or ended:
+                return None
+            result: Future[R] = Future()
+            try:
+                item = next(items)
+            except StopIteration:
+                ended.append(True)
+                give(None)
+                return None
+            except BaseException as error:
+                ended.append(True)
+                result.set_exception(error)
+                give(result)
+                return None
+            return (item, result) if give(result) else None
+
+    def run() -> None:
+        while (taken := take()) is not None:
+            item, result = taken
+            try:
+                result.set_result(work(item))
+            except BaseException as error:
+                result.set_exception(error)
+
+    def results() -> Iterator[R]:
+        while (result := ready.get()) is not None:
+            yield result.result()
+
+    ended: list[bool] = []
+    running = [threading.Thread(target=run, daemon=True, name=f"skirl-side-{n}") for n in range(threads)]
+    for thread in running:
+        thread.start()
+    try:
+        yield results()
+    finally:
+        over.set()
+        for thread in running:
+            while thread.is_alive():
+                with suppress(Empty):
+                    ready.get_nowait()  # what waits for room goes on, and sees that it is over
+                thread.join(_GLANCE)

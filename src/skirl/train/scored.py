@@ -1,0 +1,72 @@
+"""The logits of batches, several of them computed at once, with the bits of one after the other."""
+
+import threading
+from collections.abc import Generator, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from skirl.core.batch import Batch
+from skirl.nn.collection import collections_of
+from skirl.tools.side_by_side import side_by_side
+from skirl.train.evaluation import evaluating
+
+Scored = tuple[Batch, Tensor]
+
+
+def scored(model: nn.Module, batches: Iterable[Batch], threads: int) -> Generator[Scored, None, None]:
+    """Each batch with its logits, as `predicted` gives them.
+
+    Threads that share a batch of a thousand samples wait for each other at each small layer. So each has a batch of its
+    own, if the first batch gets the same bits either way. A batch of another size has all threads, as has any of a model
+    of sequences, whose shapes depend on more than the size.
+
+    **Arguments**
+
+    - `model`: gives the logit of each sample of a batch.
+    - `batches`: what to predict.
+    - `threads`: that compute. The bits are those of a batch that has all of them.
+    """
+    apart = all(each.engine.device.by_any_thread and each.pooled for each in collections_of(model).values())
+    before = torch.get_num_threads()
+    try:
+        with evaluating(model, batches) as found:
+            torch.set_num_threads(1 if apart else threads)
+            if (first := next(found, None)) is None:
+                return
+            alone = logits = _computed(model, first)
+            if apart and threads > 1:
+                torch.set_num_threads(threads)
+                logits = _computed(model, first)
+            yield first, logits
+            if threads == 1 or not apart or not torch.equal(alone, logits):
+                yield from ((batch, _computed(model, batch)) for batch in found)
+                return
+            torch.set_num_threads(1)  # of the threads that begin now
+            with side_by_side(_Each(model, len(logits), threads), found, threads) as results:
+                yield from results
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Each:
+    """Computes batches in several threads at once."""
+
+    def __init__(self, model: nn.Module, size: int, threads: int) -> None:
+        self._model, self._size, self._threads = model, size, threads
+        self._odd = threading.Lock()
+
+    def __call__(self, batch: Batch) -> Scored:
+        if len(batch.labels) == self._size:
+            return batch, _computed(self._model, batch)
+        with self._odd:
+            torch.set_num_threads(self._threads)
+            try:
+                return batch, _computed(self._model, batch)
+            finally:
+                torch.set_num_threads(1)
+
+
+def _computed(model: nn.Module, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        return model(batch)
