@@ -211,6 +211,8 @@ class Lookahead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._peers is not None:
+            self._peers.fail(error)  # others wait for this trainer, and its stages for them
         try:
             self.close(apply=error is None)
         except Exception as late:

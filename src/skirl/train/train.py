@@ -154,6 +154,7 @@ def train(
             "steps": batches.step,
             "begun_at": run.begun_at,
             **_of_engine(batches, share),
+            "network": share.network(),
             "peak_bytes": peak_bytes(),
             "machine": machine(),
             "bad_rows_skipped": stream.bad_rows,
