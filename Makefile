@@ -11,6 +11,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: train test campaign slice test-gpu lint compile format docs golden clean
 
+# Without compiled sources each process would compile them again, and pytest its rewritten asserts: 10 s of CPU a process.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 PY := $(VENV)/bin/python
 DEV := $(VENV)/.dev

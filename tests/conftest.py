@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("skirl")
     group.addoption("--record-golden", action="store_true", help="write golden traces anew instead of comparing")
     group.addoption("--report", type=Path, help="write a campaign's outcome to this JSON file")
-    group.addoption("--fuzz-seconds", type=float, help="of all fuzz targets together; 9, or 3600 in a campaign")
+    group.addoption("--fuzz-seconds", type=float, help="of all fuzz targets together; 6, or 3600 in a campaign")
 
 
 @pytest.fixture(autouse=True)

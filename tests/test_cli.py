@@ -220,8 +220,8 @@ def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, name, flags, s
 # Running.
 
 
-def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary():
-    done = skirl("train", *SMALL, "--cache", "touched:20%")
+def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary(python: Python):
+    done = python.run(COMMAND, "train", *SMALL, "--cache", "touched:20%")
     assert done.returncode == 0 and not done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("count rows 1/40 · touched ")
@@ -391,10 +391,10 @@ def test_rows_on_disk_go_on_from_a_checkpoint_with_the_same_bits(capsys, tmp_pat
         assert exit_code("train", *SMALL, "--cache", "500", "--quiet", "--json", *flags) == 0
         return json.loads(capsys.readouterr().out)["loss"]
 
-    on_disk = ["--store", f"disk:{tmp_path / 'rows'}", "--save", str(tmp_path / "run")]
-    losses(*on_disk, "--steps", "25")
-    assert losses(*on_disk, "--resume") == losses()
-    assert exit_code("train", *SMALL, "--cache", "500", "--quiet", *on_disk) == 1
+    store, save = ["--store", f"disk:{tmp_path / 'rows'}"], ["--save", str(tmp_path / "run")]
+    losses(*store, *save, "--steps", "25")
+    assert losses(*store, *save, "--resume") == losses()
+    assert exit_code("train", *SMALL, "--cache", "500", "--quiet", *store) == 1
     assert "already holds" in capsys.readouterr().err
 
 

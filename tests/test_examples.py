@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.peers.test_groups import start
 from tests.zygote import Python
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +25,31 @@ def test_it_learns(python: Python, name: str) -> None:
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(losses) == 4
     assert losses[-1] < losses[0]
+
+
+TRAINERS = """
+import os, runpy, sys, torch
+torch.set_num_threads(1)
+os.chdir(sys.argv[1])
+sys.path.insert(0, "")
+ran = runpy.run_path("trainers.py", run_name="__main__")
+print([weight.tolist() for weight in ran["model"].parameters()])
+"""
+
+
+def test_two_trainers_end_with_the_weights_of_one(python: Python) -> None:
+    """And the loss falls."""
+    alone = python.run(TRAINERS, str(EXAMPLES))
+    assert alone.returncode == 0, alone.stderr
+    *lines, weights = alone.stdout.splitlines()
+    losses = [float(line.split()[-1]) for line in lines]
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    for rank, process in enumerate(start(python, 2, str(EXAMPLES), code=TRAINERS)):
+        with process:
+            out, err = process.communicate(60)
+            assert process.returncode == 0, err
+            assert out.splitlines()[-1] == weights
+            assert len(out.splitlines()) == (5 if rank == 0 else 1)
 
 
 def test_the_readme_shows_every_line_that_differs() -> None:

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 import skirl
 from skirl import SGD, Adam
+from skirl.checkpoint.folder import numbers as numbers_of
 from skirl.peers.dense import block_of
 from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
@@ -31,13 +33,16 @@ class Case(one.Case):
     """Of each trainer, once it ran: the rows that left its cache and came again."""
 
 
-def of_rank(case, peers):
-    """Losses, dense weights and owned rows of one trainer, by the README's loop."""
+def of_rank(case, peers, folder=None, until=None, store="memory"):
+    """Losses, dense weights and owned rows of one trainer, by the README's loop.
+
+    folder: to go on from, and to save to after the step `until`, which is then the last.
+    """
     mine = block_of(peers.rank, peers.size, case.shards)
     torch.set_num_threads(1)
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection(
-            one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype
+            one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype, store=store
         )
     model = one.Model(embeddings, case.dtype, dropout=0.0)
     dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
@@ -54,7 +59,10 @@ def of_rank(case, peers):
     ]
     loader = [all_batches[i] for i in numbers]
     with skirl.lookahead(loader, model, shards=case.shards, accumulate=case.accumulate, depth=case.depth) as batches:
-        for i, batch in zip(numbers, batches, strict=True):
+        if folder is not None and numbers_of(folder):
+            skirl.load(folder, model=model, optimizers=[dense], data=batches)
+            numbers = numbers[batches.step * batches.micros :]
+        for i, batch in zip(numbers, batches, strict=until is None):
             loss = model.loss(batch, rare[i])
             losses.append((i, loss.item()))
             if not lost[i]:
@@ -65,6 +73,9 @@ def of_rank(case, peers):
                     nn.utils.clip_grad_norm_([model.first, model.second], 0.05)
                 dense.step()
                 dense.zero_grad()
+                if until is not None and batches.step == until:
+                    skirl.save(folder, model=model, optimizers=[dense], data=batches)
+                    break
     embeddings.flush()
     case.fetched.append(embeddings.engine.counters.fetched)
     return losses, [w.detach() for w in (model.first, model.second, model.rare)], rows_of(embeddings.engine)
@@ -155,3 +166,19 @@ def test_rows_that_leave_and_return(case, monkeypatch):
 @pytest.mark.parametrize("trainers", [2, 3])
 def test_doubles_and_weights_of_ids(trainers, monkeypatch):
     check(Case(trainers=trainers, dtype=torch.float64, depth="auto", seed=5), monkeypatch)
+
+
+@cases(12)
+@given(seed=st.integers(0, 99), numbers=st.lists(st.integers(1, 4), min_size=2, max_size=4), on_disk=st.booleans())
+def test_a_run_that_goes_on_with_other_numbers_of_trainers(seed, numbers, on_disk, tmp_path_factory):
+    case = Case(seed=seed, shards=4, steps=2 * len(numbers), optimizer=one.OPTIMIZERS[seed % 5], depth="auto")
+    folder, losses = tmp_path_factory.mktemp("run"), []
+    for stage, trainers in enumerate(numbers, start=1):
+        until = None if stage == len(numbers) else 2 * stage
+        store = f"disk:{tmp_path_factory.mktemp('rows')}" if on_disk else "memory"
+        found = InProcess.run(trainers, partial(of_rank, case, folder=folder, until=until, store=store))
+        losses += [loss for _, loss in sorted(pair for each, _, _ in found for pair in each)]
+    rows = {key: row for _, _, owned in found for key, row in owned.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "Model", lambda *given, Model=one.Model: Model(*given, dropout=0.0))
+        one.check_equal((losses, found[0][1], rows), one.in_plain_python(case))

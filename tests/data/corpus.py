@@ -118,7 +118,7 @@ def arrow_stream(path: Path) -> None:
 
 
 def packed(data: bytes) -> bytes:
-    return gzip.compress(data)
+    return gzip.compress(data, compresslevel=1)
 
 
 MEND = "mend it, or leave such rows out with --bad-rows skip"

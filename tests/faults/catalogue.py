@@ -358,7 +358,7 @@ FROZEN = [
     Fault("a copy is not synced", "store.disk.os_files",
           "                self.sync(target.number)\n", ""),
     Fault("a frozen file is taken for whole whatever its size", "store.disk.links",
-          " and (target / name).stat().st_size >= size", ""),
+          " and new.stat().st_size >= size", ""),
     Fault("frozen rows are not synced, but for their keys", "store.disk.frozen",
           "dict.fromkeys(self._added + self._unsynced):", "[path for path in self._added if path.suffix == '.keys']:"),
     Fault("a frozen state shares a file that grows", "store.disk.store",
@@ -389,7 +389,7 @@ CHECKPOINTS = [
           "self.changing(slots)", "pass"),
     Fault("a row written to memory does not count as changed", "store.memory.store:_write_pieces",
           "held.changing(positions)", ""),
-    Fault("rows of the last cache do not count as changed after a resume", "store.memory.store:thaw",
+    Fault("rows of the last cache do not count as changed after a resume", "store.memory.store:thaw_parts",
           "if changed:\n"
           "    ...",
           "if False:\n"

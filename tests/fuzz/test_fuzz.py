@@ -22,7 +22,7 @@ from tests.zygote import Python
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "fuzz-findings"
-SHORT, LONG = 9.0, 3600.0
+SHORT, LONG = 6.0, 3600.0
 
 
 class Fuzzer:

@@ -316,6 +316,11 @@ def test_steps_after_each_other_in_a_dataset_give_a_batch_that_trains() -> None:
 # What is refused.
 
 
+def test_transforms_say_what_they_are():
+    found = [skirl.Hashed(2000, "item"), skirl.Longest(5, keep="first"), skirl.Default(0)]
+    assert str(found) == "[Hashed('item', string: 2,000 rows of table 'item'), Longest(5, keep='first'), Default(0)]"
+
+
 REFUSED: list[tuple[str, Callable[[], Any], str]] = [
     ("numbers as texts", lambda: skirl.Hashed(9, "item")([1, 2]),
      "item: values are int64, and its type is string: give texts, or set type to int"),
@@ -327,6 +332,8 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
      "price: value 0 is 0.5, expected a whole number of at most 64 bits, or nothing: mend it, or leave it out"),
     ("NaN", lambda: skirl.Hashed(9, "price", type="float")(float("nan")),
      "price: value 0 is nan, expected a whole number of at most 64 bits, or nothing: mend it, or leave it out"),
+    ("NaN among texts", lambda: skirl.Hashed(9, "item")(["a", float("nan")]),
+     "item: a value is NaN, as pandas has what is missing: set nan_is_missing=True, or fill it"),
     ("mixed", lambda: skirl.Hashed(9, "item")(["a", 1]), "item: values are not of one kind (*"),
     ("lists of lists", lambda: skirl.Hashed(9, "item")([["a"], ["b"]]),
      "item: values are lists: give those of one sample at a time"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from skirl import cli
 from skirl.core.optim import ROW_OPTIMIZERS
@@ -60,12 +61,14 @@ def test_equal_runs(flags):
     assert run["losses"] == Verify.of(**{**SMALL, **flags}).recipe.data.steps
 
 
-def test_all_optimizers_on_kaggle_like_tables_with_a_cache_of_1_percent_of_the_touched_rows():
-    flags = {"data": "synthetic:criteo-kaggle", "batch": 4, "steps": 260, "cache": "touched:1%"}
-    report = Verify.of(**{**SMALL, **flags, "optimizer": "all", "threads": 1}).run()
-    assert [run["optimizer"] for run in report["runs"]] == list(ROW_OPTIMIZERS)
-    for run in report["runs"]:
-        assert run["difference"] is None
+def test_kaggle_like_tables_with_a_cache_of_1_percent_of_the_touched_rows():
+    """A campaign has all optimizers, `make test` the one whose row is a number longer and the one with the widest."""
+    flags = {"data": "synthetic:criteo-kaggle", "batch": 4, "steps": 260, "cache": "touched:1%", "threads": 1}
+    campaign = settings.get_current_profile_name() == "campaign"
+    for name in ROW_OPTIMIZERS if campaign else ("rowwise-adagrad", "adam"):
+        report = Verify.of(**{**SMALL, **flags, "optimizer": name}).run()
+        (run,) = report["runs"]
+        assert run["optimizer"] == name and run["difference"] is None
         assert run["cache"] == report["touched"] // 100
         assert run["moved"]["fetched"] > 10 * run["cache"] and run["moved"]["forwarded"] > 0
 

@@ -3,9 +3,11 @@
 import logging
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from skirl.checkpoint import parts
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import CheckpointError, read_sealed
 
@@ -13,9 +15,14 @@ log = logging.getLogger("skirl")
 
 FORMAT = "skirl-checkpoint"
 FORMAT_VERSION = 4
+OF_PARTS = 5
+"""The version of a header that several trainers have written, with a part of each."""
 ROWS = "rows"
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
-_OURS = re.compile(r"dense-[0-9a-f]{16}|(checkpoint-[0-9]{6,18}|begun-from)\.json-[0-9a-f]{16}\.tmp")
+_OURS = re.compile(
+    r"dense-[0-9a-f]{16}|(checkpoint-[0-9]{6,18}|begun-from)\.json-[0-9a-f]{16}\.tmp|"
+    rf"{parts.NAME.pattern}(-[0-9a-f]{{16}}\.tmp)?"
+)
 _OUR_ROWS = re.compile(
     r"(store|cache)-[0-9a-f]{16}\.safetensors(-[0-9a-f]{16}\.tmp)?|[0-9a-f]{16}\.(rows|keys)(\.tmp)?"
 )
@@ -70,8 +77,14 @@ def headers(path: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A header, undamaged."""
-    return read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="checkpoint")
+    """A header, undamaged; that of several trainers with their `parts`."""
+    body = read_sealed(path, format=FORMAT, version=(FORMAT_VERSION, OF_PARTS), what="checkpoint")
+    of_parts = body["format_version"] == OF_PARTS
+    if of_parts != ("trainers" in body):
+        raise CheckpointError(
+            f"{path} is of format {body['format_version']} and not as that is: use another checkpoint"
+        )
+    return body | {"parts": parts.read(path, body)} if of_parts else body
 
 
 def naming(header: Path, error: CheckpointError) -> CheckpointError:
@@ -121,11 +134,17 @@ def sweep(folder: Path) -> None:
 
 def files(body: dict[str, Any]) -> set[str]:
     """What a header names, relative to its folder."""
-    named = {str(Path(body["dense"]["file"]).parent)}
-    for rows in body["rows"].values():
+    named = {str(Path(body["dense"]["file"]).parent)} | parts.files(body)
+    return named.union(*(files_of_rows(part["rows"]) for part in parts.of(body)))
+
+
+def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
+    """The files that a header names for the rows of its collections, relative to its folder."""
+    named = set[str]()
+    for of in rows.values():
         for part in ("store", "cache"):
-            named |= {f"{ROWS}/{entry['file']}" for entry in rows[part].get("files", [])}
-        for text in rows["store"].get("segments", []):
+            named |= {f"{ROWS}/{entry['file']}" for entry in of[part].get("files", [])}
+        for text in of["store"].get("segments", []):
             name = text.split(" ")[0]
             named |= {f"{ROWS}/{name}.rows", f"{ROWS}/{name}.keys"}
     return named

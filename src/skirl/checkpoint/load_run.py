@@ -1,15 +1,16 @@
 """Load a saved run: into a model, optimizers and a lookahead made as those of the run that saved it."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from skirl.checkpoint import dense, folder, whole
-from skirl.checkpoint.cached_rows import overlay
+from skirl.checkpoint import dense, folder
 from skirl.checkpoint.codec import decode, with_metadata
 from skirl.checkpoint.definition import (
     check_data,
@@ -19,10 +20,13 @@ from skirl.checkpoint.definition import (
     definition,
     listed,
 )
+from skirl.checkpoint.own_rows import OwnRows, counters_of, own_rows, split_of
 from skirl.checkpoint.saving import Saving, remember, settled
+from skirl.checkpoint.votes import Mismatch, Votes, trainers_of
+from skirl.core.placement import Placement
 from skirl.engine.engine import Counters, Engine
 from skirl.nn.collection import Collection, collections_of
-from skirl.store.base import DISK_ROWS
+from skirl.peers.base import Peers
 from skirl.tools import rng_state
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.tools.shape_of import COUNT, NUMBER, Kind, misfit
@@ -37,12 +41,21 @@ _ROWS = {
 }
 
 
-def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), data: Any = None) -> None:
+def load(
+    path: str | Path,
+    *,
+    model: nn.Module,
+    optimizers: Sequence[Any] = (),
+    data: Any = None,
+    peers: Peers | None = None,
+    placement: Placement | None = None,
+) -> None:
     """Resume from a checkpoint: make model, optimizers and lookahead as in the run that saved it, then load into them.
 
     Load before the loop: `with skirl.lookahead(...) as batches: skirl.load(..., data=batches)`, then iterate; a run
     over several passes goes on with `range(batches.epochs, n)`. The cache starts empty; its size, depth and prefetch
-    may differ from the run that saved, and change no bit. There is an example at `skirl.save`.
+    may differ from the run that saved, and change no bit. So may the number of trainers. There is an example at
+    `skirl.save`.
 
     **Arguments**
 
@@ -52,12 +65,16 @@ def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), 
     - `model`: the model to load into.
     - `optimizers`: as given to `skirl.save`, in the same order; may be left out to evaluate.
     - `data`: as given to `skirl.save`; may be left out to evaluate.
+    - `peers`: the trainers of the job, all of which load at once, each its own rows; those that share the model's rows by
+      default.
+    - `placement`: which rows are whose; as the embeddings have it by default.
     """
+    peers, here = trainers_of(model, peers, placement)
+    me = _Trainer(peers.rank, here)
     collections = collections_of(model)
     engines = {name: collection.engine for name, collection in collections.items()}
     for collection in collections.values():
         collection.engine.check_process()
-        collection.engine.check_alone("skirl.load")
         if collection.lookahead is not None and collection.lookahead.iterating:
             raise RuntimeError(
                 "a lookahead is already iterating over these embeddings: load before its loop, or leave its with-block "
@@ -65,45 +82,101 @@ def load(path: str | Path, *, model: nn.Module, optimizers: Sequence[Any] = (), 
             )
     parts = listed(optimizers)
     settled(engines)
-    candidates = folder.headers(Path(path))
-    first: CheckpointError | None = None
-    changed: Path | None = None
-    for header in candidates:
-        try:
-            body, run, saved = _read(header, model, collections, parts, data)
-            for name, engine in engines.items():
-                _restore_rows(header, body["rows"][name], run["rows"][name], engine)
-                changed = header
-        except OtherVersion:
-            raise
-        except CheckpointError as found:
-            error = folder.naming(header, found)
-            if isinstance(error, _Mismatch):
-                raise error from None
-            first = first or error
-            if header != candidates[-1]:
-                log.warning("%s. Going on from the checkpoint before it", error)
-            continue
-        break
-    else:
-        assert first is not None
-        for engine in engines.values() if changed else ():
-            engine.lose(f"{changed} could be read in part only: the rows of some collections are its own")
-        raise first
+    votes = Votes(peers)
+    header, found = _newest(
+        _offered(Path(path), votes),
+        votes,
+        lambda *offer: _read(*offer, model, collections, parts, data, me),
+        engines,
+    )
     for collection in collections.values():
         collection.forget()
     try:
-        _apply(run, saved, model, collections, parts, data)
+        _apply(found.run, found.saved, model, collections, parts, data)
     except Exception as error:  # somebody else wrote this header, with a checksum that is right
         wrong = f"{header} is not what skirl.save writes ({error!r}): load another checkpoint"
         for engine in engines.values():
             engine.damage = wrong
         raise CheckpointError(wrong) from error
     last = Saving(header.parent, folder.number_of(header))
-    last.files = {name: rows for name, rows in body["rows"].items() if rows["store"]["kind"] != DISK_ROWS}
+    last.files = {name: written for name, rows in found.rows.items() if (written := rows.written)}
     remember(engines, last)
-    if body["torch"] != torch.__version__:
-        log.warning("saved with torch %s, this is %s: bits may differ from here on", body["torch"], torch.__version__)
+    if found.torch != torch.__version__:
+        log.warning("saved with torch %s, this is %s: bits may differ from here on", found.torch, torch.__version__)
+
+
+class _Trainer(NamedTuple):
+    """Which trainer this is, and which rows are whose."""
+
+    rank: int
+    here: Placement
+
+
+class _Found(NamedTuple):
+    """A checkpoint whose files are whole and fit this model."""
+
+    run: dict[str, Any]
+    saved: dict[str, Any]
+    """The model's."""
+    rows: dict[str, OwnRows]
+    torch: str
+
+
+def _offered(path: Path, votes: Votes) -> list[tuple[Path, str]]:
+    """The headers to try, from the newest: those that the first trainer sees, and the SHA-256 of each there."""
+
+    def seen() -> list[tuple[str, str]]:
+        if votes.rank:
+            return []
+        return [(header.name, _digest(header)) for header in folder.headers(path)]
+
+    names = votes.told(votes.agreed(seen, "checkpoints looked for"), "checkpoints there")[0]
+    folder_of = path.parent if folder.is_header(path) else path
+    return [(folder_of / name, digest) for name, digest in names]
+
+
+def _newest(
+    offered: list[tuple[Path, str]],
+    votes: Votes,
+    read: Callable[[Path, str], _Found],
+    engines: Mapping[str, Engine],
+) -> tuple[Path, _Found]:
+    """The newest checkpoint that is whole for all trainers, once all have its rows."""
+    first: CheckpointError | None = None
+    changed: Path | None = None
+
+    def take(header: Path, found: _Found) -> None:
+        nonlocal changed
+        for name, engine in engines.items():
+            _restore_rows(header, found.rows[name], found.run["rows"][name], engine)
+            changed = header
+
+    for header, digest in offered:
+        try:
+            found = votes.agreed(partial(read, header, digest), "checkpoint offered")
+            votes.agreed(partial(take, header, found), "checkpoint taken")
+            return header, found
+        except OtherVersion:
+            raise
+        except CheckpointError as wrong:
+            error = folder.naming(header, wrong)
+            if isinstance(error, Mismatch):
+                raise error from None
+            first = first or error
+            if header != offered[-1][0] and not votes.rank:
+                log.warning("%s. Going on from the checkpoint before it", error)
+    for engine in engines.values() if changed else ():
+        engine.lose(f"{changed} could be read in part only: the rows of some collections are its own")
+    assert first is not None
+    raise first
+
+
+def _digest(header: Path) -> str:
+    """The SHA-256 of a header; none where it cannot be read, which whoever reads it will say."""
+    try:
+        return sha256(header.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _apply(
@@ -128,21 +201,27 @@ def _apply(
     rng_state.restore(run["generators"])
 
 
-class _Mismatch(CheckpointError):
-    """The checkpoint is whole, but of another run; older ones in the folder would be too."""
-
-
 def _read(
-    header: Path, model: nn.Module, collections: Mapping[str, Collection], parts: list[Any], data: Any
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """A checkpoint's header, run and model, once all its files are seen to be whole and to fit this model."""
+    header: Path,
+    digest: str,
+    model: nn.Module,
+    collections: Mapping[str, Collection],
+    parts: list[Any],
+    data: Any,
+    me: _Trainer,
+) -> _Found:
+    """A checkpoint, once all its files that this trainer needs are seen to be whole and to fit this model."""
     body = folder.read(header)
+    if me.rank and _digest(header) != digest:
+        raise CheckpointError(f"{header} is not the one that rank 0 has: give all trainers one folder")
     try:
+        rows_of, names = own_rows(body, me.here, me.rank), {name: name for name in collections}
         if len(body["definition"]) == len(collections) == 1:  # wherever in the model it was
-            body |= {part: dict(zip(collections, body[part].values())) for part in ("definition", "rows")}
-        for rows in body["rows"].values():
-            whole.check(header.parent / folder.ROWS, rows["store"])
-            whole.check(header.parent / folder.ROWS, rows["cache"])
+            names = dict(zip(collections, body["definition"]))
+            body["definition"] = dict(zip(collections, body["definition"].values()))
+            rows_of = dict(zip(collections, rows_of.values()))
+        for rows in rows_of.values():
+            rows.check(header.parent / folder.ROWS)
         tensors = dense.read(header.parent, body["dense"])
         run, saved = decode(body["run"], tensors), decode(body["model"], tensors)
         if len(run["rows"]) == len(collections) == 1:
@@ -159,25 +238,26 @@ def _read(
             check_model(saved["state"], model)
             check_data(run["data"], data, [collection.engine for collection in collections.values()])
         except CheckpointError as error:
-            raise _Mismatch(str(error)) from None
+            raise Mismatch(str(error)) from None
         except ValueError as error:  # from the loader or the lookahead, which do not know the file
-            raise _Mismatch(f"{header} does not fit: {error}") from None
+            raise Mismatch(f"{header} does not fit: {error}") from None
         for name, collection in collections.items():
-            if not collection.engine.capacity.allows(run["rows"][name]["split"]):
+            rows, saved_as = run["rows"][name], names[name]
+            rows["counters"] = counters_of(body, saved_as, rows["counters"], me.rank, me.here.sites)
+            rows["split"] = split_of(body, saved_as, rows["split"], me.here, me.rank)
+            if not collection.engine.capacity.allows(rows["split"]):
                 raise CheckpointError(f"{header} splits the cache as no run does: use another checkpoint")
-            _ = body["rows"][name]
+            _ = rows_of[name]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
-    return body, run, saved
+    return _Found(run, saved, rows_of, body["torch"])
 
 
-def _restore_rows(header: Path, rows: dict[str, Any], run: dict[str, Any], engine: Engine) -> None:
+def _restore_rows(header: Path, rows: OwnRows, run: dict[str, Any], engine: Engine) -> None:
     """The rows of one collection: `rows` names their files, `run` says how they were trained."""
-    files, store = header.parent / folder.ROWS, engine.store
-    over = overlay(files, rows["cache"], store.layout)
     try:
         engine.restore(
-            lambda: store.thaw(files, rows["store"], over),
+            lambda: rows.thaw(engine.store, header.parent / folder.ROWS),
             table_steps=run["table_steps"],
             split=run["split"],
             counters=Counters(**run["counters"]),

@@ -1,8 +1,9 @@
 """Save everything that a run needs to go on."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from skirl.checkpoint.codec import encode
 from skirl.checkpoint.definition import definition, listed, parameters
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.saving import AllFrozen, Saving, refused, remember, settled, write
-from skirl.nn.collection import collections_of
+from skirl.checkpoint.together import Together
+from skirl.checkpoint.votes import trainers_of
+from skirl.core.placement import Placement
+from skirl.nn.collection import Collection, collections_of
+from skirl.peers.base import Peers
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
@@ -29,6 +34,8 @@ def save(
     data: Any = None,
     keep: int = 1,
     wait: bool = True,
+    peers: Peers | None = None,
+    placement: Placement | None = None,
 ) -> Saving:
     """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and place in the data.
 
@@ -48,6 +55,9 @@ def save(
     - `keep`: how many checkpoints stay in the folder, the newest ones; 1 takes the least room.
     - `wait`: return only when the checkpoint is on disk. That is the default because a script may end right after a
       save. False returns once training may go on; `Saving.wait` says when it is there, and the next save waits for it.
+    - `peers`: the trainers of the job, all of which save at once, after the same step and to the same folder: each its own
+      rows, the first one also all else. By default those that share the model's rows.
+    - `placement`: which rows are whose; as the embeddings have it by default.
 
     >>> import tempfile, skirl
     >>> def made():
@@ -78,7 +88,7 @@ def save(
     if keep < 1:
         raise ValueError(f"keep is {keep}: set it to 1 or more checkpoints")
     try:
-        return _save(Path(path), model, optimizers, data, keep, wait)
+        return _save(Path(path), model, optimizers, data, keep, wait, *trainers_of(model, peers, placement))
     except Exception as error:
         told = refused(Path(path), error)
         if told is error:
@@ -86,13 +96,21 @@ def save(
         raise told from error
 
 
-def _save(path: Path, model: nn.Module, optimizers: Sequence[Any], data: Any, keep: int, wait: bool) -> Saving:
+def _save(
+    path: Path,
+    model: nn.Module,
+    optimizers: Sequence[Any],
+    data: Any,
+    keep: int,
+    wait: bool,
+    peers: Peers,
+    here: Placement,
+) -> Saving:
     began = time.perf_counter()
     collections = collections_of(model)
     engines = {name: collection.engine for name, collection in collections.items()}
     for engine in engines.values():
         engine.check()
-        engine.check_alone("skirl.save")
     parts = listed(optimizers)
     loops = [collection.lookahead for collection in collections.values()]
     if any(isinstance(loop, Lookahead) and loop.saves_later() for loop in loops):
@@ -102,8 +120,54 @@ def _save(path: Path, model: nn.Module, optimizers: Sequence[Any], data: Any, ke
         collection.current.settle()
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file: a checkpoint is a folder, name another")
+    run, tensors = _run(model, collections, parts, data) if peers.rank == 0 else ({}, {})
+    saving = Saving(path, 0)
+    together: Together | None = None
+    if peers.size > 1:
+        since = before.files if before is not None and before.folder == path else {}
+        steps = {name: engine.counters.steps for name, engine in engines.items()}
+        together = Together(saving, peers, here, steps, since, keep)
+    own = {
+        "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
+        "split": {name: engine.capacity.saved for name, engine in engines.items()},
+    }
+    taken: AllFrozen | None = None
+    try:
+        (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
+        saving.number = max([0, *numbers(path)]) + 1
+        with uninterrupted():
+            try:
+                taken = frozen = AllFrozen(engines, path, before)
+                body, more = _head(model, collections, run) if peers.rank == 0 else ({}, {})
+                if before is not None and before.folder == path:
+                    saving.after = before.number
+                if together is None:
+                    saving.run(lambda: write(saving, path, frozen, tensors | more, body, keep))
+                else:
+                    saving.run(partial(together.write, frozen, own, (body, tensors | more)))
+            except BaseException:
+                if taken is not None:
+                    taken.release()
+                # Freezing took marks off rows that no file has: the next checkpoint must not build on the one before.
+                remember(engines, None if before is None else before.bare())
+                raise
+            remember(engines, saving)
+    except Exception as error:
+        if together is not None:
+            together.write(error, own, ({}, {}))  # raises: the others hear of it
+        raise
+    if wait:
+        settled(engines)
+    saving.pause = time.perf_counter() - began
+    return saving
+
+
+def _run(
+    model: nn.Module, collections: Mapping[str, Collection], parts: list[Any], data: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a header says of the run, and its tensors."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    run, tensors = encode(
+    return encode(
         {
             "optimizers": [
                 {"type": type(p).__name__, "parameters": parameters(p, names), "state": p.state_dict()} for p in parts
@@ -123,34 +187,19 @@ def _save(path: Path, model: nn.Module, optimizers: Sequence[Any], data: Any, ke
         },
         "run",
     )
-    (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
-    saving = Saving(path, max([0, *numbers(path)]) + 1)
-    with uninterrupted():
-        taken: AllFrozen | None = None
-        try:
-            taken = frozen = AllFrozen(engines, path, before)
-            state = model.state_dict()  # after rows are frozen: it names the generation
-            coded, more = encode({"state": state, "metadata": getattr(state, "_metadata", None)}, "model")
-            body = {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "skirl": skirl_version(),
-                "torch": torch.__version__,
-                "definition": {name: definition(collection) for name, collection in collections.items()},
-                "model": coded,
-                "run": run,
-            }
-            if before is not None and before.path.parent == path:
-                saving.after = before.number
-            saving.run(lambda: write(saving, path, frozen, tensors | more, body, keep))
-        except BaseException:
-            if taken is not None:
-                taken.release()
-            # Freezing took marks off rows that no file has: the next checkpoint must not build on the one before.
-            remember(engines, None if before is None else before.bare())
-            raise
-        remember(engines, saving)
-    if wait:
-        settled(engines)
-    saving.pause = time.perf_counter() - began
-    return saving
+
+
+def _head(model: nn.Module, collections: Mapping[str, Collection], run: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a header says besides, once rows are frozen, and the model's tensors."""
+    state = model.state_dict()  # it names the generation of rows
+    coded, tensors = encode({"state": state, "metadata": getattr(state, "_metadata", None)}, "model")
+    body = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "skirl": skirl_version(),
+        "torch": torch.__version__,
+        "definition": {name: definition(collection) for name, collection in collections.items()},
+        "model": coded,
+        "run": run,
+    }
+    return body, tensors

@@ -30,8 +30,7 @@ class Saving:
     """
 
     def __init__(self, path: Path, number: int) -> None:
-        self.path = folder.header(path, number)
-        """The file of its header, which appears last."""
+        self.folder = path
         self.number = number
         self.after: int | None = None
         """The checkpoint in this folder that the run resumed from, or saved last."""
@@ -49,17 +48,22 @@ class Saving:
         self._told = False
 
     @property
+    def path(self) -> Path:
+        """The file of its header, which appears last."""
+        return folder.header(self.folder, self.number)
+
+    @property
     def done(self) -> bool:
         """Whether it is on disk, or has failed."""
         return self._thread is None or not self._thread.is_alive()
 
     def given_up(self) -> "Saving | None":
         """What the next checkpoint follows if this one failed: the one before, so that it writes all rows."""
-        return None if self.after is None else Saving(self.path.parent, self.after)
+        return None if self.after is None else Saving(self.folder, self.after)
 
     def bare(self) -> "Saving":
         """This one without its files: the next checkpoint then writes all rows."""
-        return Saving(self.path.parent, self.number)
+        return Saving(self.folder, self.number)
 
     def run(self, write: Callable[[], None]) -> None:
         """Write in the background; `write` has to clean up after itself."""
@@ -68,7 +72,7 @@ class Saving:
             try:
                 write()
             except BaseException as error:
-                self.failure = refused(self.path.parent, error)
+                self.failure = refused(self.folder, error)
 
         self._thread = threading.Thread(target=guarded, name="skirl checkpoint")
         self._thread.start()
@@ -85,7 +89,7 @@ class Saving:
 
     def files_are_there(self) -> bool:
         """Whether the files that the next checkpoint would build on are where they were written."""
-        rows = self.path.parent / folder.ROWS
+        rows = self.folder / folder.ROWS
         entries = [e for part in self.files.values() for of in ("store", "cache") for e in part[of].get("files", [])]
         try:
             return all((rows / entry["file"]).stat().st_size == entry["bytes"] for entry in entries)
@@ -122,7 +126,7 @@ class AllFrozen:
     """The rows of all collections of a model, by their place in it."""
 
     def __init__(self, engines: Mapping[str, Engine], path: Path, since: Saving | None) -> None:
-        before = since.files if since is not None and since.path.parent == path else {}
+        before = since.files if since is not None and since.folder == path else {}
         if before and since is not None and not since.files_are_there():
             log.warning("%s has lost files that its last checkpoint wrote: all rows are written again", path)
             before = {}
@@ -190,14 +194,19 @@ def refused(path: Path, error: BaseException) -> BaseException:
     found = of_system(error)
     if found is None or isinstance(error, NotWritten):
         return error
+    told = not_written(path, why(error, path), found.errno)
+    told.__cause__ = error
+    return told
+
+
+def not_written(path: Path, reason: str, number: int | None) -> NotWritten:
+    """The sentence: a folder got no new checkpoint, why, and what stays; number: the system's."""
     there: list[int] = []
     with suppress(OSError):
         there = folder.numbers(path)
     stays = f"checkpoint {there[-1]} in it stays whole" if there else "there is none in it"
-    then = "free some room" if found.errno in ROOM else "make it a folder that can be written to"
-    told = NotWritten(f"{path} got no new checkpoint, {why(error, path)}; {stays}: {then}, and save again", found.errno)
-    told.__cause__ = error
-    return told
+    then = "free some room" if number in ROOM else "make it a folder that can be written to"
+    return NotWritten(f"{path} got no new checkpoint, {reason}; {stays}: {then}, and save again", number)
 
 
 def settled(engines: Mapping[str, Engine]) -> Saving | None:

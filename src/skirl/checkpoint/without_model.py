@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from skirl.checkpoint import dense, folder, whole
-from skirl.checkpoint.cached_rows import overlay
+from skirl.checkpoint import dense, folder, parts
 from skirl.checkpoint.codec import decode
+from skirl.checkpoint.own_rows import OwnRows, own_rows
 from skirl.core import initial
 from skirl.core.given import Given
 from skirl.core.groups import Groups
 from skirl.core.half import HALVES
 from skirl.core.optim import row_optimizer
+from skirl.core.placement import Placement
 from skirl.core.tables import Schema, Table
 from skirl.engine.engine import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
@@ -80,7 +81,8 @@ def opened(path: str | Path) -> Iterator[Opened]:
     """As `open_rows`, for the length of a block. Rows of a disk store are second names of files beside the checkpoint."""
     newest = folder.headers(Path(path))[0]
     try:
-        on_disk = any(rows["store"]["kind"] == DISK_ROWS for rows in folder.read(newest)["rows"].values())
+        of_all = [rows for part in parts.of(folder.read(newest)) for rows in part["rows"].values()]
+        on_disk = any(rows["store"]["kind"] == DISK_ROWS for rows in of_all)
     except (ValueError, KeyError, TypeError):  # an older one may be whole; of the same kind, all but surely
         on_disk = any(newest.parent.glob("rows/*.keys"))
     with ExitStack() as stack:
@@ -97,11 +99,12 @@ def _open(header: Path, store: str) -> Opened:
     body = folder.read(header)
     try:
         tensors = dense.read(header.parent, body["dense"])
+        rows_of = own_rows(body, Placement.even(1), 0)
         collections = [
             _rows_of(
                 header,
                 about,
-                body["rows"][name],
+                rows_of[name],
                 body["run"]["rows"][name]["table_steps"],
                 f"{store}/{i}" if i else store,
             )
@@ -120,20 +123,16 @@ def _open(header: Path, store: str) -> Opened:
     return Opened(rows, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, data, header)
 
 
-def _rows_of(header: Path, definition: dict[str, Any], rows: dict[str, Any], steps: Any, store: str) -> Collection:
+def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: Any, store: str) -> Collection:
     """One collection with its rows."""
     files = header.parent / folder.ROWS
     kind, about = _described(header, definition)
-    for part in ("store", "cache"):
-        whole.check(files, rows[part])
+    rows.check(files)
     if misfit(steps, [COUNT]) is not None or len(steps) != len(about["tables"]):
         raise CheckpointError(f"{header} counts the steps of other tables than it has: use another checkpoint")
     collection = kind(**about, cache=1, store="memory" if store.startswith("memory") else store)
     engine = collection.engine
-    over = overlay(files, rows["cache"], engine.store.layout)
-    engine.restore(
-        lambda: engine.store.thaw(files, rows["store"], over), table_steps=steps, counters=Counters(), split=None
-    )
+    engine.restore(lambda: rows.thaw(engine.store, files), table_steps=steps, counters=Counters(), split=None)
     return collection
 
 

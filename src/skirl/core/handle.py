@@ -89,7 +89,8 @@ class TorchHandle(torch.optim.Optimizer):
                 if rule.weight_follows_state and now.lr != rule.lr:
                     raise ValueError(
                         f"lr of the group {group['name']!r} is {now.lr:g} and was {rule.lr:g}: {rule.name} makes rows of "
-                        "their state and lr, so another would move all of them by itself. Leave schedules of it out"
+                        "their state and lr, so another would move all of them by itself. Leave schedules "
+                        "of it out: LambdaLR takes a factor for each group, which is 1 for this one"
                     )
                 self._checked[i] = now
         return list(self._checked)

@@ -41,6 +41,11 @@ class Encoding:
         """How many rows that table has: for `skirl.Table`."""
         return self._encoder.rows[self.table]
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._spec.name!r}, {self._spec.type}: {self.rows:,} rows of table {self.table!r})"
+        )
+
     def __call__(self, values: Any) -> Any:
         """The rows of a value, or of several."""
         return self._called(values, self._rows)
@@ -83,6 +88,8 @@ class Encoding:
             made = isinstance(values, pa.Array | pa.ChunkedArray)
             column = values if made else pa.array(values, from_pandas=self._encoder.schema.nan_is_missing)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            if any(isinstance(value, float) and np.isnan(value) for value in values):
+                self._refuse("a value is NaN, as pandas has what is missing: set nan_is_missing=True, or fill it")
             self._refuse(f"values are not of one kind ({str(error).splitlines()[0]}): give texts, or numbers")
         if is_list(column.type):
             self._refuse("values are lists: give those of one sample at a time")
@@ -254,6 +261,9 @@ class Longest:
             raise ValueError(f"keep is {keep!r}: set it to 'first' or 'last'")
         self.length, self.keep = length, keep
 
+    def __repr__(self) -> str:
+        return f"Longest({self.length}, keep={self.keep!r})"
+
     def __call__(self, values: Any) -> Any:
         """What stays of a list, an array or a tensor."""
         if values is None:
@@ -274,6 +284,9 @@ class Default:
 
     def __init__(self, id: int) -> None:
         self.id = id
+
+    def __repr__(self) -> str:
+        return f"Default({self.id})"
 
     def __call__(self, ids: Any) -> Any:
         """The same, with an id for each missing one."""

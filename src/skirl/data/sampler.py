@@ -1,6 +1,7 @@
 """What `torch.utils.data.DistributedSampler` is to a loader of one's own, for several trainers with the bits of one."""
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sized
 
 import torch
@@ -24,8 +25,8 @@ class ShardSampler(Sampler[list[int]]):
     - `batch_size`: samples of a whole batch, those of all trainers together.
     - `shards`: equal parts of a batch, a power of two, as many as trainers at least. They fix the bits, so keep them when
       the number of trainers changes. None takes the least such number.
-    - `rank`, `ranks`: which trainer of how many; None for both takes those of torch.distributed, or one trainer where that
-      has not begun.
+    - `rank`, `ranks`: which trainer of how many; None for both takes those of torch.distributed or, before that has
+      begun, those that `skirl launch` or torchrun has set; one trainer without either.
     - `shuffle`: whether indices come in another order in each epoch. A sampler has its own order, and takes False.
     - `seed`: with the epoch, names that order; the same on all trainers.
 
@@ -49,8 +50,7 @@ class ShardSampler(Sampler[list[int]]):
         if (rank is None) != (ranks is None):
             raise ValueError(f"rank is {rank} and ranks is {ranks}: set both or none")
         if rank is None or ranks is None:
-            begun = torch.distributed.is_available() and torch.distributed.is_initialized()
-            rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if begun else (0, 1)
+            rank, ranks = _trainers()
         if isinstance(data, Sampler) and shuffle:
             raise ValueError("shuffle is True, and data is a sampler, which has an order of its own: leave shuffle out")
         if batch_size < 1:
@@ -96,3 +96,19 @@ class ShardSampler(Sampler[list[int]]):
             return range(len(self._data))
         draw = torch.Generator().manual_seed(self.seed + self.epoch)
         return torch.randperm(len(self._data), generator=draw).tolist()
+
+
+def _trainers() -> tuple[int, int]:
+    """Which trainer this process is, and of how many."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks == "1":
+        return 0, 1
+    try:
+        return int(os.environ["RANK"]), int(ranks)
+    except (KeyError, ValueError):
+        raise ValueError(
+            f"WORLD_SIZE is {ranks!r} and RANK is {os.environ.get('RANK')!r} in the environment: start trainers with "
+            "`skirl launch` or torchrun, which set both, or pass rank and ranks"
+        ) from None

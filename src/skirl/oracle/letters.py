@@ -16,7 +16,8 @@ from skirl.oracle.halves import NARROW, Requests, row_type
 from skirl.oracle.reach import Vote
 
 BATCH, END, ERROR = 0, 1, 2
-_HEAD = 4
+HEAD = 4
+"""Words before what is asked for."""
 _MOST = 2**31 - 1
 
 
@@ -44,7 +45,7 @@ class Letters:
     """
 
     def __init__(self, banks: Sequence[tuple[Schema, int]]) -> None:
-        ends = _HEAD + np.cumsum([0, *(len(schema.banks[bank].tables) for schema, bank in banks)])
+        ends = HEAD + np.cumsum([0, *(len(schema.banks[bank].tables) for schema, bank in banks)])
         self._counts = [slice(begin, end) for begin, end in pairwise(ends.tolist())]
         self._wide = [
             np.array([schema.tables[t].rows > NARROW for t in schema.banks[bank].tables]) for schema, bank in banks
@@ -67,10 +68,10 @@ class Letters:
 
     def read(self, words: np.ndarray) -> Letter:
         """The letter in these words."""
-        kind, number, *vote = words[:_HEAD].tolist()
+        kind, number, *vote = words[:HEAD].tolist()
         letter = Letter(kind, number, Vote(*vote))
         if kind == ERROR:
-            letter.text = words[_HEAD + 1 :].tobytes()[: words[_HEAD]].decode()
+            letter.text = words[HEAD + 1 :].tobytes()[: words[HEAD]].decode()
         elif kind == BATCH:
             at = self._counts[-1].stop
             for place, wide, kind_of_rows in zip(self._counts, self._wide, self._types, strict=True):

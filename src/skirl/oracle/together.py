@@ -14,7 +14,7 @@ from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge
 from skirl.oracle.halves import Asking, Reads, Requests, joined
-from skirl.oracle.letters import BATCH, END, ERROR, Letter, Letters
+from skirl.oracle.letters import BATCH, END, ERROR, HEAD, Letter, Letters
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner
 from skirl.oracle.reach import Vote, due
@@ -63,6 +63,10 @@ class Together:
         """Whether the pass is over: no rank exchanges any more."""
         self.dropped = 0
         """Batches of this rank that are left out, since another rank had no more."""
+        self.alike = placement.sites > 1
+        """Whether all ranks have asked this one for the same rows in the same order, in every batch so far."""
+        self.requests = 0
+        """Rows that all ranks have asked this one for."""
         self.failure: BaseException | None = None
         """What this rank cannot go on with. All hear of it at the next exchange, and end."""
         self._size = placement.sites
@@ -127,6 +131,8 @@ class Together:
         asked: list[tuple[Requests, ...]] = list(zip(*(letter.banks for letter in letters), strict=True))
         both = [joined(tables, parts) for tables, parts in zip(self._tables, asked, strict=True)]
         self.number += 1
+        self.alike = self.alike and all(np.array_equal(words[HEAD:], given[0][HEAD:]) for words in given[1:])
+        self.requests += sum(int(part[-1]) for _, part in both)
         return Joined(
             [part for part, _ in both], [serve for _, serve in both], self._reads, [letter.vote for letter in letters]
         )

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
+from skirl.peers.errors import PeerError
 
 _given: ContextVar[Peers | None] = ContextVar("skirl trainers", default=None)
 _joining = threading.Lock()
@@ -77,7 +78,10 @@ def _tell_of_errors() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
+        if isinstance(error, PeerError):
+            print(error, file=sys.stderr)  # where it happened is not in this process
+        else:
+            before(kind, error, trace)
         fail(error)
 
     sys.excepthook = hook

@@ -211,6 +211,8 @@ class Lookahead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._peers is not None:
+            self._peers.fail(error)  # others wait for this trainer, and its stages for them
         try:
             self.close(apply=error is None)
         except Exception as late:
@@ -360,7 +362,7 @@ class Lookahead:
         return {
             "step": place.step,
             "epochs": place.epochs,
-            "batches": place.batches,
+            "batches": place.batches // self._reader.micros * self._shards * self._accumulate,  # of all trainers
             "accumulate": self._accumulate,
             "shards": self._shards,
             "loader": place.loader,
@@ -370,7 +372,8 @@ class Lookahead:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on there: the next pass skips what was done of it."""
         self.check_state(state)
-        here = Place(state["step"], state["epochs"], state["batches"], state["loader"], state["start"])
+        batches = state["batches"] // (self._shards * self._accumulate) * self._reader.micros
+        here = Place(state["step"], state["epochs"], batches, state["loader"], state["start"])
         self._in_loop, self._loaded = InLoop(state["step"], here, here), True
 
     def check_state(self, state: dict[str, Any]) -> None:

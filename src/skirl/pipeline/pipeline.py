@@ -248,7 +248,12 @@ class Pipeline:
     # The stages, each in its thread.
 
     def _plan_all(self) -> None:
-        """Enter batches, plan every step whose window is full."""
+        """Enter batches, plan every step whose window is full; where the loop ends before them, others hear of it."""
+        self._plan_until_the_end()
+        if self._stages.failure is None:
+            self._window.leave()
+
+    def _plan_until_the_end(self) -> None:
         stages, window = self._stages, self._window
         while True:
             with self._lock:

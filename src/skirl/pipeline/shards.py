@@ -4,6 +4,7 @@ from torch import nn
 
 from skirl.nn.dense_sums import DenseSums, check_sharded
 from skirl.peers.base import Peers
+from skirl.pipeline.agree import check_weights
 from skirl.tools import rng_state
 
 
@@ -22,14 +23,16 @@ class ShardsInLoop:
     def __init__(
         self, model: nn.Module, shards: int, accumulate: int, seed: int, mine: range, peers: Peers | None = None
     ) -> None:
-        self._model = model
+        self._model, self._peers = model, peers
         self._seed = seed
         self._first = mine.start * accumulate
         self._dense = DenseSums(model, shards, accumulate, mine, peers)
 
     def check(self) -> None:
-        """Refuse a model whose results depend on who computes which shard."""
+        """Refuse a model whose results depend on who computes which shard, or which differs between trainers."""
         check_sharded(self._model)
+        if self._peers is not None:
+            check_weights(self._model, self._peers)
 
     def open(self) -> None:
         """A pass begins."""

@@ -21,6 +21,7 @@ from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.reach import Vote, due
 from skirl.oracle.together import Joined, Together
+from skirl.pipeline.agree import tell_of_same_data
 from skirl.pipeline.epoch import Epoch, OrderChanged
 
 FIRST_WINDOW = 8
@@ -127,6 +128,7 @@ class Window:
             if entry.joined is None:
                 self._over()
                 return
+            tell_of_same_data(self._together)
             entry.banks = entry.joined.banks
             self._due = due(self._plan, self.entered - self.next_number, self.next_number, entry.joined.votes)
         self.entered += 1
@@ -149,6 +151,11 @@ class Window:
         if self._together is not None:
             self._together.end(self._vote())
         self._over()
+
+    def leave(self) -> None:
+        """The loop has ended before the data: other trainers, which may wait for this one's next batch, hear of it."""
+        if self._together is not None and self._together.failure is None:
+            self._together.end(self._vote())
 
     @property
     def over(self) -> bool:

@@ -5,7 +5,7 @@ A kind of store implements the abstract methods and has to pass tests/store/conf
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.keys import MAX_TABLES, ROW_BITS, table_of
+from skirl.store.frozen import Facts, Frozen, Part
 from skirl.tools.jit import kernel
 
 DTYPES = ("float32", "float64")
@@ -156,22 +157,6 @@ def _shown(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-Facts = dict[str, Any]
-"""What JSON can say: of frozen rows, which files hold them."""
-
-
-class Frozen(ABC):
-    """The rows of a store as they were at one moment, to be written while they change."""
-
-    @abstractmethod
-    def write(self) -> Facts:
-        """Write them and wait until they last; meant for a thread of its own. Gives what `Store.thaw` needs."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Called when they are written or given up. The store can be used as before, even if this fails."""
-
-
 class Store(ABC):
     """Rows by key, off the device.
 
@@ -294,6 +279,22 @@ class Store(ABC):
         - `facts`: what `Frozen.write` gave.
         - `over`: keys and rows that replace the frozen ones: those that were in the cache.
         """
+
+    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
+        """As `thaw`, from frozen states of several stores that have no key in common: all of it, or nothing changes.
+
+        **Arguments**
+
+        - `folder`: where they are.
+        - `parts`: the frozen states, and which of their rows are this store's. By default one, all of it.
+        - `identity`, `generation`: what the store takes as its own, for the parts have several.
+        """
+        if len(parts) != 1 or parts[0].mine is not None:
+            raise ValueError(
+                f"{self!r} takes the rows of one trainer, all of them: set store='memory' or 'disk:FOLDER'"
+            )
+        self.thaw(folder, parts[0].facts, parts[0].over)
+        self.identity, self.generation = identity, generation
 
     def flush(self) -> None:
         """Return when all that was written would survive a kill, as far as this kind of store can."""

@@ -1,7 +1,7 @@
 """The rows of a checkpoint, for reading: where they lie, in files that stay as they are."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.store.base import DISK_ROWS, Facts, Frozen, Layout, Record, Rows, Store
+from skirl.store.disk.frozen import point_of
 from skirl.store.disk.store import DiskStore
+from skirl.store.frozen import Part
 from skirl.store.memory.mapped import MappedRows
 
 log = logging.getLogger("skirl")
@@ -48,17 +50,22 @@ class CheckpointRows(Store):
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
         """As `Store.thaw` says. The files have to stay; they may lose their names."""
         self._check_open()
-        if facts.get("kind") != DISK_ROWS:
-            found = MappedRows(folder, facts, self.layout, over)
+        self.thaw_parts(folder, [Part(facts, over)], *point_of(folder, facts, self.layout))
+
+    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
+        """As `Store.thaw_parts` says, and `thaw`."""
+        self._check_open()
+        if all(part.facts.get("kind") != DISK_ROWS for part in parts):
+            found = MappedRows(folder, parts, self.layout)
             self._let_go()
             self._mapped = found
-            self.identity, self.generation = found.identity, found.generation
+            self.identity, self.generation = identity, generation
             return
         beside = _folder_beside(folder.parent)
         try:
             disk = DiskStore(Path(beside.name) / "rows", self.layout, rows=self._table_rows)
             try:
-                disk.thaw(folder, facts, over)
+                disk.thaw_parts(folder, parts, identity, generation)
             except BaseException:
                 disk.close()
                 raise
@@ -67,7 +74,7 @@ class CheckpointRows(Store):
             raise
         self._let_go()
         self._disk, self._folder = disk, beside
-        self.identity, self.generation = disk.identity, disk.generation
+        self.identity, self.generation = identity, generation
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         if self._mapped is not None:

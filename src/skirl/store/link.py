@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Rows, Store
+from skirl.store.frozen import Part
 
 _RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)bit(?:/s)?")
 _DELAY = re.compile(r"([0-9]*\.?[0-9]+)\s*(us|ms|s)")
@@ -138,6 +139,10 @@ class LinkStore(Store):
 
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
         self.inner.thaw(folder, facts, over)
+        self._same()
+
+    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
+        self.inner.thaw_parts(folder, parts, identity, generation)
         self._same()
 
     def flush(self) -> None:

@@ -83,6 +83,13 @@ class Train(Composed):
             "hidden": hidden(result["movement"]["hidden"], moved["fetched"] + moved["written"]),
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
+        if network := result["network"]:
+            rows = network["rows"]
+            lines["network"] = (
+                f"{size(sum(of['bytes'] for of in network.values()))} between {result['trainers']} trainers, "
+                f"{size(rows['bytes'])} of it {rows['vectors']:,} values and gradients of rows; "
+                f"they waited {clock(rows['seconds'])} for these"
+            )
         if "test_samples" in result:
             lines["test"] = f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"
         if result["stopped_early"]:

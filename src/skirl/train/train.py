@@ -86,9 +86,8 @@ def train(
     share = Share.of_job()
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
-    for name, given in (("save", saving.save), ("from", saving.from_)):
-        if given is not None and not share.alone:
-            raise ValueError(f"{name} is for one trainer, and there are {share.size}: leave it out")
+    if saving.from_ is not None and not share.alone:
+        raise ValueError(f"from is for one trainer, and there are {share.size}: leave it out")
     origin = check_start(saving, flags)
     run = run_folder(recipe, log, flags, resume=saving.resume)
     if saving.save is not None and (origin is not None or not saving.resume):
@@ -155,6 +154,7 @@ def train(
             "steps": batches.step,
             "begun_at": run.begun_at,
             **_of_engine(batches, share),
+            "network": share.network(),
             "peak_bytes": peak_bytes(),
             "machine": machine(),
             "bad_rows_skipped": stream.bad_rows,

@@ -83,6 +83,27 @@ class Share:
         losses, logits, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*come, strict=True))
         return replace(done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels)
 
+    def network(self) -> dict[str, dict[str, float]]:
+        """Of each channel, the bytes and vectors that all trainers have sent to others, and the longest that one waited."""
+        if self.alone:
+            return {}
+        mine = self.peers.counted()
+        numbers = [
+            [float(sum(mine[name]["bytes_sent"])), float(sum(mine[name]["sent"])), mine[name]["seconds"]]
+            for name in mine
+        ]
+        come = np.stack([part for (part,) in self.exchange([np.array(numbers).reshape(-1)])]).reshape(
+            self.size, len(mine), 3
+        )
+        return {
+            name: {
+                "bytes": int(come[:, n, 0].sum()),
+                "vectors": int(come[:, n, 1].sum()),
+                "seconds": float(come[:, n, 2].max()),
+            }
+            for n, name in enumerate(mine)
+        }
+
     def total(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The sum over all trainers of each whole number."""
         if self.alone:

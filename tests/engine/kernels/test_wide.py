@@ -1,12 +1,12 @@
 """The loops that are compiled by dim give the bits of the plain ones, which test_cpu.py holds to the reference."""
 
 import os
-import subprocess
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import config, njit
 
@@ -14,6 +14,7 @@ from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdag
 from skirl.engine.kernels import choice, cpu, lanes, wide
 from skirl.engine.kernels.buffers import empty
 from tests.cases import cases
+from tests.zygote import Python
 
 pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="the plain loops are taken then")
 
@@ -27,6 +28,13 @@ OPTIMIZERS: list[RowOptimizer] = [
     SGD(lr=0.1, momentum=0.9, nesterov=True),
     FTRL(lr=0.1, l1=0.3, l2=0.1),
 ]
+BOOLS = [False, True]
+POOLED = list(product(DIMS, BOOLS, BOOLS, BOOLS))
+UPDATED = list(product(DIMS, OPTIMIZERS))
+"""Each is compiled for seconds: a campaign has all, `make test` each optimizer, and each way to pool, with one dim."""
+if settings.get_current_profile_name() != "campaign":
+    POOLED = [(DIMS[sum(how) % 3], *how) for how in product(BOOLS, repeat=3)]
+    UPDATED = [(DIMS[number % 3], optimizer) for number, optimizer in enumerate(OPTIMIZERS)]
 
 
 def bits(array):
@@ -56,23 +64,25 @@ class Drawn:
 
 
 @cases(60)
-@given(st.data(), st.sampled_from(DIMS), st.booleans(), st.booleans())
-def test_pooled_bits_are_those_of_the_plain_loop(data, dim, one, streams):
-    width = dim + data.draw(st.sampled_from([0, 1, dim]))
+@given(st.data(), st.sampled_from(POOLED))
+def test_pooled_bits_are_those_of_the_plain_loop(data, how):
+    dim, one, across, streams = how
+    width = dim + (1 if across else data.draw(st.sampled_from([0, dim])))
     drawn = Drawn(data, dim, width, one)
     plain = np.full((drawn.bags, dim), np.nan, np.float32)
     fast = empty(drawn.bags * dim, np.float32).reshape(drawn.bags, dim)
     fast[:] = np.nan
     offsets = drawn.offsets[:0] if one and drawn.bags else drawn.offsets
     make = wide.gather_kernel if one and drawn.bags else wide.pool_kernel
-    for kernel, out in ((cpu.pool, plain), (make(dim, width % 16 != 0, streams), fast)):
+    for kernel, out in ((cpu.pool, plain), (make(dim, across, streams), fast)):
         kernel(drawn.cache, dim, drawn.slots, offsets, drawn.features, drawn.scale, out, drawn.lo, drawn.bags)
     assert bits(plain) == bits(fast)
 
 
 @cases(60)
-@given(st.data(), st.sampled_from(DIMS), st.sampled_from(OPTIMIZERS))
-def test_updated_bits_are_those_of_the_plain_loop(data, dim, optimizer):
+@given(st.data(), st.sampled_from(UPDATED))
+def test_updated_bits_are_those_of_the_plain_loop(data, how):
+    dim, optimizer = how
     drawn = Drawn(data, dim, optimizer.width(dim), data.draw(st.booleans()))
     distinct, group = np.unique(drawn.row_of, return_inverse=True)
     start = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=len(distinct)))]).astype(np.int32)
@@ -127,13 +137,12 @@ assert cache[:, 0].tolist() == [-299, 0]
 
 
 @pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
-def test_the_next_process_compiles_nothing(tmp_path):
+def test_the_next_process_compiles_nothing(python: Python, tmp_path):
     """A kernel made in a function that calls another one made there is never found in Numba's cache again."""
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
-    first, second = (
-        subprocess.run([sys.executable, "-c", UPDATE], env=env, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    )
+    first, second = python.run(UPDATE, env=env), python.run(UPDATE, env=env)
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    first, second = first.stdout, second.stdout
     assert "data saved" in first
     assert "data loaded" in second and "data saved" not in second
 

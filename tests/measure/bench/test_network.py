@@ -3,9 +3,13 @@
 import json
 
 import pytest
+import torch
 
-from skirl.measure.bench import network
+from skirl.engine.exchange import Exchange
+from skirl.measure.bench import network, shards_vs_whole, wire
 from skirl.measure.bench.network import Network
+from skirl.peers.in_process import InProcess
+from skirl.peers.job import using
 from tests.peers.test_groups import start
 from tests.zygote import Python
 
@@ -13,7 +17,9 @@ PART = "import json, sys; from skirl.measure.bench.network import dense; print(j
 
 
 def test_the_sum_has_the_bits_of_the_tree(python: Python, monkeypatch):
-    def measured(count, part, numbers, rounds):
+    def measured(count, part, numbers, rounds, *more):
+        if part == "wire":
+            return counted(count, numbers, rounds, *more)
         ranks = start(python, count, part, float(numbers), PART)
         said = []
         for rank in ranks:
@@ -21,13 +27,50 @@ def test_the_sum_has_the_bits_of_the_tree(python: Python, monkeypatch):
                 out, err = rank.communicate(60)
                 assert rank.returncode == 0, err
                 said.append(json.loads(out))
-        return said[0]
+        return said
 
     monkeypatch.setattr(network, "_measured", measured)
-    flags = Network(trainers=(2,), numbers=1001, rounds=2)
+    monkeypatch.setattr(shards_vs_whole, "shards_vs_whole", lambda batch, shards: {"shards_vs_whole": 1.0})
+    flags = Network(trainers=(2,), numbers=1001, rounds=2, batch=64, steps=3)
     result = flags.run()
     assert result["dense"]["2"]["same_bits"] and result["dense_vs_allreduce"]["2"] > 0
-    assert "of 1,001 dense gradients" in flags.summary(result)["2 trainers"]
+    said = flags.summary(result)["2 trainers"]
+    assert "of 1,001 dense gradients" in said and "the plan has" not in said
+    assert 1 < result["wire_overhead"]["2"] < 1.2 and result["seed"] == 0
+
+
+def counted(count, *stream):
+    """What trainers in threads count."""
+
+    def work(peers):
+        with using(peers):
+            return wire.of_rank(*stream)
+
+    return InProcess.run(count, work)
+
+
+@pytest.mark.parametrize("trainers", [2, 4])
+def test_vectors_that_travel_are_those_of_the_plan(trainers):
+    stream = (32, 4, 8, trainers)
+    facts = wire.overhead(counted(trainers, *stream), *stream)
+    assert facts["as_planned"] and facts["vectors"] == facts["vectors_planned"] > 100
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_swap_too_few_or_too_many_is_noticed(times, monkeypatch):
+    values = Exchange.values
+
+    def other(self, banks, work):
+        for _ in range(times if work.number == 2 else 1):
+            values(self, banks, work)
+        if not work.values:
+            work.values = {
+                n: torch.zeros(reads.ask[-1], bank.facts.dim) for n, (reads, bank) in enumerate(zip(work.reads, banks))
+            }
+
+    monkeypatch.setattr(Exchange, "values", other)
+    stream = (32, 4, 8, 0)
+    assert not wire.overhead(counted(2, *stream), *stream)["as_planned"]
 
 
 @pytest.mark.parametrize("count", [1, 3])

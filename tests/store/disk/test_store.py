@@ -100,6 +100,28 @@ class TestDiskStoreThatCopies(TestDiskStore):
     files = NoLinks
 
 
+def test_files_for_another_file_system_are_copied_by_write_even_if_the_store_let_them_go(tmp_path, monkeypatch):
+    make_small(monkeypatch)
+    with DiskStore(tmp_path / "store", LAYOUT, files=NoLinks()) as store:
+        store.write(table_keys(0, range(500)), random_rows(0, 500, seed=1))
+        held, names = contents(store), set(os.listdir(store.path))
+        state = store.freeze(tmp_path / "frozen", None)
+        assert os.listdir(tmp_path / "frozen") == []
+        for seed in range(2, 5):
+            store.write(table_keys(0, range(500)), random_rows(0, 500, seed))
+            store.flush()
+        gone = {name for name in names if name.endswith(".rows")} - set(os.listdir(store.path))
+        assert gone, "segments that were frozen have no live row any more"
+        frozen.finish(state, tmp_path / "frozen")
+        assert gone <= set(os.listdir(tmp_path / "frozen"))
+        with DiskStore(tmp_path / "other", LAYOUT, files=NoLinks()) as other:
+            frozen.load(other, tmp_path / "frozen")
+            assert contents(other) == held
+        given_up = store.freeze(tmp_path / "given up", None)
+        given_up.release()
+        assert os.listdir(tmp_path / "given up") == []
+
+
 def held_then_reopened(store: DiskStore, **more) -> tuple[dict[int, bytes], DiskStore]:
     """What a store holds, closed, and the store opened again."""
     held = contents(store)

@@ -1,4 +1,4 @@
-"""What trainers exchange and what it costs: the sum of dense gradients beside the backend's own, over loopback."""
+"""What trainers exchange and what it costs: dense gradients beside the backend's own sum, rows, and the cost of shards."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from skirl.measure.bench import wire
 from skirl.measure.bench.helpers import Watch, at_least_one, result
 
 
@@ -23,32 +24,66 @@ class Network:
     """Dense gradients of a step, each a float32."""
     rounds: int = 25
     """Sums to time, ours and the backend's in turns."""
+    batch: int = 4096
+    """Samples of a step, of all trainers together."""
+    steps: int = 8
+    """Steps whose rows are counted."""
+    dim: int = 16
+    """Of the rows."""
+    shards: int = 8
+    """Of a step that one process computes, beside the same step as one batch."""
+    seed: int = 0
+    """Of the ids, which are like those of Criteo Kaggle."""
     json: bool = False
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "numbers", "rounds")
+        at_least_one(self, "numbers", "rounds", "steps", "dim")
         if not self.trainers or any(count < 2 or count & (count - 1) for count in self.trainers):
             raise ValueError(f"trainers is {self.trainers}: set it to powers of two, from 2 on")
+        most = max(*self.trainers, self.shards)
+        if self.shards < 1 or self.shards & (self.shards - 1):
+            raise ValueError(f"shards is {self.shards}: set it to a power of two")
+        if self.batch < most or self.batch % most:
+            raise ValueError(
+                f"batch is {self.batch}: set it to a multiple of {most}, the most parts that it is cut into"
+            )
 
     def run(self) -> dict[str, Any]:
         """Measure with each number of processes, one after the other."""
-        dense = {str(count): _measured(count, "dense", self.numbers, self.rounds) for count in self.trainers}
+        from skirl.measure.bench.shards_vs_whole import shards_vs_whole
+
+        stream = (self.batch, self.steps, self.dim, self.seed)
+        dense = {str(count): _measured(count, "dense", self.numbers, self.rounds)[0] for count in self.trainers}
+        rows = {str(count): wire.overhead(_measured(count, "wire", *stream), *stream) for count in self.trainers}
+        shards = shards_vs_whole(self.batch, self.shards)
         return result(
             "network",
             self,
-            "trainers numbers rounds",
+            "trainers numbers rounds batch steps dim shards seed",
+            wire_overhead={count: figures["ratio"] for count, figures in rows.items()},
             dense_vs_allreduce={count: figures["ratio"] for count, figures in dense.items()},
+            shards_vs_whole=shards["shards_vs_whole"],
+            wire=rows,
             dense=dense,
+            sharded=shards,
         )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
-        return {
-            f"{count} trainers": f"{facts['ratio']:.2f}x of {result['numbers']:,} dense gradients summed by gloo: "
-            f"{facts['dense_ms']:.1f} ms, {facts['all_reduce_ms']:.1f} ms (bare {facts['bare_all_reduce_ms']:.1f} ms)"
-            + ("" if facts["same_bits"] else "; the bits differ")
-            for count, facts in result["dense"].items()
+        lines = {}
+        for count, facts in result["dense"].items():
+            rows = result["wire"][count]
+            lines[f"{count} trainers"] = (
+                f"{facts['ratio']:.2f}x of {result['numbers']:,} dense gradients summed by gloo: "
+                f"{facts['dense_ms']:.1f} ms, {facts['all_reduce_ms']:.1f} ms (bare {facts['bare_all_reduce_ms']:.1f} ms)"
+                + ("" if facts["same_bits"] else "; the bits differ")
+                + f"\n{rows['ratio']:.3f}x the bytes of {rows['vectors']:,} vectors of {result['dim']} numbers"
+                + ("" if rows["as_planned"] else f"; the plan has {rows['vectors_planned']:,}")
+            )
+        return lines | {
+            "one process": f"{result['shards_vs_whole']:.2f}x the CPU of one batch of {result['batch']:,} in "
+            f"{result['shards']} shards"
         }
 
 
@@ -123,12 +158,12 @@ def _tree(parts: list[Any]) -> Any:
     return _tree(parts[:half]) + _tree(parts[half:])
 
 
-PARTS = {"dense": dense}
+PARTS = {"dense": dense, "wire": wire.of_rank}
 """What ranks measure together, by name."""
 
 
-def _measured(count: int, part: str, *args: int) -> dict[str, Any]:
-    """What rank 0 of `count` processes found."""
+def _measured(count: int, part: str, *args: int) -> list[dict[str, Any]]:
+    """What each of `count` processes found."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     names = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -145,7 +180,7 @@ def _measured(count: int, part: str, *args: int) -> dict[str, Any]:
     said = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise RuntimeError(f"one of {count} measuring processes failed; it said why above")
-    return json.loads(said[0].splitlines()[-1])
+    return [json.loads(lines.splitlines()[-1]) for lines in said]
 
 
 if __name__ == "__main__":

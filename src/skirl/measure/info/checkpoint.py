@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.checkpoint import folder
+from skirl.checkpoint import folder, parts
 from skirl.checkpoint.whole import check as check_rows
 from skirl.core.keys import table_of
 from skirl.store.base import DISK_ROWS
@@ -52,7 +52,8 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
     rows = header.parent / folder.ROWS
     tables = []
     for name, definition in body["definition"].items():
-        held = _held([*_keys(rows, body["rows"][name]["store"]), *_cached(rows, body["rows"][name]["cache"])])
+        of_parts = [part["rows"][name] for part in parts.of(body)]
+        held = _held([keys for of in of_parts for keys in (*_keys(rows, of["store"]), *_cached(rows, of["cache"]))])
         tables += [
             {"name": table["name"], "rows": table["rows"], "dim": table["dim"], "held": held.get(number, 0)}
             for number, table in enumerate(definition["tables"])
@@ -73,7 +74,10 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
         "step": run["counters"]["steps"],
         "optimizer": ", ".join(sorted(kinds)),
         "dtype": first["dtype"],
-        "store": "disk" if next(iter(body["rows"].values()))["store"].get("kind") == DISK_ROWS else "memory",
+        "store": "disk"
+        if next(iter(parts.of(body)[0]["rows"].values()))["store"].get("kind") == DISK_ROWS
+        else "memory",
+        "trainers": len(parts.of(body)),
         "tables": tables,
         "model": flags.get("model"),
         "data": flags.get("data"),
@@ -94,7 +98,7 @@ def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
     """A CheckpointError where a file is missing, or is not as it was written."""
     dense = body["dense"]
     links.check_sizes(header.parent, {dense["file"]: dense["bytes"]})
-    for rows in body["rows"].values():
+    for rows in [rows for part in parts.of(body) for rows in part["rows"].values()]:
         for part in ("store", "cache"):
             if check or rows[part].get("kind") == DISK_ROWS:
                 check_rows(header.parent / folder.ROWS, rows[part])

@@ -24,6 +24,7 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
         "optimizer",
         "dtype",
         "store",
+        "trainers",
         "generation",
         "samples",
         "min_count",

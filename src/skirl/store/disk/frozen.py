@@ -9,25 +9,28 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Layout, Rows
+from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout, Rows
 from skirl.store.disk import links
 from skirl.store.disk import logs as all_logs
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import Files, Handle
 from skirl.store.disk.segment import SegmentEntry, Unusable
+from skirl.store.frozen import Part
 from skirl.store.gate import Gate
+from skirl.store.memory.frozen import frozen_rows, identity_of
 from skirl.tools.sealed_json import CheckpointError
 
 
 class FrozenSegments(Frozen):
-    """Segments never change, so nothing is copied or set aside. `write` only waits until the second names last.
+    """Segments never change, so nothing is set aside. `write` waits until the second names last, and copies what has none.
 
     **Arguments**
 
     - `files`: how to reach the system.
     - `source`: the store's folder.
-    - `folder`: the folder that gets the names; it may have some of them. On another file system it gets copies, at once.
+    - `folder`: the folder that gets the names; it may have some of them. On another file system it gets copies: files are
+      opened at once, so that they stay when the store lets them go, and copied by `write`.
     - `manifest`: what the store holds.
     - `unsynced`: segments that this process has not synced. One that was killed may have left a name in the folder, and
       bytes behind the last record, that the disk does not have yet.
@@ -39,15 +42,19 @@ class FrozenSegments(Frozen):
         self._files, self._folder, self._manifest = files, folder, manifest
         self._unsynced = [folder / f"{name}.{suffix}" for name in unsynced for suffix in ("rows", "keys")]
         self._added: list[Path] = []
+        self._later: list[tuple[Handle, Path]] = []
         self._written = False
         files.make_folder(folder)
         try:
-            links.take_over(files, manifest.segments, source, folder, self._added)
+            links.take_over(files, manifest.segments, source, folder, self._added, self._later)
         except BaseException:
             self.release()
             raise
 
     def write(self) -> Facts:
+        for source, path in self._later:
+            self._files.copy_of(source.number, path)
+            source.close()
         for path in dict.fromkeys(self._added + self._unsynced):  # here: the store may let its own names go meanwhile
             with Handle(self._files, lambda path=path: self._files.open(path)) as file:
                 self._files.sync(file.number)
@@ -57,12 +64,21 @@ class FrozenSegments(Frozen):
         return replace(self._manifest, segments=entries).facts()
 
     def release(self) -> None:
+        for source, _ in self._later:
+            source.close()
         if not self._written:
             links.undo(self._files, self._added)
 
 
-def manifest_of(folder: Path, facts: Facts, layout: Layout) -> Manifest:
-    """What a folder holds by these facts; a CheckpointError where a store of this layout cannot take it."""
+def point_of(folder: Path, facts: Facts, layout: Layout) -> tuple[str, int]:
+    """Identity and generation of frozen rows; a CheckpointError where a store of this layout cannot take them."""
+    if facts.get("kind") == MEMORY_ROWS:
+        return identity_of(folder, facts, layout)
+    manifest = _manifest_of(folder, facts, layout)
+    return manifest.identity, manifest.generation
+
+
+def _manifest_of(folder: Path, facts: Facts, layout: Layout) -> Manifest:
     try:
         manifest = Manifest.from_facts(facts)
     except Unusable as error:
@@ -73,31 +89,63 @@ def manifest_of(folder: Path, facts: Facts, layout: Layout) -> Manifest:
     return manifest
 
 
-def take(files: Files, manifest: Manifest, folder: Path, logs: list[Log], added: list[Path]) -> None:
-    """Segments of a folder to empty logs, every record read and checked; the files that this adds are named in `added`."""
+def take(files: Files, parts: Iterable[Part], layout: Layout, folder: Path, logs: list[Log], added: list[Path]) -> None:
+    """Rows of a folder to empty logs, every record checked; the files that this adds are named in `added`, also after an
+    error.
+    """
+    laid: list[Iterable[tuple[NDArray[np.int64], Rows]]] = []
+    for part in parts:  # shared segments first: what is appended later goes behind them
+        if part.facts.get("kind") != MEMORY_ROWS and part.mine is None:
+            _share(files, _manifest_of(folder, part.facts, layout), folder, logs, added)
+        else:
+            laid.append(_rows_of(files, part, layout, folder))
+        laid.append(part.own(part.over))
+    for pairs in laid:
+        _append(logs, layout, pairs, folder, added)
+
+
+def _rows_of(files: Files, part: Part, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    """Those rows of a part that are to be taken, in the order in which to append them; at most one segment is indexed."""
+    if part.facts.get("kind") == MEMORY_ROWS:
+        yield from part.own(frozen_rows(folder, part.facts, layout))
+        return
+    for entry in _manifest_of(folder, part.facts, layout).segments:
+        links.check_sizes(folder, entry.files())
+        with _opened(files, layout, folder, entry) as log:
+            for segment in log.segments.values():
+                for _, keys, words in log.live_rows(segment, part.mine):
+                    yield keys, words.view(entry.record.dtype).reshape(keys.size, entry.record.width)
+
+
+def _share(files: Files, manifest: Manifest, folder: Path, logs: list[Log], added: list[Path]) -> None:
+    """Segments of a folder to logs, as they are."""
     for entry in manifest.segments:
         links.check_sizes(folder, entry.files())
         if links.is_shorter(logs[0].folder, entry):
-            _check(files, manifest.layout, folder, entry)  # before it replaces what the store's manifest may name
+            with _opened(files, manifest.layout, folder, entry) as log:
+                for segment in log.segments.values():
+                    log.check(segment)  # before it replaces what the store's manifest may name
     links.take_over(files, manifest.segments, folder, logs[0].folder, added)
     all_logs.load(logs, manifest)
+    names = {entry.name for entry in manifest.segments}
     for log in logs:
         for segment in log.segments.values():
-            log.check(segment)
+            if segment.name in names:
+                log.check(segment)
 
 
-def _check(files: Files, layout: Layout, folder: Path, entry: SegmentEntry) -> None:
-    """Read a segment where it is; an Unusable where it is damaged."""
+@contextmanager
+def _opened(files: Files, layout: Layout, folder: Path, entry: SegmentEntry) -> Iterator[Log]:
+    """A log of one segment, where it is; an Unusable where its keys are damaged."""
     log = Log(folder, entry.record, files, Gate(), layout=layout)
     try:
         log.load(entry)
-        for segment in log.segments.values():
-            log.check(segment)
+        yield log
     finally:
         log.close()
 
 
-def append(
+def _append(
     logs: list[Log], layout: Layout, pairs: Iterable[tuple[NDArray[np.int64], Rows]], folder: Path, added: list[Path]
 ) -> None:
     """Rows out of a folder to logs; the files that this adds are named in `added`, also after an error."""

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import Files, Handle
 from skirl.store.disk.segment import SegmentEntry
 from skirl.tools.sealed_json import CheckpointError
 
@@ -28,20 +28,33 @@ def replace(files: Files, folder: Path, name: str, content: bytes) -> None:
     files.sync_folder(folder)
 
 
-def take_over(files: Files, entries: list[SegmentEntry], source: Path, target: Path, added: list[Path]) -> None:
+def take_over(
+    files: Files,
+    entries: list[SegmentEntry],
+    source: Path,
+    target: Path,
+    added: list[Path],
+    later: list[tuple[Handle, Path]] | None = None,
+) -> None:
     """Segments' files, from one folder to another that may have some of them already; `added` are named there.
 
     A file that is there but too short is replaced by the longer one, and is not `added`: the manifest there may name it.
+    With `later`, files that can have no second name there are opened instead of copied: the caller copies and closes them.
     """
     for entry in entries:
         for name, size in entry.least().items():
-            if (target / name).is_file() and (target / name).stat().st_size >= size:
+            old, new = source / name, target / name
+            there = new.is_file()
+            if there and new.stat().st_size >= size:
                 continue  # names are random, and a name's content only ever grows
-            if (target / name).is_file():
-                files.share_over(source / name, target / name)
+            if not there:
+                added.append(new)
+            if files.linked_over(old, new) if there else files.linked(old, new):
                 continue
-            added.append(target / name)
-            files.share(source / name, target / name)
+            if later is None:
+                files.copy(old, new)
+            else:
+                later.append((Handle(files, lambda old=old: files.open(old)), new))
 
 
 def is_shorter(folder: Path, entry: SegmentEntry) -> bool:

@@ -18,6 +18,7 @@ from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
 from skirl.store.disk.os_files import Files, Handle
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
 from skirl.store.disk.segment import Segment, SegmentEntry, Unusable, check_header, header, stride
+from skirl.store.frozen import Mine
 from skirl.store.gate import Gate
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
@@ -288,16 +289,23 @@ class Log:
 
     def rewrite(self, segment: Segment) -> Iterator[int]:
         """Append a segment's live rows again, some at a time; yields how many records that dealt with."""
+        for dealt, keys, rows in self.live_rows(segment):
+            if keys.size:
+                self.append(keys, rows)
+            yield dealt
+
+    def live_rows(self, segment: Segment, mine: Mine | None = None) -> Iterator[tuple[int, Keys, Words]]:
+        """Live keys and rows of a segment, flat, and of how many records; mine: which keys."""
         with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own in the midst of this
             for start, keys in self._all_keys(segment, file.number):
                 picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
-                if picks.size:
-                    rows = np.empty(picks.size * self._words, np.uint32)
-                    bad = self._checked(segment, keys, start, picks, rows)
-                    if bad >= 0:
-                        self._explain(segment, start + bad, int(keys[bad]))
-                    self.append(keys[picks], rows)
-                yield keys.size
+                if mine is not None and picks.size:
+                    picks = picks[mine(keys[picks])]
+                rows = np.empty(picks.size * self._words, np.uint32)
+                bad = self._checked(segment, keys, start, picks, rows) if picks.size else -1
+                if bad >= 0:
+                    self._explain(segment, start + bad, int(keys[bad]))
+                yield keys.size, keys[picks], rows
 
     def sync(self) -> None:
         """Wait until all records last; the names of their files are the folder's."""

@@ -22,10 +22,10 @@ def empty(folder: Path, layout: Layout, files: Files, gate: Gate, rows: Mapping[
 
 
 def load(logs: list[Log], manifest: Manifest) -> None:
-    """Take in the segments that a manifest names."""
+    """Take in the segments that a manifest names, behind those that are there."""
     for log, count in zip(logs, manifest.rows):
         names = [entry.name for entry in manifest.segments if entry.record == log.record]
-        log.index.expect(min(count, _most_keys(log.folder, names)))  # a file may claim any number
+        log.index.expect(log.index.count + min(count, _most_keys(log.folder, names)))  # a file may claim any number
     by_record = {log.record: log for log in logs}
     for entry in manifest.segments:
         by_record[entry.record].load(entry)

@@ -108,13 +108,18 @@ class Files:
 
     def copy(self, old: Path, new: Path) -> None:
         """As `put`, from another file; under its name only when whole."""
+        with Handle(self, lambda: self.open(old)) as source:
+            self.copy_of(source.number, new)
+
+    def copy_of(self, file: int, new: Path) -> None:
+        """As `copy`, of a file that is open and need not have a name any more."""
         draft = _draft_of(new)
         with contextlib.suppress(FileNotFoundError):
             self.remove(draft)
-        with Handle(self, lambda: self.open(old)) as source, Handle(self, lambda: self.create(draft)) as target:
+        with Handle(self, lambda: self.create(draft)) as target:
             try:
                 offset = 0
-                while part := self.read(source.number, _PIECE, offset):
+                while part := self.read(file, _PIECE, offset):
                     self.write(target.number, part, offset)
                     offset += len(part)
                 self.sync(target.number)
@@ -124,26 +129,37 @@ class Files:
                     self.remove(draft)
                 raise
 
-    def share(self, old: Path, new: Path) -> None:
-        """The same file under a second name where the file system can, else a copy."""
+    def linked(self, old: Path, new: Path) -> bool:
+        """Whether the same file has a second name now: not on another file system, nor where there is no such thing."""
         try:
             self.link(old, new)
         except FileExistsError:
             raise
         except _NOT_HERE:
-            self.copy(old, new)
+            return False
+        return True
 
-    def share_over(self, old: Path, new: Path) -> None:
-        """As `share`, over a file that is there: at every moment `new` is the one or the other, whole."""
+    def linked_over(self, old: Path, new: Path) -> bool:
+        """As `linked`, over a file that is there: at every moment `new` is the one or the other, whole."""
         draft = _draft_of(new)
         with contextlib.suppress(FileNotFoundError):
             self.remove(draft)
         try:
             self.link(old, draft)
         except _NOT_HERE:
+            return False
+        self.rename(draft, new)
+        return True
+
+    def share(self, old: Path, new: Path) -> None:
+        """The same file under a second name where the file system can, else a copy."""
+        if not self.linked(old, new):
             self.copy(old, new)
-        else:
-            self.rename(draft, new)
+
+    def share_over(self, old: Path, new: Path) -> None:
+        """As `share`, over a file that is there: at every moment `new` is the one or the other, whole."""
+        if not self.linked_over(old, new):
+            self.copy(old, new)
 
 
 class Handle:

@@ -4,10 +4,9 @@ README.md beside this file says which files there are, what is atomic, and how a
 """
 
 import contextlib
-import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
 from skirl.store.disk import frozen, links, lock
 from skirl.store.disk import logs as all_logs
 from skirl.store.disk.cleaning import Cleaner
@@ -24,8 +23,8 @@ from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.os_files import Files
 from skirl.store.disk.segment import Segment, Unusable
+from skirl.store.frozen import Part
 from skirl.store.gate import Gate
-from skirl.store.memory.frozen import frozen_rows, identity_of
 
 __all__ = ["DiskError", "DiskFull", "DiskStore"]
 
@@ -263,7 +262,7 @@ class DiskStore(Store):
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         """As `Store.freeze` says: nothing is copied, the folder shares the files of what was written so far.
 
-        If the folder is on another file system, files that it does not have are copied before this returns.
+        If the folder is on another file system, files that it does not have are kept open, and copied by `Frozen.write`.
         """
         self._check_open()
         with self._writing:
@@ -295,17 +294,16 @@ class DiskStore(Store):
         Files are shared as `freeze` shares them. The new rows' index is in memory beside the old one for a moment.
         """
         self._check_open()
+        self.thaw_parts(folder, [Part(facts, over)], *frozen.point_of(folder, facts, self.layout))
+
+    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
+        """As `Store.thaw_parts` says, and `thaw`. Of a part that is not all its own each row is read and written again."""
+        self._check_open()
         with self._writing, self._explained(), frozen.named(folder, self.path):
-            if facts.get("kind") == MEMORY_ROWS:
-                identity, generation = identity_of(folder, facts, self.layout)
-                with self._replaced_by(identity, generation) as (logs, added):
-                    pairs = itertools.chain(frozen_rows(folder, facts, self.layout), over)
-                    frozen.append(logs, self.layout, pairs, folder, added)
-                return
-            manifest = frozen.manifest_of(folder, facts, self.layout)
-            with self._replaced_by(manifest.identity, manifest.generation) as (logs, added):
-                frozen.take(self._files, manifest, folder, logs, added)
-                frozen.append(logs, self.layout, over, folder, added)
+            for part in parts:
+                frozen.point_of(folder, part.facts, self.layout)
+            with self._replaced_by(identity, generation) as (logs, added):
+                frozen.take(self._files, parts, self.layout, folder, logs, added)
 
     @contextlib.contextmanager
     def _replaced_by(self, identity: str, generation: int) -> Iterator[tuple[list[Log], list[Path]]]:

@@ -1,12 +1,13 @@
 """Frozen rows of a memory store, read where they lie: the index is in memory, the rows are in pages of their files."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Layout, Record, Rows
+from skirl.store.base import Layout, Record, Rows
+from skirl.store.frozen import Mine, Part
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
 from skirl.store.memory.frozen import PIECE, identity_of, name_of
@@ -41,19 +42,19 @@ class MappedRows:
     **Arguments**
 
     - `folder`: where the files are.
-    - `facts`: what `FrozenRows.write` gave.
+    - `parts`: what `FrozenRows.write` gave, and which rows of it to take; those laid over are held in memory.
     - `layout`: of the store that shall read them.
-    - `over`: keys and rows that replace the frozen ones; these are held in memory.
     """
 
-    def __init__(
-        self, folder: Path, facts: Facts, layout: Layout, over: Iterable[tuple[NDArray[np.int64], Rows]]
-    ) -> None:
-        self.identity, self.generation = identity_of(folder, facts, layout)
-        readers = [Reader(folder, entry) for entry in facts["files"]]
+    def __init__(self, folder: Path, parts: Sequence[Part], layout: Layout) -> None:
+        readers = []
+        for part in parts:
+            identity_of(folder, part.facts, layout)
+            readers += [(Reader(folder, entry), part.mine) for entry in part.facts["files"]]
         self._kinds = [_MappedKind(record, readers, layout) for record in layout.kinds]
-        for keys, rows in over:
-            self._kinds[layout.kind(keys, rows)].replace(keys, rows)
+        for part in parts:
+            for keys, rows in part.own(part.over):
+                self._kinds[layout.kind(keys, rows)].replace(keys, rows)
 
     def __len__(self) -> int:
         return sum(kind.directory.count for kind in self._kinds)
@@ -72,7 +73,7 @@ class MappedRows:
 class _MappedKind:
     """The rows of one kind: which of all rows of the files, counted one file after the other, is that of a key."""
 
-    def __init__(self, record: Record, readers: list[Reader], layout: Layout) -> None:
+    def __init__(self, record: Record, readers: list[tuple[Reader, Mine | None]], layout: Layout) -> None:
         self.directory = Directory()
         self._at = Arena(np.int64)
         self._files: list[tuple[int, Rows]] = []
@@ -80,7 +81,7 @@ class _MappedKind:
         self._rows = 0
         self._replaced, self._replacing = Arena(record.dtype, (record.width,)), 0
         name = name_of(record)
-        for reader in readers:
+        for reader, mine in readers:
             begin = self._rows
             if not reader.columns.keys() >= {f"keys-{name}", f"rows-{name}"}:
                 raise CheckpointError(f"{reader.path} has no keys-{name}: use another checkpoint")
@@ -90,16 +91,20 @@ class _MappedKind:
             for [keys] in reader.pieces([f"keys-{name}"], PIECE):
                 if layout.stranger(keys, record) >= 0:
                     raise CheckpointError(f"{reader.path}: keys-{name} does not fit its rows: use another checkpoint")
-                self._place(keys)
+                self._place(keys, mine)
             self._files.append((begin, np.asarray(rows)))
 
-    def _place(self, keys: NDArray[np.int64]) -> None:
-        """The keys of the next rows; a key that came before has its row here from now on."""
+    def _place(self, keys: NDArray[np.int64], mine: Mine | None = None) -> None:
+        """The keys of the next rows; a key that came before has its row here from now on. mine: which to take."""
+        at = np.arange(self._rows, self._rows + len(keys))
+        self._rows += len(keys)
+        if mine is not None:
+            here = mine(keys)
+            keys, at = keys[here], at[here]
         self.directory.reserve(len(keys))
         positions = self.directory.place(keys)
         self._at.reserve(self.directory.count)
-        self._at.array[positions] = np.arange(self._rows, self._rows + len(keys))
-        self._rows += len(keys)
+        self._at.array[positions] = at
 
     def replace(self, keys: NDArray[np.int64], rows: Rows) -> None:
         """Rows in memory for those of the files."""

@@ -1,6 +1,6 @@
 """Rows in this machine's memory. A row takes its record and 16 to 19 bytes, from its first write on."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
 from skirl.store.changes import Changes, Taken
+from skirl.store.frozen import Part
 from skirl.store.gate import Gate
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
@@ -175,20 +176,26 @@ class MemoryStore(Store):
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
         """As `Store.thaw` says. Old rows are let go last: thaw into an empty store, or rows are held twice for a while."""
         self._check_open()
-        identity, generation = identity_of(folder, facts, self.layout)
+        self.thaw_parts(folder, [Part(facts, over)], *identity_of(folder, facts, self.layout))
+
+    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
+        """As `Store.thaw_parts` says."""
+        self._check_open()
         kinds = self._empty()
-        for pairs, changed in ((frozen_rows(folder, facts, self.layout), False), (over, True)):
-            for keys, rows in pairs:
-                kind = kinds[self.layout.kind(keys, rows)]
-                kind.reserve(keys.size)
-                positions = kind.directory.place(keys)
-                _scatter(kind.rows.array, positions, rows)
-                if changed:  # against the files of the frozen state
-                    kind.changing(positions)
+        for part in parts:
+            for pairs, changed in ((frozen_rows(folder, part.facts, self.layout), False), (part.over, True)):
+                for keys, rows in part.own(pairs):
+                    kind = kinds[self.layout.kind(keys, rows)]
+                    kind.reserve(keys.size)
+                    positions = kind.directory.place(keys)
+                    _scatter(kind.rows.array, positions, rows)
+                    if changed:  # against the files of the frozen state
+                        kind.changing(positions)
+        whole = len(parts) == 1 and parts[0].mine is None  # else no files have just these rows
         with self._gate.alone():
             self._kinds = kinds
             self.identity, self.generation = identity, generation
-            self._frozen = generation
+            self._frozen = parts[0].facts["generation"] if whole else None
 
     def close(self) -> None:
         """Let go of the rows."""

@@ -1,0 +1,107 @@
+"""Which rows of a checkpoint a trainer takes: of those parts that may have rows of its own, all or some."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from skirl.checkpoint import parts, whole
+from skirl.checkpoint.cached_rows import overlay
+from skirl.core.placement import Placement
+from skirl.store.base import DISK_ROWS, Facts, Store
+from skirl.store.frozen import Mine, Part
+from skirl.tools.sealed_json import CheckpointError
+from skirl.tools.shape_of import COUNT, TEXT, misfit
+
+
+class OwnRows(NamedTuple):
+    """What a trainer takes of the rows of one collection."""
+
+    parts: list[tuple[dict[str, Any], Mine | None]]
+    """What headers say of each part's `store` and `cache`, and which keys to take; None: all."""
+    named: Facts
+    """The first trainer's store: its identity and generation are those of the rows, whoever has them."""
+
+    def check(self, files: Path) -> None:
+        """A CheckpointError where a file of these parts is not as it was written.
+
+        **Arguments**
+
+        - `files`: the folder of rows.
+        """
+        for rows, _ in self.parts:
+            whole.check(files, rows["store"])
+            whole.check(files, rows["cache"])
+
+    def thaw(self, store: Store, files: Path) -> None:
+        """Have a store take them, all or nothing.
+
+        **Arguments**
+
+        - `store`: the store.
+        - `files`: the folder of rows.
+        """
+        taken = [Part(rows["store"], overlay(files, rows["cache"], store.layout), mine) for rows, mine in self.parts]
+        if len(taken) == 1 and taken[0].mine is None and taken[0].facts is self.named:  # any store can do that
+            store.thaw(files, taken[0].facts, taken[0].over)
+            return
+        if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
+            raise CheckpointError(f"{files} does not describe rows ({wrong}): use another checkpoint")
+        store.thaw_parts(files, taken, self.named["identity"], self.named["generation"])
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """What the next checkpoint of a store in memory may build on: a part that is just these rows; else nothing."""
+        [*others, (rows, mine)] = self.parts or [({}, None)]
+        return rows if rows and not others and mine is None and rows["store"]["kind"] != DISK_ROWS else {}
+
+
+def own_rows(body: parts.Body, here: Placement, rank: int) -> dict[str, OwnRows]:
+    """What a trainer takes, by collection.
+
+    **Arguments**
+
+    - `body`: what the header says, as `folder.read` gives it.
+    - `here`: where rows are now.
+    - `rank`: the trainer.
+    """
+    saved, there = parts.placement(body), parts.of(body)
+    chosen = [
+        (there[of], None if saved.meets(of, here) == [rank] else mine_of(here, rank)) for of in here.meets(rank, saved)
+    ]
+    return {
+        name: OwnRows([(part["rows"][name], mine) for part, mine in chosen], first["store"])
+        for name, first in there[0]["rows"].items()
+    }
+
+
+def mine_of(here: Placement, rank: int) -> Mine:
+    """Which keys are a trainer's own."""
+    return lambda keys: here.site_of(keys) == rank
+
+
+def counters_of(body: parts.Body, name: str, first: dict[str, int], rank: int, size: int) -> dict[str, int]:
+    """The counters that a trainer goes on with: every part's is with one of them, so that their sum stays.
+
+    **Arguments**
+
+    - `body`: what the header says.
+    - `name`: the collection.
+    - `first`: those that the run was saved with: the first trainer's.
+    - `rank`, `size`: the trainer, and how many there are.
+    """
+    each = [part["counters"][name] for part in body["parts"]] if "trainers" in body else [first]
+    return dict.fromkeys(first, 0) | _sums(each[rank::size]) | {"steps": first["steps"]}
+
+
+def split_of(body: parts.Body, name: str, first: Any, here: Placement, rank: int) -> Any:
+    """How the cache was split, if these are the trainers that saved, each with its own rows; else it is split anew."""
+    if parts.placement(body).digest != here.digest:
+        return None
+    return body["parts"][rank]["split"][name] if "trainers" in body else first
+
+
+def _sums(counters: Iterable[dict[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in counters:
+        found = {name: found.get(name, 0) + n for name, n in one.items()}
+    return found

@@ -1,0 +1,160 @@
+"""How several trainers save one checkpoint: each writes a part, all vote, and the first one commits it."""
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from skirl.checkpoint import dense, folder, parts
+from skirl.checkpoint.saving import AllFrozen, Saving, not_written
+from skirl.checkpoint.votes import Votes
+from skirl.core.placement import Placement
+from skirl.peers.base import Peers, said_of
+from skirl.peers.errors import PeerError, failed
+from skirl.tools.os_errors import of_system, why
+from skirl.tools.sealed_json import write_sealed
+
+log = logging.getLogger("skirl")
+
+
+@dataclass(frozen=True)
+class Together:
+    """A checkpoint of several trainers, as one of them takes part in it; `write` is what its thread does.
+
+    **Arguments**
+
+    - `saving`: this one.
+    - `peers`: the trainers; their channel "votes" belongs to the thread until `write` returns.
+    - `placement`: which rows are whose.
+    - `steps`: how many steps each collection has made.
+    - `since`: what the checkpoint before in this folder says of the rows that this trainer wrote.
+    - `keep`: how many checkpoints stay, the newest ones.
+    """
+
+    saving: Saving
+    peers: Peers
+    placement: Placement
+    steps: Mapping[str, int]
+    since: Mapping[str, Any]
+    keep: int
+
+    def write(
+        self,
+        frozen: AllFrozen | Exception,
+        state: Mapping[str, Any],
+        head: tuple[dict[str, Any], dict[str, Any]],
+    ) -> None:
+        """Write this trainer's part, vote, and have the first one commit; on an error the checkpoint before stays.
+
+        **Arguments**
+
+        - `frozen`: the rows; or why this trainer has none, which the others then hear.
+        - `state`: what else the header of the part says: `counters` and `split`, by collection.
+        - `head`: what the header says, and the tensors of the dense part; used on the first trainer.
+        """
+        began, votes, saving = time.perf_counter(), Votes(self.peers), self.saving
+        try:
+            mine = {"number": saving.number, "mark": secrets.token_hex(8), "steps": dict(self.steps)}
+            told = votes.told(mine | {"digest": self.placement.digest}, "a checkpoint begins")
+            saving.number, mark = told[0]["number"], told[0]["mark"]
+            self._check_same(told)
+            wrong, rows, entry = None, {}, {}
+            try:
+                if isinstance(frozen, Exception):
+                    raise frozen
+                rows = frozen.write()
+                named = {name: {"store": part["store"], "cache": part["cache"]} for name, part in rows.items()}
+                entry = parts.write(saving.folder, self._facts() | dict(state) | {"rows": named}, mark)
+            except Exception as error:
+                wrong = error
+        finally:
+            if isinstance(frozen, AllFrozen):
+                frozen.release()
+        votes_of_all = votes.told(self._verdict(wrong) | {"part": entry}, "parts of a checkpoint are written")
+        # Here nobody writes, and nobody begins the next checkpoint before the last call below: rank 0 may sweep.
+        all_written = all(vote["failed"] is None for vote in votes_of_all)
+        if self.peers.rank == 0:
+            if all_written:
+                wrong = self._commit(head, [vote["part"] for vote in votes_of_all], mark)
+            else:
+                self._sweep()
+        last = votes.told(self._verdict(wrong), "a checkpoint is committed")
+        self._raise_failed(last if all_written else votes_of_all, wrong)
+        saving.bytes, saving.files = self._bytes(entry, rows), rows
+        saving.seconds = time.perf_counter() - began
+
+    def _facts(self) -> dict[str, Any]:
+        rank, size = self.peers.rank, self.peers.size
+        return {"number": self.saving.number, "rank": rank, "trainers": size, "digest": self.placement.digest}
+
+    def _check_same(self, told: list[dict[str, Any]]) -> None:
+        for rank, their in enumerate(told):
+            if their["digest"] != told[0]["digest"]:
+                raise ValueError(f"ranks 0 and {rank} place rows differently: make placement the same on all trainers")
+            if their["steps"] != told[0]["steps"]:
+                raise ValueError(
+                    f"rank 0 saves after {told[0]['steps']} steps and rank {rank} after {their['steps']}: call skirl.save "
+                    "on all trainers after the same step"
+                )
+
+    def _verdict(self, error: Exception | None) -> dict[str, Any]:
+        """What to tell of an error: why in words, and the system's number of it."""
+        found = None if error is None else of_system(error)
+        words = None if error is None else said_of(error) if found is None else why(error, self.saving.folder)
+        return {"failed": words, "errno": None if found is None else found.errno, "system": found is not None}
+
+    def _raise_failed(self, verdicts: list[dict[str, Any]], own: Exception | None) -> None:
+        """The same sentence on all trainers, that names the first of those that failed."""
+        for rank, verdict in enumerate(verdicts):
+            if verdict["failed"] is None:
+                continue
+            if verdict["system"]:
+                reason = f"rank {rank} could not write, {verdict['failed']}"
+                raise not_written(self.saving.folder, reason, verdict["errno"]) from own
+            if rank == self.peers.rank and own is not None:
+                raise own
+            raise PeerError(failed(rank, verdict["failed"]))
+
+    def _commit(
+        self, head: tuple[dict[str, Any], dict[str, Any]], entries: list[dict[str, str]], mark: str
+    ) -> Exception | None:
+        """Write the dense part and the header, whose rename is the checkpoint; then what is not needed any more goes."""
+        saving, (body, tensors) = self.saving, head
+        count, place = self.peers.size, {"placement": self.placement.facts, "digest": self.placement.digest}
+        try:
+            trainers = {"count": count, "shards": _shards(body, count)} | place | {"parts": entries}
+            entry = dense.write(saving.folder, mark, tensors)
+            more = {"number": saving.number, "dense": entry, "trainers": trainers}
+            write_sealed(saving.path, body | more | {"format_version": folder.OF_PARTS}, mark)
+        except Exception as error:
+            self._sweep()
+            return error
+        try:
+            folder.retain(saving.folder, saving.number, self.keep, saving.after)
+        except OSError as error:  # the checkpoint is whole without this
+            log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
+        return None
+
+    def _sweep(self) -> None:
+        with suppress(OSError):  # the next save sweeps again
+            folder.sweep(self.saving.folder)
+
+    def _bytes(self, entry: Mapping[str, str], rows: Mapping[str, Any]) -> int:
+        """Bytes that this trainer wrote; a second name of a store's file takes none."""
+        where, written = self.saving.folder, 0
+        with suppress(OSError):
+            written = (where / entry["file"]).stat().st_size
+            for name in folder.files_of_rows(rows) - folder.files_of_rows(self.since):
+                stat = (where / name).stat()
+                written += stat.st_size if stat.st_nlink == 1 else 0
+        return written
+
+
+def _shards(body: Mapping[str, Any], count: int) -> int:
+    """How many shards a step has: what a lookahead says, else as many as there are trainers."""
+    data = body["run"]["data"]
+    shards = data.get("shards") if isinstance(data, dict) else None
+    return shards if type(shards) is int else count

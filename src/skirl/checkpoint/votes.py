@@ -1,0 +1,99 @@
+"""What trainers tell each other about a checkpoint, and how they agree: by the worst that any of them has found."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import nn
+
+from skirl.core.placement import Placement
+from skirl.nn.collection import collections_of
+from skirl.peers.alone import Alone
+from skirl.peers.base import Peers, said_of
+from skirl.peers.errors import PeerError, failed
+from skirl.tools.sealed_json import CheckpointError, OtherVersion
+
+T = TypeVar("T")
+
+
+class Mismatch(CheckpointError):
+    """The checkpoint is whole, but of another run; older ones in the folder would be too."""
+
+
+_WORSE: tuple[type[Exception], ...] = (CheckpointError, OtherVersion, Mismatch)
+"""What may be wrong with a checkpoint, each worse than the one before; any other error is worse than all of them."""
+
+
+class Votes:
+    """All trainers make the same calls in the same order. One alone gets back what it gives.
+
+    **Arguments**
+
+    - `peers`: the trainers; their channel "votes" is used.
+
+    >>> from skirl.peers.alone import Alone
+    >>> Votes(Alone()).told({"number": 3}, "begin")
+    [{'number': 3}]
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self.rank, self.size = peers.rank, peers.size
+        self._channel = peers.channel("votes")
+
+    def told(self, mine: Any, tag: str) -> list[Any]:
+        """What each rank says, in anything that JSON can say.
+
+        **Arguments**
+
+        - `mine`: what this rank says.
+        - `tag`: what for.
+        """
+        text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+        return [json.loads(said.tobytes()) for said in self._channel.exchange([text] * self.size, tag)]
+
+    def agreed(self, work: Callable[[], T], tag: str) -> T:
+        """Do something on all ranks. If it fails on any, the worst error is raised on all, the lowest rank's of several.
+
+        **Arguments**
+
+        - `work`: what is done.
+        - `tag`: what for.
+        """
+        error: Exception | None = None
+        try:
+            done = work()
+        except Exception as found:
+            error = found
+        verdicts = self.told(None if error is None else [_badness(error), said_of(error)], tag)
+        wrong = [(-verdict[0], rank, verdict[1]) for rank, verdict in enumerate(verdicts) if verdict is not None]
+        if not wrong:
+            return done  # pyright: ignore[reportPossiblyUnboundVariable]
+        badness, rank, text = min(wrong)
+        if rank == self.rank and error is not None:
+            raise error
+        if -badness < len(_WORSE):
+            raise _WORSE[-badness](f"rank {rank}: {text}")
+        raise PeerError(failed(rank, text))
+
+
+def _badness(error: Exception) -> int:
+    return next((n for n in reversed(range(len(_WORSE))) if isinstance(error, _WORSE[n])), len(_WORSE))
+
+
+def trainers_of(model: nn.Module, peers: Peers | None, placement: Placement | None) -> tuple[Peers, Placement]:
+    """Who saves or loads a model together, and which rows are whose: as given, or as its embeddings have it.
+
+    **Arguments**
+
+    - `model`: with its embeddings.
+    - `peers`, `placement`: as given to `skirl.save`.
+    """
+    exchange = next(iter(collections_of(model).values())).engine.exchange
+    peers = peers or (Alone() if exchange is None else exchange.peers)
+    own = Placement.even(peers.size) if exchange is None else exchange.placement
+    if (placement or own).sites != peers.size:
+        raise ValueError(
+            f"placement is for {(placement or own).sites} trainers, there are {peers.size}: make it for these"
+        )
+    return peers, placement or own

@@ -1,0 +1,72 @@
+"""What a step of several trainers puts on the wire: vectors and bytes counted at the process group, beside the least."""
+
+from typing import Any
+
+import numpy as np
+
+from skirl.core.placement import Placement
+from skirl.core.tables import Schema
+from skirl.data.synthetic import Synthetic
+from skirl.train.fingerprints import rows_of
+
+CHANNELS = ("rows", "ids")
+"""What training rows takes: values and gradients, and the ids of the batches ahead."""
+
+
+def source_of(batch: int, steps: int, dim: int, seed: int) -> tuple[Synthetic, list[Any]]:
+    """The stream of the measurement, and its tables."""
+    source = Synthetic("criteo-kaggle", batch_size=batch, batches=steps, seed=seed)
+    return source, source.tables(dim)
+
+
+def of_rank(batch: int, steps: int, dim: int, seed: int) -> dict[str, Any]:
+    """One trainer's part: train rows by the stream's batches, a shard of each; what its channels have counted."""
+    import torch
+
+    from skirl.core.optim import RowwiseAdagrad
+    from skirl.nn.collection import EmbeddingBagCollection
+    from skirl.peers.job import trainers
+    from skirl.pipeline.lookahead import lookahead
+
+    torch.set_num_threads(1)
+    peers = trainers()
+    source, tables = source_of(batch, steps, dim, seed)
+    embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=batch * 26)
+    mine = source.sharded(peers.rank, peers.rank + 1, peers.size)
+    with lookahead(mine, embeddings, shards=peers.size) as batches:
+        for part in batches:
+            embeddings(part.sparse).stacked().square().mean().backward()
+    embeddings.close()
+    return {"channels": {name: counters for name, counters in peers.counted().items() if name in CHANNELS}}
+
+
+def planned(trainers: int, batch: int, steps: int, dim: int, seed: int) -> np.ndarray:
+    """By plain counting, the vectors that each rank sends to each: a value and a gradient of every row that one reads."""
+    sources = [source_of(batch, steps, dim, seed)[0].sharded(n, n + 1, trainers) for n in range(trainers)]
+    schema, placement = Schema.of(source_of(batch, steps, dim, seed)[1]), Placement.even(trainers)
+    vectors = np.zeros((trainers, trainers), np.int64)
+    for reader, source in enumerate(sources):
+        for part in source:
+            owners = np.bincount(placement.site_of(np.unique(rows_of([part], schema))), minlength=trainers)
+            owners[reader] = 0  # what a trainer reads of its own enters no network
+            vectors[:, reader] += owners
+            vectors[reader] += owners
+    return vectors
+
+
+def overhead(ranks: list[dict[str, Any]], batch: int, steps: int, dim: int, seed: int) -> dict[str, Any]:
+    """Bytes over those of the vectors alone, and whether the vectors are those of the plan."""
+    rows = [rank["channels"]["rows"] for rank in ranks]
+    expected = planned(len(ranks), batch, steps, dim, seed)
+    sent = np.array([counters["sent"] for counters in rows])
+    received = np.array([counters["received"] for counters in rows]).T
+    by_channel = {name: sum(sum(rank["channels"][name]["bytes_sent"]) for rank in ranks) for name in CHANNELS}
+    vectors = int(sent.sum())
+    return {
+        "ratio": sum(by_channel.values()) / (vectors * dim * 4),
+        "vectors": vectors,
+        "vectors_planned": int(expected.sum()),
+        "as_planned": bool((sent == expected).all() and (received == expected).all()),
+        "bytes": by_channel,
+        "seconds": {name: max(rank["channels"][name]["seconds"] for rank in ranks) for name in CHANNELS},
+    }

@@ -1,0 +1,60 @@
+"""Mistakes of several trainers that no error would show: other weights on each, or the same data on all."""
+
+import hashlib
+import logging
+
+import numpy as np
+import torch
+from torch import nn
+
+from skirl.oracle.together import Together
+from skirl.peers.base import Peers
+
+log = logging.getLogger("skirl")
+LOOKED_AT = 4
+"""Batches after which it is said that all trainers read the same."""
+FEWEST = 64
+"""Requests for rows in these, with fewer of which trainers may be alike by chance."""
+
+
+def check_weights(model: nn.Module, peers: Peers) -> None:
+    """Refuse dense weights that differ between trainers; all call this at once, between two steps.
+
+    **Arguments**
+
+    - `model`: as given to the lookahead of this trainer.
+    - `peers`: all trainers.
+    """
+    named = [(name, w) for name, w in model.named_parameters() if not nn.parameter.is_lazy(w) and w.numel()]
+    mine = np.array([_digest(w) for _, w in named], np.uint64)
+    for rank, theirs in enumerate(peers.channel("lookups").exchange([mine] * peers.size, "dense weights")):
+        if len(theirs) != len(mine):
+            raise ValueError(
+                f"the model has {len(mine)} dense weights on rank {peers.rank} and {len(theirs)} on rank {rank}: make the "
+                "same model on all trainers"
+            )
+        for n in np.flatnonzero(theirs != mine)[:1].tolist():
+            raise ValueError(
+                f"{named[n][0]} differs between ranks {peers.rank} and {rank}: begin with the same dense weights on all "
+                "trainers, call torch.manual_seed(0) before you make the model"
+            )
+
+
+def _digest(weight: torch.Tensor) -> int:
+    raw = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
+
+
+def tell_of_same_data(together: Together) -> None:
+    """Say once that all trainers read the same data, where they do.
+
+    **Arguments**
+
+    - `together`: of this trainer; called after each batch.
+    """
+    if together.alike and together.number == LOOKED_AT and together.requests >= FEWEST and together.rank == 0:
+        log.warning(
+            "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "
+            "skirl.ShardSampler or stream.sharded",
+            LOOKED_AT,
+        )

@@ -1,0 +1,421 @@
+"""Checkpoints of several trainers, which are threads here: each trains rows of its own, and any number goes on with them."""
+
+import itertools
+import logging
+import random
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import skirl
+from skirl.checkpoint import best, dense, numbers, parts, together
+from skirl.checkpoint import folder as folders
+from skirl.checkpoint.without_model import opened
+from skirl.core.placement import Cut, Placement
+from skirl.engine.access import peek
+from skirl.measure.info.checkpoint import describe
+from skirl.peers.base import Peers
+from skirl.peers.errors import PeerError
+from skirl.peers.in_process import InProcess
+from skirl.tools.os_errors import NotWritten
+from skirl.tools.sealed_json import CheckpointError
+from tests.cases import cases
+
+ROWS = 60
+TABLES = [skirl.Table("a", ROWS, 4), skirl.Table("b", ROWS, 2)]
+State = dict[int, bytes]
+
+
+class Trainer:
+    """One of several, with embeddings of its own: only its own keys are in its batches."""
+
+    def __init__(self, peers: Peers, store: str, placement: Placement | None = None) -> None:
+        self.peers, self.placement = peers, placement or Placement.even(peers.size)
+        self.rows = skirl.EmbeddingBagCollection(
+            TABLES,
+            optimizer=skirl.Adagrad(lr=0.1),
+            cache=2 * ROWS if store == "checkpoint" else 30,
+            store=store,
+            seed=4,
+        )
+        self.model = nn.ModuleDict({"rows": self.rows, "top": nn.Linear(1, 1)})
+        self.parts = [torch.optim.Adam(self.model["top"].parameters())]
+
+    def train(self, seed: int, steps: int = 3) -> "Trainer":
+        rng = np.random.default_rng([seed, self.peers.rank])
+        own = [np.flatnonzero(self.placement.site_of(np.arange(ROWS) | t << 48) == self.peers.rank) for t in range(2)]
+        for _ in range(steps):
+            ids = np.stack([rng.choice(of, 6) if len(of) else np.full(6, -1) for of in own], 1)
+            assert (ids >= 0).all()
+            out = self.rows(skirl.KeyedJagged.one_hot(["a", "b"], torch.from_numpy(ids)))
+            (out["a"].sum() + out["b"].square().sum()).backward()
+        with torch.no_grad():
+            self.model["top"].weight.fill_(seed + 100 * self.peers.rank)
+        return self
+
+    def save(self, folder: Path, **options: Any) -> skirl.Saving:
+        return skirl.save(
+            folder, model=self.model, optimizers=self.parts, peers=self.peers, placement=self.placement, **options
+        )
+
+    def load(self, folder: Path) -> "Trainer":
+        skirl.load(folder, model=self.model, optimizers=self.parts, peers=self.peers, placement=self.placement)
+        return self
+
+    def state(self) -> State:
+        """Every row that was used, with its optimizer's state."""
+        return state_of(self.rows)
+
+
+def state_of(rows: Any) -> State:
+    engine, found = rows.engine, State()
+    for bank, members in enumerate(engine.schema.banks):
+        keys = np.concatenate([np.arange(ROWS) | (table << 48) for table in members.tables])
+        keys = keys[engine.seen.has(keys)]
+        found |= {key: row.tobytes() for key, row in zip(keys.tolist(), peek(engine, keys, bank)[0], strict=True)}
+    return found
+
+
+def union(states: list[State]) -> State:
+    found = State()
+    for state in states:
+        assert not found.keys() & state.keys()
+        found |= state
+    return found
+
+
+def on(store: str, folder: Path) -> Callable[[int], str]:
+    return lambda rank: store if store != "disk" else f"disk:{folder}-{rank}"
+
+
+def jitter(seed: int) -> Callable[[int, str], None]:
+    draw = random.Random(seed)
+    return lambda rank, doing: time.sleep(draw.choice([0, 0, 0.001, 0.003]))
+
+
+def saved(n: int, folder: Path, store: Callable[[int], str], seeds: tuple[int, ...], **more: Any) -> list[State]:
+    """N trainers train and save, once for each seed; the rows of all of them at each save."""
+
+    def work(peers: Peers) -> list[State]:
+        trainer, states = Trainer(peers, store(peers.rank)), []
+        for seed in seeds:
+            trainer.train(seed)
+            saving = trainer.save(folder, wait=False, keep=2)
+            states.append(trainer.state())
+            trainer.train(seed + 50, 1)  # while it is written
+            saving.wait()
+            assert saving.path.is_file() and (saving.bytes > 0 or n == 1)
+        trainer.rows.close()
+        return states
+
+    return [union(list(of_seed)) for of_seed in zip(*InProcess.run(n, work, **more), strict=True)]
+
+
+@cases(8)
+@given(st.integers(1, 4), st.integers(1, 4), st.sampled_from(["memory", "disk"]), st.integers(0, 1000))
+def test_n_trainers_save_and_m_go_on(
+    tmp_path_factory: pytest.TempPathFactory, n: int, m: int, store: str, seed: int
+) -> None:
+    root = tmp_path_factory.mktemp("parts")
+    states = saved(n, root / "c", on(store, root / "n"), (seed, seed + 1, seed + 2), hook=jitter(seed))
+    assert numbers(root / "c") == [2, 3]
+    named = folders.files(folders.read(folders.header(root / "c", 2))) | folders.files(
+        folders.read(folders.header(root / "c", 3))
+    )
+    there = {str(p.relative_to(root / "c")) for p in (root / "c").rglob("*") if p.is_file()}
+    assert {f for f in there if f.startswith("dense-")} and {
+        f for f in there if not f.startswith(("dense-", "check"))
+    } == {f for f in named if not f.startswith("dense-")}, "nothing is left behind, nothing is missing"
+
+    def work(peers: Peers) -> dict[str, Any]:
+        trainer = Trainer(peers, on(store, root / "m")(peers.rank)).load(root / "c")
+        found: dict[str, Any] = {"state": trainer.state(), "steps": trainer.rows.engine.counters.steps}
+        keys = np.array(list(found["state"]), np.int64)
+        assert (trainer.placement.site_of(keys) == peers.rank).all()
+        assert trainer.rows.engine.table_steps.tolist() == [11, 11]
+        assert trainer.model["top"].weight.item() == seed + 2, "what is no row is rank 0's"
+        trainer.train(seed + 9).save(root / "c")
+        found["after"] = trainer.state()
+        trainer.rows.close()
+        return found
+
+    found = InProcess.run(m, work, hook=jitter(seed + 1))
+    assert union([one["state"] for one in found]) == states[-1]
+    assert {one["steps"] for one in found} == {11}
+    alone = Trainer(InProcess.job(1)[0], on(store, root / "one")(0)).load(root / "c")
+    assert alone.state() == union([one["after"] for one in found])
+
+    alone.rows.close()
+
+
+def test_one_process_reads_the_parts_of_several(tmp_path: Path) -> None:
+    """What exports, looks at and evaluates a checkpoint knows nothing of trainers."""
+    for store in ("memory", "disk"):
+        folder = tmp_path / store
+        [state] = saved(3, folder, on(store, tmp_path / f"{store} rows"), (1,))
+        facts = describe(folder, check=True)
+        assert facts["whole"] and (facts["trainers"], facts["store"], facts["step"]) == (3, store, 3)
+        assert sum(table["held"] for table in facts["tables"]) == len(state)
+        with opened(folder) as found:
+            assert state_of(found.rows) == state
+        reading = Trainer(InProcess.job(1)[0], "checkpoint").load(folder)
+        assert state_of(reading.rows) == state
+        reading.rows.close()
+        best.keep(folders.header(folder, 1))
+        with opened(folder / "best") as found:
+            assert state_of(found.rows) == state
+
+
+def test_counters_of_all_trainers_stay_with_some(tmp_path: Path) -> None:
+    saved(3, tmp_path, on("memory", tmp_path), (1, 2))
+    body = folders.read(folders.header(tmp_path, 2))
+    new = sum(part["counters"]["rows"]["new"] for part in body["parts"])
+    found = InProcess.run(2, lambda peers: Trainer(peers, "memory").load(tmp_path).rows.engine.counters)
+    assert sum(counters.new for counters in found) == new > 0 and {counters.steps for counters in found} == {7}
+
+
+@contextmanager
+def failing(where: str, rank: int, trainer: Trainer) -> Iterator[None]:
+    """The disk of one trainer is full at one point of a save."""
+
+    def full(*args: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        store = trainer.rows.engine.store
+        if trainer.peers.rank == rank and where == "freeze":
+            patch.setattr(store, "freeze", full)
+        if trainer.peers.rank == rank and where == "rows":
+            real = store.freeze
+
+            def freeze(*args: Any) -> Any:
+                state = real(*args)
+                patch.setattr(state, "write", full)
+                return state
+
+            patch.setattr(store, "freeze", freeze)
+        yield
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_a_trainer_that_cannot_write_stops_the_checkpoint_of_all(tmp_path: Path, store: str) -> None:
+    folder = tmp_path / "c"
+    at = [(where, rank) for where in ("freeze", "rows", "part") for rank in (0, 1)] + [("dense", 0), ("header", 0)]
+
+    def work(peers: Peers) -> list[str]:
+        trainer, told = Trainer(peers, on(store, tmp_path / "rows")(peers.rank)).train(0), list[str]()
+        trainer.save(folder)
+        for where, rank in at:
+            trainer.train(1)
+            point["now"] = (where, rank)
+            with failing(where, rank, trainer), pytest.raises(NotWritten) as error:
+                trainer.save(folder)
+            told.append(str(error.value))
+            peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)  # the point stays until both have failed
+        point["now"] = ("", -1)
+        peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)
+        trainer.train(2).save(folder)
+        state.append(trainer.state())
+        trainer.rows.close()
+        return told
+
+    point: dict[str, tuple[str, int]] = {"now": ("", -1)}
+    state: list[State] = []
+
+    def if_at(where: str, real: Callable[..., Any], rank_of: Callable[..., int]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if point["now"] == (where, rank_of(*args)):
+                raise OSError(28, "No space left on device")
+            return real(*args)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "write", if_at("part", parts.write, lambda folder, body, mark: body["rank"]))
+        patch.setattr(dense, "write", if_at("dense", dense.write, lambda *args: 0))
+        patch.setattr(together, "write_sealed", if_at("header", together.write_sealed, lambda *args: 0))
+        told = InProcess.run(2, work)
+    assert told[0] == told[1]
+    for (_, rank), sentence in zip(at, told[0], strict=True):
+        assert f"got no new checkpoint, rank {rank} could not write, the disk is full" in sentence
+        assert "checkpoint 1 in it stays whole" in sentence
+    assert numbers(folder) == [2], "only the last one is there, and what the others wrote is swept"
+    named = folders.files(folders.read(folders.header(folder, 2)))
+    assert {p.name for p in (folder / "rows").iterdir()} == {Path(f).name for f in named if f.startswith("rows/")}
+    assert len(list(folder.glob("part-*"))) == 2 and len(list(folder.glob("dense-*"))) == 1
+    found = InProcess.run(3, lambda peers: Trainer(peers, on(store, tmp_path / "m")(peers.rank)).load(folder).state())
+    assert union(found) == union(state)
+
+
+_watched: list[Callable[[str], None]] = []
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if _watched and event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link"):
+        _watched[0](str(args[0]) + str(args[1]))
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_a_kill_at_any_touch_of_a_file_leaves_a_whole_checkpoint(tmp_path: Path, store: str) -> None:
+    """What is in the folder before each touch is what a kill of all trainers there would leave."""
+    folder, busy, shots = tmp_path / "c", threading.RLock(), list[Path]()
+
+    def shot(touched: str) -> None:
+        if str(folder) not in touched or str(tmp_path / "shot") in touched or threading.current_thread() in inside:
+            return
+        with busy:
+            inside.append(threading.current_thread())
+            try:
+                for _ in range(20):
+                    try:
+                        shutil.rmtree(tmp_path / "shot", ignore_errors=True)
+                        shutil.copytree(folder, tmp_path / "shot")
+                        break
+                    except (OSError, shutil.Error):  # another thread is in the midst of a call
+                        continue
+                shots.append((tmp_path / "shot").rename(tmp_path / f"shot-{len(shots)}"))
+            finally:
+                inside.remove(threading.current_thread())
+
+    def work(peers: Peers) -> list[State]:
+        trainer = Trainer(peers, on(store, tmp_path / "rows")(peers.rank)).train(0)
+        trainer.save(folder)
+        states = [trainer.state()]
+        if peers.rank == 0:
+            _watched[:] = [shot]
+        peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)
+        trainer.train(1).save(folder)
+        peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)
+        _watched.clear()
+        states.append(trainer.state())
+        trainer.rows.close()
+        return states
+
+    inside: list[threading.Thread] = []
+    sys.addaudithook(_audit)
+    before, after = (union(list(states)) for states in zip(*InProcess.run(2, work), strict=True))
+    assert len(shots) > 15
+    found = []
+    shots = [*shots[:: 1 + len(shots) // 20], shots[-1]]
+    for path in shots:
+        with opened(path) as rows:
+            found.append(state_of(rows.rows))
+    assert all(state in (before, after) for state in found)
+    assert found[0] == before and found[-1] == after
+
+
+def test_a_trainer_that_dies_while_all_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    [state] = saved(2, tmp_path, on("memory", tmp_path), (0,))
+    for at in ("begins", "are written"):
+
+        def dies(rank: int, doing: str, at: str = at) -> None:
+            if rank == 1 and at in doing:
+                raise RuntimeError("killed")
+
+        def work(peers: Peers) -> None:
+            with pytest.raises(PeerError if peers.rank == 0 else RuntimeError) as error:
+                Trainer(peers, "memory").train(1).save(tmp_path)
+            raise error.value
+
+        with pytest.raises(RuntimeError, match="killed"):
+            InProcess.run(2, work, hook=dies, patience=5.0)
+        assert numbers(tmp_path) == [1]
+        assert union(InProcess.run(2, lambda peers: Trainer(peers, "memory").load(tmp_path).state())) == state
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_all_take_the_checkpoint_before_if_one_finds_damage(
+    tmp_path: Path, store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = saved(2, tmp_path / "c", on(store, tmp_path / "rows"), (0, 1))
+    bodies = [folders.files(folders.read(folders.header(tmp_path / "c", number))) for number in (1, 2)]
+    for name, kind in zip(sorted(bodies[1] - bodies[0]), itertools.cycle(["flip", "remove"])):
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path / "c", copy)
+        path = copy / name if (copy / name).is_file() else copy / name / "model.safetensors"
+        raw = bytearray(path.read_bytes())
+        raw[-3] ^= 1
+        path.unlink()
+        if kind == "flip":
+            path.write_bytes(raw)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            found = InProcess.run(2, partial(_loaded_and_saved, store=store, folder=copy))
+        assert union([state for state, _ in found]) == states[0], (name, kind)
+        warned = [r.getMessage() for r in caplog.records if "the checkpoint before it" in r.getMessage()]
+        assert len(warned) == 1 and path.name in warned[0], "one sentence, not one a trainer"
+        assert numbers(copy) == [1, 3], "the damaged one is no longer one to count on"
+        shutil.rmtree(copy)
+
+
+def _loaded_and_saved(peers: Peers, store: str, folder: Path) -> tuple[State, int]:
+    trainer = Trainer(peers, on(store, folder / "own")(peers.rank)).load(folder)
+    state = trainer.state()
+    saving = trainer.save(folder, keep=2)
+    trainer.rows.close()
+    return state, saving.number
+
+
+def test_one_trainer_alone_sees_other_files(tmp_path: Path) -> None:
+    """A folder of its own is not the folder of all; damage that only one can see is all trainers' damage."""
+    states = saved(2, tmp_path / "0", on("memory", tmp_path), (0, 1))
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    body = folders.read(folders.header(tmp_path / "1", 2))
+    (tmp_path / "1" / body["trainers"]["parts"][1]["file"]).unlink()
+
+    def work(peers: Peers) -> State:
+        return Trainer(peers, "memory").load(tmp_path / str(peers.rank)).state()
+
+    assert union(InProcess.run(2, work)) == states[0]
+    saved(2, tmp_path / "other", on("memory", tmp_path), (7, 8))
+    shutil.rmtree(tmp_path / "1")
+    (tmp_path / "other").rename(tmp_path / "1")
+    with pytest.raises(CheckpointError, match="give all trainers one folder"):
+        InProcess.run(2, work)
+
+
+def test_what_does_not_go_together_is_refused_on_all(tmp_path: Path) -> None:
+    def refused(error: type[Exception], match: str, work: Callable[[Peers], Any]) -> None:
+        def each(peers: Peers) -> None:
+            with pytest.raises(error, match=match):
+                work(peers)
+
+        InProcess.run(2, each)
+
+    def other_step(peers: Peers) -> None:
+        Trainer(peers, "memory").train(0, 2 + peers.rank).save(tmp_path / "a")
+
+    def other_place(peers: Peers) -> None:
+        Trainer(peers, "memory", Placement(2, Cut.even([peers.rank, 1 - peers.rank]))).save(tmp_path / "a")
+
+    refused(ValueError, "after the same step", other_step)
+    refused(ValueError, "place rows differently", other_place)
+    assert numbers(tmp_path / "a") == []
+    refused(CheckpointError, "holds no checkpoint", lambda peers: Trainer(peers, "memory").load(tmp_path / "none"))
+    refused(
+        ValueError,
+        "for 3 trainers, there are 2",
+        lambda peers: Trainer(peers, "memory", Placement.even(3)).load(tmp_path),
+    )
+    saved(2, tmp_path / "b", on("memory", tmp_path), (0, 1))
+
+    def other_model(peers: Peers) -> None:
+        trainer = Trainer(peers, "memory")
+        if peers.rank:
+            trainer.model["more"] = nn.Linear(1, 1)
+        trainer.load(tmp_path / "b")
+
+    refused(CheckpointError, "make the model as it was saved", other_model)

@@ -1,0 +1,80 @@
+"""Mistakes of several trainers: other dense weights, or the same data on all, are noticed; what is right is not."""
+
+import logging
+import time
+
+import pytest
+import torch
+
+import skirl
+from skirl.peers.in_process import InProcess
+from skirl.peers.job import using
+
+
+def train(peers, *, same_data, dense=lambda rank: 0.5, rows=1000):
+    """Six steps of one trainer."""
+    with using(peers):
+        embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", rows, 4)], optimizer=skirl.SGD(lr=0.1), cache=400)
+    model = torch.nn.ModuleDict({"rows": embeddings, "top": torch.nn.Linear(4, 1)})
+    with torch.no_grad():
+        model["top"].weight.fill_(dense(peers.rank))
+        model["top"].bias.fill_(0)
+    draw = torch.Generator().manual_seed(0 if same_data else peers.rank)
+    loader = [skirl.KeyedJagged.one_hot(["a"], torch.randint(0, rows, (32, 1), generator=draw)) for _ in range(6)]
+    with skirl.lookahead(loader, model, sparse=lambda ids: ids, depth=3) as batches:
+        for ids in batches:
+            model["top"](embeddings(ids)["a"]).sum().backward()
+
+
+@pytest.mark.parametrize(("same_data", "rows", "told"), [(True, 1000, 1), (False, 1000, 0), (True, 1, 0)])
+def test_the_same_data_on_all_trainers_is_said_once(same_data, rows, told, caplog):
+    with caplog.at_level(logging.WARNING, "skirl"):
+        InProcess.run(2, lambda peers: train(peers, same_data=same_data, rows=rows))
+    said = [record for record in caplog.messages if "all trainers have read the same ids" in record]
+    assert len(said) == told
+
+
+def test_dense_weights_that_differ_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"top\.weight differs between ranks . and .: .* torch\.manual_seed\(0\)"):
+        InProcess.run(3, lambda peers: train(peers, same_data=False, dense=lambda rank: 0.5 if rank < 2 else 0.25))
+
+
+@pytest.mark.parametrize("depth", [1, 20])
+def test_a_loop_that_all_leave_early_ends_and_may_begin_again(depth):
+    def work(peers):
+        with using(peers):
+            embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 99, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
+        steps = []
+        for stop in (3, 7):
+            draw = torch.Generator().manual_seed(peers.rank)
+            loader = [skirl.KeyedJagged.one_hot(["a"], torch.randint(0, 99, (8, 1), generator=draw)) for _ in range(30)]
+            with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, depth=depth) as batches:
+                for ids in batches:
+                    time.sleep(0.003 * peers.rank)
+                    embeddings(ids)["a"].sum().backward()
+                    if batches.ends_step and batches.step == stop:
+                        break
+            steps.append(batches.step)
+        return steps
+
+    assert InProcess.run(3, work) == [[3, 7]] * 3
+
+
+def test_an_error_in_one_loop_ends_all():
+    def work(peers):
+        with using(peers):
+            embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 99, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
+        loader = [skirl.KeyedJagged.one_hot(["a"], torch.arange(8).reshape(8, 1) + i) for i in range(30)]
+        try:
+            with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, depth=20) as batches:
+                for ids in batches:
+                    embeddings(ids)["a"].sum().backward()
+                    if batches.step == 4 and peers.rank == 1:
+                        raise ValueError("no such user")
+        except (ValueError, RuntimeError) as error:
+            return str(error)
+
+    began = time.monotonic()
+    said = InProcess.run(2, work)
+    assert said[1] == "no such user" and "rank 1 ended the job: no such user" in said[0]
+    assert time.monotonic() - began < 10

@@ -1,0 +1,164 @@
+"""Rows of N stores that M stores take: each its own, compared with a dict."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.checkpoint import whole
+from skirl.core.placement import Placement
+from skirl.store import CheckpointRows, DiskStore, MemoryStore, Store
+from skirl.store.base import Facts
+from skirl.store.frozen import Mine, Part
+from skirl.tools.sealed_json import CheckpointError
+from tests.cases import cases
+from tests.store.conformance import LAYOUT, contents
+from tests.store.crash import Unsynced
+
+
+def made(kind: str, folder: Path) -> Store:
+    return MemoryStore(LAYOUT) if kind == "memory" else DiskStore(folder, LAYOUT, files=Unsynced())
+
+
+def drawn(rng: np.random.Generator, table: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys, distinct, and rows."""
+    keys = np.unique(rng.integers(0, 400, n)) | (table << 48)
+    return keys, rng.random((keys.size, LAYOUT.records[table].width), np.float32)
+
+
+def put(model: dict[int, bytes], keys: np.ndarray, rows: np.ndarray) -> None:
+    model.update((key, row.tobytes()) for key, row in zip(keys.tolist(), rows, strict=True))
+
+
+def mine_of(here: Placement, site: int) -> Mine:
+    return lambda keys: here.site_of(keys) == site
+
+
+def parts_for(
+    here: Placement, site: int, saved: Placement, facts: list[Facts], over: list[Any], share: bool
+) -> list[Part]:
+    """What a store takes of those that were saved; share: parts that are all its own without a look at their keys."""
+    return [
+        Part(facts[of], over[of], None if share and saved.meets(of, here) == [site] else mine_of(here, site))
+        for of in here.meets(site, saved)
+    ]
+
+
+@cases(25)
+@given(
+    st.integers(1, 4), st.integers(1, 4), st.sampled_from(["memory", "disk"]), st.booleans(), st.integers(0, 1 << 30)
+)
+def test_rows_of_n_stores_go_to_m(
+    tmp_path_factory: pytest.TempPathFactory, n: int, m: int, kind: str, share: bool, seed: int
+) -> None:
+    root, rng = tmp_path_factory.mktemp("parts"), np.random.default_rng(seed)
+    saved, here, model = Placement.even(n), Placement.even(m), dict[int, bytes]()
+    stores = [made(kind, root / f"from {i}") for i in range(n)]
+    facts: list[Facts] = [{} for _ in stores]
+    (root / "rows").mkdir()
+    (root / "again").mkdir()
+    for twice in range(2):  # the second frozen states are in several files
+        for _ in range(3):
+            keys, rows = drawn(rng, int(rng.integers(3)), 200)
+            for i, store in enumerate(stores):
+                own = saved.site_of(keys) == i
+                store.write(keys[own], np.ascontiguousarray(rows[own]))
+            put(model, keys, rows)
+        for i, store in enumerate(stores):
+            state = store.freeze(root / "rows", facts[i] if twice else None)
+            facts[i] = state.write()
+            state.release()
+    over: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in stores]
+    for table in range(3):
+        keys, rows = drawn(rng, table, 30)
+        put(model, keys, rows)
+        for i in range(n):
+            own = saved.site_of(keys) == i
+            over[i].append((keys[own], rows[own]))
+    found: dict[int, bytes] = {}
+    for site in range(m):
+        taken: dict[int, bytes] = {}
+        for store in (made(kind, root / f"to {site}"), CheckpointRows(LAYOUT)):
+            for part in facts:
+                whole.check(root / "rows", part)
+            store.thaw_parts(root / "rows", parts_for(here, site, saved, facts, over, share), "ab" * 16, 70)
+            held = contents(store)
+            assert (store.identity, store.generation) == ("ab" * 16, 70)
+            assert set(here.site_of(np.array(list(held), np.int64)).tolist()) <= {site}
+            if not store.read_only:
+                found |= held
+                taken = dict(held)
+                keys, rows = drawn(rng, 1, 20)
+                store.write(keys, rows)  # it goes on
+                put(held, keys, rows)
+                state = store.freeze(root / "again", facts[0])
+                again = made(kind, root / f"again {site}")
+                again.thaw(root / "again", state.write(), [])
+                state.release()
+                assert contents(again) == held == contents(store)
+                again.close()
+            else:
+                assert held == taken
+            store.close()
+    assert found == model
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize("share", [True, False])
+def test_a_part_that_is_damaged_leaves_the_store_as_it_was(tmp_path: Path, kind: str, share: bool) -> None:
+    rng, facts = np.random.default_rng(0), list[Facts]()
+    (tmp_path / "rows").mkdir()
+    for i in range(2):
+        store = made(kind, tmp_path / f"from {i}")
+        store.write(*drawn(rng, 0, 200))
+        state = store.freeze(tmp_path / "rows", None)
+        facts.append(state.write())
+        state.release()
+        store.close()
+    store = made(kind, tmp_path / "to")
+    store.write(*drawn(rng, 1, 50))
+    held, generation = contents(store), store.generation
+    files = sorted((tmp_path / "to").glob("*")) if kind == "disk" else []
+    everything: Callable[[Any], Any] = lambda keys: np.ones(len(keys), np.bool_)  # noqa: E731
+    parts = [Part(of, [], None if share else everything) for of in facts]
+    for name in sorted(path.name for path in (tmp_path / "rows").iterdir()):
+        path = tmp_path / "rows" / name
+        raw = path.read_bytes()
+        for wrong in (raw[:-1], raw[:-2] + bytes([raw[-2] ^ 1]) + raw[-1:], None):
+            path.unlink() if wrong is None else path.write_bytes(wrong)
+            with pytest.raises(CheckpointError, match=name):
+                for of in facts:
+                    whole.check(tmp_path / "rows", of)
+                store.thaw_parts(tmp_path / "rows", parts, "x", 1)
+            path.write_bytes(raw)
+            assert contents(store) == held and store.generation == generation
+    assert not files or sorted((tmp_path / "to").glob("*")) == files
+    store.thaw_parts(tmp_path / "rows", parts, "x", 1)
+    assert len(store) == len({*_keys(facts, tmp_path, kind)})
+    store.close()
+
+
+def _keys(facts: list[Facts], root: Path, kind: str) -> list[int]:
+    found = list[int]()
+    for i, of in enumerate(facts):
+        store = made(kind, root / f"look {i}")
+        store.thaw(root / "rows", of, [])
+        found += contents(store)
+        store.close()
+    return found
+
+
+def test_a_store_that_knows_one_part_only_says_so(tmp_path: Path) -> None:
+    class Plain(MemoryStore):
+        thaw_parts = Store.thaw_parts
+
+    store = MemoryStore(LAYOUT)
+    state = store.freeze(tmp_path, None)
+    facts = state.write()
+    state.release()
+    with pytest.raises(ValueError, match="one trainer"):
+        Plain(LAYOUT).thaw_parts(tmp_path, [Part(facts), Part(facts)], "x", 1)
