@@ -86,7 +86,7 @@ def load(
     header, found = _newest(
         _offered(Path(path), votes),
         votes,
-        lambda *offer: _read(*offer, model, collections, parts, data, me),
+        lambda header, digest: _read(header, digest, model, collections, parts, data, me),
         engines,
     )
     for collection in collections.values():

@@ -61,14 +61,15 @@ class Votes:
         - `tag`: what for.
         """
         error: Exception | None = None
+        done: list[T] = []
         try:
-            done = work()
+            done.append(work())
         except Exception as found:
             error = found
         verdicts = self.told(None if error is None else [_badness(error), said_of(error)], tag)
         wrong = [(-verdict[0], rank, verdict[1]) for rank, verdict in enumerate(verdicts) if verdict is not None]
         if not wrong:
-            return done  # pyright: ignore[reportPossiblyUnboundVariable]
+            return done[0]
         badness, rank, text = min(wrong)
         if rank == self.rank and error is not None:
             raise error

@@ -42,7 +42,7 @@ def check_weights(model: nn.Module, peers: Peers) -> None:
 
 def _digest(weight: torch.Tensor) -> int:
     raw = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(raw.tobytes(), digest_size=8).digest(), "little")
 
 
 def tell_of_same_data(together: Together) -> None:
