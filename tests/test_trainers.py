@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import skirl
+from skirl import SGD, Adam
 from skirl.checkpoint.folder import numbers as numbers_of
 from skirl.peers.dense import block_of
 from skirl.peers.in_process import InProcess
@@ -27,6 +28,9 @@ class Case(one.Case):
     trainers: int = 2
     slow: float = 0.0
     """Seconds that a call to other trainers may wait before it begins."""
+    patience: float = 20.0
+    fetched: list[int] = field(default_factory=list)
+    """Of each trainer, once it ran: the rows that left its cache and came again."""
 
 
 def of_rank(case, peers, folder=None, until=None, store="memory"):
@@ -42,7 +46,11 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
         )
     model = one.Model(embeddings, case.dtype, dropout=0.0)
     dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
-    all_batches, lost, rare = one.draw(case.seed, case.steps * case.micros), case.lost_at(), case.rare_at()
+    all_batches, lost, rare = (
+        one.draw(case.seed, case.steps * case.micros, universe=case.universe),
+        case.lost_at(),
+        case.rare_at(),
+    )
     numbers = [
         step * case.micros + shard * case.accumulate + i
         for step in range(case.steps)
@@ -69,6 +77,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
                     skirl.save(folder, model=model, optimizers=[dense], data=batches)
                     break
     embeddings.flush()
+    case.fetched.append(embeddings.engine.counters.fetched)
     return losses, [w.detach() for w in (model.first, model.second, model.rare)], rows_of(embeddings.engine)
 
 
@@ -95,7 +104,9 @@ def together(case):
             seconds = naps.random() * case.slow
         time.sleep(seconds)
 
-    found = InProcess.run(case.trainers, lambda peers: of_rank(case, peers), hook=nap if case.slow else None)
+    found = InProcess.run(
+        case.trainers, lambda peers: of_rank(case, peers), hook=nap if case.slow else None, patience=case.patience
+    )
     losses = [loss for _, loss in sorted(pair for each, _, _ in found for pair in each)]
     rows = {}
     for _, _, owned in found:
@@ -137,6 +148,19 @@ def draw_case(draw):
 def test_any_number_of_trainers_gives_the_bits_of_the_plain_reference(data):
     with pytest.MonkeyPatch.context() as patch:
         check(draw_case(data.draw), patch)
+
+
+RETURNING = [
+    Case(trainers=2, shards=2, universe=50, cache=36, steps=12, optimizer=Adam(lr=0.05)),
+    Case(trainers=3, shards=4, universe=50, cache=31, steps=8, depth=1, optimizer=SGD(lr=0.1, momentum=0.9)),
+]
+"""Owners' caches are smaller than what they own, so that rows come and go."""
+
+
+@pytest.mark.parametrize("case", RETURNING, ids=lambda case: f"{case.trainers} trainers")
+def test_rows_that_leave_and_return(case, monkeypatch):
+    check(case, monkeypatch)
+    assert any(case.fetched)
 
 
 @pytest.mark.parametrize("trainers", [2, 3])

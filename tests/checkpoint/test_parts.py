@@ -1,5 +1,6 @@
 """Checkpoints of several trainers, which are threads here: each trains rows of its own, and any number goes on with them."""
 
+import itertools
 import logging
 import random
 import shutil
@@ -341,28 +342,27 @@ def test_all_take_the_checkpoint_before_if_one_finds_damage(
 ) -> None:
     states = saved(2, tmp_path / "c", on(store, tmp_path / "rows"), (0, 1))
     bodies = [folders.files(folders.read(folders.header(tmp_path / "c", number))) for number in (1, 2)]
-    for name in sorted(bodies[1] - bodies[0]):
-        for kind in ("flip", "remove"):
-            copy = tmp_path / "copy"
-            shutil.copytree(tmp_path / "c", copy)
-            path = copy / name if (copy / name).is_file() else copy / name / "model.safetensors"
-            raw = bytearray(path.read_bytes())
-            raw[-3] ^= 1
-            path.unlink()
-            if kind == "flip":
-                path.write_bytes(raw)
-            caplog.clear()
-            with caplog.at_level(logging.WARNING):
-                found = InProcess.run(2, partial(_loaded_and_saved, store=store, root=tmp_path, folder=copy))
-            assert union([state for state, _ in found]) == states[0], (name, kind)
-            warned = [r.getMessage() for r in caplog.records if "the checkpoint before it" in r.getMessage()]
-            assert len(warned) == 1 and path.name in warned[0], "one sentence, not one a trainer"
-            assert numbers(copy) == [1, 3], "the damaged one is no longer one to count on"
-            shutil.rmtree(copy)
+    for name, kind in zip(sorted(bodies[1] - bodies[0]), itertools.cycle(["flip", "remove"])):
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path / "c", copy)
+        path = copy / name if (copy / name).is_file() else copy / name / "model.safetensors"
+        raw = bytearray(path.read_bytes())
+        raw[-3] ^= 1
+        path.unlink()
+        if kind == "flip":
+            path.write_bytes(raw)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            found = InProcess.run(2, partial(_loaded_and_saved, store=store, folder=copy))
+        assert union([state for state, _ in found]) == states[0], (name, kind)
+        warned = [r.getMessage() for r in caplog.records if "the checkpoint before it" in r.getMessage()]
+        assert len(warned) == 1 and path.name in warned[0], "one sentence, not one a trainer"
+        assert numbers(copy) == [1, 3], "the damaged one is no longer one to count on"
+        shutil.rmtree(copy)
 
 
-def _loaded_and_saved(peers: Peers, store: str, root: Path, folder: Path) -> tuple[State, int]:
-    trainer = Trainer(peers, on(store, root / f"copy rows {random.random()}")(peers.rank)).load(folder)
+def _loaded_and_saved(peers: Peers, store: str, folder: Path) -> tuple[State, int]:
+    trainer = Trainer(peers, on(store, folder / "own")(peers.rank)).load(folder)
     state = trainer.state()
     saving = trainer.save(folder, keep=2)
     trainer.rows.close()

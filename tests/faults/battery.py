@@ -146,6 +146,26 @@ def tree(shift: int) -> None:
         check(Step(shift, 3, np.float32, [0, 1, 2, 3, 6], scaled=True, dead=True, hot=hot), sums)
 
 
+def trainers(shift: int) -> dict[str, Callable[[], object]]:
+    """Several trainers in threads, some with shards that are no whole subtree, and the bits of the plain reference."""
+    from tests.pipeline.test_shards import test_random_numbers_do_not_depend_on_the_trainer as random_numbers
+    from tests.test_trainers import RETURNING, Case, check
+
+    def run(case: Case) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            check(replace(case, seed=case.seed + shift, patience=runs.PATIENCE), patch)
+
+    cases = {
+        "three trainers": Case(trainers=3, shards=8, optimizer=Adam(lr=0.05), cache=40, steps=4, lost=0.3),
+        "rows that return": RETURNING[0],
+        "mostly without gradient": Case(trainers=3, shards=4, optimizer=Adam(lr=0.05), cache=40, steps=6, lost=0.9),
+    }
+    return {
+        "random numbers": random_numbers,
+        **{name: lambda case=case: run(case) for name, case in cases.items()},
+    }
+
+
 def gpu(shift: int, *, runs: int, whole: bool) -> dict[str, Callable[[], object]]:
     """Every order that the pipeline allows, and runs of it."""
     on_gpu = {"seed": shift, "device": "interpret", "eager": 0.3}
@@ -181,6 +201,10 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int 
         checks = dict(
             list(CHECKS.items())[: 1 if third is not None else None]
         )  # tests/checkpoint/test_saving.py has all
+    if area == "trainers":
+        checks = trainers(shift)
+        if sound:  # tests/test_trainers.py has more of them
+            checks = dict(list(checks.items())[:2])
     if area == "gpu":
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift

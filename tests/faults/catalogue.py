@@ -472,6 +472,67 @@ GPU = [
           "block.owners += 1", "pass"),
 ]  # fmt: skip
 
+TRAINERS = [
+    Fault("sums of rows are added in the order of ranks", "engine.exchange:update",
+          "np.array([leaves.start for tree in trees for leaves in tree])", "1 << np.arange(len(ends))"),
+    Fault("sums of dense gradients are added in the order of ranks", "peers.dense:OfAllTrainers._sum",
+          "(leaves.start for tree in trees for leaves in tree)", "(1 << n for n in range(64))"),
+    Fault("a trainer's subtrees of dense gradients change places", "peers.dense:OfAllTrainers.sum",
+          "subtrees(self.mine.start, self.mine.stop)", "subtrees(self.mine.start, self.mine.stop)[::-1]"),
+    Fault("sums of several subtrees are sent one after the other", "engine.exchange:_by_owner",
+          "torch.cat(...)", "torch.cat(sent)"),
+    Fault("an owner takes the sums of a row for those of its neighbours", "engine.exchange:_spread",
+          "which * np.repeat(counts[rank], copies)", "which"),
+    Fault("owners serve the values of the step before", "engine.exchange:values",
+          "work.values[number] = self._channel.swap(bank.values(work), ..., tag='values of rows')",
+          "now, slots, name = bank.values(work).clone(), work.steps[number].slots.tolist(), f'served {number}'\n"
+          "before, self.__dict__[name] = self.__dict__.get(name, {}), dict(zip(slots, now.clone()))\n"
+          "for i, slot in enumerate(slots):\n"
+          "    now[i] = before.get(slot, now[i])\n"
+          "work.values[number] = self._channel.swap(now, ..., tag='values of rows')"),
+    Fault("the last gradient that came is dropped", "engine.exchange:update",
+          "~((come[:, 0] == 0) & torch.signbit(come[:, 0]))",
+          "~((come[:, 0] == 0) & torch.signbit(come[:, 0])) & (torch.arange(len(come)) + 1 < len(come))"),
+    Fault("a request for one row of a table is dropped", "oracle.halves:joined",
+          "parts[counts > 0]", "parts[counts > 1]"),
+    Fault("requests are taken for those of another rank", "oracle.halves:joined",
+          "[part.rows for part in asked]", "[part.rows for part in asked[::-1]]"),
+    Fault("one owner writes nothing back", "pipeline.window:_next",
+          "entry, steps = planned",
+          "entry, steps = planned\n"
+          "for step in steps if self._together is not None and self._together.rank else []:\n"
+          "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
+    Fault("a table's steps are those of one trainer", "engine.engine:Engine.update",
+          "if self.exchange is not None:\n"
+          "    raised = self.exchange.anywhere(raised)\n"
+          "self.table_steps += raised",
+          "self.table_steps += raised\n"
+          "if self.exchange is not None:\n"
+          "    raised = self.exchange.anywhere(raised)"),
+    Fault("gradients of the step before are sent", "engine.exchange:update",
+          "come = self._channel.swap(send, ..., tag='gradients of rows')",
+          "before = self.__dict__.get(f'sent {bank}', send)\n"
+          "self.__dict__[f'sent {bank}'] = send.clone()\n"
+          "send = torch.cat([before, send])[:len(send)]\n"
+          "come = self._channel.swap(send, ..., tag='gradients of rows')"),
+    Fault("rows are owned by two trainers", "engine.exchange:__init__",
+          "Placement.even(peers.size)", "Placement.even(peers.size, 'store' if peers.rank else 'ranks')"),
+    Fault("rows without gradient are told as rows with one of zero", "engine.exchange:_marked",
+          "-0.0", "0.0"),
+    Fault("the mark of rows without gradient is not read", "engine.exchange:update",
+          "~((come[:, 0] == 0) & torch.signbit(come[:, 0]))", "torch.ones(len(come), dtype=torch.bool)"),
+    Fault("pieces of dense gradients come in another order", "peers.dense:OfAllTrainers._sum",
+          "list(send)", "list(send)[::-1]"),
+    Fault("a dense gradient that is nowhere is zero", "peers.dense:OfAllTrainers._sum",
+          "v.view(w.shape) if have else None", "v.view(w.shape)"),
+    Fault("rows get the mean over the shards of one trainer", "engine.exchange:update",
+          "1 / work.shards", "1 / len(work.micros)"),
+    Fault("random numbers depend on the rank", "pipeline.shards:begin",
+          "self._first + micro", "micro"),
+    Fault("trainers have equally many leaves, whatever their shards", "engine.exchange:_blocks",
+          "rank * work.shards // size * width", "rank * (work.shards // size) * width"),
+]  # fmt: skip
+
 AREAS = {
     "oracle": ORACLE,
     "moves": MOVES,
@@ -479,6 +540,7 @@ AREAS = {
     "disk": DISK,
     "frozen": FROZEN,
     "checkpoints": CHECKPOINTS,
+    "trainers": TRAINERS,
     "gpu": GPU,
 }
 """One test each: they run beside each other."""

@@ -12,6 +12,7 @@ from torch import nn
 import skirl
 from skirl import FTRL, SGD, Adagrad, Adam, KeyedJagged, RowwiseAdagrad, Table
 from skirl.core.reference import Reference
+from skirl.pipeline.shards import ShardsInLoop
 from skirl.tools import rng_state
 from tests.cases import cases
 
@@ -98,6 +99,8 @@ class Case:
     clip: bool = False
     guarded: bool = False
     """Whether the loop steps its dense weights after the last shard only, or after each."""
+    universe: int = 12
+    """Rows of a table that are used."""
 
     @property
     def micros(self):
@@ -117,7 +120,11 @@ def with_skirl(case):
     )
     model = Model(embeddings, case.dtype)
     dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
-    loader, lost, rare = draw(case.seed, case.steps * case.micros), case.lost_at(), case.rare_at()
+    loader, lost, rare = (
+        draw(case.seed, case.steps * case.micros, universe=case.universe),
+        case.lost_at(),
+        case.rare_at(),
+    )
     with skirl.lookahead(loader, model, shards=case.shards, accumulate=case.accumulate, depth=case.depth) as batches:
         for i, batch in enumerate(batches):
             loss = model.loss(batch, rare[i])
@@ -150,7 +157,11 @@ def in_plain_python(case):
     model = Model(plain, case.dtype)
     weights = [model.first, model.second, model.rare]
     dense, losses = torch.optim.Adam(weights, lr=0.01), []
-    loader, lost, rare = draw(case.seed, case.steps * case.micros), case.lost_at(), case.rare_at()
+    loader, lost, rare = (
+        draw(case.seed, case.steps * case.micros, universe=case.universe),
+        case.lost_at(),
+        case.rare_at(),
+    )
     wide = 1 << (case.accumulate - 1).bit_length()
     for step in range(case.steps):
         of_rows, of_dense = [], [[None] * (case.shards * wide) for _ in weights]
@@ -354,6 +365,19 @@ def test_random_numbers_are_those_of_the_shard(tmp_path):
     with skirl.lookahead(draw(0, 6), again, shards=4) as batches:
         told = refusal(lambda: skirl.load(tmp_path / "1", model=again, optimizers=[dense], data=batches))
         assert "the run was saved with shards=2: set it to that, not 4" in told
+
+
+def test_random_numbers_do_not_depend_on_the_trainer():
+    """Shards 2 and 3 draw the same where a trainer has only them."""
+    drawn = []
+    for mine, micros in ((range(4), (2, 3)), (range(2, 4), (0, 1))):
+        loop = ShardsInLoop(made()[0], 4, 1, 7, mine)
+        drawn.append([])
+        for micro in micros:
+            loop.begin(5, micro)
+            drawn[-1].append(torch.rand(1).item())
+        loop.close()
+    assert drawn[0] == drawn[1] and drawn[0][0] != drawn[0][1]
 
 
 def test_a_step_that_is_left_in_the_middle_never_happened():

@@ -86,11 +86,10 @@ def train(
     share = Share.of_job()
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
-    if saving.from_ is not None and not share.alone:
-        raise ValueError(f"from is for one trainer, and there are {share.size}: leave it out")
+    share.check(saving)
     origin = check_start(saving, flags)
     run = run_folder(recipe, log, flags, resume=saving.resume)
-    if saving.save is not None and (origin is not None or not saving.resume):
+    if share.first and saving.save is not None and (origin is not None or not saving.resume):
         note(saving.save, origin)
     cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
     embeddings = recipe.embeddings(cache, resume=saving.resume)
@@ -118,6 +117,7 @@ def train(
         before = batches.step if isinstance(loader, Sharded) else 0
         for step in () if judge.stops else steps(model, dense, batches, rates, batches.micros):
             done = share.whole(step)
+            keeper.told_to_stop = share.any(keeper.told_to_stop)
             meter.add(done.loss_tensor, done.logits, done.labels)
             last = batches.step - before == loader.steps
             if meter.diverged(last=last):

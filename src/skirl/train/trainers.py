@@ -13,7 +13,7 @@ from skirl.peers.message import pack, unpack
 if TYPE_CHECKING:
     from skirl.data.source import Source
     from skirl.train.done import Done
-    from skirl.train.flags import LogFlags, ShowFlags
+    from skirl.train.flags import LogFlags, SaveFlags, ShowFlags
     from skirl.train.recipe import Recipe
 
 
@@ -64,6 +64,13 @@ class Share:
         """What this trainer writes down and shows: the first one all, the others nothing."""
         return (log, show) if self.first else (replace(log, run="none", trace=None), replace(show, quiet=True))
 
+    def check(self, saving: "SaveFlags") -> None:
+        """Refuse what trainers cannot do together yet."""
+        given = {"save_minutes": saving.save_minutes, "keep_best": saving.keep_best or None, "from": saving.from_}
+        for name, value in given.items():
+            if value is not None and not self.alone:
+                raise ValueError(f"{name} is for one trainer, and there are {self.size}: leave it out")
+
     def of(self, stream: "Source", shards: int) -> "Source":
         """The shards of every batch that this trainer has."""
         return stream.sharded(self.rank * shards // self.size, (self.rank + 1) * shards // self.size, shards)
@@ -103,6 +110,10 @@ class Share:
             }
             for n, name in enumerate(mine)
         }
+
+    def any(self, here: bool) -> bool:
+        """Whether it holds on any trainer."""
+        return here if self.alone else any(bool(part[0]) for (part,) in self.exchange([np.array([here], np.int8)]))
 
     def total(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The sum over all trainers of each whole number."""
