@@ -46,7 +46,7 @@ def test_two_trainers_end_with_the_weights_of_one(python: Python) -> None:
     assert len(losses) == 4 and losses[-1] < losses[0]
     for rank, process in enumerate(start(python, 2, str(EXAMPLES), code=TRAINERS)):
         with process:
-            out, err = process.communicate(60)
+            out, err = process.communicate(120)
             assert process.returncode == 0, err
             assert out.splitlines()[-1] == weights
             assert len(out.splitlines()) == (5 if rank == 0 else 1)
