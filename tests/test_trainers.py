@@ -134,7 +134,7 @@ def draw_case(draw):
         accumulate=draw(st.sampled_from([1, 1, 2, 3])),
         optimizer=draw(st.sampled_from(one.OPTIMIZERS)),
         cache=draw(st.sampled_from([40, 60])),
-        depth=draw(st.sampled_from([1, 20, "auto"])),
+        depth=draw(st.sampled_from([1, 20, "auto", "epoch"])),
         seed=draw(st.integers(0, 999)),
         steps=draw(st.integers(1, 5)),
         lost=draw(st.sampled_from([0.0, 0.0, 0.3, 0.9])),

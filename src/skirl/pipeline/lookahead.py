@@ -137,8 +137,6 @@ class Lookahead:
         self._in_shards = None
         if shards > 1:
             self._in_shards = ShardsInLoop(model, shards, accumulate, self.engines[0].seed, self._mine, self._peers)
-        if plan.depth == "epoch" and size > 1:
-            raise ValueError('depth="epoch" is for one trainer: pass a number or depth="auto"')
         if plan.depth == "epoch" and self._reader.reads_once:
             raise ValueError(
                 'depth="epoch" reads the loader twice, and this one is an iterator: pass a list or a DataLoader, '
@@ -270,7 +268,7 @@ class Lookahead:
             now.here = replace(now.here, start=start)
         now.before = now.here
         if self._plan.depth == "epoch":
-            self._epochs = self._reader.spool(now.here)
+            self._epochs = self._reader.spool(now.here, self._together())
             rng_state.restore(start)  # the first pass never happened: same draws as with any other depth
         if self.times.timeline is not None:
             self.times.timeline.first = now.here.step

@@ -11,11 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from skirl.core.batch import Sparse
 from skirl.core.id_hash import hashes_of
-from skirl.core.ids import Captured, Resolver, capture
+from skirl.core.ids import BadIds, Captured, Resolver, capture
 from skirl.core.positions import Positions
 from skirl.engine.work import Item
+from skirl.oracle.reach import Vote
+from skirl.oracle.together import Together
 from skirl.pipeline.batch_copy import own, weigh
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
@@ -228,16 +232,22 @@ class Reader:
                     f"the loader ends at batch {number}, the run was saved after {batches} of the pass: is it the same data?"
                 )
 
-    def spool(self, place: Place) -> list[Epoch]:
-        """The first pass of depth="epoch": the ids of all batches, for each collection."""
+    def spool(self, place: Place, together: Together | None = None) -> list[Epoch]:
+        """The first pass of depth="epoch": the ids of all batches, for each collection; of all trainers, if `together`."""
         epochs = [Epoch(resolver.schema) for resolver in self._resolvers]
         step: list[Captured] = []
 
         def flush() -> None:
-            for epoch, resolver in zip(epochs, self._resolvers, strict=True):
-                banks = zip(*(resolver.positions(captured) for captured in step))
-                epoch.add([Positions.joined(list(parts)) for parts in banks])
+            banks = [self._joined(resolver, step, together) for resolver in self._resolvers]
             step.clear()
+            if together is not None:
+                asked = together.batch([part for of in banks for part in of], Vote(0, 0))
+                if asked is None:  # another trainer has no more
+                    return
+                ends = np.cumsum([len(of) for of in banks])
+                banks = [asked.banks[end - len(of) : end] for of, end in zip(banks, ends, strict=True)]
+            for epoch, of in zip(epochs, banks, strict=True):
+                epoch.add(of)
 
         try:
             with self._watched():
@@ -248,8 +258,10 @@ class Reader:
                     if len(step) == self.micros and (self._shards == 1 or not _uneven(step)):
                         flush()
                     self._watch.moved(number)
-            if step and self._shards == 1:
+            if step and not self._whole_steps:
                 flush()
+            if together is not None:
+                together.end(Vote(0, 0))
             for epoch in epochs:
                 epoch.scan()
         except BaseException:
@@ -257,6 +269,17 @@ class Reader:
                 epoch.close()
             raise
         return epochs
+
+    @staticmethod
+    def _joined(resolver: Resolver, step: list[Captured], together: Together | None) -> list[Positions]:
+        """The ids of a step's micro-batches, by bank."""
+        try:
+            banks = zip(*(resolver.positions(captured) for captured in step))
+            return [Positions.joined(list(parts)) for parts in banks]
+        except BadIds as error:
+            if together is not None:
+                together.fail(error)  # the other trainers end as well
+            raise
 
 
 def _uneven(shards: list[Captured]) -> bool:
