@@ -18,9 +18,16 @@ def test_one_trainer_starts_no_group(monkeypatch, size):
     assert isinstance(join(), Alone) and not torch.distributed.is_initialized()
 
 
-def test_importing_skirl_imports_no_peers(python: Python):
-    code = "import sys, skirl; skirl.Table; skirl.lookahead; print([m for m in sys.modules if m.startswith('skirl.peers')])"
-    assert python.run(code).stdout == "[]\n"
+def test_importing_skirl_imports_no_peers_and_one_trainer_starts_nothing(python: Python):
+    code = """
+import sys, threading, skirl
+skirl.Table
+print([m for m in sys.modules if m.startswith("skirl.peers")])
+import torch.distributed
+skirl.EmbeddingBagCollection([skirl.Table("a", 10, 4)], optimizer=skirl.SGD(lr=0.1), cache=5)
+print(torch.distributed.is_initialized(), threading.active_count(), "skirl.peers.groups" in sys.modules)
+"""
+    assert python.run(code).stdout == "[]\nFalse 1 False\n"
 
 
 @pytest.mark.parametrize(

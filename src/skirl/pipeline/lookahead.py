@@ -360,18 +360,29 @@ class Lookahead:
         return {
             "step": place.step,
             "epochs": place.epochs,
-            "batches": place.batches // self._reader.micros * self._shards * self._accumulate,  # of all trainers
+            "batches": self._of_all(place.batches),
             "accumulate": self._accumulate,
             "shards": self._shards,
             "loader": place.loader,
             "start": place.start,
         }
 
+    def _of_all(self, batches: int) -> int:
+        """Of so many batches of this trainer, how many all have: steps are whole where there are several trainers."""
+        if self._peers is None:
+            return batches
+        return batches // self._reader.micros * self._shards * self._accumulate
+
+    def _own(self, batches: int) -> int:
+        """The reverse."""
+        if self._peers is None:
+            return batches
+        return batches // (self._shards * self._accumulate) * self._reader.micros
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on there: the next pass skips what was done of it."""
         self.check_state(state)
-        batches = state["batches"] // (self._shards * self._accumulate) * self._reader.micros
-        here = Place(state["step"], state["epochs"], batches, state["loader"], state["start"])
+        here = Place(state["step"], state["epochs"], self._own(state["batches"]), state["loader"], state["start"])
         self._in_loop, self._loaded = InLoop(state["step"], here, here), True
 
     def check_state(self, state: dict[str, Any]) -> None:

@@ -204,9 +204,9 @@ def test_frozen_states_share_files_and_copy_none_twice(tmp_path, monkeypatch):
     copied: list[Path] = []
 
     class Counting(NoLinks):
-        def copy(self, old, new):
-            copied.append(old)
-            super().copy(old, new)
+        def copy_of(self, file, new):
+            copied.append(new)
+            super().copy_of(file, new)
 
     monkeypatch.setattr(log_module, "SMALLEST", 16)
     for files, links in ((Files(), 2), (Counting(), 1)):
