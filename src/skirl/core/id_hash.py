@@ -1,5 +1,6 @@
 """A hash of each feature's ids: a forward is held to the batch in the loop by it, also where that was changed in place."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -36,11 +37,18 @@ def hashes_of(captured: Captured) -> dict[str, Hashes]:
     """
     ids = np.zeros(len(captured.keys), np.int64)
     weights = np.zeros(len(captured.keys), np.int64)
-    _hash(captured.values, captured.offsets, captured.batch, ids)
+    one_each = _of_one_each(captured.batch)
+    _hash(captured.values, captured.offsets, captured.batch, one_each, ids)
     if captured.weights is not None:
         bits = captured.weights.view(np.int32 if captured.weights.itemsize == 4 else np.int64)
-        _hash(bits, captured.offsets, captured.batch, weights)
-    return {key: Hashes(*both) for key, *both in zip(captured.keys, ids.tolist(), weights.tolist())}
+        _hash(bits, captured.offsets, captured.batch, one_each, weights)
+    return dict(zip(captured.keys, map(Hashes._make, zip(ids.tolist(), weights.tolist()))))
+
+
+@lru_cache(maxsize=64)
+def _of_one_each(batch: int) -> np.uint64:
+    """What bags of one id each add to a feature's hash."""
+    return np.uint64(_of_lengths(np.arange(batch + 1)))
 
 
 def hashes_on_device(values: Tensor, offsets: Tensor, features: int) -> Tensor:
@@ -80,21 +88,31 @@ def _signed(number: int) -> int:
 
 
 @kernel
-def _hash(values, offsets, batch, out):
+def _of_lengths(ends):
+    """The lengths of bags, each mixed with its place."""
+    step, mix, place, half = np.uint64(_STEP), np.uint64(_MIX), np.uint64(_LENGTHS), np.uint64(32)
+    total = np.uint64(0)
+    for i in range(len(ends) - 1):
+        place += step  # faster than i * step, which is a product of 64 bits
+        z = (np.uint64(ends[i + 1] - ends[i]) + place) * mix
+        total += z ^ (z >> half)
+    return total
+
+
+@kernel
+def _hash(values, offsets, batch, one_each, out):
     """Fill out, int64 [features]: the sum of each number mixed with its place. Without the shift it would be linear, and
-    a 2 in one place could stand for a 1 in another."""
-    step, mix, first, half = np.uint64(_STEP), np.uint64(_MIX), np.uint64(_LENGTHS), np.uint64(32)
+    a 2 in one place could stand for a 1 in another. one_each: of bags with one id each."""
+    step, mix, half = np.uint64(_STEP), np.uint64(_MIX), np.uint64(32)
     for f in range(len(out)):
         total = place = np.uint64(0)
         ends = offsets[f * batch : (f + 1) * batch + 1]
         ids = values[ends[0] : ends[batch]]
         for i in range(len(ids)):
-            place += step  # faster than i * step, which is a product of 64 bits
+            place += step
             z = (np.uint64(ids[i]) + place) * mix
             total += z ^ (z >> half)
-        place = first
+        others = 0
         for i in range(batch):
-            place += step
-            z = (np.uint64(ends[i + 1] - ends[i]) + place) * mix
-            total += z ^ (z >> half)
-        out[f] = np.int64(total)
+            others += ends[i + 1] - ends[i] != 1
+        out[f] = np.int64(total + (_of_lengths(ends) if others else one_each))
