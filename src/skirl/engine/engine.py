@@ -110,8 +110,8 @@ class Engine:
         self.device = open_device(device, self.dtype)
         self.exchange = _exchange(self.device.at)
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
-        if self.exchange is not None and isinstance(store, str) and store.startswith("disk:"):
-            store = f"{store}/rank-{self.exchange.peers.rank}"  # what one trainer owns no other writes
+        if self.exchange is not None and isinstance(store, str):
+            store = self.exchange.own_store(store)
         self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
         """Numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
