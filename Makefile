@@ -18,8 +18,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 DEV := $(VENV)/.dev
 OTHERS := $(VENV)/.others
-# A test process for each core and one for the waits of others, eight at most; `make test JOBS=0` runs in this process, to debug.
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 7 ? n + 1 : 8)))
+# A test process for each core and two for the waits of others, eight at most; `make test JOBS=0` runs in this process, to debug.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 6 ? n + 2 : 8)))
 SEED ?= $(shell date +%s)
 SLICE ?= 600
 # Under a minute, also where cores are busy: a second thread would wait for the first more than it helps so small a model.
