@@ -16,7 +16,7 @@ from torch import nn
 import skirl
 from skirl import SGD, Adam
 from skirl.checkpoint.folder import numbers as numbers_of
-from skirl.peers.dense import block_of
+from skirl.core.tree import block_of
 from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
 from tests.cases import cases

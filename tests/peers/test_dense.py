@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skirl.core.tree import block_of
 from skirl.peers.alone import Alone
-from skirl.peers.dense import Dense, block_of
+from skirl.peers.dense import Dense
 from skirl.peers.errors import PeerError
 from skirl.peers.in_process import InProcess
 from tests.cases import cases

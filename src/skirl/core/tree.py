@@ -37,8 +37,36 @@ def leaves(micros: int, shards: int = 1) -> list[int]:
     ([0, 1, 2, 3], [0, 1, 2, 4, 5, 6])
     """
     each = micros // shards
-    width = 1 << max(0, each - 1).bit_length()
-    return [shard * width + i for shard in range(shards) for i in range(each)]
+    return [leaves_of(range(shard, shard + 1), each).start + i for shard in range(shards) for i in range(each)]
+
+
+def leaves_of(shards: range, micros: int) -> range:
+    """The leaves of some shards.
+
+    **Arguments**
+
+    - `shards`: which of a step.
+    - `micros`: micro-batches of a shard.
+
+    >>> leaves_of(range(1, 3), 3)
+    range(4, 12)
+    """
+    width = 1 << max(0, micros - 1).bit_length()
+    return range(shards.start * width, shards.stop * width)
+
+
+def block_of(rank: int, size: int, shards: int) -> range:
+    """The shards of a rank: a stretch of them, of equal length where there are as many for each.
+
+    **Arguments**
+
+    - `rank`, `size`: which of how many.
+    - `shards`: of a step; a power of two, and at least `size`.
+
+    >>> [block_of(rank, 3, 8) for rank in range(3)]
+    [range(0, 2), range(2, 5), range(5, 8)]
+    """
+    return range(rank * shards // size, (rank + 1) * shards // size)
 
 
 def subtrees(begin: int, end: int) -> list[range]:

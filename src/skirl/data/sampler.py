@@ -8,6 +8,7 @@ import torch
 import torch.distributed
 from torch.utils.data import Sampler
 
+from skirl.core.tree import check_shards
 from skirl.data import share
 
 
@@ -56,8 +57,7 @@ class ShardSampler(Sampler[list[int]]):
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}: set it to 1 or more")
         shards = 1 << (ranks - 1).bit_length() if shards is None else shards
-        if shards < 1 or shards & (shards - 1):
-            raise ValueError(f"shards is {shards}: set it to a power of two")
+        check_shards(shards)
         self.batch_size, self.shards, self.seed, self.epoch = batch_size, shards, seed, 0
         self._data, self._shuffle, self._begin = data, shuffle, 0
         self._share = share.shards(*share.block(rank, ranks, shards), shards, batch_size)

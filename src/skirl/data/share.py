@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.tree import block_of
 
 Cut = tuple[int, int]
 """Samples low .. high - 1."""
@@ -167,7 +168,8 @@ def block(rank: int, ranks: int, shards: int) -> tuple[int, int]:
         raise ValueError(f"rank is {rank} of {ranks}: set it from 0 to {ranks - 1}")
     if shards < ranks:
         raise ValueError(f"a step has {shards} shards for {ranks} trainers: set shards to {ranks} or more")
-    return rank * shards // ranks, (rank + 1) * shards // ranks
+    mine = block_of(rank, ranks, shards)
+    return mine.start, mine.stop
 
 
 def part_of(batch: Batch, low: int, high: int) -> Batch:

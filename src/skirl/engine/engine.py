@@ -368,7 +368,7 @@ class Engine:
     def _update_bank(self, work: Work, bank: int, scalars: np.ndarray) -> None:
         grads = work.joint.get(bank, work.grads.get((bank, 0)))
         if self.exchange is not None and grads is None:  # other trainers have some
-            grads = torch.empty((0, self.schema.banks[bank].dim))
+            grads = torch.from_numpy(np.empty((0, self.schema.banks[bank].dim), self.dtype))
         if grads is not None:
             self.caches[bank].changing(work.steps[bank].rows)
             update = Update(work, grads, self._live(work, bank), scalars, self.counters.steps)

@@ -5,13 +5,12 @@ gradients back; and, as an owner, serve and apply those of all.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import torch
 
 from skirl.core.placement import Placement
-from skirl.core.tree import subtrees
+from skirl.core.tree import block_of, leaves_of, subtrees
 from skirl.engine.device.base import BankRows, Sums, Update
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
@@ -96,9 +95,7 @@ class Exchange:
 def _blocks(work: Work, size: int) -> list[range]:
     """The leaves of each trainer."""
     each = len(work.micros) // len(range(work.shards) if work.mine is None else work.mine)
-    width = 1 << max(0, each - 1).bit_length()
-    cuts = [rank * work.shards // size * width for rank in range(size + 1)]
-    return [range(begin, end) for begin, end in pairwise(cuts)]
+    return [leaves_of(block_of(rank, size, work.shards), each) for rank in range(size)]
 
 
 def _marked(sums: Sums) -> torch.Tensor:

@@ -11,24 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from skirl.core.tree import BlockSum, check_shards, subtrees, tree_sum
+from skirl.core.tree import BlockSum, block_of, check_shards, leaves_of, subtrees, tree_sum
 from skirl.peers.base import Peers
 from skirl.peers.errors import PeerError, ranks_named
-
-
-def block_of(rank: int, size: int, shards: int) -> range:
-    """The shards of a rank: a stretch of them, of equal length where there are as many for each.
-
-    **Arguments**
-
-    - `rank`, `size`: which of how many.
-    - `shards`: of a step; a power of two, and at least `size`.
-
-    >>> [block_of(rank, 3, 8) for rank in range(3)]
-    [range(0, 2), range(2, 5), range(5, 8)]
-    """
-    return range(rank * shards // size, (rank + 1) * shards // size)
-
 
 _open: "WeakSet[Dense]" = WeakSet()
 """Those that hear of optimizers' steps."""
@@ -243,9 +228,7 @@ class OfAllTrainers:
 
     def __init__(self, peers: Peers, shards: int, accumulate: int = 1) -> None:
         self._peers, self._channel = peers, peers.channel("dense")
-        width = 1 << max(0, accumulate - 1).bit_length()
-        shares = [block_of(rank, peers.size, shards) for rank in range(peers.size)]
-        self._blocks = [range(share.start * width, share.stop * width) for share in shares]
+        self._blocks = [leaves_of(block_of(rank, peers.size, shards), accumulate) for rank in range(peers.size)]
 
     @property
     def mine(self) -> range:

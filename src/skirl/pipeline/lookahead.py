@@ -11,13 +11,12 @@ from torch import nn
 
 from skirl.core.batch import Sparse
 from skirl.core.ids import Captured
-from skirl.core.tree import check_shards
+from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
 from skirl.nn.collection import collections_of
 from skirl.oracle.options import Depth, Plan
 from skirl.oracle.together import Together
 from skirl.peers.base import Peers
-from skirl.peers.dense import block_of
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.one_pass import InLoop, OnePass

@@ -116,8 +116,8 @@ def train(
         # A source counts from its beginning, Sharded from here.
         before = batches.step if isinstance(loader, Sharded) else 0
         for step in () if judge.stops else steps(model, dense, batches, rates, batches.micros):
-            done = share.whole(step)
-            keeper.told_to_stop = share.any(keeper.told_to_stop)
+            done, stops = share.whole(step, keeper.told_to_stop)
+            keeper.told_to_stop |= stops
             meter.add(done.loss_tensor, done.logits, done.labels)
             last = batches.step - before == loader.steps
             if meter.diverged(last=last):

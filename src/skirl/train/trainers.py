@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from skirl.data.share import block
 from skirl.peers.base import Peers
 from skirl.peers.job import trainers
 from skirl.peers.message import pack, unpack
@@ -73,22 +74,26 @@ class Share:
 
     def of(self, stream: "Source", shards: int) -> "Source":
         """The shards of every batch that this trainer has."""
-        return stream.sharded(self.rank * shards // self.size, (self.rank + 1) * shards // self.size, shards)
+        return stream.sharded(*block(self.rank, self.size, shards), shards)
 
     def exchange(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
         """Give arrays to all trainers; those of each, by rank. Between two steps."""
         come = self.peers.channel("lookups").exchange([pack(*arrays)] * self.size, "numbers of a run")
         return [unpack(part) for part in come]
 
-    def whole(self, done: "Done") -> "Done":
-        """A step with the samples of all trainers, in the order of shards: what one process would have."""
+    def whole(self, done: "Done", stops: bool = False) -> "tuple[Done, bool]":
+        """A step with the samples of all trainers, in the order of shards: what one process would have.
+
+        stops: whether this trainer is told to stop after it; the second is whether any is.
+        """
         import torch
 
         if self.alone:
-            return done
-        come = self.exchange([t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels)])
-        losses, logits, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*come, strict=True))
-        return replace(done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels)
+            return done, stops
+        own = [t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels)]
+        come = self.exchange([*own, np.array([stops], np.int8)])
+        losses, logits, labels, told = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*come, strict=True))
+        return replace(done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels), bool(told.any())
 
     def network(self) -> dict[str, dict[str, float]]:
         """Of each channel, the bytes and vectors that all trainers have sent to others, and the longest that one waited."""
@@ -110,10 +115,6 @@ class Share:
             }
             for n, name in enumerate(mine)
         }
-
-    def any(self, here: bool) -> bool:
-        """Whether it holds on any trainer."""
-        return here if self.alone else any(bool(part[0]) for (part,) in self.exchange([np.array([here], np.int8)]))
 
     def total(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The sum over all trainers of each whole number."""

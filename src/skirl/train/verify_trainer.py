@@ -63,7 +63,7 @@ def trace(recipe: Recipe, cache: int, store: str, share: Share, naps: random.Ran
         batches.hook = lambda stage, step: time.sleep(naps.random() * 0.002)
         before.append(now(whole[0]))
         for step, done in enumerate(steps(model, dense, batches, rates, batches.micros)):
-            losses.append(share.whole(done).loss)
+            losses.append(share.whole(done)[0].loss)
             weights.append(digest(b"".join(digest(w) for w in model.parameters() if w.numel())))
             after.append(now(whole[step]))
             if step + 1 < len(whole):
