@@ -156,6 +156,11 @@ class Files:
         if not self.linked(old, new):
             self.copy(old, new)
 
+    def share_over(self, old: Path, new: Path) -> None:
+        """As `share`, over a file that is there: at every moment `new` is the one or the other, whole."""
+        if not self.linked_over(old, new):
+            self.copy(old, new)
+
 
 class Handle:
     """The one owner of a descriptor: nobody else closes it, and it is closed once.
