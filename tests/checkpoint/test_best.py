@@ -13,7 +13,7 @@ from tests.resume import ROWS, Run, Setup
 
 @pytest.mark.parametrize("links", [True, False])
 def test_a_file_left_by_another_run_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-    run = Run(Setup(ROWS[2], "adamw", "list", batches=3, depth=2, cache=60))
+    run = Run(Setup(ROWS[2], "adamw", "list", batches=3, depth=2, cache=120))
     saves(run, tmp_path, [3])
     header = folders.header(tmp_path, folders.numbers(tmp_path)[-1])
     if not links:
