@@ -5,7 +5,7 @@ All ranks run in one process, one after the other; what crosses between them is 
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -14,8 +14,12 @@ from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.reach import Vote
 from skirl.oracle.seen import Seen
-from skirl.oracle.together import Joined, JointPlanner, Together
+from skirl.oracle.step import Step
+from skirl.oracle.together import Joined, Together
+
+Item = TypeVar("Item")
 
 
 def parts_of(batch: Positions, ranks: int) -> list[Positions]:
@@ -32,6 +36,57 @@ def parts_of(batch: Positions, ranks: int) -> list[Positions]:
         mine[:, 2] = begin + length * (rank + 1) // ranks
         out.append(Positions(batch.values, mine))
     return out
+
+
+class Owner(Generic[Item]):
+    """One of several owners that plan in one thread, in turns: whoever drives it carries what they give each other.
+
+    **Arguments**
+
+    - `schema`, `capacities`: the tables, and the slots of each bank.
+    - `rank`, `placement`: which owner, and who owns which rows.
+    - `plan`: how far to read.
+    """
+
+    def __init__(self, schema: Schema, rank: int, placement: Placement, capacities: Sequence[int], plan: Plan) -> None:
+        self.together = Together([schema], rank, placement, _not_called)
+        self._plan = plan
+        self._planner: Planner[tuple[Item, Joined]] = Planner(
+            bank_planners(schema, capacities, plan, Seen(schema)), plan
+        )
+        self._planner.due = 0
+
+    def vote(self) -> Vote:
+        """What it says of its window, with the next batch."""
+        return self._planner.vote()
+
+    def add(self, item: Item, batch: Joined, nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
+        """One more batch after its exchange; the other arguments are those of `Planner.add`."""
+        self.together.decide(self._plan, batch)
+        self._planner.due = self.together.due
+        self._planner.add((item, batch), batch.banks, nbytes, next_uses)
+
+    def end(self) -> None:
+        """No more batches will come."""
+        self._planner.end()
+
+    def next(self) -> tuple[Item, Joined, list[Step]] | None:
+        """The next batch and its Steps, one a bank; None until it is time for it, or when all is planned."""
+        planned = self._planner.next()
+        if planned is None:
+            return None
+        self.together.step_planned()
+        (item, batch), steps = planned
+        return item, batch, steps
+
+    def executed(self, number: int) -> None:
+        """Steps before `number` are done."""
+        self._planner.executed(number)
+
+    @property
+    def window_end(self) -> int:
+        """The batch after the last one in the window."""
+        return self._planner.end_number + self._planner.window
 
 
 class _Timed:
@@ -63,8 +118,9 @@ def divided(
     - `warm`: time counts from this batch on.
     """
     one: Planner[None] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
-    joint = [_owner(schema, rank, ranks, capacity, plan) for rank in range(ranks)]
-    alone, each = _Timed(), [_Timed() for _ in joint]
+    placement, each_has = Placement.even(ranks), [max(1, capacity // ranks)]
+    owners: list[Owner[None]] = [Owner(schema, rank, placement, each_has, plan) for rank in range(ranks)]
+    alone, each = _Timed(), [_Timed() for _ in owners]
     moved = {"one": 0, "owners": 0}
     steps = rows = words = count = 0
 
@@ -72,10 +128,10 @@ def divided(
         for step in _all(lambda: alone("plan", one.next)):
             moved["one"] += step[1][0].fetches
             one.executed(step[1][0].number)
-        for timed, owner in zip(each, joint, strict=True):
+        for timed, owner in zip(each, owners, strict=True):
             for _, _, (step,) in _all(lambda timed=timed, owner=owner: timed("plan", owner.next)):
                 moved["owners"] += step.fetches
-                owner.planner.executed(step.number)
+                owner.executed(step.number)
 
     for number, batch in enumerate(batches):
         for timed in (alone, *each):
@@ -84,20 +140,20 @@ def divided(
         one.add(None, [batch], 0)
         out = [
             timed("ask", owner.together.ask, [part], timed("vote", owner.vote))
-            for timed, owner, part in zip(each, joint, parts_of(batch, ranks), strict=True)
+            for timed, owner, part in zip(each, owners, parts_of(batch, ranks), strict=True)
         ]
-        for timed, owner, given in zip(each, joint, zip(*out, strict=True), strict=True):
+        for timed, owner, given in zip(each, owners, zip(*out, strict=True), strict=True):
             answer: Joined = timed("join", owner.together.answer, given)
             rows += int(answer.reads[0].ask[-1])
-            timed("add", owner.added, None, answer, 0)
+            timed("add", owner.add, None, answer, 0)
         words += sum(len(letter) for letters in out for letter in letters)
         planned(number)
         count += 1
     for timed in (alone, *each):
         timed.counts = False
     one.end()
-    for owner in joint:
-        owner.planner.end()
+    for owner in owners:
+        owner.end()
     planned(count)
     busiest = max(each, key=lambda timed: sum(timed.ms.values()))
     all_ms, one_ms = sum(busiest.ms.values()), sum(alone.ms.values())
@@ -110,11 +166,6 @@ def divided(
         "rows_a_trainer": rows / count / ranks,
         "id_bytes_a_row": round(4 * words / rows, 3),
     }
-
-
-def _owner(schema: Schema, rank: int, ranks: int, capacity: int, plan: Plan) -> JointPlanner[None]:
-    together = Together([schema], rank, Placement.even(ranks), _not_called)
-    return JointPlanner(together, bank_planners(schema, [max(1, capacity // ranks)], plan, Seen(schema)), plan)
 
 
 def _not_called(given: Sequence[np.ndarray]) -> list[np.ndarray]:
