@@ -82,7 +82,9 @@ class Share:
         return [unpack(part) for part in come]
 
     def whole(self, done: "Done", stops: bool = False) -> "tuple[Done, bool]":
-        """A step with the samples of all trainers, in the order of shards: what one process would have.
+        """A step of all trainers: the losses of all shards, in their order, and what one process would make of them.
+
+        Logits and labels, nearly all of the bytes, go to the first trainer only, which has the metrics.
 
         stops: whether this trainer is told to stop after it; the second is whether any is.
         """
@@ -90,10 +92,20 @@ class Share:
 
         if self.alone:
             return done, stops
-        own = [t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels)]
-        come = self.exchange([*own, np.array([stops], np.int8)])
-        losses, logits, labels, told = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*come, strict=True))
-        return replace(done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels), bool(told.any())
+        losses, *large = (t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels))
+        said = np.array([stops, np.isfinite(large[0]).all(), done.samples], np.int64)
+        to_first, to_others = pack(losses, said, *large), pack(losses, said, *(part[:0] for part in large))
+        come = self.peers.channel("lookups").exchange(
+            [to_others if rank else to_first for rank in range(self.size)], "numbers of a step"
+        )
+        parts = zip(*map(unpack, come), strict=True)
+        losses, told, logits, labels = (torch.from_numpy(np.concatenate(of_ranks)) for of_ranks in parts)
+        any_stops, others_finite, samples = told.view(self.size, 3).unbind(1)
+        of_all = replace(
+            done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels, samples=int(samples.sum()),
+            finite=bool(others_finite.all()),
+        )  # fmt: skip
+        return of_all, bool(any_stops.any())
 
     def network(self) -> dict[str, dict[str, float]]:
         """Of each channel, the bytes and vectors that all trainers have sent to others, and the longest that one waited."""
