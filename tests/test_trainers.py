@@ -81,8 +81,8 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
                 dense.zero_grad()
                 if case.looks and batches.step % case.looks == 0:  # at rows, as evaluation does
                     with torch.no_grad():
-                        model.eval()(batch)
-                        model.train()
+                        model.embeddings.eval()(batch.sparse)
+                        model.embeddings.train()
                 if until is not None and batches.step == until:
                     skirl.save(folder, model=model, optimizers=[dense], data=batches)
                     break
@@ -144,6 +144,7 @@ def draw_case(draw):
         shards=1 << draw(st.integers(least, max(least, 2 if trainers < 5 else 4))),
         accumulate=draw(st.sampled_from([1, 1, 2, 3])),
         optimizer=draw(st.sampled_from(one.OPTIMIZERS)),
+        universe=draw(st.sampled_from([12, 50])),
         cache=draw(st.sampled_from([40, 60])),
         depth=draw(st.sampled_from([1, 20, "auto", "epoch"])),
         seed=draw(st.integers(0, 999)),
