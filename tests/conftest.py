@@ -11,6 +11,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -24,6 +25,8 @@ os.environ["SKIRL_RUNS"] = "none"  # no test leaves a run folder behind unless i
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.interpreter import quicken
 
 torch.set_num_threads(1)
 
@@ -139,6 +142,11 @@ def fingerprint() -> dict[str, str]:
         "vectors": torch.backends.cpu.get_cpu_capability(),
         "cpu": hashlib.sha256(cpu.encode()).hexdigest()[:8],
     }
+
+
+def pytest_collection_finish() -> None:
+    if "triton" in sys.modules:
+        quicken()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

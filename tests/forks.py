@@ -8,7 +8,6 @@ import gc
 import os
 import signal
 import sys
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait

@@ -60,7 +60,8 @@ CODE = """
 import sys
 sys.path.insert(0, {root!r})
 import pytest
-options = "-W ignore::pytest.PytestAssertRewriteWarning -p tests.forks -p no:cacheprovider -c none.ini --rootdir . --timeout-method thread --forks".split()
+options = "-W ignore::pytest.PytestAssertRewriteWarning -p tests.forks -p no:cacheprovider -c none.ini --rootdir ."
+options = [*options.split(), "--timeout-method", "thread", "--forks"]
 sys.exit(pytest.main([*options, *sys.argv[1:]]))
 """
 
