@@ -89,6 +89,10 @@ COMMANDS = {
         "skirl.measure.bench.network:Network",
         "what trainers exchange: the sum of dense gradients beside the backend's own",
     ),
+    "bench link": (
+        "skirl.measure.bench.link:LinkSpeed",
+        "trainers over a link of limited rate, beside the least that compute, bytes and cores allow",
+    ),
     "bench start": (
         "skirl.measure.bench.start:Start",
         "time compiling and loading the kernels of a first training step",
