@@ -13,7 +13,7 @@ import numpy as np
 from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
-from skirl.oracle.halves import Asking, Reads, late
+from skirl.oracle.halves import Asking, Reads, critical_gradients, critical_values
 from skirl.oracle.letters import BATCH, Letter, Letters
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import bank_planners
@@ -62,7 +62,11 @@ def critical(before: Step | None, step: Step, after: Step | None, capacity: int)
     - `before`, `step`, `after`: steps of one owner, one after the other; None: there is none.
     - `capacity`: slots of the owner.
     """
-    return late(before, step, None, capacity), late(None, step, after, capacity)
+    none = np.zeros(len(step.slots), np.bool_)
+    return (
+        none if before is None else critical_values(before, step, capacity),
+        none if after is None else critical_gradients(step, after, capacity),
+    )
 
 
 class Driven:

@@ -122,9 +122,11 @@ class Way:
         with using(peers):
             embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows, seed=job.seed)
         if embeddings.engine.exchange is not None and all_critical:
-            embeddings.engine.exchange.all_critical = True  # pyright: ignore[reportAttributeAccessIssue]
-        torch.manual_seed(job.seed)
+            embeddings.engine.exchange.all_critical = True
         self.model = Model(embeddings, len(tables) * job.dim, job.dense)
+        draws = torch.Generator().manual_seed(job.seed)
+        for weight in self.model.parameters():  # equal on all trainers, also where they are threads
+            nn.init.uniform_(weight, -0.05, 0.05, generator=draws)
         self._dense = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         stack.callback(embeddings.close)
         self._batches = iter(stack.enter_context(lookahead(Again(parts), self.model, depth=8, shards=peers.size)))
