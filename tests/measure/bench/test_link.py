@@ -1,7 +1,6 @@
 """Training over a limited link: bytes are those of the plan, bits those of any way, a roof the largest of three."""
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -10,13 +9,13 @@ from skirl.core.placement import Placement
 from skirl.core.tables import Schema
 from skirl.measure.bench import limited, link
 from skirl.measure.bench.limited import Job
-from skirl.measure.bench.link import LinkSpeed, judged
-from skirl.measure.bench.namespaces import trained, two_namespaces, why_not
+from skirl.measure.bench.link import LinkSpeed, judged, measured
+from skirl.measure.bench.namespaces import two_namespaces, why_not
 from skirl.peers.in_process import InProcess
 from skirl.store.link import Link
 from skirl.train.fingerprints import rows_of
 
-JOB = Job(dense=600, batch=16, dim=4, rows_scale=0.001, read=3, steps=6, rounds=1)
+JOB = Job(dense=600, batch=16, dim=4, rows_scale=0.001, read=3, steps=3, rounds=1)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ def test_a_roof_is_the_largest_of_three():
 
 
 def test_the_command(ranks, monkeypatch, tmp_path):
-    monkeypatch.setattr(link, "trained", lambda size, module, words, namespaces=(): ranks)
+    monkeypatch.setattr(link, "trained", lambda *_: [[rank, rank] for rank in ranks])
     flags = LinkSpeed(links=("loopback",), dense=(600, 1200), plot=tmp_path / "link.svg")
     result = flags.run()
     assert result["vs_roof"] == max(point["vs_roof"] for point in result["points"])
@@ -88,8 +87,8 @@ def test_over_a_limited_link():
         pytest.skip(why)
     rate, job = 1.25e7, Job(dense=20_000, batch=256, dim=16, rows_scale=0.01, read=4, steps=8, rounds=2)
     with two_namespaces(rate) as names:
-        slow = trained(2, "skirl.measure.bench.limited", [json.dumps(asdict(job)), ",".join(limited.WAYS)], names)
-    fast = trained(2, "skirl.measure.bench.limited", [json.dumps(asdict(job)), ",".join(limited.WAYS)])
+        [slow] = measured(2, [job], limited.WAYS, names)
+    [fast] = measured(2, [job], limited.WAYS)
     facts = judged(slow, limited.WAYS, Link(rate))
     print({name: facts[name] for name in ("vs_roof", "bound", "critical_share", "vs_all_critical")})
     assert facts["same_bits"]

@@ -125,7 +125,7 @@ class Way:
             embeddings.engine.exchange.all_critical = True
         self.model = Model(embeddings, len(tables) * job.dim, job.dense)
         draws = torch.Generator().manual_seed(job.seed)
-        for weight in self.model.parameters():  # equal on all trainers, also where they are threads
+        for weight in self.model.layers.parameters():  # equal on all trainers, also where they are threads
             nn.init.uniform_(weight, -0.05, 0.05, generator=draws)
         stack.callback(embeddings.close)
         self._batches = iter(stack.enter_context(lookahead(Again(parts), self.model, depth=8, shards=peers.size)))
@@ -235,8 +235,8 @@ class _Later:
 
 
 if __name__ == "__main__":
-    given = Job(**json.loads(sys.argv[1]))
+    jobs = [Job(**given) for given in json.loads(sys.argv[1])]
     mine = trainers()
-    if given.delay:
-        delayed(mine, given.delay)
-    print(json.dumps(of_rank(given, mine, sys.argv[2].split(","))))
+    if jobs[0].delay:
+        delayed(mine, jobs[0].delay)
+    print(json.dumps([of_rank(job, mine, sys.argv[2].split(",")) for job in jobs]))

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import product
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class LinkSpeed:
         """Measure each link with each size, one after the other."""
         if any(link != LOOPBACK for link in self.links) and (why := why_not()):
             raise OSError(f"links is {self.links}, and {why}: set it to {LOOPBACK}, which needs none")
-        points = [self._point(link, dense) for link, dense in product(self.links, self.dense)]
+        points = [point for link in self.links for point in self._points(link)]
         if self.plot is not None:
             self.plot.write_text(drawn(points))
         worst = max(point["vs_roof"] for point in points)
@@ -74,17 +74,19 @@ class LinkSpeed:
             points=points,
         )
 
-    def _point(self, link: str, dense: int) -> dict[str, Any]:
-        job = Job(dense, self.batch, self.dim, steps=self.steps, rounds=self.rounds, seed=self.seed)
-        words = ",".join(self.ways)
-        if link == LOOPBACK:
-            ranks = trained(2, "skirl.measure.bench.limited", [json.dumps(asdict(job)), words])
-            return {"link": link, "dense": dense, **judged(ranks, self.ways, Emulated())}
-        emulated = Emulated.parse(link)
-        job = replace(job, delay=emulated.delay)
-        with two_namespaces(emulated.rate) as names:
-            ranks = trained(2, "skirl.measure.bench.limited", [json.dumps(asdict(job)), words], names)
-        return {"link": link, "dense": dense, **judged(ranks, self.ways, emulated)}
+    def _points(self, link: str) -> list[dict[str, Any]]:
+        """Of each dense size, over one link."""
+        emulated = Emulated() if link == LOOPBACK else Emulated.parse(link)
+        jobs = [
+            Job(dense, self.batch, self.dim, steps=self.steps, rounds=self.rounds, delay=emulated.delay, seed=self.seed)
+            for dense in self.dense
+        ]
+        with nullcontext([]) if link == LOOPBACK else two_namespaces(emulated.rate) as names:
+            ranks = measured(2, jobs, self.ways, names)
+        return [
+            {"link": link, "dense": dense, **judged(of_all, self.ways, emulated)}
+            for dense, of_all in zip(self.dense, ranks)
+        ]
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -101,6 +103,20 @@ class LinkSpeed:
                 f"{1e3 * roof['wire']:.1f}, cores {1e3 * roof['cores']:.1f}{ways}"
             )
         return lines
+
+
+def measured(size: int, jobs: Sequence[Job], ways: Sequence[str], namespaces: Sequence[str] = ()) -> list[Any]:
+    """Of each job what each of some trainers measured, which are processes.
+
+    **Arguments**
+
+    - `size`: how many trainers.
+    - `jobs`: one after the other.
+    - `ways`: as for `judged`.
+    - `namespaces`: as for `trained`.
+    """
+    words = [json.dumps([asdict(job) for job in jobs]), ",".join(ways)]
+    return list(zip(*trained(size, "skirl.measure.bench.limited", words, namespaces)))
 
 
 def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Emulated, cores: int = 0) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`skirl simulate`: the time of a step with many trainers, out of counted traffic and measured or given seconds."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -95,15 +94,14 @@ class Simulate:
         from dataclasses import replace
 
         from skirl.measure.bench.limited import Job
-        from skirl.measure.bench.link import judged
-        from skirl.measure.bench.namespaces import trained
+        from skirl.measure.bench.link import judged, measured
         from skirl.measure.scaling.iteration import step_of
         from skirl.measure.scaling.traffic import traffic_of
         from skirl.tools.machine import machine
 
         # What is predicted is what is measured: fewer rows, and cores that all share.
         job = Job(self.dense, count * self.samples, self.dim, read=8, steps=8, rounds=3, seed=self.seed)
-        ranks = trained(count, "skirl.measure.bench.limited", [json.dumps(asdict(job)), "hidden"])
+        [ranks] = measured(count, [job], ("hidden",))
         seen = judged(ranks, ("hidden",), Link())["ways"]["hidden"]
         traffic = traffic_of(count, self.samples, self.dim, self.dense, self.seed, job.rows_scale)
         alone = [rank["hidden"]["local"] for rank in ranks]
