@@ -56,6 +56,7 @@ class Together:
         - `head`: what the header says, and the tensors of the dense part; used on the first trainer.
         """
         began, votes, saving = time.perf_counter(), Votes(self.peers), self.saving
+        self.peers.channel("votes").step = max(self.steps.values(), default=None)
         try:
             mine = {"number": saving.number, "mark": secrets.token_hex(8), "steps": dict(self.steps)}
             told = votes.told(mine | {"digest": self.placement.digest}, "a checkpoint begins")
