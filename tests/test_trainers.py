@@ -17,6 +17,7 @@ import skirl
 from skirl import SGD, Adam
 from skirl.checkpoint.folder import numbers as numbers_of
 from skirl.core.tree import block_of
+from skirl.peers.alone import Alone
 from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
 from tests.cases import cases
@@ -94,6 +95,10 @@ def rows_of(engine):
     return rows
 
 
+def same_bits(one_row, other):
+    return one_row.tobytes() == other.tobytes()
+
+
 def together(case):
     """All trainers in threads; their losses in the order of one process, and all their rows."""
     naps = random.Random(case.seed)
@@ -166,6 +171,81 @@ def test_rows_that_leave_and_return(case, monkeypatch):
 @pytest.mark.parametrize("trainers", [2, 3])
 def test_doubles_and_weights_of_ids(trainers, monkeypatch):
     check(Case(trainers=trainers, dtype=torch.float64, depth="auto", seed=5), monkeypatch)
+
+
+def asked_by_id(peers, state="keep", wrong=""):
+    """Rows that each trainer asks for, before, in and after a loop, and all rows at its end; one trainer asks for all."""
+    size, mine = max(peers.size, 2), peers.rank
+    ranks = [mine] if peers.size > 1 else range(size)
+    ids = {rank: np.random.default_rng(rank).integers(0, 50, 7 + 9 * rank) for rank in range(size)}
+    new = np.random.default_rng(9).random((5, 4), dtype=np.float32)
+    with using(peers):
+        embeddings = skirl.EmbeddingBagCollection(one.TABLES, optimizer=skirl.Adagrad(lr=0.1), cache=70, seed=7)
+    model = one.Model(embeddings, dropout=0.0)
+    data, found = one.draw(3, 8), []
+
+    def ask(table, among=50):
+        each = {rank: ids[rank] % among for rank in range(size)}
+        if peers.size > 1:
+            if wrong == "step" and mine and len(found) == 2:
+                table, each = "c", {mine: [1]}
+            found.append({mine: embeddings.rows(table, each[mine])})
+        else:
+            found.append({rank: embeddings.rows(table, each[rank]) for rank in ranks})
+
+    ask("a")
+    for _ in range(2):
+        with skirl.lookahead([data[4 * s + v] for s in range(2) for v in block_of(peers.rank, peers.size, 4)],
+                             model, shards=4) as batches:  # fmt: skip
+            for batch in batches:
+                model.loss(batch).backward()
+                if batches.ends_step:
+                    ask("a")
+                    model.zero_grad()
+        values = torch.from_numpy(new) + (mine if wrong == "values" else 0)
+        embeddings.set_rows("a", [3, 40, 2, 1, 8], values, state=state)
+        skirl.import_rows(embeddings, {"b.weight": torch.arange(120.0).view(30, 4)})
+        ask("a")
+        ask("b", among=30)
+    embeddings.flush()
+    return found, rows_of(embeddings.engine)
+
+
+@pytest.mark.parametrize(("trainers", "state"), [(2, "keep"), (3, "reset")])
+def test_rows_by_id_are_those_of_one_process(trainers, state, monkeypatch):
+    monkeypatch.setattr("skirl.nn.by_id.PIECE", 5)  # some ask in more pieces than others
+    monkeypatch.setattr("skirl.checkpoint.import_rows.PIECE", 7)
+    expected, rows = asked_by_id(Alone(), state)
+    found = InProcess.run(trainers, partial(asked_by_id, state=state))
+    owned = {key: row for _, each in found for key, row in each.items()}
+    assert owned.keys() == rows.keys() and all(same_bits(owned[key], rows[key]) for key in rows)
+    for rank, (asked, each) in enumerate(found):
+        assert each and len(each) < len(rows)
+        for ours, theirs in zip(asked, expected, strict=True):
+            assert rank > 1 or torch.equal(ours[rank], theirs[rank])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("step", "rank 0 asks for rows of table 'a' after 2 steps, and rank 1 for rows of table 'c' after 2 steps"),
+        ("values", "set_rows of table 'a' got other ids or values on rank 1 than on rank 0"),
+    ],
+)
+def test_trainers_that_ask_for_other_things_are_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        InProcess.run(2, partial(asked_by_id, wrong=wrong))
+
+
+def test_an_export_of_some_rows_as_all_is_refused(tmp_path):
+    def work(peers):
+        with using(peers):
+            skirl.export(
+                skirl.EmbeddingBagCollection(one.TABLES, optimizer=SGD(lr=0.1), cache=9), tmp_path / "a.safetensors"
+            )
+
+    with pytest.raises(ValueError, match="an export is for one trainer, and 2 share these rows"):
+        InProcess.run(2, work)
 
 
 @cases(12)

@@ -190,7 +190,8 @@ class Engine:
         """Refuse what several trainers cannot do together yet."""
         if self.exchange is not None:
             raise ValueError(
-                f"{what} is for one trainer, and {self.exchange.peers.size} share these rows: start one process for it"
+                f"{what} is for one trainer, and {self.exchange.peers.size} share these rows: call skirl.save on all of "
+                "them, and start one process on its checkpoint"
             )
 
     def check_process(self) -> None:
