@@ -503,12 +503,13 @@ TRAINERS = [
           "for step in steps if self._together is not None and self._together.rank else []:\n"
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
     Fault("a table's steps are those of one trainer", "engine.engine:Engine.update",
-          "if self.exchange is not None:\n"
-          "    raised = self.exchange.anywhere(raised)\n"
           "self.table_steps += raised",
-          "self.table_steps += raised\n"
-          "if self.exchange is not None:\n"
-          "    raised = self.exchange.anywhere(raised)"),
+          "mine = np.zeros(len(self.schema.tables), np.bool_)\n"
+          "for (bank, _), live in work.live.items():\n"
+          "    mine[self.table_of[bank][live]] = True\n"
+          "self.table_steps += mine"),
+    Fault("a step is skipped by the trainer whose gradients are not finite alone", "engine.engine:Engine.update",
+          "raised, finite = told[:-1], not told[-1]", "raised = told[:-1]"),
     Fault("gradients of the step before are sent", "engine.exchange:update",
           "come = self._channel.swap(send, ..., tag='gradients of rows')",
           "before = self.__dict__.get(f'sent {bank}', send)\n"
