@@ -30,8 +30,13 @@ class Case(one.Case):
     slow: float = 0.0
     """Seconds that a call to other trainers may wait before it begins."""
     patience: float = 20.0
+    prefetch: int = 2
+    looks: int = 0
+    """Steps between two looks at rows; 0: none."""
     fetched: list[int] = field(default_factory=list)
-    """Of each trainer, once it ran: the rows that left its cache and came again."""
+    """Of each trainer, once it ran: the rows that left its cache and came again,"""
+    moved: list[int] = field(default_factory=list)
+    """and the vectors that came to it early or late."""
 
 
 def of_rank(case, peers, folder=None, until=None, store="memory"):
@@ -59,7 +64,8 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
         for i in range(case.accumulate)
     ]
     loader = [all_batches[i] for i in numbers]
-    with skirl.lookahead(loader, model, shards=case.shards, accumulate=case.accumulate, depth=case.depth) as batches:
+    ahead = {"shards": case.shards, "accumulate": case.accumulate, "depth": case.depth, "prefetch": case.prefetch}
+    with skirl.lookahead(loader, model, **ahead) as batches:
         if folder is not None and numbers_of(folder):
             skirl.load(folder, model=model, optimizers=[dense], data=batches)
             numbers = numbers[batches.step * batches.micros :]
@@ -74,11 +80,16 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
                     nn.utils.clip_grad_norm_([model.first, model.second], 0.05)
                 dense.step()
                 dense.zero_grad()
+                if case.looks and batches.step % case.looks == 0:  # at rows, as evaluation does
+                    with torch.no_grad():
+                        model.embeddings.eval()(batch.sparse)
+                        model.embeddings.train()
                 if until is not None and batches.step == until:
                     skirl.save(folder, model=model, optimizers=[dense], data=batches)
                     break
     embeddings.flush()
     case.fetched.append(embeddings.engine.counters.fetched)
+    case.moved.append(sum(peers.channel("moves").counters.received))
     return losses, [w.detach() for w in (model.first, model.second, model.rare)], rows_of(embeddings.engine)
 
 
@@ -138,6 +149,7 @@ def draw_case(draw):
         shards=1 << draw(st.integers(least, max(least, 2 if trainers < 5 else 4))),
         accumulate=draw(st.sampled_from([1, 1, 2, 3])),
         optimizer=draw(st.sampled_from(one.OPTIMIZERS)),
+        universe=draw(st.sampled_from([12, 50])),
         cache=draw(st.sampled_from([40, 60])),
         depth=draw(st.sampled_from([1, 20, "auto", "epoch"])),
         seed=draw(st.integers(0, 999)),
@@ -145,6 +157,8 @@ def draw_case(draw):
         lost=draw(st.sampled_from([0.0, 0.0, 0.3, 0.9])),
         clip=draw(st.booleans()),
         slow=draw(st.sampled_from([0.0, 0.003])),
+        prefetch=draw(st.sampled_from([0, 1, 2, 2])),
+        looks=draw(st.sampled_from([0, 0, 2, 3])),
     )
 
 
@@ -166,6 +180,7 @@ RETURNING = [
 def test_rows_that_leave_and_return(case, monkeypatch):
     check(case, monkeypatch)
     assert any(case.fetched)
+    assert any(case.moved)
 
 
 @pytest.mark.parametrize("trainers", [2, 3])

@@ -5,7 +5,8 @@ Where the cache is and how it is computed on is for one `BankRows` a bank (devic
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,6 +276,38 @@ class Engine:
         if self.exchange is not None:
             self.exchange.values(self.banks, work)
 
+    def move(self, work: Work, after: Work | None) -> bool:
+        """Late gradients of the step before the one in the loop; whether values of the next step may come early."""
+        assert self.exchange is not None
+        self.exchange.bring_late()
+        return self.exchange.link(self.banks, work, after, [len(cache) for cache in self.caches])
+
+    def settle(self) -> None:
+        """Wait until no gradient is on its way to another trainer; all trainers call this after the same step."""
+        if self.exchange is not None:
+            with self._losing("gradients were on their way"):
+                self.exchange.settle()
+
+    def give_up(self) -> None:
+        """The trainers of the job have ended, each where it was."""
+        if self.exchange is not None and not self.exchange.settled:
+            self.lose("the job has ended while gradients were on their way between trainers")
+
+    def complete(self) -> None:
+        """End the update of the step in the loop, as far as the next one needs it."""
+        if self.exchange is not None:
+            with self._losing("gradients were on their way"):
+                self.exchange.complete()
+
+    @contextmanager
+    def _losing(self, what: str) -> Iterator[None]:
+        """An error in this block loses rows."""
+        try:
+            yield
+        except BaseException as error:
+            self.lose(f"{what}, and then: {why(error)}", error)
+            raise
+
     def _load_bank(self, bank: int, work: Work) -> tuple[np.ndarray, Any]:
         cache, step = self.caches[bank], work.steps[bank]
         cache.changing(step.evict_slots)
@@ -400,6 +433,7 @@ class Engine:
     def flush(self) -> None:
         """Write every resident row to the store; all stay resident. Write-backs must be drained."""
         self.check()
+        self.settle()
         for bank, cache in zip(self.banks, self.caches, strict=False):  # no caches before the first batch
             slots = np.flatnonzero(cache.key_of >= 0)
             for part in np.array_split(slots, max(1, len(slots) // 65536)):

@@ -126,6 +126,8 @@ class CurrentStep:
             work, self.work = self.work, None
             if apply and work is not None and not work.updated and (work.returned or self.engine.exchange):
                 self._update(work)
+            if apply:
+                self.engine.complete()
 
     def update_together(self) -> None:
         """All of the step's backwards that come have come: with several trainers each sends what it has, or nothing."""
@@ -139,6 +141,7 @@ class CurrentStep:
         self._same.settle(wait=True)  # a checkpoint of wrong rows would be the newest
         if self.loop is not None:
             self.loop.settle()
+            self.engine.settle()
             self.loop.drain()
         else:
             self.finish()

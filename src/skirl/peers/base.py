@@ -19,9 +19,12 @@ from skirl.peers.message import ALIGNED, HEAD, KINDS, heads, padded, read_head
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHANNELS = ("start", "ids", "rows", "dense", "votes", "lookups")
-"""One for each thread that talks, "start" for what is agreed on before they begin, "lookups" for between two steps."""
-ON_DEVICE = ("rows", "dense")
+CHANNELS = ("start", "ids", "rows", "moves", "links", "dense", "votes", "lookups")
+"""One for each thread that talks, "start" for what is agreed on before they begin, "lookups" for between two steps.
+
+"rows" is what the loop waits for, "moves" what travels while it computes, and "links" says which is which.
+"""
+ON_DEVICE = ("rows", "moves", "dense")
 """Channels whose tensors are where rows are; the others are on the host, and have `exchange`."""
 LIMIT = 1 << 30
 """Bytes that one message of an exchange may have."""
