@@ -5,6 +5,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_doubles_and_weights_of_ids(trainers, monkeypatch):
     check(Case(trainers=trainers, dtype=torch.float64, depth="auto", seed=5), monkeypatch)
 
 
-def asked_by_id(peers, state="keep", wrong=""):
+def asked_by_id(peers, state: Any = "keep", wrong=""):
     """Rows that each trainer asks for, before, in and after a loop, and all rows at its end; one trainer asks for all."""
     size, mine = max(peers.size, 2), peers.rank
     ranks = [mine] if peers.size > 1 else range(size)
@@ -240,6 +241,50 @@ def test_rows_by_id_are_those_of_one_process(trainers, state, monkeypatch):
             assert rank > 1 or torch.equal(ours[rank], theirs[rank])
 
 
+def scaled(peers, apart=0):
+    """A loop with a GradScaler, in which a shard's dense gradients or its rows overflow."""
+    mine = block_of(peers.rank, peers.size, 4)
+    with using(peers):
+        rows = skirl.EmbeddingBagCollection(one.TABLES, optimizer=Adam(lr=0.05), cache=80, seed=7)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0 + apart * peers.rank, growth_interval=2)
+    rows.grad_scaler = scaler
+    model = one.Model(rows, dropout=0.0)
+    dense, data, found = torch.optim.Adam(model.parameters(), lr=0.01), one.draw(5, 32), []
+    numbers = [4 * step + shard for step in range(8) for shard in mine]
+    with skirl.lookahead([data[n] for n in numbers], model, shards=4, depth=3) as batches:
+        for n, batch in zip(numbers, batches, strict=True):
+            loss = model.loss(batch, rare=False)
+            if n in (9, 22):  # of the third step and the sixth
+                loss = loss + (rows(batch.sparse)["b"] if n == 9 else model.second).sum() * torch.inf
+            scaler.scale(loss).backward()
+            if batches.ends_step:
+                scaler.step(dense)
+                scaler.step(rows.optimizer)
+                scaler.update()
+                dense.zero_grad()
+                found.append((scaler.get_scale(), *(w.detach().clone() for w in (model.first, model.second))))
+    rows.flush()
+    return found, rows_of(rows.engine), rows.engine.table_steps.tolist()
+
+
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_a_step_that_overflows_on_one_trainer_is_skipped_by_all(trainers):
+    expected, rows, steps = scaled(Alone())
+    assert [scale for scale, *_ in expected] == [256, 512, 256, 256, 512, 256, 256, 512] and steps == [7, 7, 7]
+    every = {}
+    for found, owned, counted in InProcess.run(trainers, scaled):
+        every |= owned
+        assert counted == steps
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours[0] == theirs[0] and all(map(torch.equal, ours[1:], theirs[1:]))
+    assert every.keys() == rows.keys() and all(same_bits(every[key], rows[key]) for key in rows)
+
+
+def test_scalers_of_other_scales_are_refused():
+    with pytest.raises(ValueError, match="grad_scaler of the embeddings has another scale on rank"):
+        InProcess.run(2, partial(scaled, apart=1))
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -267,7 +312,7 @@ def test_an_export_of_some_rows_as_all_is_refused(tmp_path):
 @given(seed=st.integers(0, 99), numbers=st.lists(st.integers(1, 4), min_size=2, max_size=4), on_disk=st.booleans())
 def test_a_run_that_goes_on_with_other_numbers_of_trainers(seed, numbers, on_disk, tmp_path_factory):
     case = Case(seed=seed, shards=4, steps=2 * len(numbers), optimizer=one.OPTIMIZERS[seed % 5], depth="auto")
-    folder, losses = tmp_path_factory.mktemp("run"), []
+    folder, losses, found = tmp_path_factory.mktemp("run"), [], []
     for stage, trainers in enumerate(numbers, start=1):
         until = None if stage == len(numbers) else 2 * stage
         store = f"disk:{tmp_path_factory.mktemp('rows')}" if on_disk else "memory"

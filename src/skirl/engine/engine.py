@@ -386,7 +386,7 @@ class Engine:
     def update(self, work: Work, settings: Sequence[Setting], finite: bool = True) -> bool:
         """Backward's end: sum the gradients of every row and apply its optimizer once. Whether it was.
 
-        settings: of their groups. finite: whether all gradients are; where those of any trainer are not, nobody's rows change.
+        settings: of their groups. finite: whether all gradients are; where those of any trainer are not, no rows change.
         """
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():

@@ -33,13 +33,13 @@ def check_weights(model: nn.Module, peers: Peers) -> None:
     for rank, theirs in enumerate(peers.channel("lookups").exchange([mine] * peers.size, "dense weights")):
         if len(theirs) != len(mine):
             raise ValueError(
-                f"the model has {len(mine) - len(scale)} dense weights on rank {peers.rank} and {len(theirs) - len(scale)} on "
-                f"rank {rank}: make the same model on all trainers"
+                f"the model has {len(named)} dense weights on rank {peers.rank} and {len(theirs) - len(scale)} on rank "
+                f"{rank}: make the same model on all trainers"
             )
         if (theirs[len(named) :] != mine[len(named) :]).any():
             raise ValueError(
-                f"grad_scaler of the embeddings has another scale on rank {rank} than on rank {peers.rank}: give all trainers "
-                "one made alike, or loaded from the same checkpoint"
+                f"grad_scaler of the embeddings has another scale on rank {rank} than on rank {peers.rank}: give all "
+                "trainers one made alike, or loaded from the same checkpoint"
             )
         for n in np.flatnonzero(theirs != mine)[:1].tolist():
             raise ValueError(
