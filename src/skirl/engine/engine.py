@@ -118,8 +118,8 @@ class Engine:
         self.held = [words(width) if self.half else width for width in self.widths]
         """Numbers in its record, as the store has it."""
         record_bytes = [width * self.dtype.itemsize for width in self.held]
-        sites = 1 if self.exchange is None else self.exchange.peers.size
-        self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes, sites)
+        sites, near = (1, 1) if self.exchange is None else (self.exchange.peers.size, self.exchange.peers.near)
+        self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes, sites, near)
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)

@@ -295,6 +295,11 @@ class Peers(ABC):
             raise ValueError(f"there is no channel {name!r}: take one of {', '.join(self.channels)}")
         return self.channels[name]
 
+    @property
+    def near(self) -> int:
+        """How many of them are on this machine, this one included."""
+        return self.size
+
     @abstractmethod
     def fail(self, error: BaseException | str) -> None:
         """End all ranks, by an error of this one: calls of the others raise PeerError with its words.
