@@ -504,12 +504,13 @@ TRAINERS = [
           "for step in steps if self._together is not None and self._together.rank else []:\n"
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
     Fault("a table's steps are those of one trainer", "engine.engine:Engine.update",
-          "if self.exchange is not None:\n"
-          "    raised = self.exchange.anywhere(raised)\n"
           "self.table_steps += raised",
-          "self.table_steps += raised\n"
-          "if self.exchange is not None:\n"
-          "    raised = self.exchange.anywhere(raised)"),
+          "mine = np.zeros(len(self.schema.tables), np.bool_)\n"
+          "for (bank, _), live in work.live.items():\n"
+          "    mine[self.table_of[bank][live]] = True\n"
+          "self.table_steps += mine"),
+    Fault("rows are trained with gradients of another trainer that are not finite", "engine.engine:Engine.update",
+          "raised, finite = told[:-1], not told[-1]", "raised, finite = told[:-1], True"),
     Fault("gradients of the step before are sent", "engine.gradients:Gradients.begin",
           "self._sent = ()",
           "before = self._rows.__dict__.get('sent before', send)\n"

@@ -321,6 +321,11 @@ class Peers(ABC):
         for name in OF_LOOP:
             self.channels[name].step = step
 
+    @property
+    def near(self) -> int:
+        """How many of them are on this machine, this one included."""
+        return self.size
+
     @abstractmethod
     def fail(self, error: BaseException | str) -> None:
         """End all ranks, by an error of this one: calls of the others raise PeerError with its words.
