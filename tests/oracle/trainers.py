@@ -10,7 +10,7 @@ from skirl import Table
 from skirl.core.placement import Cut, Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
-from skirl.measure.bench.owners import Owner
+from skirl.measure.bench.driven import Owner
 from skirl.oracle.options import Plan
 from skirl.oracle.step import Step
 from skirl.oracle.together import Joined

@@ -19,10 +19,15 @@ from skirl.peers.message import ALIGNED, HEAD, KINDS, heads, padded, read_head
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHANNELS = ("start", "ids", "rows", "dense", "votes", "lookups")
-"""One for each thread that talks, "start" for what is agreed on before they begin, "lookups" for between two steps."""
-ON_DEVICE = ("rows", "dense")
+CHANNELS = ("start", "ids", "rows", "moves", "links", "dense", "votes", "lookups")
+"""One for each thread that talks, "start" for what is agreed on before they begin, "lookups" for between two steps.
+
+"rows" is what the loop waits for, "moves" what travels while it computes, and "links" says which is which.
+"""
+ON_DEVICE = ("rows", "moves", "dense")
 """Channels whose tensors are where rows are; the others are on the host, and have `exchange`."""
+OF_LOOP = ("rows", "dense", "lookups")
+"""Channels of the training loop's thread."""
 LIMIT = 1 << 30
 """Bytes that one message of an exchange may have."""
 
@@ -85,6 +90,8 @@ class Channel(ABC):
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
         self.counters = Counters.of(size)
+        self.step: int | None = None
+        """That its calls are for, as errors say it; None: for no step."""
         self._sequence = 0
         self._issuing = threading.Lock()
 
@@ -243,7 +250,8 @@ class Channel(ABC):
             )
         try:
             self._sequence += 1
-            doing = f"channel {self.name}, {verb} {self._sequence}{f' ({tag})' if tag else ''}"
+            of_step = "" if self.step is None else f" of step {self.step:,}"
+            doing = f"channel {self.name}, {verb} {self._sequence}{f' ({tag})' if tag else ''}{of_step}"
             if parts != self.size:
                 raise ValueError(f"{doing}: there are {parts} parts for {self.size} ranks")
             self.counters.calls += 1
@@ -302,6 +310,21 @@ class Peers(ABC):
         if name not in self.channels:
             raise ValueError(f"there is no channel {name!r}: take one of {', '.join(self.channels)}")
         return self.channels[name]
+
+    def comes(self, step: int) -> None:
+        """The loop's next calls are for a step: errors say so.
+
+        **Arguments**
+
+        - `step`: counted from 1.
+        """
+        for name in OF_LOOP:
+            self.channels[name].step = step
+
+    @property
+    def near(self) -> int:
+        """How many of them are on this machine, this one included."""
+        return self.size
 
     @abstractmethod
     def fail(self, error: BaseException | str) -> None:

@@ -68,7 +68,7 @@ class GpuBackward(BankRows):
         self._streams.begin()  # autograd's thread has the stream of the forward
         self._streams.compute.run(apply)
 
-    def values(self, work: Work) -> torch.Tensor:
+    def values(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
         slots = self._current(work).views["slots"]
         self._streams.begin()
         out = self._gpu.empty(len(slots), self.facts.dim)

@@ -3,23 +3,17 @@
 All ranks run in one process, one after the other; what crosses between them is written and read as it would be.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
-
-import numpy as np
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
+from skirl.measure.bench.driven import Owner, Timed
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.reach import Vote
 from skirl.oracle.seen import Seen
-from skirl.oracle.step import Step
-from skirl.oracle.together import Joined, Together
-
-Item = TypeVar("Item")
+from skirl.oracle.together import Joined
 
 
 def parts_of(batch: Positions, ranks: int) -> list[Positions]:
@@ -38,72 +32,6 @@ def parts_of(batch: Positions, ranks: int) -> list[Positions]:
     return out
 
 
-class Owner(Generic[Item]):
-    """One of several owners that plan in one thread, in turns: whoever drives it carries what they give each other.
-
-    **Arguments**
-
-    - `schema`, `capacities`: the tables, and the slots of each bank.
-    - `rank`, `placement`: which owner, and who owns which rows.
-    - `plan`: how far to read.
-    """
-
-    def __init__(self, schema: Schema, rank: int, placement: Placement, capacities: Sequence[int], plan: Plan) -> None:
-        self.together = Together([schema], rank, placement, _not_called)
-        self._plan = plan
-        self._planner: Planner[tuple[Item, Joined]] = Planner(
-            bank_planners(schema, capacities, plan, Seen(schema)), plan
-        )
-        self._planner.due = 0
-
-    def vote(self) -> Vote:
-        """What it says of its window, with the next batch."""
-        return self._planner.vote()
-
-    def add(self, item: Item, batch: Joined, nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
-        """One more batch after its exchange; the other arguments are those of `Planner.add`."""
-        self.together.decide(self._plan, batch)
-        self._planner.due = self.together.due
-        self._planner.add((item, batch), batch.banks, nbytes, next_uses)
-
-    def end(self) -> None:
-        """No more batches will come."""
-        self._planner.end()
-
-    def next(self) -> tuple[Item, Joined, list[Step]] | None:
-        """The next batch and its Steps, one a bank; None until it is time for it, or when all is planned."""
-        planned = self._planner.next()
-        if planned is None:
-            return None
-        self.together.step_planned()
-        (item, batch), steps = planned
-        return item, batch, steps
-
-    def executed(self, number: int) -> None:
-        """Steps before `number` are done."""
-        self._planner.executed(number)
-
-    @property
-    def window_end(self) -> int:
-        """The batch after the last one in the window."""
-        return self._planner.end_number + self._planner.window
-
-
-class _Timed:
-    """Time of one rank's thread, by what it did; none before it is told to count."""
-
-    def __init__(self) -> None:
-        self.counts = False
-        self.ms: dict[str, float] = {}
-
-    def __call__(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        began = time.thread_time()
-        out = call(*args)
-        if self.counts:
-            self.ms[what] = self.ms.get(what, 0.0) + (time.thread_time() - began) * 1e3
-        return out
-
-
 def divided(
     schema: Schema, batches: Iterable[Positions], *, ranks: int, capacity: int, plan: Plan, warm: int
 ) -> dict[str, Any]:
@@ -120,7 +48,7 @@ def divided(
     one: Planner[None] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
     placement, each_has = Placement.even(ranks), [max(1, capacity // ranks)]
     owners: list[Owner[None]] = [Owner(schema, rank, placement, each_has, plan) for rank in range(ranks)]
-    alone, each = _Timed(), [_Timed() for _ in owners]
+    alone, each = Timed(), [Timed() for _ in owners]
     moved = {"one": 0, "owners": 0}
     steps = rows = words = count = 0
 
@@ -166,10 +94,6 @@ def divided(
         "rows_a_trainer": rows / count / ranks,
         "id_bytes_a_row": round(4 * words / rows, 3),
     }
-
-
-def _not_called(given: Sequence[np.ndarray]) -> list[np.ndarray]:
-    raise AssertionError("all ranks are here: nothing is exchanged")
 
 
 def _all(call: Callable[[], Any]) -> Iterator[Any]:
