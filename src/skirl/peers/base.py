@@ -26,8 +26,8 @@ CHANNELS = ("start", "ids", "rows", "moves", "links", "dense", "votes", "lookups
 """
 ON_DEVICE = ("rows", "moves", "dense")
 """Channels whose tensors are where rows are; the others are on the host, and have `exchange`."""
-OF_LOOP = ("rows", "dense", "lookups")
-"""Channels of the training loop's thread."""
+OF_LOOP = ("rows", "moves", "links", "dense", "lookups")
+"""Channels that serve the step in the loop."""
 LIMIT = 1 << 30
 """Bytes that one message of an exchange may have."""
 
