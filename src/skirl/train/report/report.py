@@ -33,6 +33,7 @@ OF_CONFIG: dict[str, Any] = {
 }  # fmt: skip
 STAGES = {
     "plan": "planning", "fetch": "fetching rows", "write": "writing rows", "load": "loading into the cache",
+    "move": "moving rows between trainers",
 }  # fmt: skip
 """As the page calls them."""
 OF_RESULT: dict[str, Any] = {"checkpoints": {"stopped_by": ANY}}
