@@ -141,6 +141,8 @@ class Engine:
         self.caches: list[Cache] = []
         self.table_steps = np.zeros(len(self.schema.tables), np.int64)
         self.counters = Counters()
+        self.asked = np.zeros((sites, len(self.schema.tables)), np.int64)
+        """Of several trainers: rows that this one has read of each owner, by table: so many values came."""
         self._counting = threading.Lock()
         self.saving: Any = None
         """The last checkpoint that was begun or loaded: a `skirl.checkpoint.Saving`."""
@@ -275,6 +277,8 @@ class Engine:
         """The step's rows are resident with all owners: get the values of those that this trainer reads."""
         if self.exchange is not None:
             self.exchange.values(self.banks, work)
+            for bank, reads in zip(self.schema.banks, work.reads, strict=True):
+                self.asked[:, bank.tables] += reads.counts
 
     def move(self, work: Work, after: Work | None) -> bool:
         """Late gradients of the step before the one in the loop; whether values of the next step may come early."""

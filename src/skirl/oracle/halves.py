@@ -37,6 +37,8 @@ class Reads:
     """int32 [ids]: positions grouped by row, ascending in each group."""
     ask: np.ndarray
     """int32 [owners + 1]: where the rows of each owner begin: so many ids and gradients go to it, and values come."""
+    counts: np.ndarray
+    """int32 [owners, tables of the bank]: how many they are."""
 
 
 @dataclass(slots=True)
@@ -94,7 +96,7 @@ class Asking:
         _group(layout.parts, layout.first, first, distinct.row_of, moved, place, start, pos)
         ask = np.concatenate([[0], ends[len(tables) - 1 :: len(tables)]]).astype(np.int32)
         asked = [Requests(rows[ask[o] : ask[o + 1]], counts[o]) for o in range(sites)]
-        return Reads(place, start, pos, ask), asked
+        return Reads(place, start, pos, ask, counts), asked
 
 
 def joined(tables: Sequence[int], asked: Sequence[Requests]) -> tuple[Positions, np.ndarray]:
