@@ -67,8 +67,8 @@ def _exchange(at: torch.device) -> Exchange | None:
         return None
     if at.type != "cpu":
         raise ValueError(
-            f"{peers.size} trainers compute on the CPU for now, and device is {str(at)!r}: set device='cpu', or start one "
-            "process"
+            f"device is {str(at)!r}, on which several trainers never ran, and there are {peers.size}: set device='cpu', or "
+            "start one process"
         )
     return Exchange(peers)
 
@@ -415,7 +415,7 @@ class Engine:
     def _update_bank(self, work: Work, bank: int, scalars: np.ndarray) -> None:
         grads = work.joint.get(bank, work.grads.get((bank, 0)))
         if self.exchange is not None and grads is None:  # other trainers have some
-            grads = torch.from_numpy(np.empty((0, self.schema.banks[bank].dim), self.dtype))
+            grads = self.device.empty(0, self.schema.banks[bank].dim)
         if grads is not None:
             self.caches[bank].changing(work.steps[bank].rows)
             update = Update(work, grads, self._live(work, bank), scalars, self.counters.steps)
