@@ -79,6 +79,8 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
         halves = [Asking(SCHEMA, bank, placement).of(positions(part[bank])) for bank in range(len(BANKS))]
         sent = Letter(BATCH, 7, Vote(3, 1 << 40), [given_to[owner] for _, given_to in halves])
         words = letters.write(sent)
+        every = letters.write_batch(7, sent.vote, list(zip(*(given_to for _, given_to in halves), strict=True)))
+        assert len(every) == 3 and every[owner].tolist() == words.tolist()
         assert words.dtype == np.int32
         received.append(letters.read(words))
         assert (received[-1].kind, received[-1].number, received[-1].vote) == (BATCH, 7, (3, 2**31 - 1))
@@ -86,7 +88,7 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
             _words(bank, asked(part[bank], owner, placement)) for bank in range(3)
         )
     for bank, tables in enumerate(BANKS):
-        together, serve = joined(tables, [letter.banks[bank] for letter in received])
+        together, serve = joined(np.array(tables), [letter.banks[bank] for letter in received])
         wanted = [asked(part[bank], owner, placement) for part in batch]
         assert together.keys().tolist() == [key for of in wanted for key in of]
         assert serve.tolist() == np.cumsum([0, *map(len, wanted)]).tolist() and serve.dtype == np.int32

@@ -204,7 +204,7 @@ class Exchange:
         come = channel.swap(send, to.tolist(), of.tolist(), tag=tag)
         if number not in work.values:
             work.values[number] = come.new_empty((len(which.rows), *come.shape[1:]))
-        work.values[number].index_copy_(0, torch.from_numpy(np.flatnonzero(which.rows)), come)
+        bank.place(work.values[number], np.flatnonzero(which.rows).astype(np.int32), come)
 
 
 def _read(heard: Sequence[np.ndarray], asks: Sequence[np.ndarray]) -> list[np.ndarray]:

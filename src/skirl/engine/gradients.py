@@ -12,6 +12,7 @@ from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Waiting, Work, begins
 from skirl.oracle.step import Step
 from skirl.peers.base import Channel, Swapping
+from skirl.tools.jit import kernel
 
 
 class Gradients:
@@ -35,18 +36,17 @@ class Gradients:
         which: Waiting | None = None,
     ) -> None:
         bank = rows.facts.number
-        ask, serve = update.work.reads[bank].ask, update.work.serve[bank]
-        self._rows, self._update, self._trees, self._sent = rows, update, trees, sent
-        self._step = update.work.steps[bank]
+        self._rows, self._update, self._trees, self._sent, self._which = rows, update, trees, sent, which
+        self._ask, self._serve = update.work.reads[bank].ask, update.work.serve[bank]
         if which is not None:
-            rows_of, ask, serve = np.flatnonzero(which.rows), begins(which.rows)[ask], begins(which.requests)[serve]
-            self._sent = [part.index_select(0, torch.from_numpy(rows_of)) for part in sent]
-            self._step = narrowed(self._step, which.requests)
-        self._ask, self._serve = ask, serve
+            self._ask, self._serve = begins(which.rows)[self._ask], begins(which.requests)[self._serve]
 
     def begin(self, channel: Channel, tag: str) -> Swapping:
         """Send them to their owners."""
         sent, ask, serve = self._sent, np.diff(self._ask), np.diff(self._serve)
+        if self._which is not None:
+            rows = np.flatnonzero(self._which.rows).astype(np.int32)
+            sent = [self._rows.picked(part, rows) for part in sent]
         send = sent[0] if len(sent) == 1 else _by_owner(sent, self._ask)
         self._sent = ()
         counts = [n * len(tree) for n, tree in zip(serve.tolist(), self._trees)]
@@ -58,7 +58,8 @@ class Gradients:
         given = Sums(come, ~((come[:, 0] == 0) & torch.signbit(come[:, 0])))
         ends = np.cumsum([n for n, tree in zip(np.diff(serve), trees) for _ in tree])
         parts = Parts(ends, np.array([leaves.start for tree in trees for leaves in tree]))
-        step = self._step
+        step = update.work.steps[rows.facts.number]
+        step = step if self._which is None else narrowed(step, self._which.requests)
         spread = step if len(ends) == len(trees) else _spread(step, serve, trees)
         sums = rows.combined(_with(update.work, rows, spread), parts, given)
         rows.apply(_with(update.work, rows, step), sums, update.scalars, update.step, 1 / update.work.shards)
@@ -88,17 +89,39 @@ def narrowed(step: Step, requests: np.ndarray) -> Step:
     - `step`: of an owner.
     - `requests`: bool [requests]; the same for all requests of a row.
     """
-    taken = requests[step.group_pos]
-    numbers, before = begins(requests), begins(taken)
-    rows = requests[step.group_pos[step.group_start[:-1]]]
+    rows, positions = len(step.rows), len(step.group_pos)
+    slots, pos = np.empty(positions, np.int32), np.empty(positions, np.int32)
+    start, which = np.empty(rows + 1, np.int32), np.empty(rows, np.int32)
+    rows, positions = _narrow(requests, step.slots, step.group_start, step.group_pos, slots, start, pos, which)
+    which = which[:rows]
     return replace(
-        step,
-        slots=step.slots[requests],
-        keys=step.keys[rows],
-        rows=step.rows[rows],
-        group_start=np.append(before[step.group_start[:-1]][rows], before[-1]).astype(np.int32),
-        group_pos=numbers[step.group_pos[taken]].astype(np.int32),
-    )
+        step, slots=slots[:positions], keys=step.keys[which], rows=step.rows[which], group_start=start[: rows + 1],
+        group_pos=pos[:positions],
+    )  # fmt: skip
+
+
+@kernel
+def _narrow(requests, slots, group_start, group_pos, new_slots, new_start, new_pos, which):
+    """The rows and requests that are left; how many they are."""
+    number = np.empty(requests.size, np.int32)
+    left = 0
+    for i in range(requests.size):
+        number[i] = left
+        if requests[i]:
+            new_slots[left] = slots[i]
+            left += 1
+    rows = at = 0
+    for row in range(group_start.size - 1):
+        begin, end = group_start[row], group_start[row + 1]
+        if requests[group_pos[begin]]:
+            which[rows] = row
+            new_start[rows] = at
+            rows += 1
+            for i in range(begin, end):
+                new_pos[at] = number[group_pos[i]]
+                at += 1
+    new_start[rows] = at
+    return rows, left
 
 
 def _with(work: Work, rows: BankRows, step: Step) -> Work:

@@ -71,7 +71,7 @@ class Together:
         """What this rank cannot go on with. All hear of it at the next exchange, and end."""
         self._size = placement.sites
         self._exchange = exchange
-        self._tables = [schema.banks[bank].tables for schema, bank in banks]
+        self._tables = [np.array(schema.banks[bank].tables, np.int64) for schema, bank in banks]
         self._asking = [Asking(schema, bank, placement) for schema, bank in banks]
         self._letters = Letters(banks)
         self._reads: list[Reads] = []
@@ -108,8 +108,7 @@ class Together:
         else:
             halves = [asking.of(part) for asking, part in zip(self._asking, banks, strict=True)]
             self._reads = [reads for reads, _ in halves]
-            each = zip(*(asked for _, asked in halves), strict=True)
-            return [self._letters.write(Letter(BATCH, self.number, vote, list(asked))) for asked in each]
+            return self._letters.write_batch(self.number, vote, list(zip(*(asked for _, asked in halves), strict=True)))
         return [self._letters.write(letter)] * self._size
 
     def answer(self, given: Sequence[np.ndarray]) -> Joined | None:

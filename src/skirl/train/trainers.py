@@ -42,9 +42,9 @@ class Share:
         self.rank, self.size = peers.rank, peers.size
 
     @classmethod
-    def of_job(cls) -> "Share":
-        """That of this process."""
-        return cls(trainers())
+    def of_job(cls, patience: float | None = None) -> "Share":
+        """That of this process. patience: seconds that it waits for other trainers."""
+        return cls(trainers(patience=patience))
 
     @property
     def alone(self) -> bool:

@@ -167,6 +167,14 @@ class BankRows(ABC):
         """The same before the step's `load`, of rows that the step in the loop does not change."""
         raise NotImplementedError
 
+    def picked(self, vectors: torch.Tensor, which: np.ndarray) -> torch.Tensor:
+        """Some of these vectors; which: int32."""
+        return vectors.index_select(0, torch.from_numpy(which).to(vectors.device))
+
+    def place(self, into: torch.Tensor, which: np.ndarray, vectors: torch.Tensor) -> None:
+        """Put vectors to `into[which]`; which: int32, distinct."""
+        into.index_copy_(0, torch.from_numpy(which).long().to(into.device), vectors)
+
     @abstractmethod
     def sums(self, update: Update, block: range | None = None) -> Sums:
         """The gradients of every row: of each micro-batch, then over their tree; of the leaves in `block` alone."""

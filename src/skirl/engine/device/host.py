@@ -181,14 +181,18 @@ class HostRows(BankRows):
             *((step.forward_slots[which], rows) for which, rows in self._forwarded(step)),
         ]
         slots = step.slots if which is None else step.slots[which]
-        where, into = self._where, out.numpy()
         for places, records in coming:
-            where[places] = np.arange(len(places), dtype=np.int32)
-            at = where[slots]
-            came = at >= 0
-            into[came] = records[at[came], :dim]
-            where[places] = -1
+            if len(places):
+                cpu.take_coming(slots, places, records, self._where, dim, out.numpy())
         return out
+
+    def picked(self, vectors: torch.Tensor, which: np.ndarray) -> torch.Tensor:
+        out = self._buffers.take(len(which), vectors.shape[1])
+        self._run(cpu.take, len(which), vectors.numpy(), which, out.numpy())
+        return out
+
+    def place(self, into: torch.Tensor, which: np.ndarray, vectors: torch.Tensor) -> None:
+        self._run(cpu.put, len(which), into.numpy(), which, vectors.numpy())
 
     def sums(self, update: Update, block: range | None = None) -> Sums:
         facts, work = self.facts, update.work

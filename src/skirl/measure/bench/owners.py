@@ -3,19 +3,16 @@
 All ranks run in one process, one after the other; what crosses between them is written and read as it would be.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
-from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
+from skirl.measure.bench.driven import Timed, owner_planner
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.seen import Seen
-from skirl.oracle.together import Joined, JointPlanner, Together
+from skirl.oracle.together import Joined
 
 
 def parts_of(batch: Positions, ranks: int) -> list[Positions]:
@@ -34,21 +31,6 @@ def parts_of(batch: Positions, ranks: int) -> list[Positions]:
     return out
 
 
-class _Timed:
-    """Time of one rank's thread, by what it did; none before it is told to count."""
-
-    def __init__(self) -> None:
-        self.counts = False
-        self.ms: dict[str, float] = {}
-
-    def __call__(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        began = time.thread_time()
-        out = call(*args)
-        if self.counts:
-            self.ms[what] = self.ms.get(what, 0.0) + (time.thread_time() - began) * 1e3
-        return out
-
-
 def divided(
     schema: Schema, batches: Iterable[Positions], *, ranks: int, capacity: int, plan: Plan, warm: int
 ) -> dict[str, Any]:
@@ -63,8 +45,8 @@ def divided(
     - `warm`: time counts from this batch on.
     """
     one: Planner[None] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
-    joint = [_owner(schema, rank, ranks, capacity, plan) for rank in range(ranks)]
-    alone, each = _Timed(), [_Timed() for _ in joint]
+    joint = [owner_planner(schema, rank, ranks, max(1, capacity // ranks), plan) for rank in range(ranks)]
+    alone, each = Timed(), [Timed() for _ in joint]
     moved = {"one": 0, "owners": 0}
     steps = rows = words = count = 0
 
@@ -110,15 +92,6 @@ def divided(
         "rows_a_trainer": rows / count / ranks,
         "id_bytes_a_row": round(4 * words / rows, 3),
     }
-
-
-def _owner(schema: Schema, rank: int, ranks: int, capacity: int, plan: Plan) -> JointPlanner[None]:
-    together = Together([schema], rank, Placement.even(ranks), _not_called)
-    return JointPlanner(together, bank_planners(schema, [max(1, capacity // ranks)], plan, Seen(schema)), plan)
-
-
-def _not_called(given: Sequence[np.ndarray]) -> list[np.ndarray]:
-    raise AssertionError("all ranks are here: nothing is exchanged")
 
 
 def _all(call: Callable[[], Any]) -> Iterator[Any]:
