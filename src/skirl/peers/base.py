@@ -23,6 +23,7 @@ CHANNELS = ("start", "ids", "rows", "dense", "votes", "lookups")
 """One for each thread that talks, "start" for what is agreed on before they begin, "lookups" for between two steps."""
 ON_DEVICE = ("rows", "dense")
 """Channels whose tensors are where rows are; the others are on the host, and have `exchange`."""
+OF_STEP = " of step "
 OF_LOOP = ("rows", "dense", "lookups")
 """Channels of the training loop's thread."""
 LIMIT = 1 << 30
@@ -236,7 +237,7 @@ class Channel(ABC):
             )
         try:
             self._sequence += 1
-            of_step = "" if self.step is None else f" of step {self.step:,}"
+            of_step = "" if self.step is None else f"{OF_STEP}{self.step:,}"
             doing = f"channel {self.name}, {verb} {self._sequence}{f' ({tag})' if tag else ''}{of_step}"
             if parts != self.size:
                 raise ValueError(f"{doing}: there are {parts} parts for {self.size} ranks")
