@@ -2,7 +2,6 @@
 gradients back; and, as an owner, serve and apply those of all.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -31,14 +30,6 @@ class Exchange:
         self.placement = Placement.even(peers.size)
         """Who owns which rows."""
         self._channel = peers.channel("rows")
-
-    def own_store(self, store: str) -> str:
-        """A store on disk in a folder of this trainer's own: what one owns no other writes."""
-        before, disk, path = store.partition("disk:")
-        if not disk:
-            return store
-        os.makedirs(path, exist_ok=True)  # all trainers at once
-        return f"{before}{disk}{path}/rank-{self.peers.rank}"
 
     def values(self, banks: Sequence[BankRows], work: Work) -> None:
         """The step's rows are resident: bring the values that this trainer reads."""

@@ -1,5 +1,5 @@
-"""`skirl bench faults`: trainers, launchers and nodes that are killed, stopped, cut off, lost and gained while a job runs; each
-run has to end by itself with the bits of one that nothing befell.
+"""`skirl bench faults`: trainers, launchers and nodes are killed, stopped, cut off, lost and gained while a job runs; it has
+to end by itself, with the bits of one that nothing befell.
 """
 
 import hashlib
@@ -10,10 +10,9 @@ import shutil
 import signal
 import socket
 import statistics
-import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -46,6 +45,8 @@ FAULTS = (
 )
 """One after the other: of 12 runs two lose a node and two gain one."""
 SEEDS = 1000
+SLOW = {"prefetch": 0, "link": "10Gbit,50ms"}
+"""Steps that take a while without computing: there is time for something to befall them."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Faults:
 
     runs: int = 12
     """How many; they take turns at what befalls them."""
+    first: int = 0
+    """The number of the first, to run some of them again."""
     seed: int = 0
     """Of the moments, and of who is hit."""
     steps: int = 40
@@ -83,7 +86,7 @@ class Faults:
         self._warm(top / "warm")
         undisturbed = self._in_a_fork(lambda: self._undisturbed(top / "undisturbed"), top)
         done = []
-        for number in range(self.runs):
+        for number in range(self.first, self.first + self.runs):
             done.append(self._one(number, top / f"run-{number}", undisturbed))
             if not self.json:
                 print(_line(done[-1]), flush=True)
@@ -106,14 +109,17 @@ class Faults:
 
     def _flags(self, folder: Path) -> dict[str, Any]:
         flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": self.batch, "steps": self.steps}
-        flags |= {"optimizer": "adam", "cache": "1500", "shards": 4, "threads": 1, "depth": 5, "save": folder / "saves"}
+        flags |= {"optimizer": "adam", "cache": "900", "shards": 4, "threads": 1, "depth": 5, "save": folder / "saves"}
         flags |= {"save_every": self.every, "keep": 2, "run": str(folder / "run"), "log_every": 1, "quiet": True}
         return flags
 
     def _warm(self, folder: Path) -> None:
         """Import what trainers and launchers import, and load the kernels: what is forked has them."""
+        import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
         import torch.distributed.launcher.api
+        import torch.utils.tensorboard  # noqa: F401
 
+        import skirl.peers.groups  # noqa: F401
         from skirl.peers.alone import Alone
         from skirl.peers.job import using
         from skirl.train.commands import Train
@@ -182,9 +188,7 @@ class Faults:
 class Run:
     """A run of some nodes: watches its files, and hits it at its moment."""
 
-    def __init__(
-        self, bench: Faults, fault: Fault, rng: random.Random, folder: Path, flags: dict[str, Any]
-    ) -> None:
+    def __init__(self, bench: Faults, fault: Fault, rng: random.Random, folder: Path, flags: dict[str, Any]) -> None:
         self.nodes: list[Node] = []
         self.hit, self.lost_steps, self.at_step = 0, 0, 0
         self.recovery: float | None = None
@@ -208,8 +212,9 @@ class Run:
         if fault.when == "restarting":
             self._wait(lambda: self._begun != begun or self._over)
             time.sleep(rng.random() * 0.5)
-            hit_at, begun = self._hit(Fault("kill", fault.whom if fault.what == "kill" else "trainer", "training")), self._begun
-        before, stopped = self.step, [pid for pid in self._stopped]
+            hit_at = self._hit(Fault("kill", fault.whom if fault.what == "kill" else "trainer", "training"))
+            begun = self._begun
+        before, stopped = self.step, list(self._stopped)
         let_go = hit_at + bench.patience * rng.uniform(1.5, 2.5)
         while not self._over:
             if stopped and time.monotonic() > let_go:
@@ -248,7 +253,7 @@ class Run:
     def _add(self) -> None:
         number = len(self.nodes)
         store = "memory" if self.store == "memory" else f"disk:{self._folder / f'rows-{number}'}"
-        more = {"store": store, "resume": True, "peer_patience": self._bench.patience}
+        more = {"store": store, "resume": True, "peer_patience": self._bench.patience} | SLOW
         log = self._folder / f"node-{number}.log"
         self.nodes.append(Node(self._flags | more, self._port, log, not self._bench.cold))
 
@@ -298,7 +303,7 @@ class Run:
     def _tick(self) -> None:
         if time.monotonic() > self._until:
             raise TimeoutError(f"it did not end within {self._bench.limit:g} s; it is at step {self.step}")
-        time.sleep(0.002)
+        time.sleep(0.01)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -321,10 +326,15 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def _spread(seconds: list[float]) -> dict[str, float | None]:
-    return {"median": round(statistics.median(seconds), 2), "worst": max(seconds)} if seconds else {"median": None, "worst": None}
+    return (
+        {"median": round(statistics.median(seconds), 2), "worst": max(seconds)}
+        if seconds
+        else {"median": None, "worst": None}
+    )
 
 
 def _line(run: dict[str, Any]) -> str:
     what, whom, when = run["fault"]
     came = run["wrong"] or f"same bits, {run['lost_steps']} steps lost, on again in {run['recovery_s']} s"
-    return f"{run['number']:3}  {what} {whom} while {when}, at step {run['at_step']}, {run['nodes']} nodes, {run['store']}: {came}"
+    where = f"at step {run['at_step']}, {run['nodes']} nodes, {run['store']}"
+    return f"{run['number']:3}  {what} {whom} while {when}, {where}: {came}"

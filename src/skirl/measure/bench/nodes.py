@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MEETING = {"join_timeout": 60, "last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 3}
+MEETING = {"join_timeout": 60, "last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 6}
 """How launchers meet: torchrun's own settings wait half a minute for more nodes."""
 ENVIRONMENT = {
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or a group that is started again reads the addresses of the one before
@@ -241,5 +241,3 @@ def _listens(pid: int, port: int) -> bool:
                 if os.readlink(f"/proc/{pid}/fd/{file}")[8:-1] in inodes:
                     return True
     return False
-
-
