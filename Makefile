@@ -18,7 +18,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 DEV := $(VENV)/.dev
 OTHERS := $(VENV)/.others
-# A test process for each core and two for the waits of others, eight at most; `make test JOBS=0` runs in this process, to debug.
+# Two test processes more than cores, for the waits of others, eight at most; `make test JOBS=0` runs in one process, to debug.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 6 ? n + 2 : 8)))
 SEED ?= $(shell date +%s)
 SLICE ?= 600
@@ -45,17 +45,17 @@ IN_MEMORY = $(shell [ -w /dev/shm ] && [ $$(df --output=avail /dev/shm | tail -1
 # Kernels are compiled beside pyright, which needs one core, and not in each test process.
 test: $(OTHERS)
 	$(MAKE) --jobs=2 --output-sync=target lint compile
-	TMPDIR=$${TMPDIR:-$(or $(IN_MEMORY),/tmp)} $(PY) -m pytest -n $(JOBS) --dist worksteal --durations 20
+	TMPDIR=$${TMPDIR:-$(or $(IN_MEMORY),/tmp)} $(PY) -m pytest --forks $(JOBS) --durations 20
 
 campaign: seed := $(SEED)
 campaign: $(OTHERS)
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --timeout 0 \
+	$(PY) -m pytest --forks $(JOBS) -m "not gpu" --timeout 0 \
 	  --hypothesis-profile campaign --hypothesis-seed $(seed) --report campaign-report.json
 
 # Ten minutes in which tests begin; the rest is for collecting them and for the last ones to end.
 slice: hash := $(shell git rev-parse HEAD)
 slice: $(OTHERS)
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --slice $(SLICE) --slice-seed $(hash) --fuzz-seconds 60 \
+	$(PY) -m pytest --forks $(JOBS) -m "not gpu" --slice $(SLICE) --slice-seed $(hash) --fuzz-seconds 60 \
 	  --hypothesis-profile campaign --hypothesis-seed $$((16#$(shell git rev-parse --short=8 HEAD)))
 
 test-gpu: $(if $(filter $(VENV)/%,$(PY)),$(DEV))

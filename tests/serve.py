@@ -11,7 +11,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -61,9 +62,17 @@ def serve() -> Callable[[], None]:
 def alone() -> None:
     """Wait for threads that have ended: the system drops them a moment after they are joined. A fork would lose others."""
     until = time.monotonic() + 10
-    while len(os.listdir("/proc/self/task")) > 1:
-        assert time.monotonic() < until, "threads are lost in a fork"
+    while others := set(os.listdir("/proc/self/task")) - {str(os.getpid())} - {*of_jemalloc()}:
+        assert time.monotonic() < until, f"threads are lost in a fork: {others}"
         time.sleep(0.01)
+
+
+def of_jemalloc() -> Iterator[str]:
+    """Threads of pyarrow's allocator, which it stops before a fork and starts again after it."""
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):
+            if path.read_text().strip() == "jemalloc_bg_thd":
+                yield path.parent.name
 
 
 def become(wanted: dict[str, Any], files: list[int]) -> None:
@@ -80,6 +89,8 @@ def become(wanted: dict[str, Any], files: list[int]) -> None:
     os.environ.update(wanted["env"])
     sys.argv = wanted["args"]
     numba.config.reload_config()  # it has read another environment
+    if "skirl.peers.job" in sys.modules:
+        sys.modules["skirl.peers.job"]._joined.clear()  # as has this
     tempfile.tempdir = None
     encoding = sys.stdout.encoding
     sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115 as long as the process

@@ -122,7 +122,7 @@ MOVES = [
           "self._run(cpu.put, len(arrival), self.array, ...)", "self._run(cpu.put, len(arrival), self.array.copy(), ...)"),
     Fault("forwarded rows never enter the cache", "engine.device.host:load",
           "cpu.put(self.array, ...)", "cpu.put(self.array.copy(), ...)"),
-    Fault("forwarded rows in the wrong order", "engine.device.host:load",
+    Fault("forwarded rows in the wrong order", "engine.device.host:_forwarded",
           "step.forward_index[which]", "step.forward_index[which][::-1]"),
     Fault("write-back from a slot that was overwritten", "engine.device.host:load",
           "self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving)\n"
@@ -261,7 +261,7 @@ TRAINING = [
           "count == 0", "False"),
     Fault("stretches run on over parts", "engine.kernels.tree:sums",
           "count = taken = 0", "count, taken = 0, (i - group_start[u]) % STRETCH"),
-    Fault("dense gradients are a sum over shards", "nn.dense_sums:complete",
+    Fault("dense gradients are a sum over shards", "nn.dense_sums:_mean_here",
           "grad.mul_(self._times)", "grad"),
     Fault("a shard takes the dense gradients of the one before along", "nn.dense_sums:_take",
           "weight.grad = None", ""),
@@ -475,9 +475,9 @@ GPU = [
 TRAINERS = [
     Fault("sums of rows are added in the order of ranks", "engine.gradients:Gradients.apply",
           "np.array([leaves.start for tree in trees for leaves in tree])", "1 << np.arange(len(ends))"),
-    Fault("sums of dense gradients are added in the order of ranks", "peers.dense:OfAllTrainers._sum",
-          "(leaves.start for tree in trees for leaves in tree)", "(1 << n for n in range(64))"),
-    Fault("a trainer's subtrees of dense gradients change places", "peers.dense:OfAllTrainers.sum",
+    Fault("sums of dense gradients are added in the order of ranks", "peers.dense:share",
+          "(leaves.start for tree in self._trees for leaves in tree)", "(1 << n for n in range(64))"),
+    Fault("a trainer's subtrees of dense gradients change places", "peers.dense:OfAllTrainers.start",
           "subtrees(self.mine.start, self.mine.stop)", "subtrees(self.mine.start, self.mine.stop)[::-1]"),
     Fault("sums of several subtrees are sent one after the other", "engine.gradients:_by_owner",
           "torch.cat(...)", "torch.cat(sent)"),
@@ -504,12 +504,13 @@ TRAINERS = [
           "for step in steps if self._together is not None and self._together.rank else []:\n"
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
     Fault("a table's steps are those of one trainer", "engine.engine:Engine.update",
-          "if self.exchange is not None:\n"
-          "    raised = self.exchange.anywhere(raised)\n"
           "self.table_steps += raised",
-          "self.table_steps += raised\n"
-          "if self.exchange is not None:\n"
-          "    raised = self.exchange.anywhere(raised)"),
+          "mine = np.zeros(len(self.schema.tables), np.bool_)\n"
+          "for (bank, _), live in work.live.items():\n"
+          "    mine[self.table_of[bank][live]] = True\n"
+          "self.table_steps += mine"),
+    Fault("rows are trained with gradients of another trainer that are not finite", "engine.engine:Engine.update",
+          "raised, finite = told[:-1], not told[-1]", "raised, finite = told[:-1], True"),
     Fault("gradients of the step before are sent", "engine.gradients:Gradients.begin",
           "self._sent = ()",
           "before = self._rows.__dict__.get('sent before', send)\n"
@@ -546,10 +547,10 @@ TRAINERS = [
           "-0.0", "0.0"),
     Fault("the mark of rows without gradient is not read", "engine.gradients:Gradients.apply",
           "~((come[:, 0] == 0) & torch.signbit(come[:, 0]))", "torch.ones(len(come), dtype=torch.bool)"),
-    Fault("pieces of dense gradients come in another order", "peers.dense:OfAllTrainers._sum",
-          "list(send)", "list(send)[::-1]"),
-    Fault("a dense gradient that is nowhere is zero", "peers.dense:OfAllTrainers._sum",
-          "v.view(w.shape) if have else None", "v.view(w.shape)"),
+    Fault("pieces of dense gradients come in another order", "peers.dense:send",
+          "list(self._send)", "list(self._send)[::-1]"),
+    Fault("a dense gradient that is nowhere is zero", "peers.dense:give",
+          "found[n] is None and there", "found[n] is None"),
     Fault("rows get the mean over the shards of one trainer", "engine.gradients:Gradients.apply",
           "1 / update.work.shards", "1 / len(update.work.micros)"),
     Fault("random numbers depend on the rank", "pipeline.shards:begin",

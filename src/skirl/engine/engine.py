@@ -118,8 +118,8 @@ class Engine:
         self.held = [words(width) if self.half else width for width in self.widths]
         """Numbers in its record, as the store has it."""
         record_bytes = [width * self.dtype.itemsize for width in self.held]
-        sites = 1 if self.exchange is None else self.exchange.peers.size
-        self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes, sites)
+        sites, near = (1, 1) if self.exchange is None else (self.exchange.peers.size, self.exchange.peers.near)
+        self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes, sites, near)
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
@@ -191,7 +191,8 @@ class Engine:
         """Refuse what several trainers cannot do together yet."""
         if self.exchange is not None:
             raise ValueError(
-                f"{what} is for one trainer, and {self.exchange.peers.size} share these rows: start one process for it"
+                f"{what} is for one trainer, and {self.exchange.peers.size} share these rows: call skirl.save on all of "
+                "them, and start one process on its checkpoint"
             )
 
     def check_process(self) -> None:
@@ -382,21 +383,30 @@ class Engine:
         """Of each feature of a bank: whether its rows are trained."""
         return ~self.frozen[self.table_of[bank]]
 
-    def update(self, work: Work, settings: Sequence[Setting]) -> None:
-        """Backward's end: sum the gradients of every row and apply its optimizer once. settings: of their groups."""
+    def update(self, work: Work, settings: Sequence[Setting], finite: bool = True) -> bool:
+        """Backward's end: sum the gradients of every row and apply its optimizer once. Whether it was.
+
+        settings: of their groups. finite: whether all gradients are; where those of any trainer are not, no rows change.
+        """
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
             raised[self.table_of[bank][live]] = True
         if self.exchange is not None:
-            raised = self.exchange.anywhere(raised)
-        self.table_steps += raised
+            told = self.exchange.anywhere(np.append(raised, not finite))
+            raised, finite = told[:-1], not told[-1]
+        if finite:
+            self.table_steps += raised
+            self._update_banks(work, settings, raised)
+        work.updated = True
+        work.grads.clear()
+        work.joint.clear()
+        return finite
+
+    def _update_banks(self, work: Work, settings: Sequence[Setting], raised: np.ndarray) -> None:
         for bank, members in enumerate(self.schema.banks):
             if raised[list(members.tables)].any():
                 scalars = self.optimizers.scalars(members.tables, settings, self.table_steps, self.dtype)
                 self._update_bank(work, bank, scalars)
-        work.updated = True
-        work.grads.clear()
-        work.joint.clear()
 
     def _update_bank(self, work: Work, bank: int, scalars: np.ndarray) -> None:
         grads = work.joint.get(bank, work.grads.get((bank, 0)))

@@ -158,6 +158,8 @@ class OnePass:
         for collection in self._collections:
             collection.engine.check()
         pipeline.request()
+        if self._shards is not None:
+            self._shards.comes(now.step + 1)
         while pipeline.lacks_batches(hold):
             self._pull(hold)
         flight = pipeline.next(hold)

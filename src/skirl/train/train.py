@@ -21,7 +21,7 @@ from skirl.train.done import Done, whole
 from skirl.train.evaluation import Evaluation
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags, ShowFlags
-from skirl.train.kept import best_of, check_start, not_saved
+from skirl.train.kept import agreed_start, best_of, not_saved
 from skirl.train.meter import Meter
 from skirl.train.metrics import NotFinite
 from skirl.train.origin import note
@@ -83,11 +83,10 @@ def train(
 ) -> dict[str, Any]:
     """Train, showing progress; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
-    share = Share.of_job()
+    share = Share.of_job(recipe.movement.peer_patience)
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
-    share.check(saving)
-    origin = check_start(saving, flags)
+    origin = agreed_start(share, saving, flags)
     run = run_folder(recipe, log, flags, resume=saving.resume)
     if share.first and saving.save is not None and (origin is not None or not saving.resume):
         note(saving.save, origin)
@@ -99,7 +98,7 @@ def train(
     judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
     saved = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
     keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
-            "keep_best": saving.keep_best}  # fmt: skip
+            "keep_best": saving.keep_best, "first": share.first}  # fmt: skip
     begun_from: dict[str, Any] | None = None
     broken: tuple[int, str] | None = None
     with (
@@ -111,13 +110,12 @@ def train(
         for line in told([change for change in run.changed if change["flag"] in LEARNING]):
             logger.warning("%s", line)
         if origin is not None:
-            begun_from = begin_from(origin, model, stream, save=saving.save)
+            begun_from = begin_from(origin, model, stream, share, save=saving.save)
         keeper.begin()
         # A source counts from its beginning, Sharded from here.
         before = batches.step if isinstance(loader, Sharded) else 0
         for step in () if judge.stops else steps(model, dense, batches, rates, batches.micros):
-            done, stops = share.whole(step, keeper.told_to_stop)
-            keeper.told_to_stop |= stops
+            done, asked = share.whole(step, keeper.asked())
             meter.add(done.loss_tensor, done.logits, done.labels)
             last = batches.step - before == loader.steps
             if meter.diverged(last=last):
@@ -141,7 +139,7 @@ def train(
             run.after_step(batches, meter, rates.now, last=last, evaluation=judge)
             progress(batches.step, lambda: meter.facts(batches))
             is_best = judge.best_step == batches.step and math.isfinite(judge.best or 0.0)
-            if keeper.after_step(last=last, is_best=is_best) or judge.stops:
+            if keeper.after_step(asked, last=last, is_best=is_best) or judge.stops:
                 break
         if broken and meter.steps % run.every:
             run.after_step(batches, meter, rates.now, last=True, evaluation=judge)

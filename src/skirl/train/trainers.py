@@ -1,11 +1,13 @@
 """What a run does as one of several trainers: which part of it is its own, and how its numbers become those of all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from skirl.checkpoint.keeper import Asked
+from skirl.checkpoint.votes import Votes
 from skirl.data.share import block
 from skirl.peers.base import Peers
 from skirl.peers.job import trainers
@@ -14,8 +16,11 @@ from skirl.peers.message import pack, unpack
 if TYPE_CHECKING:
     from skirl.data.source import Source
     from skirl.train.done import Done
-    from skirl.train.flags import LogFlags, SaveFlags, ShowFlags
+    from skirl.train.flags import LogFlags, ShowFlags
     from skirl.train.recipe import Recipe
+
+T = TypeVar("T")
+NOT_ASKED = Asked()
 
 
 class Share:
@@ -36,9 +41,9 @@ class Share:
         self.rank, self.size = peers.rank, peers.size
 
     @classmethod
-    def of_job(cls) -> "Share":
-        """That of this process."""
-        return cls(trainers())
+    def of_job(cls, patience: float | None = None) -> "Share":
+        """That of this process. patience: seconds that it waits for other trainers."""
+        return cls(trainers(patience=patience))
 
     @property
     def alone(self) -> bool:
@@ -65,12 +70,18 @@ class Share:
         """What this trainer writes down and shows: the first one all, the others nothing."""
         return (log, show) if self.first else (replace(log, run="none", trace=None), replace(show, quiet=True))
 
-    def check(self, saving: "SaveFlags") -> None:
-        """Refuse what trainers cannot do together yet."""
-        given = {"save_minutes": saving.save_minutes, "keep_best": saving.keep_best or None, "from": saving.from_}
-        for name, value in given.items():
-            if value is not None and not self.alone:
-                raise ValueError(f"{name} is for one trainer, and there are {self.size}: leave it out")
+    def of_first(self, work: Callable[[], T], tag: str) -> T:
+        """What the first trainer finds, on all: in anything that JSON can say. Its error is raised on all.
+
+        **Arguments**
+
+        - `work`: what the first one does, and nobody else.
+        - `tag`: what for.
+        """
+        if self.alone:
+            return work()
+        votes = Votes(self.peers)
+        return votes.told(votes.agreed(lambda: work() if self.first else None, tag), tag)[0]
 
     def of(self, stream: "Source", shards: int) -> "Source":
         """The shards of every batch that this trainer has."""
@@ -81,19 +92,21 @@ class Share:
         come = self.peers.channel("lookups").exchange([pack(*arrays)] * self.size, "numbers of a run")
         return [unpack(part) for part in come]
 
-    def whole(self, done: "Done", stops: bool = False) -> "tuple[Done, bool]":
+    def whole(self, done: "Done", asked: Asked = NOT_ASKED) -> "tuple[Done, Asked | None]":
         """A step with the samples of all trainers, in the order of shards: what one process would have.
 
-        stops: whether this trainer is told to stop after it; the second is whether any is.
+        asked: what this trainer is asked for after it. The second is what all are: to stop if one of them is, to save by the
+        clock of the first. None: nothing has to be agreed on.
         """
         import torch
 
         if self.alone:
-            return done, stops
+            return done, None
         own = [t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels)]
-        come = self.exchange([*own, np.array([stops], np.int8)])
+        come = self.exchange([*own, np.array(asked, np.int8)])
         losses, logits, labels, told = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*come, strict=True))
-        return replace(done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels), bool(told.any())
+        agreed = Asked(stop=bool(told[0::2].any()), save=bool(told[1]))
+        return replace(done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels), agreed
 
     def network(self) -> dict[str, dict[str, float]]:
         """Of each channel, the bytes and vectors that all trainers have sent to others, and the longest that one waited."""

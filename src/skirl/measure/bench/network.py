@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from skirl.core.tree import block_of, check_shards
 from skirl.measure.bench import movement, wire
 from skirl.measure.bench.helpers import Watch, at_least_one, result
 
@@ -51,9 +52,8 @@ class Network:
             raise ValueError(f"windows is {self.windows} for counted {self.counted}: set one of 1 or more for each")
         if not self.trainers or any(count < 2 or count & (count - 1) for count in self.trainers):
             raise ValueError(f"trainers is {self.trainers}: set it to powers of two, from 2 on")
+        check_shards(self.shards)
         most = max(*self.trainers, self.shards)
-        if self.shards < 1 or self.shards & (self.shards - 1):
-            raise ValueError(f"shards is {self.shards}: set it to a power of two")
         if self.batch < most or self.batch % most:
             raise ValueError(
                 f"batch is {self.batch}: set it to a multiple of {most}, the most parts that it is cut into"
@@ -112,19 +112,25 @@ class Network:
 
 
 def dense(numbers: int, rounds: int) -> dict[str, Any]:
-    """One rank's part: sum the gradients of layers, by the tree and by the backend, each from `.grad` to `.grad`."""
+    """One rank's part: sum the gradients of layers, as the loop does and by the backend, each from `.grad` to `.grad`."""
     import torch
     import torch.distributed as dist
 
-    from skirl.peers.dense import Dense
+    from skirl.core.optim import SGD
+    from skirl.core.tables import Table
+    from skirl.nn.collection import EmbeddingBagCollection
+    from skirl.nn.dense_sums import DenseSums
+    from skirl.peers.job import using
     from skirl.peers.start import join
 
     torch.set_num_threads(1)
     wide = max(1, int(numbers**0.5) // 2)
     sizes = [wide * wide] * (numbers // (wide * wide)) + ([rest] if (rest := numbers % (wide * wide)) else [])
-    with join(patience=120) as peers:
-        weights = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
-        summed = Dense(peers, weights, shards=peers.size)
+    with join(patience=120) as peers, using(peers):
+        weights = torch.nn.ParameterList(torch.zeros(size) for size in sizes)
+        rows = EmbeddingBagCollection([Table("none", 1, 1)], optimizer=SGD(lr=1.0), cache=1)  # a model has some
+        model = torch.nn.ModuleList([weights, rows])
+        sums = DenseSums(model, peers.size, mine=block_of(peers.rank, peers.size, peers.size), peers=peers)
         parts = [
             [torch.randn(size, generator=torch.Generator().manual_seed(97 * rank + n)) for n, size in enumerate(sizes)]
             for rank in range(peers.size)
@@ -132,8 +138,8 @@ def dense(numbers: int, rounds: int) -> dict[str, Any]:
         flat = torch.zeros(numbers)
 
         def ours() -> None:
-            summed.begin()
-            summed.reduce()
+            sums.begin(0)
+            sums.complete()
 
         def theirs() -> None:
             grads = [weight.grad for weight in weights if weight.grad is not None]
