@@ -115,8 +115,8 @@ def test_the_command(monkeypatch, tmp_path, capsys):
 def test_what_is_executed_stands_beside_what_is_predicted(monkeypatch):
     turn = {"seconds": 0.05, "cpu": 0.04, "waited": {"rows": 0.01, "dense": 0.0}}
     moved = {"rows": 1000.0, "moves": 500.0, "dense": 4000.0}
-    rank = {"local": turn, "together": turn | {"sent": moved, "received": moved}, "losses": [0.0]}
-    monkeypatch.setattr("skirl.measure.bench.link.trained", lambda size, *_: [[{"hidden": rank}]] * size)
+    rank = {"local": turn, "hidden": turn | {"sent": moved, "received": moved}, "losses": [0.0]}
+    monkeypatch.setattr("skirl.measure.bench.link.trained", lambda size, *_: [[rank]] * size)
     monkeypatch.setattr(traffic, "SAMPLED", 2)
     facts = Simulate(samples=8, dim=4, dense=1000)._executed(2, Costs(0.05, 0.04, 1e-5, 1e-9, 2.0))
     assert facts["measured_ms"] == 50 and facts["predicted_ms"] >= 50
