@@ -36,9 +36,15 @@ with join(patience=float(sys.argv[2])) as peers:
 
 
 def start(
-    python: Python, size: int, how: str, patience: float = 20.0, which: int = 1, *, code: str = TALK,
+    python: Python,
+    size: int,
+    how: str,
+    patience: float = 20.0,
+    which: int = 1,
+    *,
     started: int | None = None,
-):  # fmt: skip
+    code: str = TALK,
+):
     """The processes of a job, of which one does something; started: how many of them, if not all."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

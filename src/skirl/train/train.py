@@ -26,6 +26,7 @@ from skirl.train.meter import Meter
 from skirl.train.metrics import NotFinite
 from skirl.train.origin import note
 from skirl.train.recipe import Recipe
+from skirl.train.report.lanes import gathered
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.resumed import LEARNING, told
 from skirl.train.schedule import Rates
@@ -86,7 +87,7 @@ def train(
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)
-    run = run_folder(recipe, log, flags, resume=saving.resume)
+    run = run_folder(recipe, log, flags, resume=saving.resume, trainers=share.size)
     if share.first and saving.save is not None and (origin is not None or not saving.resume):
         note(saving.save, origin)
     cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
@@ -149,6 +150,7 @@ def train(
             "begun_at": run.begun_at,
             **_of_engine(batches, share),
             "network": share.network(),
+            "by_trainer": gathered(batches, meter, share),
             "peak_bytes": peak_bytes(),
             "machine": machine(),
             "bad_rows_skipped": stream.bad_rows,
@@ -170,10 +172,14 @@ def train(
     return result | {"missing": run.missing + timeline}
 
 
-def run_folder(recipe: Recipe, log: LogFlags, flags: Mapping[str, Any], *, resume: bool) -> RunFolder:
+def run_folder(
+    recipe: Recipe, log: LogFlags, flags: Mapping[str, Any], *, resume: bool, trainers: int = 1
+) -> RunFolder:
     """Where the run is written down."""
     name = f"{recipe.model.model}-{recipe.data.kind}"
-    return RunFolder(log.folder(), name=name, flags=flags, every=log.log_every, wandb=log.wandb, resume=resume)
+    return RunFolder(
+        log.folder(), name=name, flags=flags, every=log.log_every, wandb=log.wandb, resume=resume, trainers=trainers
+    )
 
 
 def _progress(title: str, recipe: Recipe, show: ShowFlags) -> Progress:

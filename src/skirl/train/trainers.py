@@ -1,5 +1,6 @@
 """What a run does as one of several trainers: which part of it is its own, and how its numbers become those of all."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,6 +70,18 @@ class Share:
     def shown(self, log: "LogFlags", show: "ShowFlags") -> "tuple[LogFlags, ShowFlags]":
         """What this trainer writes down and shows: the first one all, the others nothing."""
         return (log, show) if self.first else (replace(log, run="none", trace=None), replace(show, quiet=True))
+
+    def told(self, mine: Any, tag: str) -> list[Any]:
+        """What each trainer says, by rank, in anything that JSON can say. Between two steps.
+
+        **Arguments**
+
+        - `mine`: what this one says.
+        - `tag`: what for.
+        """
+        text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+        come = self.peers.channel("lookups").exchange([text] * self.size, tag)
+        return [json.loads(said.tobytes()) for said in come]
 
     def of_first(self, work: Callable[[], T], tag: str) -> T:
         """What the first trainer finds, on all: in anything that JSON can say. Its error is raised on all.

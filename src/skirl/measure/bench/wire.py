@@ -60,10 +60,10 @@ def overhead(ranks: list[dict[str, Any]], batch: int, steps: int, dim: int, seed
     """Bytes over those of the vectors alone, and whether the vectors are those of the plan."""
     expected = planned(len(ranks), batch, steps, dim, seed)
     sent, received = (
-        sum(np.array([rank["channels"][name][way] for rank in ranks]) for name in VECTORS)
+        np.sum([[rank["channels"][name][way] for rank in ranks] for name in VECTORS], axis=0)
         for way in ("sent", "received")
     )
-    received = np.transpose(received)
+    received = received.T
     by_channel = {name: sum(sum(rank["channels"][name]["bytes_sent"]) for rank in ranks) for name in CHANNELS}
     vectors = int(sent.sum())
     return {
