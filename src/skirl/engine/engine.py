@@ -28,7 +28,9 @@ from skirl.engine.exchange import Exchange
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.peers.job import trainers
+from skirl.peers.processes import launched_here
 from skirl.store import Record, Store, open_store
+from skirl.store.own_folder import own_folder
 from skirl.tools.os_errors import why
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
@@ -111,8 +113,9 @@ class Engine:
         self.device = open_device(device, self.dtype)
         self.exchange = _exchange(self.device.at)
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
-        if self.exchange is not None and isinstance(store, str):
-            store = self.exchange.own_store(store)
+        if isinstance(store, str):
+            rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
+            store = own_folder(store, rank, among_others=others)
         self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
         """Numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
