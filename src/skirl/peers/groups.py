@@ -51,7 +51,7 @@ class ProcessGroups(Peers):
         self._port, self._leave = port, leave
         self._word = Word(store, lambda: not is_gone(self._processes[0]))
         self._ended: str | None = None
-        self.ending = False
+        self._ending = False
         """Whether this rank has ended the job itself."""
         on_device = backend or ("nccl" if device.type == "cuda" else "gloo")
         longer = timedelta(seconds=min(patience, 1e8))
@@ -80,7 +80,7 @@ class ProcessGroups(Peers):
         return sum(process[:1] == machine for process in self._processes)
 
     def fail(self, error: BaseException | str) -> None:
-        self.ending = True
+        self._ending = True
         why = failed(self.rank, said_of(error))
         if self._ended is None:
             self._ended = why
@@ -101,9 +101,8 @@ class ProcessGroups(Peers):
         self._leave()
 
     @property
-    def ended_here(self) -> str | None:
-        """Why the job ends, as far as this rank knows."""
-        return self._ended
+    def over(self) -> str | None:
+        return over(self._ended) if self._ended is not None and self._ending else self._ended
 
     def _told(self) -> str | None:
         """Why the job ends, as another rank left word of it."""
@@ -158,8 +157,8 @@ class _Group(Channel):
         self._on_stream = backend == "nccl" and name in ON_DEVICE
 
     def _move(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Work:
-        if (why := self._peers.ended_here) is not None:
-            raise PeerError(over(why) if self._peers.ending else why)
+        if (why := self._peers.over) is not None:
+            raise PeerError(why)
         try:
             if self._on_stream:
                 mine = outs[self.rank] = parts[self.rank].new_empty(0)

@@ -137,9 +137,9 @@ class OnePass:
         if now.flight is not None and not (now.begun if apply else now.flight.updated):
             now.here = now.before  # the step never happened
         try:
+            self._finish(apply)
             if self._shards is not None and whole:
                 self._shards.left(now.step, None if now.ends_step else now.micro + 1)
-            self._finish(apply)
             for collection in self._collections:
                 collection.engine.settle() if whole else collection.engine.give_up()
         finally:
