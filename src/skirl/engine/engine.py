@@ -298,7 +298,8 @@ class Engine:
     def give_up(self) -> None:
         """The trainers of the job have ended, each where it was."""
         if self.exchange is not None and not self.exchange.settled:
-            self.lose("the job has ended while gradients were on their way between trainers")
+            why = self.exchange.peers.over or "the job has ended"
+            self.lose(f"{why}, and gradients were on their way between trainers")
 
     def complete(self) -> None:
         """End the update of the step in the loop, as far as the next one needs it."""
