@@ -83,6 +83,8 @@ def become(wanted: dict[str, Any], files: list[int]) -> None:
     os.environ.update(wanted["env"])
     sys.argv = wanted["args"]
     numba.config.reload_config()  # it has read another environment
+    if "skirl.peers.job" in sys.modules:
+        sys.modules["skirl.peers.job"]._joined.clear()  # as has this
     tempfile.tempdir = None
     encoding = sys.stdout.encoding
     sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115 as long as the process
