@@ -6,26 +6,37 @@ Compiling is as real as on a GPU: Triton carries its own ptxas. What is not show
 import json
 import os
 import platform
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.zygote import ROOT, Python
+import skirl
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or sys.platform != "linux", reason="Triton has no ptxas there"
 )
 
+ROOT = Path(__file__).parents[3]
 
-MODULE = "import runpy; runpy.run_module('tests.engine.kernels.compiled', run_name='__main__')"
 
-
-def compiled(python: Python, tmp_path, capability, *wanted):
+def compiled(tmp_path, capability, *wanted):
     """What compiled.py tells of each kernel."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    arguments = [str(capability), *(str(x) for pair in wanted for x in pair)]
-    done = python.run(MODULE, *arguments, cwd=ROOT, env=env | {"TRITON_CACHE_DIR": str(tmp_path)}, timeout=250)
+    env |= {
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(Path(skirl.__file__).parents[1]), str(ROOT), env.get("PYTHONPATH", "")]),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tests.engine.kernels.compiled",
+        str(capability),
+        *(str(x) for pair in wanted for x in pair),
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -69,24 +80,24 @@ def check_width(kernels, dim):
     assert loads(kernels, "_fill", dim=dim) == {"st.global.v4.b32"}
 
 
-def test_nothing_is_fused_or_rough(python: Python, tmp_path):
-    kernels = compiled(python, tmp_path, 90, (64, "float32"))
+def test_nothing_is_fused_or_rough(tmp_path):
+    kernels = compiled(tmp_path, 90, (64, "float32"))
     check(kernels)
     check_width(kernels, 64)
 
 
 @pytest.mark.slow
-def test_nothing_is_fused_or_rough_on_an_older_gpu(python: Python, tmp_path):
-    check(compiled(python, tmp_path, 80, (64, "float32")))
+def test_nothing_is_fused_or_rough_on_an_older_gpu(tmp_path):
+    check(compiled(tmp_path, 80, (64, "float32")))
 
 
 @pytest.mark.slow
-def test_rows_of_a_hundred_floats_take_16_bytes_a_load_too(python: Python, tmp_path):
-    check_width(compiled(python, tmp_path, 90, (100, "float32")), 100)
+def test_rows_of_a_hundred_floats_take_16_bytes_a_load_too(tmp_path):
+    check_width(compiled(tmp_path, 90, (100, "float32")), 100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-def test_every_dim_and_type(python: Python, tmp_path, capability, dtype):
-    check(compiled(python, tmp_path, capability, *((dim, dtype) for dim in (1, 3, 16, 64, 100, 256, 1000, 1025))))
+def test_every_dim_and_type(tmp_path, capability, dtype):
+    check(compiled(tmp_path, capability, *((dim, dtype) for dim in (1, 3, 16, 64, 100, 256, 1000, 1025))))
