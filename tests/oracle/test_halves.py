@@ -1,6 +1,7 @@
 """A trainer's half of a step, what it asks for, and how that is written, against plain Python."""
 
 from collections import defaultdict
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import OutOfRange
-from skirl.oracle.halves import Asking, Requests, joined, late
+from skirl.oracle.halves import Asking, Requests, critical_gradients, critical_values, joined
 from skirl.oracle.letters import BATCH, END, ERROR, Letter, Letters
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
@@ -78,6 +79,8 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
         halves = [Asking(SCHEMA, bank, placement).of(positions(part[bank])) for bank in range(len(BANKS))]
         sent = Letter(BATCH, 7, Vote(3, 1 << 40), [given_to[owner] for _, given_to in halves])
         words = letters.write(sent)
+        every = letters.write_batch(7, sent.vote, list(zip(*(given_to for _, given_to in halves), strict=True)))
+        assert len(every) == 3 and every[owner].tolist() == words.tolist()
         assert words.dtype == np.int32
         received.append(letters.read(words))
         assert (received[-1].kind, received[-1].number, received[-1].vote) == (BATCH, 7, (3, 2**31 - 1))
@@ -85,7 +88,7 @@ def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
             _words(bank, asked(part[bank], owner, placement)) for bank in range(3)
         )
     for bank, tables in enumerate(BANKS):
-        together, serve = joined(tables, [letter.banks[bank] for letter in received])
+        together, serve = joined(np.array(tables), [letter.banks[bank] for letter in received])
         wanted = [asked(part[bank], owner, placement) for part in batch]
         assert together.keys().tolist() == [key for of in wanted for key in of]
         assert serve.tolist() == np.cumsum([0, *map(len, wanted)]).tolist() and serve.dtype == np.int32
@@ -123,10 +126,8 @@ def test_rows_that_the_loop_waits_for(trace, more):
         planner.add(None, [np.array(batch, np.int64)], 0)
     planner.end()
     steps = [planned[1][0] for planned in iter(planner.next, None)]
-    for number, step in enumerate(steps):
-        before = steps[number - 1] if number else None
-        after = steps[number + 1] if number + 1 < len(steps) else None
-        near = set(trace[number - 1]) if number else set()
-        if after is not None:
-            near |= {*trace[number + 1], *after.evict_keys.tolist()}
-        assert late(before, step, after, capacity).tolist() == [row in near for row in trace[number]]
+    for number, (step, after) in enumerate(pairwise(steps)):
+        now, then = trace[number], trace[number + 1]
+        leaving = {*then, *after.evict_keys.tolist()}
+        assert critical_gradients(step, after, capacity).tolist() == [row in leaving for row in now]
+        assert critical_values(step, after, capacity).tolist() == [row in now for row in then]

@@ -58,8 +58,8 @@ class Planned:
     def enter(self, number: int) -> None:
         """`link`: which resident rows nobody wanted until now, and how many rows are fresh in the window."""
         batch = Positions.of(np.array(self.window[number], np.int64))
-        _, found, first = self.finder.find_all(batch)
-        total = int(first[-1])
+        _, found = self.finder.find_all(batch)
+        first, total = found.first, int(found.first[-1])
         place = self.uses.take(total, number)
         handles = self.uses.handle[place : place + total]
         self.rows.name(TABLES, found.found, found.low, first, handles)
@@ -77,6 +77,10 @@ class Planned:
             assert told[t, 1] == len(mine)
             wanted = called[first[t] : first[t] + told[t, 0]].tolist()
             assert wanted == [self.slot_of[key] for key in mine if key in self.slot_of]
+        fresh = [key for key in keys.tolist() if key not in before]
+        n_called, n_fresh = loops.close_up(first, told, called)
+        assert called[:n_called].tolist() == [self.slot_of[key] for key in fresh if key in self.slot_of]
+        assert n_fresh == len(fresh)
         self.first.append(first)
         self.keys.append(keys)
         self.place.append(place)
@@ -118,8 +122,9 @@ class Planned:
 
     def arrive(self, number: int, keys: np.ndarray, missing: np.ndarray, counts: np.ndarray, hold_from: int) -> None:
         first, n = self.first[number], int(counts.sum())
-        fetched, forwarded, new, index = (np.empty(n, np.int32) for _ in range(4))
-        step = np.empty(n, np.int64)
+        ways = ("fetched", "forwarded", "new")
+        come, into = ({way: np.empty(n, kind) for way in ways} for kind in (np.int64, np.int32))
+        step, index = np.empty(n, np.int64), np.empty(n, np.int32)
         lines, begin = [], 0
         for of, start, left in self.left:
             lines.append((of, start, begin))
@@ -130,24 +135,27 @@ class Planned:
         f, w, m, after = loops.arrive(
             TABLES, self.rows.base, first, counts, missing, self.place[number], self.uses.handle, self.uses.slot, keys,
             self.slot_row, self.free, self.n_free, self.seen.bits, self.seen.base, existed, held,
-            np.concatenate([left for _, _, left in self.left]), hold_from, -7, fetched, forwarded, new, step, index,
+            np.concatenate([left for _, _, left in self.left]), hold_from, -7,
+            *(part[way] for way in ways for part in (come, into)), step, index,
         )  # fmt: skip
         latest = {int(key): (of, i) for of, _, left in self.left for i, key in enumerate(left)}
-        sources: dict[str, list[int]] = {"fetched": [], "forwarded": [], "new": []}
+        sources: dict[str, list[int]] = {way: [] for way in ways}
         waits = -1
         for i in absent:
             key = int(keys[i])
             of = latest.get(key)
             kind = "new" if key not in self.exist else "forwarded" if of and of[0] >= hold_from else "fetched"
-            sources[kind].append(i)
+            sources[kind].append(key)
             if kind == "fetched":
                 waits = max(waits, of[0] if of else -7)
             self.n_free -= 1
             self.slot_of[key] = int(self.free[self.n_free])
             assert self.uses.slot[self.place[number] + i] == self.slot_of[key]
-        assert (fetched[:f].tolist(), forwarded[:w].tolist(), new[:m].tolist()) == tuple(sources.values())
+        for way, count in zip(ways, (f, w, m), strict=True):
+            assert come[way][:count].tolist() == sources[way]
+            assert into[way][:count].tolist() == [self.slot_of[key] for key in sources[way]]
         assert after == waits
-        assert [*zip(step[:w].tolist(), index[:w].tolist())] == [latest[int(keys[i])] for i in sources["forwarded"]]
+        assert [*zip(step[:w].tolist(), index[:w].tolist())] == [latest[key] for key in sources["forwarded"]]
         assert self.seen.has(keys[self.seen.base[table_of(keys)] >= 0]).all()
         self.exist |= set(keys.tolist())
 
@@ -197,8 +205,8 @@ def test_a_window_against_dicts(window, residents, ahead, seed):
 @given(batch=st.lists(rows, min_size=1, max_size=40), seed=st.integers(0, 99))
 def test_positions_are_grouped_by_row(batch, seed):
     finder, keys = Finder(SCHEMA, 0), np.array(batch, np.int64)
-    layout, found, first = finder.find_all(Positions.of(keys))
-    total = int(first[-1])
+    layout, found = finder.find_all(Positions.of(keys))
+    first, total = found.first, int(found.first[-1])
     rows = np.random.default_rng(seed).permutation(100)[:total].astype(np.int32)
     slots, pos, start = np.empty(len(keys), np.int32), np.empty(len(keys), np.int32), np.empty(total + 1, np.int32)
     start[-1] = len(keys)

@@ -31,7 +31,7 @@ with join(patience=float(sys.argv[2])) as peers:
                 raise ValueError("id 7 of table 'user' is out of range")
     if sys.argv[1] != "goes on":
         peers.channel("ids").exchange([np.zeros(3)] * peers.size, "batch 9")
-    print(json.dumps(peers.counted()["rows"]))
+    print(json.dumps(peers.counted()["rows"] | {"near": peers.near}))
 """
 
 
@@ -67,6 +67,7 @@ def test_two_processes_get_what_two_threads_get(python: Python):
             assert process.returncode == 0 and not err, err
             said, counted = map(json.loads, out.splitlines())
             assert said == expected(rank, 2, 7)
+            assert counted["near"] == 2
             assert counted["sent"][rank] == 0 and counted["bytes_sent"][1 - rank] == 12 * counted["sent"][1 - rank] > 0
 
 

@@ -15,7 +15,7 @@ _MIX = 0xBF58476D1CE4E5B9
 _LENGTHS = 0x94D049BB133111EB  # ids and lengths must not stand for one another
 
 
-class Hashes(NamedTuple):
+class FeatureHashes(NamedTuple):
     """What stands for a feature of a batch."""
 
     ids: int
@@ -24,25 +24,49 @@ class Hashes(NamedTuple):
     """Of its weights and its bags; 0 where there are none."""
 
 
-def hashes_of(captured: Captured) -> dict[str, Hashes]:
+class Hashes:
+    """What stands for a batch.
+
+    **Arguments**
+
+    - `keys`: names of its features.
+    - `array`: int64 [2, features], those of `FeatureHashes`.
+    """
+
+    __slots__ = ("array", "keys")
+
+    def __init__(self, keys: tuple[str, ...], array: np.ndarray) -> None:
+        self.keys, self.array = keys, array
+
+    def __eq__(self, other: object) -> bool:
+        mine = isinstance(other, Hashes) and self.keys == other.keys
+        return mine and self.array.tobytes() == other.array.tobytes()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def by_name(self) -> dict[str, FeatureHashes]:
+        """Those of each feature."""
+        return dict(zip(self.keys, map(FeatureHashes._make, self.array.T.tolist()), strict=True))
+
+
+def hashes_of(captured: Captured) -> Hashes:
     """Of each feature.
 
     >>> from skirl import KeyedJagged
     >>> from skirl.core.ids import capture
     >>> def of(ids, *lengths):
     ...     ids = KeyedJagged(["a"], torch.tensor(ids), lengths=torch.tensor(lengths))
-    ...     return hashes_of(capture(ids, ["a"]))["a"].ids
+    ...     return hashes_of(capture(ids, ["a"])).by_name()["a"].ids
     >>> of([7, 8], 1, 1) == of([7, 8], 1, 1), of([7, 8], 1, 1) == of([8, 7], 1, 1), of([7, 8], 1, 1) == of([7, 8], 2, 0)
     (True, False, False)
     """
-    ids = np.zeros(len(captured.keys), np.int64)
-    weights = np.zeros(len(captured.keys), np.int64)
+    array = np.zeros((2, len(captured.keys)), np.int64)
     one_each = _of_one_each(captured.batch)
-    _hash(captured.values, captured.offsets, captured.batch, one_each, ids)
+    _hash(captured.values, captured.offsets, captured.batch, one_each, array[0])
     if captured.weights is not None:
         bits = captured.weights.view(np.int32 if captured.weights.itemsize == 4 else np.int64)
-        _hash(bits, captured.offsets, captured.batch, one_each, weights)
-    return dict(zip(captured.keys, map(Hashes._make, zip(ids.tolist(), weights.tolist()))))
+        _hash(bits, captured.offsets, captured.batch, one_each, array[1])
+    return Hashes(captured.keys, array)
 
 
 @lru_cache(maxsize=64)
@@ -57,7 +81,7 @@ def hashes_on_device(values: Tensor, offsets: Tensor, features: int) -> Tensor:
     >>> from skirl import KeyedJagged
     >>> from skirl.core.ids import capture
     >>> ids = KeyedJagged(["a", "b"], torch.tensor([7, 8, 9]), lengths=torch.tensor([1, 1, 0, 1]))
-    >>> hashed = hashes_of(capture(ids, ["a"]))
+    >>> hashed = hashes_of(capture(ids, ["a"])).by_name()
     >>> [each.ids for each in hashed.values()] == hashes_on_device(ids.values(), ids.offsets(), 2).tolist()
     True
     """

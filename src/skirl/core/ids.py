@@ -3,7 +3,7 @@ user's thread; `positions_of` checks every id when the batch enters the window; 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -26,8 +26,8 @@ class Captured:
     values: np.ndarray
     offsets: np.ndarray
     weights: np.ndarray | None
-    hashes: dict[str, Any] = field(default_factory=dict)
-    """Of each feature, where the reader has made them: see `hashes_of`."""
+    hashes: Any = None
+    """Of its ids, where the reader has made them: see `hashes_of`."""
 
     @property
     def batch(self) -> int:

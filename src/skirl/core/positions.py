@@ -67,18 +67,37 @@ def _keys(values, parts, keys):
 class Layout:
     """A batch's parts sorted by table, tables in the bank's order."""
 
-    __slots__ = ("at", "first", "parts", "positions")
+    __slots__ = ("at", "first", "most", "parts", "positions")
 
     def __init__(self, batch: Positions, local: np.ndarray, tables: int) -> None:
         """`local`: the place of each table in the bank."""
-        table = local[batch.parts[:, 0]]
-        lengths = batch.parts[:, 2] - batch.parts[:, 1]
-        begins = np.cumsum(lengths) - lengths
-        order = np.argsort(table, kind="stable")
-        self.parts = np.column_stack([batch.parts[order, 1:], begins[order]])
+        self.parts = np.empty((len(batch.parts), 4), np.int64)
         """int64 [parts, 4]: begin and end in `values`, what to subtract, and the part's first position."""
-        self.first = np.searchsorted(table[order], np.arange(tables + 1))
+        self.first = np.zeros(tables + 1, np.int64)
         """[tables + 1]: each table's first part."""
-        self.at = np.concatenate([[0], np.cumsum(lengths[order])])[self.first]
+        self.at = np.zeros(tables + 1, np.int64)
         """[tables + 1]: how many positions the tables before it have."""
+        self.most: int = _by_table(batch.parts, local, self.parts, self.first, self.at)
+        """Positions of the table that has most."""
         self.positions = int(self.at[-1])
+
+
+@kernel
+def _by_table(parts, local, out, first, at):
+    """Sort parts by table, those of one table as they come; first and at come as zeros. The most positions of a table."""
+    for part in parts:
+        t = local[part[0]]
+        first[t + 1] += 1
+        at[t + 1] += part[2] - part[1]
+    most = 0
+    for t in range(len(at) - 1):
+        most = max(most, at[t + 1])
+        first[t + 1] += first[t]
+        at[t + 1] += at[t]
+    place, n = first.copy(), 0
+    for part in parts:
+        to = place[local[part[0]]]
+        place[local[part[0]]] = to + 1
+        out[to, 0], out[to, 1], out[to, 2], out[to, 3] = part[1], part[2], part[3], n
+        n += part[2] - part[1]
+    return most

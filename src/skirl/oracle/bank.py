@@ -53,6 +53,9 @@ class _Entered:
         return int(self.first[-1])
 
 
+_NONE = np.empty(0, np.bool_)
+
+
 class BatchTooLarge(ValueError):
     """A batch needs more rows together than the cache holds."""
 
@@ -128,6 +131,10 @@ class BankPlanner:
         self._depth = depth
         self._finder = Finder(schema, bank)
         self._tables = self._finder.tables
+        self._whole = np.array([0, len(self._tables)])
+        """The borders of one stretch."""
+        self._in_set = np.flatnonzero(seen.base[self._tables] < 0)
+        """Tables whose rows `Seen` keeps in its set."""
         self._rows: RowStates | None = None
         self._uses = Uses(depth)
         self._policy = make_policy(policy, capacity, depth)
@@ -165,8 +172,7 @@ class BankPlanner:
         layout = self._finder.layout(batch)
         borders = self._borders(self._threads)
         distinct = self._finder.find(batch, layout, borders, self._run)
-        counts = layout.at[1:] - distinct.low
-        first = np.concatenate([[0], np.cumsum(counts)])
+        first = distinct.first
         total = int(first[-1])
         if total > self.capacity:
             raise BatchTooLarge(self.entered, total, self.capacity, self.dim)
@@ -176,16 +182,17 @@ class BankPlanner:
         place = uses.take(total, self.entered)
         rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
         called, state = np.empty(total, np.int32), np.empty(total, np.int32)
-        told = np.zeros((len(self._tables), 2), np.int64)
+        told = np.empty((len(self._tables), 2), np.int64)
         self._run(
             loops.link, borders, self._tables, rows.base, rows.dense, rows.hashed, distinct.found, distinct.low, first,
             place, uses.handle, uses.next, uses.slot, state, self._slot_next, called, told,
         )  # fmt: skip
+        n_called, fresh = loops.close_up(first, told, called)
         if next_uses is None:
-            parts = [called[first[t] : first[t] + told[t, 0]] for t in np.flatnonzero(told[:, 0])]
-            self._policy.entered(np.concatenate(parts) if parts else called[:0], self.entered)
-        self.window_rows += int(told[:, 1].sum())
-        self._cost = np.diff(layout.at) + 4 * counts + 1
+            self._policy.entered(called[:n_called], self.entered)
+        self.window_rows += fresh
+        if self._threads > 1:
+            self._cost = np.diff(layout.at) + 4 * np.diff(first) + 1
         self._window.append(_Entered(layout, first, distinct.row_of, place, next_uses))
         self.entered += 1
 
@@ -216,17 +223,18 @@ class BankPlanner:
         self._hold_on(number, evict_keys)
 
         # Bring rows in.
-        fetched, forwarded, new = (np.empty(n_missing, np.int32) for _ in range(3))
+        fetch_keys, forward_keys, new_keys = (np.empty(n_missing, np.int64) for _ in range(3))
+        fetch_slots, forward_slots, new_slots = (np.empty(n_missing, np.int32) for _ in range(3))
         from_step, from_index = np.empty(n_missing, np.int64), np.empty(n_missing, np.int32)
         held, held_keys = self._held()
         f, w, n, fetch_after = loops.arrive(
             self._tables, rows.base, first, counts, missing, place, uses.handle, uses.slot, keys, self._slot_row, self._free,
             self._n_free, self._seen.bits, self._seen.base, self._existed(batch, missing, counts, keys), held, held_keys,
-            self._hold_from, number - self._hold - 1, fetched, forwarded, new, from_step, from_index,
+            self._hold_from, number - self._hold - 1, fetch_keys, fetch_slots, forward_keys, forward_slots, new_keys,
+            new_slots, from_step, from_index,
         )  # fmt: skip
         self._n_free -= n_missing
-        fetched, forwarded, new = fetched[:f], forwarded[:w], new[:n]
-        new_keys = keys[new]
+        new_keys = new_keys[:n]
         self._first_uses.append((number, new_keys))  # now, so that a failure further down takes them back
 
         # Use them.
@@ -257,15 +265,15 @@ class BankPlanner:
             group_pos=group_pos,
             evict_keys=evict_keys,
             evict_slots=victims,
-            fetch_keys=keys[fetched],
-            fetch_slots=slots[fetched],
+            fetch_keys=fetch_keys[:f],
+            fetch_slots=fetch_slots[:f],
             fetch_after=int(fetch_after),
-            forward_step=from_step[:w].copy(),
-            forward_index=from_index[:w].copy(),
-            forward_slots=slots[forwarded],
-            forward_keys=keys[forwarded],
+            forward_step=from_step[:w],
+            forward_index=from_index[:w],
+            forward_slots=forward_slots[:w],
+            forward_keys=forward_keys[:w],
             new_keys=new_keys,
-            new_slots=slots[new],
+            new_slots=new_slots[:n],
             hold_from=self._hold_from,
         )
         self.planned += 1
@@ -306,11 +314,10 @@ class BankPlanner:
 
     def _existed(self, batch: _Entered, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Of missing rows that `Seen` keeps in its set and of which no eviction is known: whether they exist."""
-        in_set = np.flatnonzero(self._seen.base[self._tables] < 0)
-        if not len(in_set):
-            return np.empty(0, np.bool_)
+        if not len(self._in_set):
+            return _NONE
         existed = np.zeros(batch.rows, np.bool_)
-        parts = [missing[batch.first[t] : batch.first[t] + counts[t]] for t in in_set]
+        parts = [missing[batch.first[t] : batch.first[t] + counts[t]] for t in self._in_set]
         which = np.concatenate(parts)
         which = which[self._uses.slot[batch.place + which] == -1]
         existed[which] = self._seen.claim(keys[which])
@@ -377,7 +384,7 @@ class BankPlanner:
     def _borders(self, stretches: int) -> np.ndarray:
         """Where stretches of tables with about the same work begin and end."""
         if stretches == 1:
-            return np.array([0, len(self._tables)])
+            return self._whole
         work = np.concatenate([[0], np.cumsum(self._cost)])
         aims = work[-1] * np.arange(1, stretches) // stretches
         return np.concatenate([[0], np.searchsorted(work, aims), [len(self._tables)]])

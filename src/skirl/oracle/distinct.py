@@ -15,14 +15,14 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 class Distinct:
     """What was found in one batch; `found` is scratch that the next batch overwrites.
 
-    Table t's distinct rows are found[low[t]:at[t + 1]], in order of last position; `row_of` says for each position which of
-    its table's distinct rows it has.
+    Table t's distinct rows are found[low[t]:at[t + 1]], in order of last position, and from first[t] on if all are
+    counted; `row_of` says for each position which of its table's distinct rows it has.
     """
 
-    __slots__ = ("found", "low", "row_of")
+    __slots__ = ("first", "found", "low", "row_of")
 
-    def __init__(self, found: np.ndarray, low: np.ndarray, row_of: np.ndarray) -> None:
-        self.found, self.low, self.row_of = found, low, row_of
+    def __init__(self, found: np.ndarray, low: np.ndarray, first: np.ndarray, row_of: np.ndarray) -> None:
+        self.found, self.low, self.first, self.row_of = found, low, first, row_of
 
 
 class OutOfRange(ValueError):
@@ -44,20 +44,20 @@ class Finder:
         self._rows = np.array([schema.tables[t].rows for t in self.tables], np.int64)
         self._marks = np.empty((0, 0), np.uint16)
         self._found = np.empty(0, np.int64)
+        self._whole = np.array([0, len(self.tables)])
 
     def layout(self, batch: Positions) -> Layout:
         """A batch's parts by table."""
         return Layout(batch, self._local, len(self.tables))
 
-    def find_all(self, batch: Positions) -> tuple[Layout, Distinct, np.ndarray]:
-        """The layout, what was found, and the number of each table's first row: in this thread."""
-        layout, whole = self.layout(batch), np.array([0, len(self.tables)])
-        found = self.find(batch, layout, whole, lambda kernel, *args: kernel(*args, 0, 1))
-        return layout, found, np.concatenate([[0], np.cumsum(layout.at[1:] - found.low)])
+    def find_all(self, batch: Positions) -> tuple[Layout, Distinct]:
+        """The layout, and what was found: in this thread."""
+        layout = self.layout(batch)
+        return layout, self.find(batch, layout, self._whole, lambda kernel, *args: kernel(*args, 0, 1))
 
     def find(self, batch: Positions, layout: Layout, borders: np.ndarray, run) -> Distinct:
         """`run(kernel, *args)` calls the kernel for every stretch of tables between `borders`."""
-        most = int(np.diff(layout.at).max(initial=0))
+        most = layout.most
         kind = np.uint16 if most < 0xFFFF else np.int32
         places = 1 << max(4, (4 * most - 1).bit_length())
         if self._marks.dtype != kind or self._marks.shape[1] < places or len(self._marks) < len(borders) - 1:
@@ -65,16 +65,17 @@ class Finder:
         if len(self._found) < layout.positions:
             self._found = np.empty(layout.positions * 5 // 4, np.int64)
         row_of = np.empty(layout.positions, kind)
-        low = np.empty(len(self._rows), np.int64)
-        bad = np.full(len(self._rows), -1, np.int64)
+        low, bad = np.empty(len(self._rows), np.int64), np.empty(len(self._rows), np.int64)
         none = kind(0xFFFF) if kind is np.uint16 else kind(-1)
         run(
             _find, borders, self._marks, batch.values, layout.parts, layout.first, layout.at, self._rows, self._found, low,
             row_of, bad, none,
         )  # fmt: skip
-        if (bad >= 0).any():
-            raise OutOfRange(int(bad[bad >= 0][0]))
-        return Distinct(self._found, low, row_of)
+        first = np.empty(len(self._rows) + 1, np.int64)
+        outside = _count(layout.at, low, bad, first)
+        if outside >= 0:
+            raise OutOfRange(outside)
+        return Distinct(self._found, low, first, row_of)
 
 
 @kernel
@@ -92,7 +93,7 @@ def _find(borders, marks, values, parts, first, at, rows, found, low, row_of, ba
         mark = marks[stretch]
         for t in range(borders[stretch], borders[stretch + 1]):
             n = at[t + 1] - at[t]
-            low[t] = at[t + 1]
+            low[t], bad[t] = at[t + 1], -1
             if n == 0:
                 continue
             mine = found[at[t] : at[t + 1]]
@@ -139,3 +140,14 @@ def _find(borders, marks, values, parts, first, at, rows, found, low, row_of, ba
                 of = row_of[parts[i, 3] : parts[i, 3] + parts[i, 1] - parts[i, 0]]
                 for p in range(len(of)):
                     of[p] -= of.dtype.type(w)
+
+
+@kernel
+def _count(at, low, bad, first):
+    """Fill first, [tables + 1]; the first of those that are bad, or -1."""
+    first[0] = 0
+    for t in range(len(low)):
+        if bad[t] >= 0:
+            return bad[t]
+        first[t + 1] = first[t] + at[t + 1] - low[t]
+    return -1

@@ -6,6 +6,7 @@ that `BankPlanner` plans like any other: its positions are requests, a request i
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ class Reads:
     """int32 [ids]: positions grouped by row, ascending in each group."""
     ask: np.ndarray
     """int32 [owners + 1]: where the rows of each owner begin: so many ids and gradients go to it, and values come."""
+    counts: np.ndarray
+    """int32 [owners, tables of the bank]: how many they are."""
 
 
 @dataclass(slots=True)
@@ -79,39 +82,38 @@ class Asking:
     def of(self, batch: Positions) -> tuple[Reads, list[Requests]]:
         """What the ids of one batch read, and what is asked of each owner."""
         tables, sites = self._finder.tables, self._placement.sites
-        layout, distinct, first = self._finder.find_all(batch)
-        total = int(first[-1])
-        owner, counts = np.empty(total, np.int32), np.zeros((sites, len(tables)), np.int32)
+        layout, distinct = self._finder.find_all(batch)
+        total = int(distinct.first[-1])
         whose: Any = self._placement.arrays
-        _owners(tables, distinct.found, distinct.low, first, *whose, owner, counts)  # pyright: ignore[reportCallIssue]
-        ends = np.cumsum(counts)
+        counts, ask = np.zeros((sites, len(tables)), np.int32), np.empty(sites + 1, np.int32)
         rows, moved = np.empty(total, self._type), np.empty(total, np.int32)
-        _by_owner(
-            distinct.found, distinct.low, first, owner, (ends - counts.ravel()).reshape(counts.shape), rows, moved
-        )
+        _by_owner(tables, distinct.found, distinct.low, distinct.first, *whose, counts, ask, rows, moved)
         place, pos = np.empty(layout.positions, np.int32), np.empty(layout.positions, np.int32)
         start = np.zeros(total + 1, np.int32)
-        _group(layout.parts, layout.first, first, distinct.row_of, moved, place, start, pos)
-        ask = np.concatenate([[0], ends[len(tables) - 1 :: len(tables)]]).astype(np.int32)
-        asked = [Requests(rows[ask[o] : ask[o + 1]], counts[o]) for o in range(sites)]
-        return Reads(place, start, pos, ask), asked
+        _group(layout.parts, layout.first, distinct.first, distinct.row_of, moved, place, start, pos)
+        asked = [Requests(rows[begin:end], of) for (begin, end), of in zip(pairwise(ask.tolist()), counts, strict=True)]
+        return Reads(place, start, pos, ask, counts), asked
 
 
-def joined(tables: Sequence[int], asked: Sequence[Requests]) -> tuple[Positions, np.ndarray]:
+def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np.ndarray]:
     """The owner's half: what all trainers ask for, in rank order, as a batch to plan; and which of it is whose.
 
     The second is int32 [trainers + 1]: where each trainer's requests begin. `Step.slots` has one for each request.
 
-    >>> two = [Requests(np.array([7, 2]), np.array([1, 1])), Requests(np.array([7]), np.array([1, 0]))]
-    >>> batch, serve = joined((0, 1), two)
+    **Arguments**
+
+    - `tables`: int64: the numbers of the bank's tables.
+    - `asked`: what each trainer asks for.
+
+    >>> seven = Requests(np.array([7]), np.array([1, 0], np.int32))
+    >>> two = [Requests(np.array([7, 2]), np.array([1, 1], np.int32)), seven]
+    >>> batch, serve = joined(np.array([0, 1]), two)
     >>> batch.keys().tolist() == [7, 1 << 48 | 2, 7], serve.tolist()
     (True, [0, 2, 3])
     """
-    serve = np.cumsum([0, *(len(part.rows) for part in asked)]).astype(np.int32)
-    counts = np.concatenate([part.counts for part in asked]).astype(np.int64)
-    ends = np.cumsum(counts)
-    parts = np.stack([np.tile(np.array(tables, np.int64), len(asked)), ends - counts, ends, 0 * counts], axis=1)
-    return Positions(np.concatenate([part.rows for part in asked]), parts[counts > 0]), serve
+    parts, serve = np.empty((len(asked) * len(tables), 4), np.int64), np.empty(len(asked) + 1, np.int32)
+    count = _parts(tables, np.concatenate([part.counts for part in asked]), parts, serve)
+    return Positions(np.concatenate([part.rows for part in asked]), parts[:count]), serve
 
 
 def fused(reads: Reads, step: Step) -> Step:
@@ -119,26 +121,30 @@ def fused(reads: Reads, step: Step) -> Step:
     return replace(step, slots=step.slots[reads.place], group_start=reads.group_start, group_pos=reads.group_pos)
 
 
-def late(before: Step | None, step: Step, after: Step | None, capacity: int) -> np.ndarray:
-    """Of each request whether the loop waits for its row: the step before used it, or the one after uses or evicts it.
+def critical_values(before: Step, step: Step, capacity: int) -> np.ndarray:
+    """Of each request of `step` whether `before`, the step before it, changes its row: its value is known only then.
 
     **Arguments**
 
-    - `before`, `after`: the steps next to `step`, planned over the same `capacity` slots; None: there is none.
+    - `before`, `step`: planned one after the other over the same `capacity` slots.
+    """
+    changed = np.zeros(capacity, np.bool_)
+    changed[before.rows] = True
+    changed[_arrivals(step)] = False  # another row was there
+    return changed[step.slots]
+
+
+def critical_gradients(step: Step, after: Step, capacity: int) -> np.ndarray:
+    """Of each request of `step` whether `after`, the step after it, uses or evicts its row: its gradient comes before.
+
+    **Arguments**
+
+    - `step`, `after`: planned one after the other over the same `capacity` slots.
     """
     wanted = np.zeros(capacity, np.bool_)
-    if after is not None:
-        wanted[after.rows] = True
-        wanted[_arrivals(after)] = False
-        wanted[after.evict_slots] = True
-    used = np.zeros(capacity, np.bool_)
-    if before is not None:
-        used[before.rows] = True
-        used[_arrivals(step)] = False  # another row was there
-    rows = wanted[step.rows] | used[step.rows]
-    out = np.empty(len(step.slots), np.bool_)
-    out[step.group_pos] = np.repeat(rows, np.diff(step.group_start))
-    return out
+    wanted[after.rows] = True  # a slot that another row takes is one that this one leaves
+    wanted[after.evict_slots] = True
+    return wanted[step.slots]
 
 
 def _arrivals(step: Step) -> np.ndarray:
@@ -146,27 +152,46 @@ def _arrivals(step: Step) -> np.ndarray:
 
 
 @kernel
-def _owners(tables, found, low, first, cut_of, salt, guess, last, starts, sites, owner, counts):
-    """The owner of each distinct row, and how many of each table each owner has."""
+def _by_owner(tables, found, low, first, cut_of, salt, guess, last, starts, sites, counts, ask, rows, moved):
+    """Order distinct rows by owner; counts come as zeros. moved: the place of each row, now in the order of tables."""
+    owner = np.empty(len(moved), np.int32)
     for t in range(len(tables)):
         high = np.int64(tables[t]) << ROW_BITS
         cut = cut_of[min(tables[t], len(cut_of) - 1)]
-        rows, of = found[low[t] : low[t] + first[t + 1] - first[t]], owner[first[t] : first[t + 1]]
+        mine, of = found[low[t] : low[t] + first[t + 1] - first[t]], owner[first[t] : first[t + 1]]
         for i in range(len(of)):
-            of[i] = site_in(cut, high | rows[i], salt, guess, last, starts, sites)
+            of[i] = site_in(cut, high | mine[i], salt, guess, last, starts, sites)
         for o in of:
             counts[o, t] += 1
-
-
-@kernel
-def _by_owner(found, low, first, owner, at, rows, moved):
-    """Order rows by owner; at [owners, tables]: where those of each table go, counted up."""
-    for t in range(len(first) - 1):
+    at, n = np.empty_like(counts), 0
+    ask[0] = 0
+    for o in range(len(counts)):
+        for t in range(len(tables)):
+            at[o, t] = n
+            n += counts[o, t]
+        ask[o + 1] = n
+    for t in range(len(tables)):
         for i in range(first[t], first[t + 1]):
             to = at[owner[i], t]
             at[owner[i], t] = to + 1
             rows[to] = found[low[t] + i - first[t]]
             moved[i] = to
+
+
+@kernel
+def _parts(tables, counts, parts, serve):
+    """A part for each table of each trainer that asks for rows of it: how many, and where each trainer's begin."""
+    used = n = i = 0
+    serve[0] = 0
+    for trainer in range(len(serve) - 1):
+        for table in tables:
+            if counts[i] > 0:
+                parts[used, 0], parts[used, 1], parts[used, 2], parts[used, 3] = table, n, n + counts[i], 0
+                used += 1
+            n += counts[i]
+            i += 1
+        serve[trainer + 1] = n
+    return used
 
 
 @kernel

@@ -54,17 +54,24 @@ class Letters:
 
     def write(self, letter: Letter) -> np.ndarray:
         """As int32."""
-        head = np.array([letter.kind, letter.number, *(min(vote, _MOST) for vote in letter.vote)], np.int32)
-        if letter.kind == ERROR:
-            text = letter.text.encode()
-            return np.concatenate([head, np.array([len(text)], np.int32), _padded(np.frombuffer(text, np.uint8))])
+        if letter.kind == BATCH:
+            return self.write_batch(letter.number, letter.vote, [letter.banks])[0]
+        head = _head(letter.kind, letter.number, letter.vote)
         if letter.kind == END:
             return head
-        counts = [requests.counts for requests in letter.banks]
-        rows = [
-            part for requests, wide in zip(letter.banks, self._wide, strict=True) for part in _written(requests, wide)
+        text = letter.text.encode()
+        return np.concatenate([head, np.array([len(text)], np.int32), _padded(np.frombuffer(text, np.uint8))])
+
+    def write_batch(self, number: int, vote: Vote, asked: Sequence[Sequence[Requests]]) -> list[np.ndarray]:
+        """The letters about one batch to several trainers, which differ in what is asked of whom."""
+        head = _head(BATCH, number, vote)
+        return [
+            np.concatenate(
+                [head, *(part.counts for part in banks)]
+                + [words for part, wide in zip(banks, self._wide, strict=True) for words in _written(part, wide)]
+            )
+            for banks in asked
         ]
-        return np.concatenate([head, *counts, *rows])
 
     def read(self, words: np.ndarray) -> Letter:
         """The letter in these words."""
@@ -74,11 +81,15 @@ class Letters:
             letter.text = words[HEAD + 1 :].tobytes()[: words[HEAD]].decode()
         elif kind == BATCH:
             at = self._counts[-1].stop
-            for place, wide, kind_of_rows in zip(self._counts, self._wide, self._types, strict=True):
+            for place, wide, type_of_rows in zip(self._counts, self._wide, self._types, strict=True):
                 counts = words[place]
-                rows, at = _read(words, at, counts, wide, kind_of_rows)
+                rows, at = _read(words, at, counts, wide, type_of_rows)
                 letter.banks.append(Requests(rows, counts))
         return letter
+
+
+def _head(kind: int, number: int, vote: Vote) -> np.ndarray:
+    return np.array([kind, number, min(vote.rows, _MOST), min(vote.memory, _MOST)], np.int32)
 
 
 def _written(requests: Requests, wide: np.ndarray) -> list[np.ndarray]:
@@ -94,7 +105,7 @@ def _read(
     words: np.ndarray, at: int, counts: np.ndarray, wide: np.ndarray, kind: type[np.int32] | type[np.int64]
 ) -> tuple[np.ndarray, int]:
     """Rows of one bank, and where the next one's begin."""
-    count = int(counts.sum())
+    count = sum(counts.tolist())  # np.sum takes longer for so few
     low = words[at : at + count]
     at += count
     if kind is np.int32:

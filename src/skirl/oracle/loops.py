@@ -65,6 +65,18 @@ def link(
 
 
 @kernel
+def close_up(first, counts, called):
+    """Move the stretches of `called` to its front; how many there are, and how many rows are fresh; counts as in `link`."""
+    n = fresh = 0
+    for t in range(len(counts)):
+        for i in range(first[t], first[t] + counts[t, 0]):
+            called[n] = called[i]
+            n += 1
+        fresh += counts[t, 1]
+    return n, fresh
+
+
+@kernel
 def scan(borders, tables, base, entry_key, first, place, handle, slot, keys, missing, counts, lo, hi):
     """Keys of a batch's rows; which of its uses, in each table's stretch of `missing`, have no slot; counts [tables]."""
     for stretch in range(lo, hi):
@@ -110,7 +122,8 @@ def leave(victims, number, base, entry_key, dense, hashed, slot, slot_row, slot_
 @kernel
 def arrive(
     tables, row_base, first, counts, missing, place, handle, slot, keys, slot_row, free, n_free, bits, base, existed, held,
-    held_keys, hold_from, long_ago, fetched, forwarded, new, from_step, from_index,
+    held_keys, hold_from, long_ago, fetch_keys, fetch_slots, forward_keys, forward_slots, new_keys, new_slots, from_step,
+    from_index,
 ):  # fmt: skip
     """Give each missing row a slot and a source, in the order of the batch.
 
@@ -152,11 +165,11 @@ def arrive(
                 else:
                     had = existed[i]
                 if had:
-                    fetched[f] = i
+                    fetch_keys[f], fetch_slots[f] = key, s
                     f += 1
                     after = max(after, long_ago)
                 else:
-                    new[n] = i
+                    new_keys[n], new_slots[n] = key, s
                     n += 1
                 continue
             # Numbers of evictions are modulo EVICTED, and states of rows in the array may be old: the key decides.
@@ -166,15 +179,15 @@ def arrive(
                 k -= 1
             index = ((following - held[k, 1]) & (EVICTED - 1)) - age if k >= 0 else np.int64(-1)
             if k < 0 or held_keys[held[k, 2] + index] != key:
-                fetched[f] = i
+                fetch_keys[f], fetch_slots[f] = key, s
                 f += 1
                 after = max(after, long_ago)
             elif held[k, 0] < hold_from:
-                fetched[f] = i
+                fetch_keys[f], fetch_slots[f] = key, s
                 f += 1
                 after = max(after, held[k, 0])
             else:
-                forwarded[w] = i
+                forward_keys[w], forward_slots[w] = key, s
                 from_step[w] = held[k, 0]
                 from_index[w] = index
                 w += 1

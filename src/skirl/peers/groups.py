@@ -72,6 +72,11 @@ class ProcessGroups(Peers):
         come = self.channel("start").exchange([mine] * self.size, "who is there")
         return [json.loads(part.tobytes()) for part in come]
 
+    @property
+    def near(self) -> int:
+        machine = self._processes[self.rank][:1]
+        return sum(process[:1] == machine for process in self._processes)
+
     def fail(self, error: BaseException | str) -> None:
         why = failed(self.rank, said_of(error))
         if self._ended is None:

@@ -113,9 +113,9 @@ class _BankSpool:
 
     def add(self, batch: Positions) -> None:
         assert self._rows is not None
-        _, distinct, first = self._finder.find_all(batch)
-        keys = np.empty(int(first[-1]), np.int64)
-        _name(self._finder.tables, distinct.found, distinct.low, first, keys)
+        _, distinct = self._finder.find_all(batch)
+        keys = np.empty(int(distinct.first[-1]), np.int64)
+        _name(self._finder.tables, distinct.found, distinct.low, distinct.first, keys)
         self.file.write(self._handles(keys).data)
         self._starts.append(self._starts[-1] + len(keys))
 

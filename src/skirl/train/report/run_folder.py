@@ -49,8 +49,9 @@ class RunFolder:
         every: int = 50,
         wandb: str | None = None,
         resume: bool = False,
+        trainers: int = 1,
     ) -> None:
-        """folder: "none" writes nothing, "auto" makes a new one, named after `name` and the time."""
+        """folder: "none" writes nothing, "auto" makes a new one, named after `name` and the time. trainers: how many."""
         self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
         self.every = every
         self.begun_at = 0
@@ -60,7 +61,7 @@ class RunFolder:
         self._changes: list[Change] = []
         self._auto = folder == "auto"
         self._name, self._flags = name, dict(flags)
-        self._wandb = wandb
+        self._wandb, self._trainers = wandb, trainers
         self._missing = Missing()
         self._sinks: list[Any] = []
         self._since = Since()
@@ -185,6 +186,7 @@ class RunFolder:
             "machine": machine(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "begun_at": self.begun_at,
+            "trainers": self._trainers,
             "changes": self._changes,
         }
 
