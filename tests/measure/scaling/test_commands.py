@@ -65,10 +65,10 @@ def test_the_time_of_a_step_by_hand():
     assert step_of(given, Costs(0.5, 0.4, 0.001, 0, 0.01, 0.05), link).bound == "cores"
     assert step_of(given, Costs(0.5, 0.4, 0.1, 0, 99.0, 0.05), link).bound == "messages"
     alone = step_of(Traffic(1, NONE, 0.0, 1.0, 0.0), costs, link)
-    assert alone.seconds == 0.5 and bends([alone]) == "up to 1 trainers the computation bounds a step"
-    assert "critical rows and dense gradients" in bends([alone, step]) and changes([alone, slow]) == [
-        (3, "compute", "wire")
-    ]
+    assert alone.seconds == 0.5 and bends([alone]).endswith("it does not bend up to 1")
+    assert bends([alone, step]).endswith("from 3 on it takes over 1.1 times as long, for critical rows and dense gradients "
+                                         "on the wire")  # fmt: skip
+    assert changes([alone, slow]) == [(3, "compute", "wire")]
 
 
 @cases(100)
@@ -115,8 +115,8 @@ def test_the_command(monkeypatch, tmp_path, capsys):
 def test_what_is_executed_stands_beside_what_is_predicted(monkeypatch):
     turn = {"seconds": 0.05, "cpu": 0.04, "waited": {"rows": 0.01, "dense": 0.0}}
     moved = {"rows": 1000.0, "moves": 500.0, "dense": 4000.0}
-    rank = {"local": turn, "together": turn | {"sent": moved, "received": moved}, "losses": [0.0]}
-    monkeypatch.setattr("skirl.measure.bench.link.trained", lambda size, *_: [[{"hidden": rank}]] * size)
+    rank = {"local": turn, "hidden": turn | {"sent": moved, "received": moved}, "losses": [0.0]}
+    monkeypatch.setattr("skirl.measure.bench.link.trained", lambda size, *_: [[rank]] * size)
     monkeypatch.setattr(traffic, "SAMPLED", 2)
     facts = Simulate(samples=8, dim=4, dense=1000)._executed(2, Costs(0.05, 0.04, 1e-5, 1e-9, 2.0))
     assert facts["measured_ms"] == 50 and facts["predicted_ms"] >= 50

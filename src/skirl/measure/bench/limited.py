@@ -25,6 +25,8 @@ from skirl.pipeline.lookahead import lookahead
 
 WAYS = ("hidden", "all_critical")
 """As it is; and with nothing that travels early or late."""
+EDGE = 2
+"""Steps at the beginning of a turn that are not timed: those of the turn before are on their way in them."""
 
 
 @dataclass(frozen=True)
@@ -110,19 +112,15 @@ class Way:
     - `peers`: the trainers; `Alone` has all rows.
     - `parts`: this trainer's shard of each batch.
     - `stack`: closes the lookahead.
-    - `all_critical`: nothing travels early or late.
     """
 
-    def __init__(
-        self, job: Job, peers: Peers, parts: Sequence[Batch], stack: ExitStack, all_critical: bool = False
-    ) -> None:
+    def __init__(self, job: Job, peers: Peers, parts: Sequence[Batch], stack: ExitStack) -> None:
         self.peers, self._steps = peers, job.steps
         tables = job.source.tables(job.dim)
         rows = min(sum(table.rows for table in tables), 26 * job.batch * job.read)
         with using(peers):
             embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows, seed=job.seed)
-        if embeddings.engine.exchange is not None and all_critical:
-            embeddings.engine.exchange.all_critical = True
+        self._exchange = embeddings.engine.exchange
         self.model = Model(embeddings, len(tables) * job.dim, job.dense)
         draws = torch.Generator().manual_seed(job.seed)
         for weight in self.model.layers.parameters():  # equal on all trainers, also where they are threads
@@ -131,16 +129,21 @@ class Way:
         self._batches = iter(stack.enter_context(lookahead(Again(parts), self.model, depth=8, shards=peers.size)))
         self.losses: list[float] = []
 
-    def turn(self) -> dict[str, Any]:
-        """Train some steps: what one took, and what it brought to and from others."""
+    def turn(self, way: str = WAYS[0]) -> dict[str, Any]:
+        """Train some steps: what one took, and what it brought to and from others.
+
+        **Arguments**
+
+        - `way`: one of `WAYS`; without others they are the same.
+        """
+        if self._exchange is not None:
+            self._exchange.all_critical = way == "all_critical"
+        for _ in range(EDGE):
+            self._trained()
         before, used, began = _bytes(self.peers), time.process_time(), time.perf_counter()
         waited = _waited(self.peers)
         for _ in range(self._steps):
-            batch = next(self._batches)
-            loss = binary_cross_entropy_with_logits(self.model(batch), batch.labels)
-            loss.backward()
-            self._step()
-            self.losses.append(loss.item())
+            self._trained()
         seconds, cpu = time.perf_counter() - began, time.process_time() - used
         after, still = _bytes(self.peers), _waited(self.peers)
         return {
@@ -150,6 +153,14 @@ class Way:
             "received": {name: (after[name][1] - before[name][1]) / self._steps for name in after},
             "waited": {name: (still[name] - waited[name]) / self._steps for name in still},
         }
+
+    def _trained(self) -> None:
+        """Train one step."""
+        batch = next(self._batches)
+        loss = binary_cross_entropy_with_logits(self.model(batch), batch.labels)
+        loss.backward()
+        self._step()
+        self.losses.append(loss.item())
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -170,33 +181,25 @@ def _waited(peers: Peers) -> dict[str, float]:
 
 
 def of_rank(job: Job, peers: Peers, ways: Sequence[str] = WAYS) -> dict[str, Any]:
-    """What one trainer measures: each way beside training alone, in turns.
+    """What one trainer measures: training alone, and each way together, in turns.
 
     **Arguments**
 
     - `job`: the same on all.
     - `peers`: all trainers.
-    - `ways`: some of `WAYS`, one after the other.
+    - `ways`: some of `WAYS`.
     """
     torch.set_num_threads(1)
     parts = list(job.source.sharded(peers.rank, peers.rank + 1, peers.size))
-    out: dict[str, Any] = {"rank": peers.rank}
-    for way in ways:
-        with ExitStack() as stack:
-            sides = {
-                "local": Way(job, Alone(), parts, stack),
-                "together": Way(job, peers, parts, stack, all_critical=way == "all_critical"),
-            }
-            rounds = []
-            for _ in range(1 + job.rounds):
-                turns = {}
-                for name, side in sides.items():
-                    peers.channel("start").exchange([np.zeros(0, np.uint8)] * peers.size, f"before {name}")
-                    turns[name] = side.turn()
-                rounds.append(turns)
-            out[way] = {name: _middle([turns[name] for turns in rounds[1:]]) for name in sides}
-            out[way]["losses"] = sides["together"].losses
-    return out
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ("local", *ways)}
+    with ExitStack() as stack:
+        local, together = Way(job, Alone(), parts, stack), Way(job, peers, parts, stack)
+        for _ in range(1 + job.rounds):
+            for name, of in turns.items():
+                peers.channel("start").exchange([np.zeros(0, np.uint8)] * peers.size, f"before {name}")
+                of.append(local.turn() if name == "local" else together.turn(name))
+    middles = {name: _middle(of[1:]) for name, of in turns.items()}
+    return {"rank": peers.rank, **middles, "losses": together.losses}
 
 
 def _middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -129,7 +129,8 @@ def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Emulated,
     - `link`: between each trainer and the others.
     - `cores`: of this machine, that all trainers share; 0: as many as there are.
     """
-    out = {way: _judged([rank[way] for rank in ranks], link, cores or machine()["cores"]) for way in ways}
+    local = max(rank["local"]["seconds"] for rank in ranks)
+    out = {way: _judged(local, [rank[way] for rank in ranks], link, cores or machine()["cores"]) for way in ways}
     first = out[ways[0]]
     both = all(way in out for way in WAYS)
     return {
@@ -137,16 +138,14 @@ def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Emulated,
         "bound": first["bound"],
         "critical_share": first["critical_share"],
         "vs_all_critical": out["all_critical"]["seconds"] / out["hidden"]["seconds"] if both else None,
-        "same_bits": all(rank[way]["losses"] == rank[ways[0]]["losses"] for rank in ranks for way in ways),
         "ways": out,
     }
 
 
-def _judged(ranks: Sequence[dict[str, Any]], link: Emulated, cores: int) -> dict[str, Any]:
-    together = [rank["together"] for rank in ranks]
+def _judged(local: float, together: Sequence[dict[str, Any]], link: Emulated, cores: int) -> dict[str, Any]:
     busiest = max(sum(rank[way].values()) for rank in together for way in ("sent", "received"))
     roof = {
-        "compute": max(rank["local"]["seconds"] for rank in ranks),
+        "compute": local,
         "wire": busiest / link.rate,
         "cores": sum(rank["cpu"] for rank in together) / cores,
     }

@@ -104,7 +104,7 @@ class Simulate:
         [ranks] = measured(count, [job], ("hidden",))
         seen = judged(ranks, ("hidden",), Link())["ways"]["hidden"]
         traffic = traffic_of(count, self.samples, self.dim, self.dense, self.seed, job.rows_scale)
-        alone = [rank["hidden"]["local"] for rank in ranks]
+        alone = [rank["local"] for rank in ranks]
         shared = replace(
             costs,
             compute=max(one["seconds"] for one in alone),

@@ -1,6 +1,6 @@
 """From traffic and costs to the time of a step: pure functions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ AHEAD = 6
 """Messages to every other trainer beside the loop: two of ids, two that say which rows are critical, early values, late
 gradients."""
 BEND = 1.1
-"""The curve bends where a step takes this many times its computation."""
+"""The curve bends where a step takes this many times as long as with the fewest trainers."""
 
 
 @dataclass(frozen=True)
@@ -107,28 +107,33 @@ def bends(steps: Sequence[Step]) -> str:
     >>> parts = {"compute": 1.0, "critical_wire": 0.0, "hidden_wire": 0.0, "messages": 0.0, "planning": 0.1, "cores": 0.5}
     >>> flat = Step(8, 1.0, "compute", parts)
     >>> bends([flat])
-    'up to 8 trainers the computation bounds a step'
+    'with 8 trainers a step takes 1.00 times its computation; it does not bend up to 8'
     >>> bends([flat, Step(16, 1.3, "messages", parts | {"messages": 0.3})])
-    'from 16 trainers on a step takes 1.30 times its computation, most of it beyond that for messages'
+    'with 8 trainers a step takes 1.00 times its computation; from 16 on it takes over 1.1 times as long, for messages'
     """
-    for step in steps:
-        compute = step.parts["compute"]
-        if step.seconds <= BEND * compute:
-            continue
-        if step.seconds in (step.parts["planning"], step.parts["cores"]):
-            why = step.bound
-        else:
-            beyond = {
-                "critical rows and dense gradients on the wire": step.parts["critical_wire"],
-                "early values and late gradients that do not fit beside it": step.parts["hidden_wire"] - compute,
-                "messages": step.parts["messages"],
-            }
-            why = max(beyond, key=lambda name: beyond[name])
-        return (
-            f"from {step.trainers} trainers on a step takes {step.seconds / compute:.2f} times its computation, most of it "
-            f"beyond that for {why}"
-        )
-    return f"up to {steps[-1].trainers} trainers the computation bounds a step"
+    first = steps[0]
+    nothing = dict.fromkeys(first.parts, 0.0) | {"hidden_wire": first.parts["compute"]}
+    times = first.seconds / first.parts["compute"]
+    why = f", for {_cause(first, nothing)}" if times > BEND else ""
+    said = f"with {first.trainers} trainers a step takes {times:.2f} times its computation{why}"
+    bent = next((step for step in steps if step.seconds > BEND * first.seconds), None)
+    if bent is None:
+        return f"{said}; it does not bend up to {steps[-1].trainers}"
+    return f"{said}; from {bent.trainers} on it takes over {BEND} times as long, for {_cause(bent, first.parts)}"
+
+
+def _cause(step: Step, before: Mapping[str, float]) -> str:
+    """What a step takes longer for than one with these parts."""
+    if step.seconds in (step.parts["planning"], step.parts["cores"]):
+        return "planning" if step.seconds == step.parts["planning"] else "work that the cores are too few for"
+    compute = step.parts["compute"]
+    more = {
+        "critical rows and dense gradients on the wire": step.parts["critical_wire"] - before["critical_wire"],
+        "early and late rows that do not fit beside it": max(compute, step.parts["hidden_wire"])
+        - max(compute, before["hidden_wire"]),
+        "messages": step.parts["messages"] - before["messages"],
+    }
+    return max(more, key=lambda name: more[name])
 
 
 def changes(steps: Sequence[Step]) -> list[tuple[int, str, str]]:
