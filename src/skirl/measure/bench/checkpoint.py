@@ -53,6 +53,8 @@ class Checkpoint:
     """Processes that train and save together, each with its part of rows, cache and batch."""
     folder: Path | None = None
     """Where checkpoints are written: a folder made there is removed again; the system's for temporary files otherwise."""
+    rows: Path | None = None
+    """Where a disk store has its rows, on another file system say; removed again. Beside the checkpoints otherwise."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -63,25 +65,28 @@ class Checkpoint:
 
     def run(self) -> dict[str, Any]:
         """Train and save."""
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix="skirl-bench-") as name:
+        with (
+            tempfile.TemporaryDirectory(dir=self.folder, prefix="skirl-bench-") as name,
+            tempfile.TemporaryDirectory(dir=self.rows or name, prefix="skirl-bench-") as rows,
+        ):
             if self.trainers == 1:
-                found = self.trainer(Path(name))
+                found = self.trainer(Path(name), rows)
             else:
-                flags = asdict(self) | {"folder": None}
-                of_each = processes(self.trainers, ["-m", __spec__.name, json.dumps(flags), name])
+                flags = asdict(self) | {"folder": None, "rows": None}
+                of_each = processes(self.trainers, ["-m", __spec__.name, json.dumps(flags), name, rows])
                 found = {name: _of_all(name, [one[name] for one in of_each]) for name in of_each[0]}
-        folder = str(self.folder) if self.folder else None
-        return {"bench": "checkpoint", **asdict(self)} | found | {"folder": folder, "machine": machine()}
+        folders = {at: str(path) if path else None for at, path in (("folder", self.folder), ("rows", self.rows))}
+        return {"bench": "checkpoint", **asdict(self)} | found | folders | {"machine": machine()}
 
-    def trainer(self, folder: Path) -> dict[str, Any]:
-        """What one trainer does in a folder that all see."""
+    def trainer(self, folder: Path, rows_in: str) -> dict[str, Any]:
+        """What one trainer does: checkpoints in one folder that all see, rows in another."""
         torch.manual_seed(0)
         names = tuple(f"f{i}" for i in range(self.features))
         rows = EmbeddingBagCollection(
             [Table("t", self.touched, self.dim, features=names)],
             optimizer=RowwiseAdagrad(lr=0.02),
             cache=int(self.cache) if self.cache.isdigit() else self.cache,
-            store="memory" if self.store == "memory" else f"disk:{folder / 'rows'}",
+            store="memory" if self.store == "memory" else f"disk:{rows_in}/rows",
         )
         self._fill(rows)
         top = torch.nn.Linear(self.features * self.dim, 1)
@@ -197,4 +202,4 @@ def _resident() -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(Checkpoint(**json.loads(sys.argv[1])).trainer(Path(sys.argv[2]))))
+    print(json.dumps(Checkpoint(**json.loads(sys.argv[1])).trainer(Path(sys.argv[2]), sys.argv[3])))

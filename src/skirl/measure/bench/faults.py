@@ -313,16 +313,17 @@ def digests(folder: Path) -> dict[str, str]:
     import numpy as np
 
     from skirl.checkpoint.without_model import opened
+    from skirl.nn.collection import collections_of
 
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
     with opened(folder / "saves") as found:
-        engine = found.rows.engine
+        (collection,) = collections_of(found.rows).values()
+        engine = collection.engine
         keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
         rows = np.empty((len(keys), engine.widths[0]), engine.dtype)
         engine.store.read(keys, rows)
         dense = b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(found.dense.items()))
-        engine.close() if hasattr(engine, "close") else None
     parts = {"losses": repr(losses).encode(), "rows": keys.tobytes() + rows.tobytes(), "dense weights": dense}
     return {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()}
 
