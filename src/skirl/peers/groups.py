@@ -228,7 +228,8 @@ class _Begun:
                 self._group.waits(work, since)
             except RuntimeError as error:
                 waited = time.monotonic() - since
-                left = {rank for rank, work in self._works[done:] if not self._group.is_there(work)}
-                self._group.lost(self._doing, waited, left - {None}, error)
+                rest = self._works[done:]
+                silent = {rank for rank, work in rest if rank is not None and not self._group.is_there(work)}
+                self._group.lost(self._doing, waited, silent, error)
         for out, on_host in self._late:
             out.copy_(on_host)
