@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
@@ -17,7 +18,6 @@ from typing import Any
 import pytest
 
 from tests import zygote
-from tests.serve import alone
 from tests.zygote import Nest
 
 SHARE = 8
@@ -27,6 +27,7 @@ SHARE = 8
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("skirl")
     group.addoption("--forks", type=int, default=0, metavar="N", help="run tests in N processes; 0 is this one alone")
+    group.addoption("--warm", action="store_true", help="with --forks: load kernels first, that most tests use")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,7 +69,13 @@ class Forks:
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         terminal.showfspath = False  # files take turns
         self._todo.extend(range(len(session.items)))
-        alone()
+        if session.config.getoption("--warm"):
+            from tests.compile import compile_kernels
+
+            if failed := compile_kernels():
+                terminal.write_line(f"not all kernels were compiled: {failed}")
+        # Those of pyarrow, which Python does not know, stop for a fork and start again.
+        assert threading.active_count() == 1, f"threads are lost in a fork: {threading.enumerate()}"
         gc.collect()
         gc.freeze()  # what is here stays: forks need not look at it, and share its memory
         try:

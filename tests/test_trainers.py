@@ -31,6 +31,7 @@ class Case(one.Case):
     slow: float = 0.0
     """Seconds that a call to other trainers may wait before it begins."""
     patience: float = 20.0
+    device: str = "cpu"
     prefetch: int = 2
     looks: int = 0
     """Steps between two looks at rows; 0: none."""
@@ -49,8 +50,9 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
     torch.set_num_threads(1)
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection(
-            one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype, store=store
-        )
+            one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype, store=store,
+            device=case.device,
+        )  # fmt: skip
     model = one.Model(embeddings, case.dtype, dropout=0.0)
     dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
     all_batches, lost, rare = (
@@ -182,6 +184,21 @@ def test_rows_that_leave_and_return(case, monkeypatch):
     check(case, monkeypatch)
     assert any(case.fetched)
     assert any(case.moved)
+
+
+ON_GPU = [
+    Case(trainers=3, shards=4, universe=50, cache=31, steps=3, depth=1, device="interpret"),
+    pytest.param(
+        Case(trainers=2, shards=4, accumulate=2, steps=6, lost=0.3, looks=2, clip=True, device="interpret"),
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", ON_GPU, ids=["with several sums of one", "with several micro-batches"])
+def test_the_kernels_of_a_gpu(case, monkeypatch):
+    check(case, monkeypatch)
+    assert any(case.fetched) or case.trainers == 2
 
 
 @pytest.mark.parametrize("trainers", [2, 3])

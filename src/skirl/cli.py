@@ -85,6 +85,10 @@ COMMANDS = {
         "skirl.measure.bench.checkpoint:Checkpoint",
         "how long training stands still at a checkpoint, its bytes and memory",
     ),
+    "bench faults": (
+        "skirl.measure.bench.faults:Faults",
+        "kill, stop and cut off trainers, launchers and nodes; every run has to end with the same bits",
+    ),
     "bench readers": (
         "skirl.measure.bench.readers:Readers",
         "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",

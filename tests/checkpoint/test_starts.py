@@ -1,5 +1,6 @@
-"""Two starts of one run write into one folder, the older one at any moment of the newer one's life: the newer one's rows stay."""
+"""Two starts of one run write into one folder, the older one at any moment of the newer one's: those of the newer stay."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,6 @@ def test_an_older_start_changes_nothing(tmp_path: Path, moment: str, trainers: i
                 (Superseded, PeerError), match="belongs to start 2 of the run, and this is start 1: end"
             ):
                 trainer.train(2).save(tmp_path)
-
-    import threading
 
     first, told = threading.Barrier(trainers), list[str]()
     with pytest.MonkeyPatch.context() as patch:

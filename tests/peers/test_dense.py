@@ -88,6 +88,7 @@ def test_work_goes_on_while_a_sum_travels():
             summing = sums.start([weight], [(sums.mine.start, [grad])])
             come = peers.channel("lookups").exchange([np.full(1, peers.rank)] * peers.size, "something else")
             [mean] = summing.wait()
+            assert mean is not None
             found.append((mean.tolist(), [int(part[0]) for part in come]))
         return found
 

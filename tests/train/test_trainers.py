@@ -13,17 +13,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import skirl.checkpoint.without_model as reading
 from skirl.checkpoint import best, folder, numbers
 from skirl.checkpoint.keeper import Asked, Keeper
 from skirl.checkpoint.without_model import opened
+from skirl.data.share import block
 from skirl.nn.collection import collections_of
 from skirl.peers.alone import Alone
 from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
+from skirl.train.done import Done
+from skirl.train.meter import Meter
 from skirl.train.recipe import Recipe
 from skirl.train.trainers import Share
 from tests.streams import stored_rows
@@ -70,10 +74,16 @@ def learned(saved: Path) -> dict[Any, bytes]:
 METRICS = ("loss", "auc", "logloss", "samples", "steps", "from", "best", "test_logloss", "stopped_early")
 
 
-def same(one: dict[str, Any], other: dict[str, Any], *but: str) -> None:
-    for name in METRICS:
-        if name not in but:
-            assert one.get(name) == other.get(name), name
+OF_FIRST = ("auc", "logloss")
+"""Metrics of predictions, which the first trainer has, and shows."""
+
+
+def same(results: list[dict[str, Any]], one: dict[str, Any], *but: str) -> None:
+    """Whether all trainers have what one process has."""
+    for rank, result in enumerate(results):
+        for name in METRICS:
+            if name not in but:
+                assert result.get(name) == (None if rank and name in OF_FIRST else one.get(name)), name
 
 
 def test_what_travelled_is_that_of_all_trainers() -> None:
@@ -90,6 +100,50 @@ def test_what_travelled_is_that_of_all_trainers() -> None:
 
 def test_one_trainer_has_no_network() -> None:
     assert Share(Alone()).network() == {}
+
+
+def steps_of(first: int, last: int) -> list[Done]:
+    """Some of the 4 shards of 5 steps, 6 samples each."""
+    drawn = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(5):
+        logits, labels = torch.randn(4, 6, generator=drawn), torch.randint(0, 2, (4, 6), generator=drawn).float()
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
+        mine, size = slice(first, last), 6 * (last - first)
+        mean = losses[mine].mean()
+        found.append(Done([], logits[mine].reshape(-1), labels[mine].reshape(-1), losses[mine], mean, size))
+    return found
+
+
+def measured(peers) -> tuple[dict, list[int]]:
+    """What a trainer's meter counts, but for times, and the bytes that it was sent."""
+    share, meter = Share(peers), Meter()
+    for done in steps_of(*block(peers.rank, peers.size, 4)):
+        of_all, _ = share.whole(done)
+        meter.add(of_all.loss_tensor, of_all.logits, of_all.labels, samples=of_all.samples, finite=of_all.finite)
+    result = {name: value for name, value in meter.result().items() if "second" not in name}
+    return result, [] if share.alone else peers.channel("lookups").counters.bytes_received
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_first_trainer_counts_what_one_process_does(size: int) -> None:
+    alone, _ = measured(Alone())
+    (first, received), *others = InProcess.run(size, measured)
+    assert first == alone and alone["auc"] is not None and alone["samples"] == 5 * 4 * 6
+    for other, few in others:
+        assert other["loss"] == alone["loss"] and other["samples"] == alone["samples"] and other["auc"] is None
+        assert max(few) < min(n for n in received if n), "others are sent logits and labels"
+
+
+def test_all_trainers_hear_of_a_stop_and_of_predictions_that_are_not_finite() -> None:
+    def work(peers):
+        [done, *_] = steps_of(*block(peers.rank, peers.size, 4))
+        if peers.rank == 2:
+            done.logits[0] = torch.inf
+        of_all, asked = Share(peers).whole(done, Asked(stop=peers.rank == 1, save=peers.rank == 2))
+        return of_all.finite, asked, len(of_all.logits)
+
+    assert InProcess.run(3, work) == [(False, Asked(stop=True), logits) for logits in (24, 0, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +170,7 @@ def test_a_run_from_another_ones_rows_is_that_of_one_process(by_trainers, base, 
     if trainers == 3:
         one, rows = Train.of(**flags, from_=base, save=tmp_path / "one").run(), learned(tmp_path / "one")
     assert one["from"]["rows"] > 100 and results[0]["from"]["rows"] == one["from"]["rows"]
-    for result in results:
-        same(result, one)
+    same(results, one)
     assert learned(save) == rows
 
 
@@ -139,8 +192,7 @@ def test_all_take_the_checkpoint_before_one_that_is_damaged_for_one_of_them(by_t
         results = by_trainers(2, **TUNED, from_=damaged)
     assert sorted(reads) == [0, 0, 1, 1]
     assert sum("Taking the checkpoint before it" in r.message for r in caplog.records) == 1
-    for result in results:
-        same(result, tuned[0], "from")
+    same(results, tuned[0], "from")
 
 
 def test_one_says_for_all_why_a_run_cannot_begin(by_trainers, base):
@@ -152,8 +204,8 @@ def test_the_best_checkpoint_is_kept_by_one_for_all(by_trainers, tmp_path):
     flags = {**JUDGED, "lr": 5.0}  # gets worse
     results = by_trainers(2, **flags, save=tmp_path / "two")
     one = Train.of(**flags, save=tmp_path / "one").run()
+    same(results, one, "best")
     for result in results:
-        same(result, one, "best")
         assert result["best"]["step"] == one["best"]["step"] < one["steps"]
         assert result["best"]["test_logloss"] == one["best"]["test_logloss"]
     assert learned(tmp_path / "two" / best.NAME) == learned(tmp_path / "one" / best.NAME)

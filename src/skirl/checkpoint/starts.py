@@ -1,8 +1,4 @@
-"""Which start of a run a folder of checkpoints belongs to: the newest. An older one, alive somewhere still, changes nothing in it.
-
-A start is a file `start-000007`, made where the run first saves to the folder. Whoever makes it removes the drafts of headers: an older
-start that has found itself the newest, and has not renamed its draft yet, then has nothing to rename.
-"""
+"""Which start of a run a folder of checkpoints belongs to: the newest. An older one that lives on changes nothing in it."""
 
 import os
 import re
@@ -33,7 +29,10 @@ def newest(folder: Path) -> int:
 
 
 def claim(folder: Path) -> int:
-    """Begin a start, newer than all before it; of two that ask at once each gets a number of its own.
+    """Begin a start, newer than all before it, by a file; of two that ask at once each gets a number of its own.
+
+    Drafts of headers go then: an older start that has found itself the newest, and did not rename its draft yet, has
+    nothing to rename any more.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -77,6 +76,6 @@ def check(folder: Path, start: int | None) -> None:
     """
     if not is_newest(folder, start):
         raise Superseded(
-            f"{folder} belongs to start {newest(folder)} of the run, and this is start {start}: end this one, nothing of it is "
-            "saved any more"
+            f"{folder} belongs to start {newest(folder)} of the run, and this is start {start}: end this one, nothing of it "
+            "is saved any more"
         )

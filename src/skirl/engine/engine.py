@@ -28,7 +28,9 @@ from skirl.engine.exchange import Exchange
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.peers.job import trainers
+from skirl.peers.processes import launched_here
 from skirl.store import Record, Store, open_store
+from skirl.store.own_folder import own_folder
 from skirl.tools.os_errors import why
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
@@ -67,8 +69,8 @@ def _exchange(at: torch.device) -> Exchange | None:
         return None
     if at.type != "cpu":
         raise ValueError(
-            f"{peers.size} trainers compute on the CPU for now, and device is {str(at)!r}: set device='cpu', or start one "
-            "process"
+            f"device is {str(at)!r}, on which several trainers never ran, and there are {peers.size}: set device='cpu', or "
+            "start one process"
         )
     return Exchange(peers)
 
@@ -111,8 +113,9 @@ class Engine:
         self.device = open_device(device, self.dtype)
         self.exchange = _exchange(self.device.at)
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
-        if self.exchange is not None and isinstance(store, str):
-            store = self.exchange.own_store(store)
+        if isinstance(store, str):
+            rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
+            store = own_folder(store, rank, among_others=others)
         self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
         """Numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
@@ -141,6 +144,8 @@ class Engine:
         self.caches: list[Cache] = []
         self.table_steps = np.zeros(len(self.schema.tables), np.int64)
         self.counters = Counters()
+        self.asked = np.zeros((sites, len(self.schema.tables)), np.int64)
+        """Of several trainers: rows that this one has read of each owner, by table: so many values came."""
         self._counting = threading.Lock()
         self.saving: Any = None
         """The last checkpoint that was begun or loaded: a `skirl.checkpoint.Saving`."""
@@ -275,6 +280,8 @@ class Engine:
         """The step's rows are resident with all owners: get the values of those that this trainer reads."""
         if self.exchange is not None:
             self.exchange.values(self.banks, work)
+            for bank, reads in zip(self.schema.banks, work.reads, strict=True):
+                self.asked[:, bank.tables] += reads.counts
 
     def move(self, work: Work, after: Work | None) -> bool:
         """Late gradients of the step before the one in the loop; whether values of the next step may come early."""
@@ -411,7 +418,7 @@ class Engine:
     def _update_bank(self, work: Work, bank: int, scalars: np.ndarray) -> None:
         grads = work.joint.get(bank, work.grads.get((bank, 0)))
         if self.exchange is not None and grads is None:  # other trainers have some
-            grads = torch.from_numpy(np.empty((0, self.schema.banks[bank].dim), self.dtype))
+            grads = self.device.empty(0, self.schema.banks[bank].dim)
         if grads is not None:
             self.caches[bank].changing(work.steps[bank].rows)
             update = Update(work, grads, self._live(work, bank), scalars, self.counters.steps)

@@ -5,7 +5,6 @@ The loop waits for critical vectors alone: values that the step before changes, 
 evicts. The other values come early and the other gradients late, by another thread, while a step computes.
 """
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 
@@ -45,14 +44,6 @@ class Exchange:
         self._moved = threading.Event()
         self._moved.set()
         self._failure: BaseException | None = None
-
-    def own_store(self, store: str) -> str:
-        """A store on disk in a folder of this trainer's own: what one owns no other writes."""
-        before, disk, path = store.partition("disk:")
-        if not disk:
-            return store
-        os.makedirs(path, exist_ok=True)  # all trainers at once
-        return f"{before}{disk}{path}/rank-{self.peers.rank}"
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
         """Of each key whether this trainer owns its row."""

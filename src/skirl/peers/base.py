@@ -26,6 +26,7 @@ CHANNELS = ("start", "ids", "rows", "moves", "links", "dense", "votes", "lookups
 """
 ON_DEVICE = ("rows", "moves", "dense")
 """Channels whose tensors are where rows are; the others are on the host, and have `exchange`."""
+OF_STEP = " of step "
 OF_LOOP = ("rows", "moves", "links", "dense", "lookups")
 """Channels that serve the step in the loop."""
 LIMIT = 1 << 30
@@ -250,7 +251,7 @@ class Channel(ABC):
             )
         try:
             self._sequence += 1
-            of_step = "" if self.step is None else f" of step {self.step:,}"
+            of_step = "" if self.step is None else f"{OF_STEP}{self.step:,}"
             doing = f"channel {self.name}, {verb} {self._sequence}{f' ({tag})' if tag else ''}{of_step}"
             if parts != self.size:
                 raise ValueError(f"{doing}: there are {parts} parts for {self.size} ranks")

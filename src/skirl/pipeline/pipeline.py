@@ -59,6 +59,8 @@ class Pipeline:
         for exchange in self._exchanges:
             exchange.open()
         names = (*STAGES, "move") if self._exchanges else STAGES
+        for seconds in (self.times.busy, self.times.blame) if self._exchanges else ():
+            seconds.setdefault("move", 0.0)
         self._stages = Stages(names, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
         self._inbox: deque[list[Item]] = deque()

@@ -110,7 +110,7 @@ class MovementFlags:
     link: str | None = None
     """Between cache and store: RATE,DELAY such as 1Gbit,100us, emulated; none if not given."""
     peer_patience: float | None = None
-    """Seconds that a trainer waits for another before the job ends and says for whom; $SKIRL_PATIENCE or 600 if not given."""
+    """Seconds that a trainer waits for another before the job ends, naming it; $SKIRL_PATIENCE or 600 if not given."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= 1024:

@@ -26,10 +26,10 @@ from skirl.train.meter import Meter
 from skirl.train.metrics import NotFinite
 from skirl.train.origin import note
 from skirl.train.recipe import Recipe
+from skirl.train.report.lanes import gathered
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.resumed import LEARNING, told
 from skirl.train.schedule import Rates
-from skirl.train.sharded import Sharded
 from skirl.train.touched import Touched
 from skirl.train.trainers import Share
 
@@ -87,14 +87,13 @@ def train(
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)
-    run = run_folder(recipe, log, flags, resume=saving.resume)
+    run = run_folder(recipe, log, flags, resume=saving.resume, trainers=share.size)
     if share.first and saving.save is not None and (origin is not None or not saving.resume):
         note(saving.save, origin)
     cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
     embeddings = recipe.embeddings(cache, resume=saving.resume)
     model, dense = recipe.model_over(embeddings)
-    rates, meter, stream, shards = recipe.rates_of(embeddings, dense), Meter(), recipe.stream(), recipe.step.shards
-    loader = stream if shards == 1 else Sharded(stream, shards) if share.alone else share.of(stream, shards)
+    rates, meter, stream = recipe.rates_of(embeddings, dense), Meter(), share.of(recipe.stream(), recipe.step.shards)
     judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
     saved = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
     keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
@@ -102,7 +101,7 @@ def train(
     begun_from: dict[str, Any] | None = None
     broken: tuple[int, str] | None = None
     with (
-        recipe.lookahead(model, loader, trace=log.trace) as batches,
+        recipe.lookahead(model, stream, trace=log.trace) as batches,
         Keeper(saving.save, **keep, **saved, data=batches) as keeper,
         _progress("train", recipe, show) as progress,
         run.begin(batches, meter),
@@ -112,12 +111,10 @@ def train(
         if origin is not None:
             begun_from = begin_from(origin, model, stream, share, save=saving.save)
         keeper.begin()
-        # A source counts from its beginning, Sharded from here.
-        before = batches.step if isinstance(loader, Sharded) else 0
         for step in () if judge.stops else steps(model, dense, batches, rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
-            meter.add(done.loss_tensor, done.logits, done.labels)
-            last = batches.step - before == loader.steps
+            meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
+            last = batches.step == stream.steps
             if meter.diverged(last=last):
                 broken = meter.not_finite
                 break
@@ -153,6 +150,7 @@ def train(
             "begun_at": run.begun_at,
             **_of_engine(batches, share),
             "network": share.network(),
+            "by_trainer": gathered(batches, meter, share),
             "peak_bytes": peak_bytes(),
             "machine": machine(),
             "bad_rows_skipped": stream.bad_rows,
@@ -174,10 +172,14 @@ def train(
     return result | {"missing": run.missing + timeline}
 
 
-def run_folder(recipe: Recipe, log: LogFlags, flags: Mapping[str, Any], *, resume: bool) -> RunFolder:
+def run_folder(
+    recipe: Recipe, log: LogFlags, flags: Mapping[str, Any], *, resume: bool, trainers: int = 1
+) -> RunFolder:
     """Where the run is written down."""
     name = f"{recipe.model.model}-{recipe.data.kind}"
-    return RunFolder(log.folder(), name=name, flags=flags, every=log.log_every, wandb=log.wandb, resume=resume)
+    return RunFolder(
+        log.folder(), name=name, flags=flags, every=log.log_every, wandb=log.wandb, resume=resume, trainers=trainers
+    )
 
 
 def _progress(title: str, recipe: Recipe, show: ShowFlags) -> Progress:

@@ -1,5 +1,6 @@
 """What a run does as one of several trainers: which part of it is its own, and how its numbers become those of all."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,6 +71,18 @@ class Share:
         """What this trainer writes down and shows: the first one all, the others nothing."""
         return (log, show) if self.first else (replace(log, run="none", trace=None), replace(show, quiet=True))
 
+    def told(self, mine: Any, tag: str) -> list[Any]:
+        """What each trainer says, by rank, in anything that JSON can say. Between two steps.
+
+        **Arguments**
+
+        - `mine`: what this one says.
+        - `tag`: what for.
+        """
+        text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+        come = self.peers.channel("lookups").exchange([text] * self.size, tag)
+        return [json.loads(said.tobytes()) for said in come]
+
     def of_first(self, work: Callable[[], T], tag: str) -> T:
         """What the first trainer finds, on all: in anything that JSON can say. Its error is raised on all.
 
@@ -93,7 +106,9 @@ class Share:
         return [unpack(part) for part in come]
 
     def whole(self, done: "Done", asked: Asked = NOT_ASKED) -> "tuple[Done, Asked | None]":
-        """A step with the samples of all trainers, in the order of shards: what one process would have.
+        """A step of all trainers: the losses of all shards, in their order, and what one process would make of them.
+
+        Logits and labels, nearly all of the bytes, go to the first trainer only, which has the metrics.
 
         asked: what this trainer is asked for after it. The second is what all are: to stop if one of them is, to save by the
         clock of the first. None: nothing has to be agreed on.
@@ -102,11 +117,20 @@ class Share:
 
         if self.alone:
             return done, None
-        own = [t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels)]
-        come = self.exchange([*own, np.array(asked, np.int8)])
-        losses, logits, labels, told = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*come, strict=True))
-        agreed = Asked(stop=bool(told[0::2].any()), save=bool(told[1]))
-        return replace(done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels), agreed
+        losses, *large = (t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels))
+        said = np.array([*asked, np.isfinite(large[0]).all(), done.samples], np.int64)
+        to_first, to_others = pack(losses, said, *large), pack(losses, said, *(part[:0] for part in large))
+        come = self.peers.channel("lookups").exchange(
+            [to_others if rank else to_first for rank in range(self.size)], "numbers of a step"
+        )
+        parts = zip(*map(unpack, come), strict=True)
+        losses, told, logits, labels = (torch.from_numpy(np.concatenate(of_ranks)) for of_ranks in parts)
+        stop, save, finite, samples = told.view(self.size, 4).unbind(1)
+        of_all = replace(
+            done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels, samples=int(samples.sum()),
+            finite=bool(finite.all()),
+        )  # fmt: skip
+        return of_all, Asked(stop=bool(stop.any()), save=bool(save[0]))
 
     def network(self) -> dict[str, dict[str, float]]:
         """Of each channel, the bytes and vectors that all trainers have sent to others, and the longest that one waited."""

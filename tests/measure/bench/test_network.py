@@ -20,7 +20,7 @@ def test_the_sum_has_the_bits_of_the_tree(python: Python, monkeypatch):
     def measured(count, part, numbers, rounds, *more):
         if part == "wire":
             return counted(count, numbers, rounds, *more)
-        ranks = start(python, count, part, float(numbers), PART)
+        ranks = start(python, count, part, float(numbers), code=PART)
         said = []
         for rank in ranks:
             with rank:

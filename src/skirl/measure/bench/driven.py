@@ -6,7 +6,7 @@ All that is planned and written is the production code's. Owners may be sampled:
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from skirl.core.tables import Schema
 from skirl.oracle.halves import Asking, Reads, critical_gradients, critical_values
 from skirl.oracle.letters import BATCH, Letter, Letters
 from skirl.oracle.options import Plan
-from skirl.oracle.planner import bank_planners
+from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.reach import Vote
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.oracle.together import Joined, JointPlanner, Together
+from skirl.oracle.together import Joined, Together
+
+Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
@@ -69,6 +71,57 @@ def critical(before: Step | None, step: Step, after: Step | None, capacity: int)
     )
 
 
+class Owner(Generic[Item]):
+    """One of several owners that plan in one thread, in turns: whoever drives it carries what they give each other.
+
+    **Arguments**
+
+    - `schema`, `capacities`: the tables, and the slots of each bank.
+    - `rank`, `placement`: which owner, and who owns which rows.
+    - `plan`: how far to read.
+    """
+
+    def __init__(self, schema: Schema, rank: int, placement: Placement, capacities: Sequence[int], plan: Plan) -> None:
+        self.together = Together([schema], rank, placement, _not_called)
+        self._plan = plan
+        self._planner: Planner[tuple[Item, Joined]] = Planner(
+            bank_planners(schema, capacities, plan, Seen(schema)), plan
+        )
+        self._planner.due = 0
+
+    def vote(self) -> Vote:
+        """What it says of its window, with the next batch."""
+        return self._planner.vote()
+
+    def add(self, item: Item, batch: Joined, nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
+        """One more batch after its exchange; the other arguments are those of `Planner.add`."""
+        self.together.decide(self._plan, batch)
+        self._planner.due = self.together.due
+        self._planner.add((item, batch), batch.banks, nbytes, next_uses)
+
+    def end(self) -> None:
+        """No more batches will come."""
+        self._planner.end()
+
+    def next(self) -> tuple[Item, Joined, list[Step]] | None:
+        """The next batch and its Steps, one a bank; None until it is time for it, or when all is planned."""
+        planned = self._planner.next()
+        if planned is None:
+            return None
+        self.together.step_planned()
+        (item, batch), steps = planned
+        return item, batch, steps
+
+    def executed(self, number: int) -> None:
+        """Steps before `number` are done."""
+        self._planner.executed(number)
+
+    @property
+    def window_end(self) -> int:
+        """The batch after the last one in the window."""
+        return self._planner.end_number + self._planner.window
+
+
 class Driven:
     """All trainers of a job, one after the other in this thread.
 
@@ -91,7 +144,9 @@ class Driven:
         self.words = 0
         """int32 that the owners wrote to other trainers."""
         placement = Placement.even(ranks)
-        self._planners = {owner: owner_planner(schema, owner, ranks, capacity, plan) for owner in self.owners}
+        self._planners: dict[int, Owner[tuple[Joined, np.ndarray]]] = {
+            owner: Owner(schema, owner, placement, [capacity], plan) for owner in self.owners
+        }
         self._asking, self._letters = Asking(schema, 0, placement), Letters([(schema, 0)])
         self._number = 0
 
@@ -110,7 +165,7 @@ class Driven:
                 if len(near) > 1:
                     yield self._halves(near)
         for planner in self._planners.values():
-            planner.planner.end()
+            planner.end()
         for planned in self._planned():
             near.append(planned)
             if len(near) > 1:
@@ -154,7 +209,7 @@ class Driven:
             ids = [
                 np.diff(reads[r].group_start[reads[r].ask[owner] : reads[r].ask[owner + 1] + 1]) for r in sorted(reads)
             ]
-            self.timed[owner]("add", self._planners[owner].added, (answer, np.concatenate(ids)), answer, 0)
+            self.timed[owner]("add", self._planners[owner].add, (answer, np.concatenate(ids)), answer, 0)
         self._number += 1
 
     def _planned(self) -> Iterator[list[tuple[Joined, np.ndarray, Step]]]:
@@ -165,26 +220,12 @@ class Driven:
                 planned = self.timed[owner]("plan", planner.next)
                 if planned is not None:
                     (joined, ids), _, (step,) = planned
-                    planner.planner.executed(step.number)
+                    planner.executed(step.number)
                     found.append((joined, ids, step))
             if not found:
                 return
             assert len(found) == len(self.owners), "owners plan different steps"
             yield found
-
-
-def owner_planner(schema: Schema, rank: int, ranks: int, capacity: int, plan: Plan) -> JointPlanner[Any]:
-    """One rank's planner, whose exchanges are done by hand.
-
-    **Arguments**
-
-    - `schema`: tables of one dim.
-    - `rank`, `ranks`: which of how many.
-    - `capacity`: its slots.
-    - `plan`: how far to read.
-    """
-    together = Together([schema], rank, Placement.even(ranks), _not_called)
-    return JointPlanner(together, bank_planners(schema, [capacity], plan, Seen(schema)), plan)
 
 
 def _not_called(given: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -6,9 +6,10 @@ All ranks run in one process, one after the other; what crosses between them is 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
-from skirl.measure.bench.driven import Timed, owner_planner
+from skirl.measure.bench.driven import Owner, Timed
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.seen import Seen
@@ -45,8 +46,9 @@ def divided(
     - `warm`: time counts from this batch on.
     """
     one: Planner[None] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
-    joint = [owner_planner(schema, rank, ranks, max(1, capacity // ranks), plan) for rank in range(ranks)]
-    alone, each = Timed(), [Timed() for _ in joint]
+    placement, each_has = Placement.even(ranks), [max(1, capacity // ranks)]
+    owners: list[Owner[None]] = [Owner(schema, rank, placement, each_has, plan) for rank in range(ranks)]
+    alone, each = Timed(), [Timed() for _ in owners]
     moved = {"one": 0, "owners": 0}
     steps = rows = words = count = 0
 
@@ -54,10 +56,10 @@ def divided(
         for step in _all(lambda: alone("plan", one.next)):
             moved["one"] += step[1][0].fetches
             one.executed(step[1][0].number)
-        for timed, owner in zip(each, joint, strict=True):
+        for timed, owner in zip(each, owners, strict=True):
             for _, _, (step,) in _all(lambda timed=timed, owner=owner: timed("plan", owner.next)):
                 moved["owners"] += step.fetches
-                owner.planner.executed(step.number)
+                owner.executed(step.number)
 
     for number, batch in enumerate(batches):
         for timed in (alone, *each):
@@ -66,20 +68,20 @@ def divided(
         one.add(None, [batch], 0)
         out = [
             timed("ask", owner.together.ask, [part], timed("vote", owner.vote))
-            for timed, owner, part in zip(each, joint, parts_of(batch, ranks), strict=True)
+            for timed, owner, part in zip(each, owners, parts_of(batch, ranks), strict=True)
         ]
-        for timed, owner, given in zip(each, joint, zip(*out, strict=True), strict=True):
+        for timed, owner, given in zip(each, owners, zip(*out, strict=True), strict=True):
             answer: Joined = timed("join", owner.together.answer, given)
             rows += int(answer.reads[0].ask[-1])
-            timed("add", owner.added, None, answer, 0)
+            timed("add", owner.add, None, answer, 0)
         words += sum(len(letter) for letters in out for letter in letters)
         planned(number)
         count += 1
     for timed in (alone, *each):
         timed.counts = False
     one.end()
-    for owner in joint:
-        owner.planner.end()
+    for owner in owners:
+        owner.end()
     planned(count)
     busiest = max(each, key=lambda timed: sum(timed.ms.values()))
     all_ms, one_ms = sum(busiest.ms.values()), sum(alone.ms.values())
