@@ -9,7 +9,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: train test campaign slice test-gpu lint compile format docs golden clean
+.PHONY: train test tests campaign slice test-gpu lint style types format docs golden clean
 
 # Without compiled sources each process would compile them again, and pytest its rewritten asserts: 10 s of CPU a process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,7 +18,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 DEV := $(VENV)/.dev
 OTHERS := $(VENV)/.others
-# A test process for each core and two for the waits of others, eight at most; `make test JOBS=0` runs in this process, to debug.
+# Two test processes more than cores, for the waits of others, eight at most; `make test JOBS=0` runs in one process, to debug.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 6 ? n + 2 : 8)))
 SEED ?= $(shell date +%s)
 SLICE ?= 600
@@ -42,31 +42,35 @@ train: $(DEV)
 # Tests write thousands of small files, which a file system in memory takes in a seventh of the time; a campaign writes to disk.
 IN_MEMORY = $(shell [ -w /dev/shm ] && [ $$(df --output=avail /dev/shm | tail -1) -gt 8000000 ] && echo /dev/shm)
 
-# Kernels are compiled beside pyright, which needs one core, and not in each test process.
+# Types take one core for a minute, in which the other one collects tests and compiles kernels.
 test: $(OTHERS)
-	$(MAKE) --jobs=2 --output-sync=target lint compile
-	TMPDIR=$${TMPDIR:-$(or $(IN_MEMORY),/tmp)} $(PY) -m pytest -n $(JOBS) --dist worksteal --durations 20
+	$(MAKE) style
+	$(MAKE) --jobs=2 types tests
+
+tests: $(OTHERS)
+	TMPDIR=$${TMPDIR:-$(or $(IN_MEMORY),/tmp)} $(PY) -m pytest --forks $(JOBS) --warm --durations 20
 
 campaign: seed := $(SEED)
 campaign: $(OTHERS)
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --timeout 0 \
+	$(PY) -m pytest --forks $(JOBS) --warm -m "not gpu" --timeout 0 \
 	  --hypothesis-profile campaign --hypothesis-seed $(seed) --report campaign-report.json
 
 # Ten minutes in which tests begin; the rest is for collecting them and for the last ones to end.
 slice: hash := $(shell git rev-parse HEAD)
 slice: $(OTHERS)
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --slice $(SLICE) --slice-seed $(hash) --fuzz-seconds 60 \
+	$(PY) -m pytest --forks $(JOBS) --warm -m "not gpu" --slice $(SLICE) --slice-seed $(hash) --fuzz-seconds 60 \
 	  --hypothesis-profile campaign --hypothesis-seed $$((16#$(shell git rev-parse --short=8 HEAD)))
 
 test-gpu: $(if $(filter $(VENV)/%,$(PY)),$(DEV))
 	TRITON_INTERPRET=0 PYTHONPATH=src $(PY) -m pytest -m gpu --timeout 1800
 
-compile: $(DEV)
-	$(PY) -m tests.compile
+lint: style types
 
-lint: $(DEV)
+style: $(DEV)
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
+
+types: $(DEV)
 	$(PY) -m pyright
 
 format: $(DEV)

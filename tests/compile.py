@@ -1,4 +1,4 @@
-"""Compiles the kernels that most tests use: `python -m tests.compile`, before several processes would each compile them.
+"""Compiles the kernels that most tests use, or loads them, for `--warm`: before several processes would each do so.
 
 What it runs is checked by tests, so a failure here is only said.
 """
@@ -9,8 +9,6 @@ import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
 
-import torch
-
 from skirl.cli import main as skirl
 from tests.data import logs
 from tests.faults.battery import run_battery
@@ -18,11 +16,11 @@ from tests.faults.battery import run_battery
 FLAGS = "--model dlrm-tiny --dim 8 --batch 64 --cache 4000 --threads 1 --steps 3 --run none --quiet --json"
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    failed = run_battery(sound=True)
-    with tempfile.TemporaryDirectory() as name:
+def compile_kernels() -> str | None:
+    """What failed, if anything did."""
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as name:
+        warnings.simplefilter("ignore")
+        failed = run_battery(sound=True)
         folder = Path(name)
         logs.write_tsv(folder / "log.tsv", logs.criteo_rows(300))
         saved = ["--store", f"disk:{folder / 'rows'}", "--save", str(folder / "saves")]
@@ -32,9 +30,4 @@ def main() -> None:
         ):
             with redirect_stdout(io.StringIO()):
                 failed = skirl(["train", *data, *FLAGS.split()]) or failed
-    if failed:
-        print(f"not all kernels were compiled: {failed}")
-
-
-if __name__ == "__main__":
-    main()
+        return str(failed) if failed else None

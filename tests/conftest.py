@@ -11,6 +11,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -23,11 +24,15 @@ os.environ["SKIRL_RUNS"] = "none"  # no test leaves a run folder behind unless i
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
+
+from tests.interpreter import quicken
 
 torch.set_num_threads(1)
 
-pytest_plugins = ["tests.slice", "tests.zygote"]
+pytest_plugins = ["tests.zygote", "tests.forks", "tests.slice"]
+RUNNER = os.getpid()
+"""What knows all tests; a fork of tests/forks.py knows only its share."""
 
 # A shell has what it starts in the background ignore Ctrl-C, and some tests press it.
 if threading.current_thread() is threading.main_thread():
@@ -35,7 +40,9 @@ if threading.current_thread() is threading.main_thread():
 
 # A compile or a busy neighbour makes single examples slow: time is not what these tests are about.
 QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
-settings.register_profile("ci", derandomize=True, database=None, **QUIET)
+# A failure that is made smaller for minutes looks like a test that hangs; a campaign makes it smaller.
+FOUND = (Phase.explicit, Phase.generate, Phase.target)
+settings.register_profile("ci", derandomize=True, database=None, phases=FOUND, **QUIET)
 settings.register_profile("campaign", max_examples=2000, **QUIET)
 settings.load_profile("ci")  # --hypothesis-profile comes later and wins
 
@@ -137,16 +144,21 @@ def fingerprint() -> dict[str, str]:
     }
 
 
+def pytest_collection_finish() -> None:
+    if "triton" in sys.modules:
+        quicken()
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """A failure is told at once: a run that is cut off later never comes to its summary."""
-    if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
+    if report.failed and os.getpid() == RUNNER:
         last = str(report.longrepr).strip().splitlines()[-1:]
         print(f"\nFAILED {report.nodeid}: {''.join(last)}", flush=True)
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
     path: Path | None = config.getoption("--report")
-    if path is None or os.environ.get("PYTEST_XDIST_WORKER"):  # a worker knows only its share
+    if path is None:
         return
     kinds = ("passed", "failed", "error", "skipped")
     outcomes = {kind: terminalreporter.stats.get(kind, []) for kind in kinds}

@@ -39,7 +39,10 @@ def serve() -> Callable[[], None]:
                 os.write(tell[ended[0]], str(ended[1]).encode())
             os.close(tell.pop(ended[0]))
         if talk in ready:
-            head, files, *_ = socket.recv_fds(talk, 4, 4)
+            try:
+                head, files, *_ = socket.recv_fds(talk, 4, 4)
+            except ConnectionResetError:  # the other end is gone, with an answer that it has not read
+                head, files = b"", []
             if not head:
                 for pid in tell:
                     os.kill(pid, signal.SIGKILL)
@@ -80,6 +83,8 @@ def become(wanted: dict[str, Any], files: list[int]) -> None:
     os.environ.update(wanted["env"])
     sys.argv = wanted["args"]
     numba.config.reload_config()  # it has read another environment
+    if "skirl.peers.job" in sys.modules:
+        sys.modules["skirl.peers.job"]._joined.clear()  # as has this
     tempfile.tempdir = None
     encoding = sys.stdout.encoding
     sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115 as long as the process

@@ -5,7 +5,6 @@ test that is chosen and whose turn comes later than SECONDS after the choice is 
 """
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from hashlib import sha256
@@ -60,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Slice:
-    """The choice, in this process; with xdist each worker makes it and tells the controller how many it was."""
+    """The choice."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._seconds: float = config.getoption("--slice")
@@ -81,14 +80,6 @@ class _Slice:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if time.monotonic() - self._begin > self._seconds:
             pytest.skip("the slice's time has passed")
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if "PYTEST_XDIST_WORKER" in os.environ:
-            session.config.workeroutput["slice"] = self._counts  # pyright: ignore[reportAttributeAccessIssue]
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any, error: Any) -> None:
-        self._counts = getattr(node, "workeroutput", {}).get("slice", self._counts)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         of = "{:,} of {:,} tests".format(*self._counts)

@@ -5,6 +5,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import skirl
 from skirl import SGD, Adam
 from skirl.checkpoint.folder import numbers as numbers_of
 from skirl.core.tree import block_of
+from skirl.peers.alone import Alone
 from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
 from tests.cases import cases
@@ -29,8 +31,14 @@ class Case(one.Case):
     slow: float = 0.0
     """Seconds that a call to other trainers may wait before it begins."""
     patience: float = 20.0
+    device: str = "cpu"
+    prefetch: int = 2
+    looks: int = 0
+    """Steps between two looks at rows; 0: none."""
     fetched: list[int] = field(default_factory=list)
-    """Of each trainer, once it ran: the rows that left its cache and came again."""
+    """Of each trainer, once it ran: the rows that left its cache and came again,"""
+    moved: list[int] = field(default_factory=list)
+    """and the vectors that came to it early or late."""
 
 
 def of_rank(case, peers, folder=None, until=None, store="memory"):
@@ -42,8 +50,9 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
     torch.set_num_threads(1)
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection(
-            one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype, store=store
-        )
+            one.TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype, store=store,
+            device=case.device,
+        )  # fmt: skip
     model = one.Model(embeddings, case.dtype, dropout=0.0)
     dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
     all_batches, lost, rare = (
@@ -58,7 +67,8 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
         for i in range(case.accumulate)
     ]
     loader = [all_batches[i] for i in numbers]
-    with skirl.lookahead(loader, model, shards=case.shards, accumulate=case.accumulate, depth=case.depth) as batches:
+    ahead = {"shards": case.shards, "accumulate": case.accumulate, "depth": case.depth, "prefetch": case.prefetch}
+    with skirl.lookahead(loader, model, **ahead) as batches:
         if folder is not None and numbers_of(folder):
             skirl.load(folder, model=model, optimizers=[dense], data=batches)
             numbers = numbers[batches.step * batches.micros :]
@@ -73,11 +83,16 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
                     nn.utils.clip_grad_norm_([model.first, model.second], 0.05)
                 dense.step()
                 dense.zero_grad()
+                if case.looks and batches.step % case.looks == 0:  # at rows, as evaluation does
+                    with torch.no_grad():
+                        model.embeddings.eval()(batch.sparse)
+                        model.embeddings.train()
                 if until is not None and batches.step == until:
                     skirl.save(folder, model=model, optimizers=[dense], data=batches)
                     break
     embeddings.flush()
     case.fetched.append(embeddings.engine.counters.fetched)
+    case.moved.append(sum(peers.channel("moves").counters.received))
     return losses, [w.detach() for w in (model.first, model.second, model.rare)], rows_of(embeddings.engine)
 
 
@@ -92,6 +107,10 @@ def rows_of(engine):
         engine.store.read(mine, read)
         rows |= dict(zip(mine.tolist(), read))
     return rows
+
+
+def same_bits(one_row, other):
+    return one_row.tobytes() == other.tobytes()
 
 
 def together(case):
@@ -133,6 +152,7 @@ def draw_case(draw):
         shards=1 << draw(st.integers(least, max(least, 2 if trainers < 5 else 4))),
         accumulate=draw(st.sampled_from([1, 1, 2, 3])),
         optimizer=draw(st.sampled_from(one.OPTIMIZERS)),
+        universe=draw(st.sampled_from([12, 50])),
         cache=draw(st.sampled_from([40, 60])),
         depth=draw(st.sampled_from([1, 20, "auto", "epoch"])),
         seed=draw(st.integers(0, 999)),
@@ -140,6 +160,8 @@ def draw_case(draw):
         lost=draw(st.sampled_from([0.0, 0.0, 0.3, 0.9])),
         clip=draw(st.booleans()),
         slow=draw(st.sampled_from([0.0, 0.003])),
+        prefetch=draw(st.sampled_from([0, 1, 2, 2])),
+        looks=draw(st.sampled_from([0, 0, 2, 3])),
     )
 
 
@@ -161,6 +183,22 @@ RETURNING = [
 def test_rows_that_leave_and_return(case, monkeypatch):
     check(case, monkeypatch)
     assert any(case.fetched)
+    assert any(case.moved)
+
+
+ON_GPU = [
+    Case(trainers=3, shards=4, universe=50, cache=31, steps=3, depth=1, device="interpret"),
+    pytest.param(
+        Case(trainers=2, shards=4, accumulate=2, steps=6, lost=0.3, looks=2, clip=True, device="interpret"),
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", ON_GPU, ids=["with several sums of one", "with several micro-batches"])
+def test_the_kernels_of_a_gpu(case, monkeypatch):
+    check(case, monkeypatch)
+    assert any(case.fetched) or case.trainers == 2
 
 
 @pytest.mark.parametrize("trainers", [2, 3])
@@ -168,11 +206,130 @@ def test_doubles_and_weights_of_ids(trainers, monkeypatch):
     check(Case(trainers=trainers, dtype=torch.float64, depth="auto", seed=5), monkeypatch)
 
 
+def asked_by_id(peers, state: Any = "keep", wrong=""):
+    """Rows that each trainer asks for, before, in and after a loop, and all rows at its end; one trainer asks for all."""
+    size, mine = max(peers.size, 2), peers.rank
+    ranks = [mine] if peers.size > 1 else range(size)
+    ids = {rank: np.random.default_rng(rank).integers(0, 50, 7 + 9 * rank) for rank in range(size)}
+    new = np.random.default_rng(9).random((5, 4), dtype=np.float32)
+    with using(peers):
+        embeddings = skirl.EmbeddingBagCollection(one.TABLES, optimizer=skirl.Adagrad(lr=0.1), cache=70, seed=7)
+    model = one.Model(embeddings, dropout=0.0)
+    data, found = one.draw(3, 8), []
+
+    def ask(table, among=50):
+        each = {rank: ids[rank] % among for rank in range(size)}
+        if peers.size > 1:
+            if wrong == "step" and mine and len(found) == 2:
+                table, each = "c", {mine: [1]}
+            found.append({mine: embeddings.rows(table, each[mine])})
+        else:
+            found.append({rank: embeddings.rows(table, each[rank]) for rank in ranks})
+
+    ask("a")
+    for _ in range(2):
+        with skirl.lookahead([data[4 * s + v] for s in range(2) for v in block_of(peers.rank, peers.size, 4)],
+                             model, shards=4) as batches:  # fmt: skip
+            for batch in batches:
+                model.loss(batch).backward()
+                if batches.ends_step:
+                    ask("a")
+                    model.zero_grad()
+        values = torch.from_numpy(new) + (mine if wrong == "values" else 0)
+        embeddings.set_rows("a", [3, 40, 2, 1, 8], values, state=state)
+        skirl.import_rows(embeddings, {"b.weight": torch.arange(120.0).view(30, 4)})
+        ask("a")
+        ask("b", among=30)
+    embeddings.flush()
+    return found, rows_of(embeddings.engine)
+
+
+@pytest.mark.parametrize(("trainers", "state"), [(2, "keep"), (3, "reset")])
+def test_rows_by_id_are_those_of_one_process(trainers, state, monkeypatch):
+    monkeypatch.setattr("skirl.nn.by_id.PIECE", 5)  # some ask in more pieces than others
+    monkeypatch.setattr("skirl.checkpoint.import_rows.PIECE", 7)
+    expected, rows = asked_by_id(Alone(), state)
+    found = InProcess.run(trainers, partial(asked_by_id, state=state))
+    owned = {key: row for _, each in found for key, row in each.items()}
+    assert owned.keys() == rows.keys() and all(same_bits(owned[key], rows[key]) for key in rows)
+    for rank, (asked, each) in enumerate(found):
+        assert each and len(each) < len(rows)
+        for ours, theirs in zip(asked, expected, strict=True):
+            assert rank > 1 or torch.equal(ours[rank], theirs[rank])
+
+
+def scaled(peers, apart=0):
+    """A loop with a GradScaler, in which a shard's dense gradients or its rows overflow."""
+    mine = block_of(peers.rank, peers.size, 4)
+    with using(peers):
+        rows = skirl.EmbeddingBagCollection(one.TABLES, optimizer=Adam(lr=0.05), cache=80, seed=7)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0 + apart * peers.rank, growth_interval=2)
+    rows.grad_scaler = scaler
+    model = one.Model(rows, dropout=0.0)
+    dense, data, found = torch.optim.Adam(model.parameters(), lr=0.01), one.draw(5, 32), []
+    numbers = [4 * step + shard for step in range(8) for shard in mine]
+    with skirl.lookahead([data[n] for n in numbers], model, shards=4, depth=3) as batches:
+        for n, batch in zip(numbers, batches, strict=True):
+            loss = model.loss(batch, rare=False)
+            if n in (9, 22):  # of the third step and the sixth
+                loss = loss + (rows(batch.sparse)["b"] if n == 9 else model.second).sum() * torch.inf
+            scaler.scale(loss).backward()
+            if batches.ends_step:
+                scaler.step(dense)
+                scaler.step(rows.optimizer)
+                scaler.update()
+                dense.zero_grad()
+                found.append((scaler.get_scale(), *(w.detach().clone() for w in (model.first, model.second))))
+    rows.flush()
+    return found, rows_of(rows.engine), rows.engine.table_steps.tolist()
+
+
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_a_step_that_overflows_on_one_trainer_is_skipped_by_all(trainers):
+    expected, rows, steps = scaled(Alone())
+    assert [scale for scale, *_ in expected] == [256, 512, 256, 256, 512, 256, 256, 512] and steps == [7, 7, 7]
+    every = {}
+    for found, owned, counted in InProcess.run(trainers, scaled):
+        every |= owned
+        assert counted == steps
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours[0] == theirs[0] and all(map(torch.equal, ours[1:], theirs[1:]))
+    assert every.keys() == rows.keys() and all(same_bits(every[key], rows[key]) for key in rows)
+
+
+def test_scalers_of_other_scales_are_refused():
+    with pytest.raises(ValueError, match="grad_scaler of the embeddings has another scale on rank"):
+        InProcess.run(2, partial(scaled, apart=1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("step", "rank 0 asks for rows of table 'a' after 2 steps, and rank 1 for rows of table 'c' after 2 steps"),
+        ("values", "set_rows of table 'a' got other ids or values on rank 1 than on rank 0"),
+    ],
+)
+def test_trainers_that_ask_for_other_things_are_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        InProcess.run(2, partial(asked_by_id, wrong=wrong))
+
+
+def test_an_export_of_some_rows_as_all_is_refused(tmp_path):
+    def work(peers):
+        with using(peers):
+            skirl.export(
+                skirl.EmbeddingBagCollection(one.TABLES, optimizer=SGD(lr=0.1), cache=9), tmp_path / "a.safetensors"
+            )
+
+    with pytest.raises(ValueError, match="an export is for one trainer, and 2 share these rows"):
+        InProcess.run(2, work)
+
+
 @cases(12)
 @given(seed=st.integers(0, 99), numbers=st.lists(st.integers(1, 4), min_size=2, max_size=4), on_disk=st.booleans())
 def test_a_run_that_goes_on_with_other_numbers_of_trainers(seed, numbers, on_disk, tmp_path_factory):
     case = Case(seed=seed, shards=4, steps=2 * len(numbers), optimizer=one.OPTIMIZERS[seed % 5], depth="auto")
-    folder, losses = tmp_path_factory.mktemp("run"), []
+    folder, losses, found = tmp_path_factory.mktemp("run"), [], []
     for stage, trainers in enumerate(numbers, start=1):
         until = None if stage == len(numbers) else 2 * stage
         store = f"disk:{tmp_path_factory.mktemp('rows')}" if on_disk else "memory"

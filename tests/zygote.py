@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -25,6 +25,8 @@ import skirl
 
 ROOT = Path(__file__).parents[1]
 PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
+SERVE = "from tests import serve; serve.serve()()"
+WARM = f"from tests import serve; serve.warm(); {SERVE}"
 COMMAND = "import sys; from skirl.cli import main; sys.exit(main())"
 """What `skirl` runs."""
 
@@ -94,7 +96,11 @@ class Python:
     def __init__(self, talk: socket.socket) -> None:
         self._talk = talk
 
-    def start(
+    def start(self, code: str, *args: str, **more: Any) -> Process:
+        """As `subprocess.Popen` of `python -c CODE ARGS`, in text mode."""
+        return self.order(code, *args, **more)()
+
+    def order(
         self,
         code: str,
         *args: str,
@@ -103,8 +109,8 @@ class Python:
         stderr: int | None = None,
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> Process:
-        """As `subprocess.Popen` of `python -c CODE ARGS`, in text mode."""
+    ) -> Callable[[], Process]:
+        """As `start`, which waits only when the answer is called: the other end may not be there yet."""
         ours: list[IO[str] | None] = []
         theirs, close = [], []
         for given, own in ((stdin, 0), (stdout, 1), (stderr, 2)):
@@ -127,9 +133,13 @@ class Python:
         self._talk.sendall(text)
         for file in (*close, tells):
             os.close(file)
-        pid = int.from_bytes(self._talk.recv(4, socket.MSG_WAITALL))
-        assert pid, "the zygote has died"
-        return Process(pid, ends, ours[1], ours[2])
+
+        def answer() -> Process:
+            pid = int.from_bytes(self._talk.recv(4, socket.MSG_WAITALL))
+            assert pid, "the zygote has died"
+            return Process(pid, ends, ours[1], ours[2])
+
+        return answer
 
     def run(self, code: str, *args: str, timeout: float = 120, **more: Any) -> subprocess.CompletedProcess[str]:
         """As `subprocess.run` with `capture_output=True` and `text=True`."""
@@ -139,18 +149,22 @@ class Python:
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
+def interpreter(stdin: socket.socket) -> subprocess.Popen[bytes]:
+    """An interpreter that serves the other end of a socket, and ends with it."""
+    source = str(Path(skirl.__file__).parents[1])
+    path = os.pathsep.join([source, str(ROOT), os.environ.get("PYTHONPATH", "")])
+    code = f"from tests import serve; serve.prepare(); {SERVE}"
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, stdin=stdin)
+
+
 @pytest.fixture(scope="session")
 def python() -> Iterator[Python]:
     """Processes that have imported torch and Numba, and nothing of skirl's."""
+    if GIVEN:
+        yield Python(GIVEN[0])
+        return
     ours, theirs = socket.socketpair()
-    source = str(Path(skirl.__file__).parents[1])
-    path = os.pathsep.join([source, str(ROOT), os.environ.get("PYTHONPATH", "")])
-    code = "from tests import serve; serve.prepare(); serve.serve()()"
-    with (
-        theirs,
-        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, stdin=theirs),
-        ours,  # the process ends with its socket
-    ):
+    with theirs, interpreter(theirs), ours:  # the process ends with its socket
         theirs.close()
         yield Python(ours)
 
@@ -158,7 +172,42 @@ def python() -> Iterator[Python]:
 @pytest.fixture(scope="session")
 def warm_python(python: Python) -> Iterator[Python]:
     """Processes that have skirl's kernels loaded besides."""
+    if GIVEN:
+        yield Python(GIVEN[1])
+        return
     ours, theirs = socket.socketpair()
-    with theirs, python.start("from tests import serve; serve.warm(); serve.serve()()", stdin=theirs.fileno()), ours:
+    with theirs, python.start(WARM, stdin=theirs.fileno()), ours:
         theirs.close()
         yield Python(ours)
+
+
+GIVEN: list[socket.socket] = []
+"""In a process of tests/forks.py: where `python` and `warm_python` of this process are served."""
+
+
+class Nest:
+    """Makes both kinds of processes once, and others of them for each process of tests/forks.py."""
+
+    def __init__(self) -> None:
+        """Begin, and do not wait."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._interpreter = interpreter(theirs)
+        self._python = Python(ours)
+        warm, theirs = socket.socketpair()
+        with theirs:
+            self._began = self._python.order(WARM, stdin=theirs.fileno())
+        self._warm = Python(warm)
+        self._kept: list[Process] = []
+
+    def hatch(self) -> list[socket.socket]:
+        """What a process puts into `GIVEN`."""
+        if not self._kept:
+            self._kept.append(self._began())
+        given = []
+        for python in (self._python, self._warm):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._kept.append(python.start(SERVE, stdin=theirs.fileno()))
+            given.append(ours)
+        return given

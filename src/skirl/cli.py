@@ -31,6 +31,10 @@ COMMANDS = {
         "skirl.measure.sizing.commands:Size",
         "how much cache a run needs: traffic against cache size, and what to choose",
     ),
+    "simulate": (
+        "skirl.measure.scaling.commands:Simulate",
+        "the time of a step with 8 to 512 trainers and a link: what bounds it, and where the curve bends",
+    ),
     "report": (
         "skirl.train.commands:Report",
         "what a run did: losses, AUC, throughput, movement, stalls; a page with plots",
@@ -81,6 +85,10 @@ COMMANDS = {
         "skirl.measure.bench.checkpoint:Checkpoint",
         "how long training stands still at a checkpoint, its bytes and memory",
     ),
+    "bench faults": (
+        "skirl.measure.bench.faults:Faults",
+        "kill, stop and cut off trainers, launchers and nodes; every run has to end with the same bits",
+    ),
     "bench readers": (
         "skirl.measure.bench.readers:Readers",
         "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",
@@ -88,6 +96,10 @@ COMMANDS = {
     "bench network": (
         "skirl.measure.bench.network:Network",
         "what trainers exchange: the sum of dense gradients beside the backend's own",
+    ),
+    "bench link": (
+        "skirl.measure.bench.link:LinkSpeed",
+        "trainers over a link of limited rate, beside the least that compute, bytes and cores allow",
     ),
     "bench start": (
         "skirl.measure.bench.start:Start",

@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.feather as feather
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skirl.core.batch import Batch
+from skirl.core.batch import Batch, KeyedJagged
 from skirl.data import DataFlags, Source, Synthetic
 from skirl.data.files.encode import Encoder
 from skirl.data.share import block, part_of
@@ -261,6 +262,10 @@ def test_a_part_of_a_batch_has_its_samples(samples: int, data: st.DataObject) ->
     low = data.draw(st.integers(0, samples))
     high = data.draw(st.integers(low, samples))
     assert samples_of(part_of(whole, low, high)) == samples_of(whole)[low:high]
+    ids = whole.sparse.values()
+    whole.sparse = KeyedJagged(list(whole.sparse.keys()), ids, lengths=whole.sparse.lengths(), weights=ids * 0.5)
+    part = part_of(whole, low, high).sparse
+    assert torch.equal(part.values() * 0.5, part.weights_or_none())
 
 
 def test_a_malformed_row_is_an_error_of_whose_it_is(tmp_path: Path) -> None:

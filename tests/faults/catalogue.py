@@ -122,7 +122,7 @@ MOVES = [
           "self._run(cpu.put, len(arrival), self.array, ...)", "self._run(cpu.put, len(arrival), self.array.copy(), ...)"),
     Fault("forwarded rows never enter the cache", "engine.device.host:load",
           "cpu.put(self.array, ...)", "cpu.put(self.array.copy(), ...)"),
-    Fault("forwarded rows in the wrong order", "engine.device.host:load",
+    Fault("forwarded rows in the wrong order", "engine.device.host:_forwarded",
           "step.forward_index[which]", "step.forward_index[which][::-1]"),
     Fault("write-back from a slot that was overwritten", "engine.device.host:load",
           "self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving)\n"
@@ -261,7 +261,7 @@ TRAINING = [
           "count == 0", "False"),
     Fault("stretches run on over parts", "engine.kernels.tree:sums",
           "count = taken = 0", "count, taken = 0, (i - group_start[u]) % STRETCH"),
-    Fault("dense gradients are a sum over shards", "nn.dense_sums:complete",
+    Fault("dense gradients are a sum over shards", "nn.dense_sums:_mean_here",
           "grad.mul_(self._times)", "grad"),
     Fault("a shard takes the dense gradients of the one before along", "nn.dense_sums:_take",
           "weight.grad = None", ""),
@@ -473,24 +473,25 @@ GPU = [
 ]  # fmt: skip
 
 TRAINERS = [
-    Fault("sums of rows are added in the order of ranks", "engine.exchange:update",
+    Fault("sums of rows are added in the order of ranks", "engine.gradients:Gradients.apply",
           "np.array([leaves.start for tree in trees for leaves in tree])", "1 << np.arange(len(ends))"),
-    Fault("sums of dense gradients are added in the order of ranks", "peers.dense:OfAllTrainers._sum",
-          "(leaves.start for tree in trees for leaves in tree)", "(1 << n for n in range(64))"),
-    Fault("a trainer's subtrees of dense gradients change places", "peers.dense:OfAllTrainers.sum",
+    Fault("sums of dense gradients are added in the order of ranks", "peers.dense:share",
+          "(leaves.start for tree in self._trees for leaves in tree)", "(1 << n for n in range(64))"),
+    Fault("a trainer's subtrees of dense gradients change places", "peers.dense:OfAllTrainers.start",
           "subtrees(self.mine.start, self.mine.stop)", "subtrees(self.mine.start, self.mine.stop)[::-1]"),
-    Fault("sums of several subtrees are sent one after the other", "engine.exchange:_by_owner",
+    Fault("sums of several subtrees are sent one after the other", "engine.gradients:_by_owner",
           "torch.cat(...)", "torch.cat(sent)"),
-    Fault("an owner takes the sums of a row for those of its neighbours", "engine.exchange:_spread",
+    Fault("an owner takes the sums of a row for those of its neighbours", "engine.gradients:_spread",
           "which * np.repeat(counts[rank], copies)", "which"),
-    Fault("owners serve the values of the step before", "engine.exchange:values",
-          "work.values[number] = self._channel.swap(bank.values(work), ..., tag='values of rows')",
-          "now, slots, name = bank.values(work).clone(), work.steps[number].slots.tolist(), f'served {number}'\n"
+    Fault("owners serve the values of the step before", "engine.exchange:_bring",
+          "send = values_of(work, np.flatnonzero(which.requests))",
+          "of = np.flatnonzero(which.requests)\n"
+          "now, slots, name = values_of(work, of).clone(), work.steps[number].slots[of].tolist(), f'served {number}'\n"
           "before, self.__dict__[name] = self.__dict__.get(name, {}), dict(zip(slots, now.clone()))\n"
           "for i, slot in enumerate(slots):\n"
           "    now[i] = before.get(slot, now[i])\n"
-          "work.values[number] = self._channel.swap(now, ..., tag='values of rows')"),
-    Fault("the last gradient that came is dropped", "engine.exchange:update",
+          "send = now"),
+    Fault("the last gradient that came is dropped", "engine.gradients:Gradients.apply",
           "~((come[:, 0] == 0) & torch.signbit(come[:, 0]))",
           "~((come[:, 0] == 0) & torch.signbit(come[:, 0])) & (torch.arange(len(come)) + 1 < len(come))"),
     Fault("a request for one row of a table is dropped", "oracle.halves:_parts",
@@ -503,34 +504,60 @@ TRAINERS = [
           "for step in steps if self._together is not None and self._together.rank else []:\n"
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
     Fault("a table's steps are those of one trainer", "engine.engine:Engine.update",
-          "if self.exchange is not None:\n"
-          "    raised = self.exchange.anywhere(raised)\n"
           "self.table_steps += raised",
-          "self.table_steps += raised\n"
-          "if self.exchange is not None:\n"
-          "    raised = self.exchange.anywhere(raised)"),
-    Fault("gradients of the step before are sent", "engine.exchange:update",
-          "come = self._channel.swap(send, ..., tag='gradients of rows')",
-          "before = self.__dict__.get(f'sent {bank}', send)\n"
-          "self.__dict__[f'sent {bank}'] = send.clone()\n"
+          "mine = np.zeros(len(self.schema.tables), np.bool_)\n"
+          "for (bank, _), live in work.live.items():\n"
+          "    mine[self.table_of[bank][live]] = True\n"
+          "self.table_steps += mine"),
+    Fault("rows are trained with gradients of another trainer that are not finite", "engine.engine:Engine.update",
+          "raised, finite = told[:-1], not told[-1]", "raised, finite = told[:-1], True"),
+    Fault("gradients of the step before are sent", "engine.gradients:Gradients.begin",
+          "self._sent = ()",
+          "before = self._rows.__dict__.get('sent before', send)\n"
+          "self._rows.__dict__['sent before'] = send.clone()\n"
           "send = torch.cat([before, send])[:len(send)]\n"
-          "come = self._channel.swap(send, ..., tag='gradients of rows')"),
+          "self._sent = ()"),
+    Fault("all gradients come late", "oracle.halves:critical_gradients",
+          "wanted[after.rows] = True", "pass"),
+    Fault("a row that leaves gets its gradient after", "oracle.halves:critical_gradients",
+          "wanted[after.evict_slots] = True", "wanted[after.evict_slots] = False"),
+    Fault("all values come early", "oracle.halves:critical_values",
+          "changed[before.rows] = True", "pass"),
+    Fault("early values of rows that come are those of the rows before them", "engine.device.host:values_ahead",
+          "cpu.take_coming(...)", "pass"),
+    Fault("values go early before late gradients came", "engine.engine:move",
+          "self.exchange.bring_late()\nreturn self.exchange.link(...)",
+          "linked = self.exchange.link(...)\n"
+          "held, self.exchange._late = self.exchange._late, []\n"
+          "bring = self.exchange.bring_early\n"
+          "def early(banks, after):\n"
+          "    bring(banks, after)\n"
+          "    self.exchange._late = held\n"
+          "    self.exchange.bring_late()\n"
+          "    del self.exchange.bring_early\n"
+          "if linked:\n"
+          "    self.exchange.bring_early = early\n"
+          "else:\n"
+          "    self.exchange._late = held\n"
+          "    self.exchange.bring_late()\n"
+          "return linked"),
     Fault("rows are owned by two trainers", "engine.exchange:__init__",
           "Placement.even(peers.size)", "Placement.even(peers.size, 'store' if peers.rank else 'ranks')"),
-    Fault("rows without gradient are told as rows with one of zero", "engine.exchange:_marked",
+    Fault("rows without gradient are told as rows with one of zero", "engine.gradients:marked",
           "-0.0", "0.0"),
-    Fault("the mark of rows without gradient is not read", "engine.exchange:update",
+    Fault("the mark of rows without gradient is not read", "engine.gradients:Gradients.apply",
           "~((come[:, 0] == 0) & torch.signbit(come[:, 0]))", "torch.ones(len(come), dtype=torch.bool)"),
-    Fault("pieces of dense gradients come in another order", "peers.dense:OfAllTrainers._sum",
-          "list(send)", "list(send)[::-1]"),
-    Fault("a dense gradient that is nowhere is zero", "peers.dense:OfAllTrainers._sum",
-          "v.view(w.shape) if have else None", "v.view(w.shape)"),
-    Fault("rows get the mean over the shards of one trainer", "engine.exchange:update",
-          "1 / work.shards", "1 / len(work.micros)"),
+    Fault("pieces of dense gradients come in another order", "peers.dense:send",
+          "list(self._send)", "list(self._send)[::-1]"),
+    Fault("a dense gradient that is nowhere is zero", "peers.dense:give",
+          "found[n] is None and there", "found[n] is None"),
+    Fault("rows get the mean over the shards of one trainer", "engine.gradients:Gradients.apply",
+          "1 / update.work.shards", "1 / len(update.work.micros)"),
     Fault("random numbers depend on the rank", "pipeline.shards:begin",
           "self._first + micro", "micro"),
-    Fault("trainers have equally many leaves, whatever their shards", "engine.exchange:_blocks",
-          "rank * work.shards // size * width", "rank * (work.shards // size) * width"),
+    Fault("trainers have equally many leaves, whatever their shards", "engine.gradients:_blocks",
+          "block_of(rank, size, work.shards)",
+          "range(rank * (work.shards // size), (rank + 1) * (work.shards // size))"),
 ]  # fmt: skip
 
 AREAS = {

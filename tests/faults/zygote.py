@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from tests.faults.plant import Fault
+from tests.interpreter import quicken
 from tests.serve import prepare
 
 DISK_AREAS = ("disk", "frozen")
@@ -103,7 +104,7 @@ def in_fork(fault: Fault | None, shifts: range, area: str, third: int | None = N
 def main() -> None:
     prepare()
     if sys.argv[1] == "gpu":
-        import triton  # noqa: F401 as the others
+        quicken()  # it imports Triton
     from tests.faults.catalogue import AREAS
 
     results = {}

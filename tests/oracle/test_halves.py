@@ -1,6 +1,7 @@
 """A trainer's half of a step, what it asks for, and how that is written, against plain Python."""
 
 from collections import defaultdict
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import OutOfRange
-from skirl.oracle.halves import Asking, Requests, joined, late
+from skirl.oracle.halves import Asking, Requests, critical_gradients, critical_values, joined
 from skirl.oracle.letters import BATCH, END, ERROR, Letter, Letters
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
@@ -125,10 +126,8 @@ def test_rows_that_the_loop_waits_for(trace, more):
         planner.add(None, [np.array(batch, np.int64)], 0)
     planner.end()
     steps = [planned[1][0] for planned in iter(planner.next, None)]
-    for number, step in enumerate(steps):
-        before = steps[number - 1] if number else None
-        after = steps[number + 1] if number + 1 < len(steps) else None
-        near = set(trace[number - 1]) if number else set()
-        if after is not None:
-            near |= {*trace[number + 1], *after.evict_keys.tolist()}
-        assert late(before, step, after, capacity).tolist() == [row in near for row in trace[number]]
+    for number, (step, after) in enumerate(pairwise(steps)):
+        now, then = trace[number], trace[number + 1]
+        leaving = {*then, *after.evict_keys.tolist()}
+        assert critical_gradients(step, after, capacity).tolist() == [row in leaving for row in now]
+        assert critical_values(step, after, capacity).tolist() == [row in now for row in then]

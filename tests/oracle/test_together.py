@@ -1,7 +1,6 @@
 """Several trainers plan together: what each reads is what its owner serves, and every owner plans as if it were alone."""
 
 from collections import defaultdict
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.placement import Placement
-from skirl.oracle.bank import BatchTooLarge
 from skirl.oracle.halves import fused
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
@@ -82,8 +80,8 @@ def test_an_epoch_is_known_to_every_owner(run):
     epochs = [Epoch(SCHEMA) for _ in run.capacities]
     try:
         for batch in run.batches:
-            for joint, epoch, letters in zip(first.joint, epochs, first.swap(batch), strict=True):
-                joined = joint.together.answer(letters)
+            for owner, epoch, letters in zip(first.owners, epochs, first.swap(batch), strict=True):
+                joined = owner.together.answer(letters)
                 assert joined is not None
                 epoch.add(joined.banks)
         for epoch in epochs:
@@ -123,37 +121,18 @@ def one_row(row: int) -> list[list[int]]:
     return [[key_of(2, row)], [], []]
 
 
-def test_a_batch_larger_than_an_owner_s_cache_ends_all_ranks_at_once():
-    trainers = two(Plan(1), capacity=3)
-    many = [
-        [key for key in map(partial(key_of, 2), range(40)) if not Placement.even(2).site_of(np.array([key]))],
-        [],
-        [],
-    ]
-    batches, steps = [[one_row(1), one_row(2)], [many, one_row(3)], [one_row(4), one_row(5)]], []
-    with pytest.raises(
-        BatchTooLarge, match=r"^rank 0: batch 1 needs \d+ rows of dim 4 together, the cache holds 3: set"
-    ):
-        for planned in trainers.run(batches, [[0] * 3] * 2):
-            steps.append(planned)
-    assert len(steps) == 1, "what comes before it is planned; it and what follows are not"
-    given = trainers.swap(None)  # rank 0 has ended; the other hears the same
-    with pytest.raises(FailedElsewhere, match=r"^rank 0: .*batch 1 needs \d+ rows of dim 4"):
-        trainers.joint[1].together.answer(given[1])
-
-
 def test_an_id_that_a_rank_cannot_take_ends_all_ranks():
     trainers = two(Plan(3), capacity=3)
-    trainers.joint[1].together.failure = ValueError("batch 0, feature 'a', sample 0: id 99 is outside table 'a'")
+    trainers.owners[1].together.failure = ValueError("batch 0, feature 'a', sample 0: id 99 is outside table 'a'")
     given = trainers.swap([one_row(1), one_row(2)])
     for rank, kind in enumerate((FailedElsewhere, ValueError)):
         with pytest.raises(kind, match=r"^rank 1: batch 0, feature 'a', sample 0: id 99"):
-            trainers.joint[rank].together.answer(given[rank])
+            trainers.owners[rank].together.answer(given[rank])
 
 
 def test_all_end_where_the_first_has_no_more():
     trainers = two(Plan(1), capacity=3)
-    first, second = (joint.together for joint in trainers.joint)
+    first, second = (owner.together for owner in trainers.owners)
     nothing = Vote(0, 0)
     out = [first.ask([positions(part) for part in one_row(1)], nothing), second.ask(None, nothing)]
     assert [each.answer(list(given)) for each, given in zip((first, second), zip(*out, strict=True), strict=True)] == [
@@ -167,7 +146,7 @@ def test_all_end_where_the_first_has_no_more():
 
 def test_ranks_that_are_not_in_step_are_found_out():
     trainers = two(Plan(1), capacity=3)
-    trainers.joint[1].together.number = 1
+    trainers.owners[1].together.number = 1
     given = trainers.swap([one_row(1), one_row(2)])
     with pytest.raises(AssertionError, match="rank 1 is at batch 1, rank 0 at 0"):
-        trainers.joint[0].together.answer(given[0])
+        trainers.owners[0].together.answer(given[0])

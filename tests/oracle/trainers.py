@@ -1,6 +1,6 @@
 """Several trainers that plan together, in lockstep in one thread; and what they should come to, in plain Python."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,17 +10,18 @@ from skirl import Table
 from skirl.core.placement import Cut, Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
+from skirl.measure.bench.driven import Owner
 from skirl.oracle.options import Plan
-from skirl.oracle.planner import bank_planners
-from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.oracle.together import Joined, JointPlanner, NextUses, Together
+from skirl.oracle.together import Joined
 
 # Three banks: dim 4 has small tables and a large one, dim 8 one whose rows need 48 bits, dim 16 one between.
 TABLES = (("a", 40, 4), ("b", 50, 8), ("c", 1_000_000_000, 4), ("d", 7, 4), ("e", 1 << 48, 8), ("f", 1 << 32, 16))
 SCHEMA = Schema.of([Table(name, rows, dim) for name, rows, dim in TABLES])
 BANKS = [bank.tables for bank in SCHEMA.banks]
 
+NextUses = Callable[[list[Positions]], list[np.ndarray]]
+"""Of the requests of the next batch, by bank: the number of the next batch that uses each of their rows."""
 Ids = list[list[int]]
 """One trainer's keys of one batch, by bank."""
 Batch = list[Ids]
@@ -128,21 +129,14 @@ class Trainers:
     def __init__(
         self, placement: Placement, capacities: Sequence[Sequence[int]], plan: Plan, next_uses: Sequence[NextUses] = ()
     ) -> None:
-        self.joint: list[JointPlanner[int]] = []
-        for rank, of in enumerate(capacities):
-            together = Together([SCHEMA], rank, placement, self.no_exchange)
-            banks = bank_planners(SCHEMA, of, plan, Seen(SCHEMA))
-            self.joint.append(JointPlanner(together, banks, plan, next_uses[rank] if next_uses else None))
-
-    @staticmethod
-    def no_exchange(given: list[np.ndarray]) -> list[np.ndarray]:
-        raise AssertionError("here letters are carried by hand")
+        self.owners: list[Owner[int]] = [Owner(SCHEMA, rank, placement, of, plan) for rank, of in enumerate(capacities)]
+        self._next_uses = next_uses
 
     def swap(self, batch: Batch | None) -> list[list[np.ndarray]]:
         """What every rank is given, by rank."""
         out = [
-            joint.together.ask(None if batch is None else [positions(part) for part in batch[rank]], joint.vote())
-            for rank, joint in enumerate(self.joint)
+            owner.together.ask(None if batch is None else [positions(part) for part in batch[rank]], owner.vote())
+            for rank, owner in enumerate(self.owners)
         ]
         return [list(given) for given in zip(*out, strict=True)]
 
@@ -151,23 +145,22 @@ class Trainers:
     ) -> Iterator[list[tuple[int, Joined, list[Step], int]]]:
         """By rank: the batch's number, its exchange, the Steps, and where the window ended."""
         for number, batch in enumerate(batches):
-            for rank, (joint, given) in enumerate(zip(self.joint, self.swap(batch), strict=True)):
-                joint.added(number, joint.together.answer(given), nbytes[rank][number])
+            for rank, (owner, given) in enumerate(zip(self.owners, self.swap(batch), strict=True)):
+                joined = owner.together.answer(given)
+                assert joined is not None
+                known = self._next_uses[rank](joined.banks) if self._next_uses else None
+                owner.add(number, joined, nbytes[rank][number], known)
             yield from self.ready()
-        for joint, given in zip(self.joint, self.swap(None), strict=True):
-            assert joint.together.answer(given) is None
-            joint.planner.end()
+        for owner, given in zip(self.owners, self.swap(None), strict=True):
+            assert owner.together.answer(given) is None
+            owner.end()
         yield from self.ready()
 
     def ready(self) -> Iterator[list[tuple[int, Joined, list[Step], int]]]:
         """All that is planned now; every rank has planned as much."""
         while True:
-            planned = [joint.next() for joint in self.joint]
+            planned = [owner.next() for owner in self.owners]
             if None in planned:
                 assert planned == [None] * len(planned), "some plan and others wait"
                 return
-            yield [
-                (*of, joint.planner.end_number + joint.planner.window)
-                for of, joint in zip(planned, self.joint, strict=True)
-                if of is not None
-            ]
+            yield [(*of, owner.window_end) for of, owner in zip(planned, self.owners, strict=True) if of is not None]

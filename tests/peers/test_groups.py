@@ -17,8 +17,12 @@ from skirl.peers.start import join
 from tests.peers.talk import talk
 with join(patience=float(sys.argv[2])) as peers:
     print(json.dumps(talk(peers, 7)), flush=True)
-    if peers.rank == 1:
+    for name in ("ids", "rows"):
+        peers.channel(name).step = 9
+    if peers.rank == int(sys.argv[3]):
         match sys.argv[1]:
+            case "stops":
+                os.kill(os.getpid(), 19)
             case "dies":
                 os.kill(os.getpid(), 9)
             case "hangs":
@@ -26,22 +30,32 @@ with join(patience=float(sys.argv[2])) as peers:
             case "fails":
                 raise ValueError("id 7 of table 'user' is out of range")
     if sys.argv[1] != "goes on":
-        peers.channel("ids").exchange([np.zeros(3)] * 2, "batch 9")
-    print(json.dumps(peers.counted()["rows"]))
+        peers.channel("ids").exchange([np.zeros(3)] * peers.size, "batch 9")
+    print(json.dumps(peers.counted()["rows"] | {"near": peers.near}))
 """
 
 
-def start(python: Python, size: int, how: str, patience: float = 20.0, code: str = TALK):
+def start(
+    python: Python,
+    size: int,
+    how: str,
+    patience: float = 20.0,
+    which: int = 1,
+    *,
+    started: int | None = None,
+    code: str = TALK,
+):
+    """The processes of a job, of which one does something; started: how many of them, if not all."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     names = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [
         python.start(
-            code, how, str(patience), stdout=PIPE, stderr=PIPE,
+            code, how, str(patience), str(which), stdout=PIPE, stderr=PIPE,
             env=os.environ | {k: str(v) for k, v in (names | {"RANK": rank, "LOCAL_RANK": rank}).items()},
         )
-        for rank in range(size)
+        for rank in range(size if started is None else started)
     ]  # fmt: skip
 
 
@@ -53,14 +67,23 @@ def test_two_processes_get_what_two_threads_get(python: Python):
             assert process.returncode == 0 and not err, err
             said, counted = map(json.loads, out.splitlines())
             assert said == expected(rank, 2, 7)
+            assert counted["near"] == 2
             assert counted["sent"][rank] == 0 and counted["bytes_sent"][1 - rank] == 12 * counted["sent"][1 - rank] > 0
 
 
 @pytest.mark.parametrize(
     ("how", "patience", "said"),
     [
-        ("dies", 600, r"for rank 1 in channel ids, exchange 7 (batch 9): gone; look at the last lines of rank 1"),
-        ("hangs", 1, r"for rank 1 in channel ids, exchange 7 (batch 9): it hangs, or takes longer than patience=1"),
+        (
+            "dies",
+            600,
+            r"for rank 1 in channel ids, exchange 7 (batch 9) of step 9: gone; look at the last lines of rank 1",
+        ),
+        (
+            "hangs",
+            1,
+            r"for rank 1 in channel ids, exchange 7 (batch 9) of step 9: it hangs, or takes longer than patience=1",
+        ),
         ("fails", 600, "rank 1 ended the job: id 7 of table 'user' is out of range"),
     ],
 )
@@ -73,3 +96,32 @@ def test_a_lost_rank_ends_the_other_with_a_sentence(python: Python, how, patienc
         assert first.returncode == 1 and said in err.splitlines()[-1], err
         assert seconds < 20
         second.kill()
+
+
+@pytest.mark.parametrize(("size", "which"), [(2, 1), (3, 0)])
+def test_a_stopped_rank_is_named_even_if_it_serves_the_store_and_nobody_waits_longer(python: Python, size, which):
+    began = time.monotonic()
+    ranks = start(python, size, "stops", 1.0, which)
+    try:
+        for rank, process in enumerate(ranks):
+            if rank != which:
+                err = process.communicate(60)[1]
+                assert process.returncode == 1
+                said = (
+                    f"for rank {which} in channel ids, exchange 7 (batch 9) of step 9: it hangs, or takes longer than"
+                )
+                assert said in err.splitlines()[-1], err
+        assert time.monotonic() - began < 25  # patience, two seconds to find out who, and the processes' own
+    finally:
+        ranks[which].kill()
+        for process in ranks:
+            with process:
+                pass
+
+
+def test_a_rank_that_never_comes_is_named(python: Python):
+    (first,) = start(python, 2, "goes on", 0.5, started=1)
+    with first:
+        err = first.communicate(60)[1]
+        assert first.returncode == 1
+        assert "for rank 1 in the start of the job: it hangs" in err.splitlines()[-1], err

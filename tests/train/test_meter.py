@@ -60,3 +60,12 @@ def test_a_checkpoint_takes_the_place_of_what_was_not_counted_yet():
     meter.add(OnGpu(9.0, []), LOGITS[1], LABELS[1])
     meter.load_state_dict(saved.state_dict())
     assert (meter.steps, meter.losses) == (1, 0.5)
+
+
+def test_predictions_of_another_trainer_that_are_not_finite():
+    """This one has no logits, and as many samples as the step has."""
+    none, meter = torch.empty(0), Meter()
+    meter.add(torch.tensor(0.5), none, none, samples=8)
+    assert meter.samples == 8 and not meter.diverged(last=True) and meter.result()["auc"] is None
+    meter.add(torch.tensor(0.5), none, none, samples=8, finite=False)
+    assert meter.diverged(last=True) and meter.not_finite == (2, "predictions are not finite")

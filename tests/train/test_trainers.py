@@ -1,10 +1,89 @@
-"""What a run does as one of several trainers: counts of all, the same on each."""
+"""What a run does as one of several trainers: counts of all, the same on each, and the bits of one process."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
+import skirl.checkpoint.without_model as reading
+from skirl.checkpoint import best, folder, numbers
+from skirl.checkpoint.keeper import Asked, Keeper
+from skirl.checkpoint.without_model import opened
+from skirl.data.share import block
+from skirl.nn.collection import collections_of
 from skirl.peers.alone import Alone
 from skirl.peers.in_process import InProcess
+from skirl.peers.job import using
+from skirl.tools.sealed_json import CheckpointError
+from skirl.train.commands import Train
+from skirl.train.done import Done
+from skirl.train.meter import Meter
+from skirl.train.recipe import Recipe
 from skirl.train.trainers import Share
+from tests.streams import stored_rows
+from tests.zygote import COMMAND, PIPE, Python
+
+SMALL: dict[str, Any] = {
+    "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 6, "cache": "300", "threads": 1,
+    "quiet": True, "run": "none", "shards": 2,
+}  # fmt: skip
+TUNED: dict[str, Any] = {**SMALL, "seed": 3, "lr": 0.3}
+JUDGED: dict[str, Any] = {**SMALL, "valid": "20%", "eval_every": 2, "keep_best": True}
+
+
+@pytest.fixture
+def by_trainers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """`by_trainers(n, **flags)`: the results of n trainers, threads of this process."""
+    making, made = threading.Lock(), Recipe.model_over
+
+    def model_over(recipe: Recipe, embeddings: Any) -> Any:
+        with making:  # torch has one generator for all threads
+            return made(recipe, embeddings)
+
+    monkeypatch.setattr(Recipe, "model_over", model_over)
+
+    def run(size: int, **flags: Any) -> list[dict[str, Any]]:
+        def work(peers: InProcess) -> dict[str, Any]:
+            with using(peers):
+                return Train.of(**flags).run()
+
+        return InProcess.run(size, work)
+
+    return run
+
+
+def learned(saved: Path) -> dict[Any, bytes]:
+    """All rows with their state, and the dense weights, of the newest checkpoint."""
+    with opened(saved) as (rows, dense, *_):
+        found: dict[Any, bytes] = {name: value.numpy().tobytes() for name, value in dense.items()}
+        for place, collection in collections_of(rows).items():
+            found |= {(place, key): row.tobytes() for key, row in stored_rows(collection.engine).items()}
+    return found
+
+
+METRICS = ("loss", "auc", "logloss", "samples", "steps", "from", "best", "test_logloss", "stopped_early")
+
+
+OF_FIRST = ("auc", "logloss")
+"""Metrics of predictions, which the first trainer has, and shows."""
+
+
+def same(results: list[dict[str, Any]], one: dict[str, Any], *but: str) -> None:
+    """Whether all trainers have what one process has."""
+    for rank, result in enumerate(results):
+        for name in METRICS:
+            if name not in but:
+                assert result.get(name) == (None if rank and name in OF_FIRST else one.get(name)), name
 
 
 def test_what_travelled_is_that_of_all_trainers() -> None:
@@ -21,3 +100,186 @@ def test_what_travelled_is_that_of_all_trainers() -> None:
 
 def test_one_trainer_has_no_network() -> None:
     assert Share(Alone()).network() == {}
+
+
+def steps_of(first: int, last: int) -> list[Done]:
+    """Some of the 4 shards of 5 steps, 6 samples each."""
+    drawn = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(5):
+        logits, labels = torch.randn(4, 6, generator=drawn), torch.randint(0, 2, (4, 6), generator=drawn).float()
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
+        mine, size = slice(first, last), 6 * (last - first)
+        mean = losses[mine].mean()
+        found.append(Done([], logits[mine].reshape(-1), labels[mine].reshape(-1), losses[mine], mean, size))
+    return found
+
+
+def measured(peers) -> tuple[dict, list[int]]:
+    """What a trainer's meter counts, but for times, and the bytes that it was sent."""
+    share, meter = Share(peers), Meter()
+    for done in steps_of(*block(peers.rank, peers.size, 4)):
+        of_all, _ = share.whole(done)
+        meter.add(of_all.loss_tensor, of_all.logits, of_all.labels, samples=of_all.samples, finite=of_all.finite)
+    result = {name: value for name, value in meter.result().items() if "second" not in name}
+    return result, [] if share.alone else peers.channel("lookups").counters.bytes_received
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_first_trainer_counts_what_one_process_does(size: int) -> None:
+    alone, _ = measured(Alone())
+    (first, received), *others = InProcess.run(size, measured)
+    assert first == alone and alone["auc"] is not None and alone["samples"] == 5 * 4 * 6
+    for other, few in others:
+        assert other["loss"] == alone["loss"] and other["samples"] == alone["samples"] and other["auc"] is None
+        assert max(few) < min(n for n in received if n), "others are sent logits and labels"
+
+
+def test_all_trainers_hear_of_a_stop_and_of_predictions_that_are_not_finite() -> None:
+    def work(peers):
+        [done, *_] = steps_of(*block(peers.rank, peers.size, 4))
+        if peers.rank == 2:
+            done.logits[0] = torch.inf
+        of_all, asked = Share(peers).whole(done, Asked(stop=peers.rank == 1, save=peers.rank == 2))
+        return of_all.finite, asked, len(of_all.logits)
+
+    assert InProcess.run(3, work) == [(False, Asked(stop=True), logits) for logits in (24, 0, 0)]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints of a run whose rows others begin with."""
+    path = tmp_path_factory.mktemp("base")
+    Train.of(**SMALL, save=path / "saved", store=f"disk:{path / 'rows'}").run()
+    return path / "saved"
+
+
+@pytest.fixture(scope="module")
+def tuned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[Any, bytes]]:
+    """What one process makes of them: its result, and what it has learned."""
+    save = tmp_path_factory.mktemp("tuned") / "saved"
+    return Train.of(**TUNED, from_=base, save=save).run(), learned(save)
+
+
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_a_run_from_another_ones_rows_is_that_of_one_process(by_trainers, base, tuned, tmp_path, trainers):
+    flags = {**TUNED, "shards": 2} if trainers == 2 else {**TUNED, "shards": 4}
+    save = tmp_path / "saved"
+    results = by_trainers(trainers, **flags, from_=base, save=save, store=f"disk:{tmp_path / 'rows'}")
+    one, rows = tuned
+    if trainers == 3:
+        one, rows = Train.of(**flags, from_=base, save=tmp_path / "one").run(), learned(tmp_path / "one")
+    assert one["from"]["rows"] > 100 and results[0]["from"]["rows"] == one["from"]["rows"]
+    same(results, one)
+    assert learned(save) == rows
+
+
+def test_all_take_the_checkpoint_before_one_that_is_damaged_for_one_of_them(by_trainers, base, tuned, tmp_path, caplog):
+    damaged = Path(shutil.copytree(base, tmp_path / "damaged"))
+    Train.of(**{**SMALL, "steps": 8}, save=damaged, resume=True, store=f"disk:{tmp_path / 'more'}").run()
+    newest = folder.header(damaged, numbers(damaged)[-1])
+    reads: list[int] = []
+    real = reading._open
+
+    def damaged_for_one(header: Path, store: str, votes: Any) -> Any:
+        reads.append(votes.rank)
+        if header == newest and votes.rank == 1:
+            raise CheckpointError("files of it are not to be read here")
+        return real(header, store, votes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_open", damaged_for_one)
+        results = by_trainers(2, **TUNED, from_=damaged)
+    assert sorted(reads) == [0, 0, 1, 1]
+    assert sum("Taking the checkpoint before it" in r.message for r in caplog.records) == 1
+    same(results, tuned[0], "from")
+
+
+def test_one_says_for_all_why_a_run_cannot_begin(by_trainers, base):
+    with pytest.raises(ValueError, match="--dim is 8, the run was saved with 4"):
+        by_trainers(2, **{**TUNED, "dim": 8}, from_=base)
+
+
+def test_the_best_checkpoint_is_kept_by_one_for_all(by_trainers, tmp_path):
+    flags = {**JUDGED, "lr": 5.0}  # gets worse
+    results = by_trainers(2, **flags, save=tmp_path / "two")
+    one = Train.of(**flags, save=tmp_path / "one").run()
+    same(results, one, "best")
+    for result in results:
+        assert result["best"]["step"] == one["best"]["step"] < one["steps"]
+        assert result["best"]["test_logloss"] == one["best"]["test_logloss"]
+    assert learned(tmp_path / "two" / best.NAME) == learned(tmp_path / "one" / best.NAME)
+    assert learned(tmp_path / "two" / best.NAME) != learned(tmp_path / "two")
+
+
+def test_minutes_are_those_of_the_first(by_trainers, tmp_path, monkeypatch):
+    def asked(keeper: Keeper) -> Asked:
+        return Asked(save=keeper._data.step == (3 if keeper._first else 4))
+
+    monkeypatch.setattr(Keeper, "asked", asked)
+    results = by_trainers(2, **SMALL, save=tmp_path, save_minutes=1.0, keep=9)
+    assert [result["checkpoints"]["count"] for result in results] == [3, 3]
+    steps = [step for step, _ in best.headers_with_steps(tmp_path)]
+    assert steps == [6, 3, 0]
+
+
+def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monkeypatch):
+    """Whenever the signal comes: one that comes after all have agreed waits for the next step."""
+    real = Share.whole
+
+    def late(share: Share, *given: Any) -> Any:
+        found = real(share, *given)
+        if share.rank == 1 and share.peers.channel("lookups").counters.calls >= 3:
+            keepers[1]._told_to_stop = True
+        return found
+
+    keepers: dict[int, Keeper] = {}
+    entered = Keeper.__enter__
+
+    def enter(keeper: Keeper) -> Keeper:
+        keepers[0 if keeper._first else 1] = keeper
+        return entered(keeper)
+
+    monkeypatch.setattr(Share, "whole", late)
+    monkeypatch.setattr(Keeper, "__enter__", enter)
+    results = by_trainers(2, **SMALL, save=tmp_path)
+    monkeypatch.undo()
+    [step] = {result["steps"] for result in results}
+    assert 2 <= step < 6
+    assert [result["checkpoints"]["newest"] for result in results] == [step] * 2
+    assert [result["checkpoints"]["stopped_by"] for result in results] == ["SIGTERM"] * 2
+    Train.of(**SMALL, save=tmp_path, resume=True).run()
+    Train.of(**SMALL, save=tmp_path / "one").run()
+    assert learned(tmp_path) == learned(tmp_path / "one")
+
+
+def test_a_signal_to_one_process_ends_all_at_one_step(warm_python: Python, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = {**SMALL, "steps": 100_000, "save": tmp_path / "saved", "save_every": 5}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not True]
+    env = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    team = [
+        warm_python.start(
+            COMMAND, "train", *words, "--quiet", "--json", stdout=PIPE, stderr=PIPE,
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    with team[0], team[1]:
+        until = time.monotonic() + 100
+        while not (tmp_path / "saved" / "checkpoint-000002.json").exists():
+            assert time.monotonic() < until and all(process.poll() is None for process in team)
+            time.sleep(0.02)
+        team[1].send_signal(signal.SIGTERM)
+        said = [process.communicate(60) for process in team]
+    assert [process.returncode for process in team] == [0, 0], said
+    assert said[1][0] == ""  # the first speaks for all
+    result = json.loads(said[0][0])
+    assert result["checkpoints"]["stopped_by"] == "SIGTERM"
+    assert 5 <= result["checkpoints"]["newest"] == result["steps"] < 100_000

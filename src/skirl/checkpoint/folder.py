@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from skirl.checkpoint import parts
+from skirl.checkpoint import parts, starts
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import CheckpointError, read_sealed
 
@@ -96,7 +96,7 @@ def naming(header: Path, error: CheckpointError) -> CheckpointError:
     return named
 
 
-def retain(folder: Path, number: int, keep: int, after: int | None) -> None:
+def retain(folder: Path, number: int, keep: int, after: int | None, start: int | None = None) -> None:
     """Remove older checkpoints than those to keep.
 
     **Arguments**
@@ -105,31 +105,43 @@ def retain(folder: Path, number: int, keep: int, after: int | None) -> None:
     - `number`: the new checkpoint, which stays.
     - `keep`: how many stay in all, the newest ones.
     - `after`: the checkpoint that this run went on from. Later ones are damaged, or of a run that was given up: they go.
+    - `start`: this start of the run; nothing goes where there is a newer one.
     """
     others = [n for n in numbers(folder) if n != number]
     usable = [n for n in others if after is None or n <= after]
     kept = set(usable[-(keep - 1) :]) if keep > 1 else set()
+    if not starts.is_newest(folder, start):
+        return
     for n in set(others) - kept:
         _remove(header(folder, n))
-    sweep(folder)
+    sweep(folder, start)
 
 
-def sweep(folder: Path) -> None:
-    """Remove files of ours that no header names: of an older checkpoint, or of one that failed on its way."""
+def sweep(folder: Path, start: int | None = None) -> None:
+    """Remove files of ours that no header names: of an older checkpoint, or of one that failed on its way.
+
+    What there is, is listed first, and that this start is the newest is seen last: so nothing goes that a newer one makes.
+
+    **Arguments**
+
+    - `folder`: the folder.
+    - `start`: this start of the run.
+    """
+    rows = folder / ROWS
+    ours = [(path, path.name) for path in folder.iterdir() if _OURS.fullmatch(path.name)]
+    if rows.is_dir():
+        ours += [(path, f"{ROWS}/{path.name}") for path in rows.iterdir() if _OUR_ROWS.fullmatch(path.name)]
     named: set[str] = set()
     for n in numbers(folder):
         try:
             named |= files(read(header(folder, n)))
         except CheckpointError:  # damaged: what it names is of no use
             continue
-    for path in folder.iterdir():
-        if _OURS.fullmatch(path.name) and path.name not in named:
+    if not starts.is_newest(folder, start):
+        return
+    for path, name in ours:
+        if name not in named:
             _remove(path)
-    rows = folder / ROWS
-    if rows.is_dir():
-        for path in rows.iterdir():
-            if _OUR_ROWS.fullmatch(path.name) and f"{ROWS}/{path.name}" not in named:
-                _remove(path)
 
 
 def files(body: dict[str, Any]) -> set[str]:

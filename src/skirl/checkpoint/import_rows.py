@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from skirl.checkpoint.export import FORMAT
+from skirl.checkpoint.votes import Votes
 from skirl.core.keys import row_of, table_of
 from skirl.core.optim import FTRL, RowOptimizer
 from skirl.core.tables import Table
@@ -35,7 +36,7 @@ def import_rows(
 
     A state dict has all rows of a table and cannot tell which were trained, so all of them are stored. The optimizer's
     state starts from its initial value, unless the source has it, from the same optimizer and with the steps that Adam
-    counts.
+    counts. Of several trainers all call it at once, with the same source: each takes the rows that it owns.
 
     **Arguments**
 
@@ -95,8 +96,13 @@ def _from_tensors(tables: Mapping[str, Place], tensors: "Tensors", names: Mappin
 def _from_checkpoint(tables: Mapping[str, Place], path: Path) -> dict[str, int]:
     from skirl.checkpoint.without_model import opened
 
-    with opened(path) as (rows, *_):
-        return copy_rows(tables, tables_of(rows), path)
+    exchange = next(iter(tables.values())).engine.exchange
+    if exchange is None:
+        with opened(path) as (rows, *_):
+            return copy_rows(tables, tables_of(rows), path)
+    with opened(path, exchange.peers) as (rows, *_):
+        each = Votes(exchange.peers).told(copy_rows(tables, tables_of(rows), path), "rows of a checkpoint taken")
+    return {name: sum(their[name] for their in each) for name in each[0]}
 
 
 def copy_rows(tables: Mapping[str, Place], theirs: Mapping[str, Place], path: Path) -> dict[str, int]:

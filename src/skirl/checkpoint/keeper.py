@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from skirl.checkpoint import Saving, best, load, numbers, save
 from skirl.checkpoint.folder import holds_some
@@ -14,6 +14,15 @@ from skirl.nn.collection import collections_of
 from skirl.tools.os_errors import NotWritten, why
 
 log = logging.getLogger("skirl")
+
+
+class Asked(NamedTuple):
+    """What a run is asked for between two steps; of several trainers all are asked for the same."""
+
+    stop: bool = False
+    """To save and end."""
+    save: bool = False
+    """To save: the minutes are over."""
 
 
 class Keeper:
@@ -31,6 +40,7 @@ class Keeper:
     - `resume`: go on from the newest checkpoint that is whole; where there is none yet, the run begins. Without it a
       folder that holds checkpoints is refused.
     - `keep_best`: also keep the checkpoint of the step that `after_step` was told is the best, in the folder `best`.
+    - `first`: whether this trainer does what one does for all: keep the best. Of several, the others have False.
     - `whole`: what `skirl.save` and `skirl.load` take, `data` being the lookahead.
     """
 
@@ -43,12 +53,15 @@ class Keeper:
         keep: int | None = None,
         resume: bool = False,
         keep_best: bool = False,
+        first: bool = True,
         **whole: Any,
     ) -> None:
-        self.told_to_stop = False
+        self._told_to_stop = False
         """SIGTERM came."""
+        self._stopped = False
+        """The run ended by it."""
         self._folder, self._every, self._minutes, self._keep = folder, every, minutes, keep or 2
-        self._resume, self._whole = resume, whole
+        self._resume, self._first, self._whole = resume, first, whole
         self._best = folder / best.NAME if keep_best and folder is not None else None
         self._data = whole["data"]
         self._before: Any = None
@@ -100,20 +113,30 @@ class Keeper:
                 signal.signal(signal.SIGTERM, self._before)
                 self._handles = False
 
-    def after_step(self, *, last: bool = False, is_best: bool = False) -> bool:
-        """Save if it is time to; True when the run is to end here. last: of the run; is_best: no step was better."""
+    def asked(self) -> Asked:
+        """What this process is asked for now, by a signal and by its clock."""
+        minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
+        return Asked(self._told_to_stop, minutes)
+
+    def after_step(self, asked: Asked | None = None, *, last: bool = False, is_best: bool = False) -> bool:
+        """Save if it is time to; True when the run is to end here.
+
+        asked: what all trainers have agreed on; None: what this process is asked for. last: of the run; is_best: no step was
+        better.
+        """
         if self._folder is None:
             return False
         if self._last is not None and self._last[0].done:
             self._settle()
-        minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
+        stop, minutes = self.asked() if asked is None else asked
         steps = self._every is not None and self._data.step % self._every == 0
         is_best = is_best and self._best is not None
-        if last or self.told_to_stop or minutes or steps or is_best:
+        if last or stop or minutes or steps or is_best:
             self._save(is_best=is_best)
-        if self.told_to_stop:
+        if stop:
             self._settle()
-        return self.told_to_stop
+            self._stopped = True
+        return stop
 
     def facts(self) -> dict[str, Any]:
         """What saving took, and what came of it; once the last save is through."""
@@ -133,7 +156,7 @@ class Keeper:
             "pause_most": max(pauses, default=0.0),
             "pause_share": sum(pauses) / max(1e-9, time.monotonic() - self._began),
             "bytes": sum(saving.bytes for saving in self._savings),
-            "stopped_by": "SIGTERM" if self.told_to_stop else None,
+            "stopped_by": "SIGTERM" if self._stopped else None,
         }
 
     def _save(self, *, is_best: bool = False) -> None:
@@ -175,7 +198,8 @@ class Keeper:
 
     def _keep_best(self, saving: Saving, step: int) -> None:
         try:
-            best.keep(saving.path)
+            if self._first:
+                best.keep(saving.path)
         except (OSError, ValueError) as error:
             self._miss_best(step, f"{self._best} could not take it, {why(error, self._best)}")
             log.warning("%s", self._not_best)
@@ -193,8 +217,8 @@ class Keeper:
         self._not_best = f"step {step:,} is the best so far, and {why_not}; {still}"
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if not self.told_to_stop:
-            self.told_to_stop = True
+        if not self._told_to_stop:
+            self._told_to_stop = True
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
 

@@ -134,6 +134,8 @@ def _save(
     taken: AllFrozen | None = None
     try:
         (path / folder.ROWS).mkdir(parents=True, exist_ok=True)
+        if peers.rank == 0:
+            saving.begin(before)
         saving.number = max([0, *numbers(path)]) + 1
         with uninterrupted():
             try:

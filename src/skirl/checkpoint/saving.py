@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skirl.checkpoint import dense, folder
+from skirl.checkpoint import dense, folder, starts
 from skirl.checkpoint.cached_rows import FrozenCaches
 from skirl.engine.engine import Engine
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
@@ -34,6 +35,8 @@ class Saving:
         self.number = number
         self.after: int | None = None
         """The checkpoint in this folder that the run resumed from, or saved last."""
+        self.start: int | None = None
+        """Which start of the run writes to this folder; None until it has saved there."""
         self.pause = 0.0
         """Seconds that training stood still."""
         self.seconds = 0.0
@@ -59,11 +62,28 @@ class Saving:
 
     def given_up(self) -> "Saving | None":
         """What the next checkpoint follows if this one failed: the one before, so that it writes all rows."""
-        return None if self.after is None else Saving(self.folder, self.after)
+        return None if self.after is None else self._other(self.after)
 
     def bare(self) -> "Saving":
         """This one without its files: the next checkpoint then writes all rows."""
-        return Saving(self.folder, self.number)
+        return self._other(self.number)
+
+    def _other(self, number: int) -> "Saving":
+        other = Saving(self.folder, number)
+        other.start = self.start
+        return other
+
+    def begin(self, before: "Saving | None") -> None:
+        """Say which start of the run this is: that of the checkpoint before, if it was of this process and here.
+
+        **Arguments**
+
+        - `before`: the last checkpoint of these rows.
+        """
+        self.start = before.start if before is not None and before.folder == self.folder else None
+        if self.start is None:
+            self.start = starts.claim(self.folder)
+        starts.check(self.folder, self.start)
 
     def run(self, write: Callable[[], None]) -> None:
         """Write in the background; `write` has to clean up after itself."""
@@ -162,17 +182,17 @@ def write(
             frozen.release()
         entry = dense.write(path, mark, tensors)
         named = {name: {"store": part["store"], "cache": part["cache"]} for name, part in rows.items()}
-        head = body | {"number": saving.number, "dense": entry, "rows": named}
-        write_sealed(saving.path, head, mark)
+        head = body | {"number": saving.number, "start": saving.start, "dense": entry, "rows": named}
+        write_sealed(saving.path, head, mark, partial(starts.check, path, saving.start))
     except BaseException:
         with suppress(OSError):  # the next save sweeps again
             if not saving.path.exists():  # an interrupt may also come after the rename
-                folder.sweep(path)
+                folder.sweep(path, saving.start)
         raise
     saving.bytes = sum(size for name, size in _sizes(path).items() if name not in before)
     saving.files = rows
     try:
-        folder.retain(path, saving.number, keep, saving.after)
+        folder.retain(path, saving.number, keep, saving.after, saving.start)
     except OSError as error:  # the checkpoint is whole without this
         log.warning("could not look for what is not needed any more in %s: %s", path, why(error))
     saving.seconds = time.perf_counter() - began

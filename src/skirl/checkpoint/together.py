@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from skirl.checkpoint import dense, folder, parts
+from skirl.checkpoint import dense, folder, parts, starts
 from skirl.checkpoint.saving import AllFrozen, Saving, not_written
 from skirl.checkpoint.votes import Votes
 from skirl.core.placement import Placement
@@ -56,6 +57,7 @@ class Together:
         - `head`: what the header says, and the tensors of the dense part; used on the first trainer.
         """
         began, votes, saving = time.perf_counter(), Votes(self.peers), self.saving
+        self.peers.channel("votes").step = max(self.steps.values(), default=None)
         try:
             mine = {"number": saving.number, "mark": secrets.token_hex(8), "steps": dict(self.steps)}
             told = votes.told(mine | {"digest": self.placement.digest}, "a checkpoint begins")
@@ -127,20 +129,21 @@ class Together:
         try:
             trainers = {"count": count, "shards": _shards(body, count)} | place | {"parts": entries}
             entry = dense.write(saving.folder, mark, tensors)
-            more = {"number": saving.number, "dense": entry, "trainers": trainers}
-            write_sealed(saving.path, body | more | {"format_version": folder.OF_PARTS}, mark)
+            more = {"number": saving.number, "start": saving.start, "dense": entry, "trainers": trainers}
+            newest = partial(starts.check, saving.folder, saving.start)
+            write_sealed(saving.path, body | more | {"format_version": folder.OF_PARTS}, mark, newest)
         except Exception as error:
             self._sweep()
             return error
         try:
-            folder.retain(saving.folder, saving.number, self.keep, saving.after)
+            folder.retain(saving.folder, saving.number, self.keep, saving.after, saving.start)
         except OSError as error:  # the checkpoint is whole without this
             log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
         return None
 
     def _sweep(self) -> None:
         with suppress(OSError):  # the next save sweeps again
-            folder.sweep(self.saving.folder)
+            folder.sweep(self.saving.folder, self.saving.start)
 
     def _bytes(self, entry: Mapping[str, str], rows: Mapping[str, Any]) -> int:
         """Bytes that this trainer wrote; a second name of a store's file takes none."""

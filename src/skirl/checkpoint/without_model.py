@@ -14,6 +14,7 @@ from torch import nn
 from skirl.checkpoint import dense, folder, parts
 from skirl.checkpoint.codec import decode
 from skirl.checkpoint.own_rows import OwnRows, own_rows
+from skirl.checkpoint.votes import Votes
 from skirl.core import initial
 from skirl.core.given import Given
 from skirl.core.groups import Groups
@@ -23,6 +24,9 @@ from skirl.core.placement import Placement
 from skirl.core.tables import Schema, Table
 from skirl.engine.engine import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
+from skirl.peers.alone import Alone
+from skirl.peers.base import Peers
+from skirl.peers.job import using
 from skirl.store.base import DISK_ROWS
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.tools.shape_of import COUNT, misfit
@@ -61,25 +65,50 @@ def open_rows(path: str | Path, *, store: str = "memory") -> Opened:
     - `path`: the folder of checkpoints, or the header of one.
     - `store`: where the rows go; rows of a disk store need "disk:FOLDER", for they may not fit in memory.
     """
+    return _newest(folder.headers(Path(path)), store, Votes(Alone()))
+
+
+def _newest(candidates: list[Path], store: str, votes: Votes) -> Opened:
+    """The first of these that is whole, for all trainers."""
     first: CheckpointError | None = None
-    candidates = folder.headers(Path(path))
-    for header in candidates:
+    for number, header in enumerate(candidates):
+        here: list[Opened] = []
         try:
-            return _open(header, store)
+            votes.agreed(
+                lambda of=header, into=here, at=f"{store}-{number}" if number else store: into.append(
+                    _open(of, at, votes)
+                ),
+                "checkpoint of another run",
+            )
+            return here[0]
         except OtherVersion:
             raise
         except CheckpointError as error:
+            for found in here:  # whole for this trainer, and not for another
+                for collection in collections_of(found.rows).values():
+                    collection.engine.store.close()
             first = first or folder.naming(header, error)
-            if header != candidates[-1]:
+            if header != candidates[-1] and not votes.rank:
                 log.warning("%s. Taking the checkpoint before it", folder.naming(header, error))
     assert first is not None
     raise first
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[Opened]:
-    """As `open_rows`, for the length of a block. Rows of a disk store are second names of files beside the checkpoint."""
-    newest = folder.headers(Path(path))[0]
+def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
+    """As `open_rows`, for the length of a block. Rows of a disk store are second names of files beside the checkpoint.
+
+    **Arguments**
+
+    - `path`: the folder of checkpoints, or the header of one.
+    - `peers`: trainers that all do this at once: each gets the rows that it owns, and all those of one checkpoint.
+    """
+    votes = Votes(peers or Alone())
+    names = votes.agreed(
+        lambda: [] if votes.rank else [str(h) for h in folder.headers(Path(path))], "checkpoints there"
+    )
+    candidates = [Path(name) for name in votes.told(names, "checkpoints there")[0]]
+    newest = candidates[0]
     try:
         of_all = [rows for part in parts.of(folder.read(newest)) for rows in part["rows"].values()]
         on_disk = any(rows["store"]["kind"] == DISK_ROWS for rows in of_all)
@@ -89,17 +118,17 @@ def opened(path: str | Path) -> Iterator[Opened]:
         store = "memory"
         if on_disk:
             store = f"disk:{stack.enter_context(TemporaryDirectory(dir=newest.parent, prefix='export-'))}/rows"
-        found = open_rows(path, store=store)
+        found = _newest(candidates, store, votes)
         for collection in collections_of(found.rows).values():
             stack.callback(collection.engine.store.close)
         yield found
 
 
-def _open(header: Path, store: str) -> Opened:
+def _open(header: Path, store: str, votes: Votes) -> Opened:
     body = folder.read(header)
     try:
         tensors = dense.read(header.parent, body["dense"])
-        rows_of = own_rows(body, Placement.even(1), 0)
+        rows_of = own_rows(body, Placement.even(votes.size), votes.rank)
         collections = [
             _rows_of(
                 header,
@@ -130,7 +159,8 @@ def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: Any
     rows.check(files)
     if misfit(steps, [COUNT]) is not None or len(steps) != len(about["tables"]):
         raise CheckpointError(f"{header} counts the steps of other tables than it has: use another checkpoint")
-    collection = kind(**about, cache=1, store="memory" if store.startswith("memory") else store)
+    with using(Alone()):  # the rows of these embeddings are read by this process alone
+        collection = kind(**about, cache=1, store="memory" if store.startswith("memory") else store)
     engine = collection.engine
     engine.restore(lambda: rows.thaw(engine.store, files), table_steps=steps, counters=Counters(), split=None)
     return collection

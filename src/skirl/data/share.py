@@ -184,7 +184,11 @@ def part_of(batch: Batch, low: int, high: int) -> Batch:
     offsets, keys = sparse.offsets(), list(sparse.keys())
     starts = torch.arange(len(keys)) * samples
     begins, ends = offsets[starts + low].tolist(), offsets[starts + high].tolist()
-    values = torch.cat([sparse.values()[begin:end] for begin, end in zip(begins, ends)])
+    values, weights = (
+        None if of_ids is None else torch.cat([of_ids[begin:end] for begin, end in zip(begins, ends)])
+        for of_ids in (sparse.values(), sparse.weights_or_none())
+    )
+    assert values is not None
     lengths = offsets.diff().view(len(keys), samples)[:, low:high].reshape(-1)
-    jagged = KeyedJagged(keys, values, lengths=lengths)
+    jagged = KeyedJagged(keys, values, lengths=lengths, weights=weights)
     return Batch(batch.dense[low:high].clone(), jagged, batch.labels[low:high].clone())

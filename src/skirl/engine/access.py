@@ -54,6 +54,7 @@ def weights_of_all(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarra
     if engine.exchange is None:
         return peek_distinct(engine, distinct, bank)
     dim = engine.schema.banks[bank].dim
+    engine.settle()
     return engine.exchange.look_up(distinct, dim, lambda keys: peek_distinct(engine, keys, bank))
 
 
@@ -72,7 +73,10 @@ def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: n
 
 
 def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> None:
-    """Records from elsewhere replace those of these rows; between steps."""
+    """Records from elsewhere replace those of these rows, as far as this trainer owns them; between steps."""
+    if engine.exchange is not None:
+        mine = engine.exchange.owns(keys)
+        keys, records = keys[mine], records[mine]
     records = packed(records, engine.half) if engine.half else records
     engine.store.write(keys, records)
     engine.seen.add(keys)

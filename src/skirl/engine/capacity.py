@@ -58,6 +58,15 @@ class Capacity:
 
     It is split by the demand of a run's first batches, and again where a later batch does not fit: a function of the data.
 
+    **Arguments**
+
+    - `cache`: how large it is, as one trainer of all has it: a share is of the rows that it owns.
+    - `schema`: the tables.
+    - `record_bytes`: of a row of each bank.
+    - `free`: gives the bytes that are free where the cache will be.
+    - `sites`: trainers that share the rows.
+    - `near`: those of them that share the memory: "auto" takes its part of what is free.
+
     >>> from skirl import Table
     >>> capacity = Capacity(10, Schema.of([Table("a", 100, 4), Table("b", 100, 8)]), [16, 32], lambda: 0)
     >>> capacity.decide([[7, 1], [2, 8]], [8, 8], in_flight=1, number=0).slots
@@ -76,6 +85,7 @@ class Capacity:
         record_bytes: Sequence[int],
         free: Callable[[], int],
         sites: int = 1,
+        near: int = 1,
     ) -> None:
         kind, share = parse_cache(cache)
         self.cache = cache
@@ -87,7 +97,7 @@ class Capacity:
         """It was decided by a batch that was looked up alone; a lookahead decides by its window."""
         self._schema = schema
         self._record_bytes = list(record_bytes)
-        self._free = free
+        self._free = lambda: free() // near
         self._largest = np.zeros(len(schema.banks), np.int64)
         """Of each bank: rows of the largest batch that a split was made for."""
         self._auto: str | None = None

@@ -5,7 +5,8 @@ Where the cache is and how it is computed on is for one `BankRows` a bank (devic
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,9 @@ from skirl.engine.exchange import Exchange
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.peers.job import trainers
+from skirl.peers.processes import launched_here
 from skirl.store import Record, Store, open_store
+from skirl.store.own_folder import own_folder
 from skirl.tools.os_errors import why
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
@@ -66,8 +69,8 @@ def _exchange(at: torch.device) -> Exchange | None:
         return None
     if at.type != "cpu":
         raise ValueError(
-            f"{peers.size} trainers compute on the CPU for now, and device is {str(at)!r}: set device='cpu', or start one "
-            "process"
+            f"device is {str(at)!r}, on which several trainers never ran, and there are {peers.size}: set device='cpu', or "
+            "start one process"
         )
     return Exchange(peers)
 
@@ -110,15 +113,16 @@ class Engine:
         self.device = open_device(device, self.dtype)
         self.exchange = _exchange(self.device.at)
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
-        if self.exchange is not None and isinstance(store, str):
-            store = self.exchange.own_store(store)
+        if isinstance(store, str):
+            rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
+            store = own_folder(store, rank, among_others=others)
         self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
         """Numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
         """Numbers in its record, as the store has it."""
         record_bytes = [width * self.dtype.itemsize for width in self.held]
-        sites = 1 if self.exchange is None else self.exchange.peers.size
-        self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes, sites)
+        sites, near = (1, 1) if self.exchange is None else (self.exchange.peers.size, self.exchange.peers.near)
+        self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes, sites, near)
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
@@ -140,6 +144,8 @@ class Engine:
         self.caches: list[Cache] = []
         self.table_steps = np.zeros(len(self.schema.tables), np.int64)
         self.counters = Counters()
+        self.asked = np.zeros((sites, len(self.schema.tables)), np.int64)
+        """Of several trainers: rows that this one has read of each owner, by table: so many values came."""
         self._counting = threading.Lock()
         self.saving: Any = None
         """The last checkpoint that was begun or loaded: a `skirl.checkpoint.Saving`."""
@@ -190,7 +196,8 @@ class Engine:
         """Refuse what several trainers cannot do together yet."""
         if self.exchange is not None:
             raise ValueError(
-                f"{what} is for one trainer, and {self.exchange.peers.size} share these rows: start one process for it"
+                f"{what} is for one trainer, and {self.exchange.peers.size} share these rows: call skirl.save on all of "
+                "them, and start one process on its checkpoint"
             )
 
     def check_process(self) -> None:
@@ -277,6 +284,40 @@ class Engine:
         """The step's rows are resident with all owners: get the values of those that this trainer reads."""
         if self.exchange is not None:
             self.exchange.values(self.banks, work)
+            for bank, reads in zip(self.schema.banks, work.reads, strict=True):
+                self.asked[:, bank.tables] += reads.counts
+
+    def move(self, work: Work, after: Work | None) -> bool:
+        """Late gradients of the step before the one in the loop; whether values of the next step may come early."""
+        assert self.exchange is not None
+        self.exchange.bring_late()
+        return self.exchange.link(self.banks, work, after, [len(cache) for cache in self.caches])
+
+    def settle(self) -> None:
+        """Wait until no gradient is on its way to another trainer; all trainers call this after the same step."""
+        if self.exchange is not None:
+            with self._losing("gradients were on their way"):
+                self.exchange.settle()
+
+    def give_up(self) -> None:
+        """The trainers of the job have ended, each where it was."""
+        if self.exchange is not None and not self.exchange.settled:
+            self.lose("the job has ended while gradients were on their way between trainers")
+
+    def complete(self) -> None:
+        """End the update of the step in the loop, as far as the next one needs it."""
+        if self.exchange is not None:
+            with self._losing("gradients were on their way"):
+                self.exchange.complete()
+
+    @contextmanager
+    def _losing(self, what: str) -> Iterator[None]:
+        """An error in this block loses rows."""
+        try:
+            yield
+        except BaseException as error:
+            self.lose(f"{what}, and then: {why(error)}", error)
+            raise
 
     def _load_bank(self, bank: int, work: Work) -> tuple[np.ndarray, Any]:
         cache, step = self.caches[bank], work.steps[bank]
@@ -353,26 +394,35 @@ class Engine:
         """Of each feature of a bank: whether its rows are trained."""
         return ~self.frozen[self.table_of[bank]]
 
-    def update(self, work: Work, settings: Sequence[Setting]) -> None:
-        """Backward's end: sum the gradients of every row and apply its optimizer once. settings: of their groups."""
+    def update(self, work: Work, settings: Sequence[Setting], finite: bool = True) -> bool:
+        """Backward's end: sum the gradients of every row and apply its optimizer once. Whether it was.
+
+        settings: of their groups. finite: whether all gradients are; where those of any trainer are not, no rows change.
+        """
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
             raised[self.table_of[bank][live]] = True
         if self.exchange is not None:
-            raised = self.exchange.anywhere(raised)
-        self.table_steps += raised
+            told = self.exchange.anywhere(np.append(raised, not finite))
+            raised, finite = told[:-1], not told[-1]
+        if finite:
+            self.table_steps += raised
+            self._update_banks(work, settings, raised)
+        work.updated = True
+        work.grads.clear()
+        work.joint.clear()
+        return finite
+
+    def _update_banks(self, work: Work, settings: Sequence[Setting], raised: np.ndarray) -> None:
         for bank, members in enumerate(self.schema.banks):
             if raised[list(members.tables)].any():
                 scalars = self.optimizers.scalars(members.tables, settings, self.table_steps, self.dtype)
                 self._update_bank(work, bank, scalars)
-        work.updated = True
-        work.grads.clear()
-        work.joint.clear()
 
     def _update_bank(self, work: Work, bank: int, scalars: np.ndarray) -> None:
         grads = work.joint.get(bank, work.grads.get((bank, 0)))
         if self.exchange is not None and grads is None:  # other trainers have some
-            grads = torch.from_numpy(np.empty((0, self.schema.banks[bank].dim), self.dtype))
+            grads = self.device.empty(0, self.schema.banks[bank].dim)
         if grads is not None:
             self.caches[bank].changing(work.steps[bank].rows)
             update = Update(work, grads, self._live(work, bank), scalars, self.counters.steps)
@@ -394,6 +444,7 @@ class Engine:
     def flush(self) -> None:
         """Write every resident row to the store; all stay resident. Write-backs must be drained."""
         self.check()
+        self.settle()
         for bank, cache in zip(self.banks, self.caches, strict=False):  # no caches before the first batch
             slots = np.flatnonzero(cache.key_of >= 0)
             for part in np.array_split(slots, max(1, len(slots) // 65536)):

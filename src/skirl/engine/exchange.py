@@ -1,25 +1,28 @@
 """What one trainer of several does in a step: get the values of the rows that it reads from their owners, and give their
 gradients back; and, as an owner, serve and apply those of all.
+
+The loop waits for critical vectors alone: values that the step before changes, gradients of rows that the step after uses or
+evicts. The other values come early and the other gradients late, by another thread, while a step computes.
 """
 
-import os
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from skirl.core.placement import Placement
-from skirl.core.tree import block_of, leaves_of, subtrees
-from skirl.engine.device.base import BankRows, Sums, Update
-from skirl.engine.kernels.tree import Parts
-from skirl.engine.work import Work
-from skirl.oracle.step import Step
-from skirl.peers.base import Peers
+from skirl.engine.device.base import BankRows, Update
+from skirl.engine.gradients import Gradients, marked, trees_of
+from skirl.engine.work import Waiting, Work, begins
+from skirl.oracle.halves import critical_gradients, critical_values
+from skirl.peers.base import Channel, Peers, Swapping
 
 
 class Exchange:
-    """The exchanges of one engine's steps, all in the thread of the training loop.
+    """The exchanges of one engine's steps.
+
+    Methods up to `settle` are for the thread of the training loop, the others for the one that moves rows meanwhile.
 
     **Arguments**
 
@@ -30,27 +33,27 @@ class Exchange:
         self.peers = peers
         self.placement = Placement.even(peers.size)
         """Who owns which rows."""
+        self.all_critical = False
+        """Whether nothing moves early or late: to compare with."""
         self._channel = peers.channel("rows")
-
-    def own_store(self, store: str) -> str:
-        """A store on disk in a folder of this trainer's own: what one owns no other writes."""
-        before, disk, path = store.partition("disk:")
-        if not disk:
-            return store
-        os.makedirs(path, exist_ok=True)  # all trainers at once
-        return f"{before}{disk}{path}/rank-{self.peers.rank}"
-
-    def values(self, banks: Sequence[BankRows], work: Work) -> None:
-        """The step's rows are resident: bring the values that this trainer reads."""
-        for number, bank in enumerate(banks):
-            serve, ask = np.diff(work.serve[number]), np.diff(work.reads[number].ask)
-            work.values[number] = self._channel.swap(
-                bank.values(work), serve.tolist(), ask.tolist(), tag="values of rows"
-            )
+        self._moves, self._links = peers.channel("moves"), peers.channel("links")
+        self._coming: list[tuple[Gradients, Swapping]] = []
+        """Critical gradients on their way."""
+        self._late: list[Gradients] = []
+        """Gradients of the last step that were not sent yet."""
+        self._moved = threading.Event()
+        self._moved.set()
+        self._failure: BaseException | None = None
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
         """Of each key whether this trainer owns its row."""
         return self.placement.site_of(keys) == self.peers.rank
+
+    def values(self, banks: Sequence[BankRows], work: Work) -> None:
+        """The step's rows are resident: bring the values that this trainer reads and that did not come early."""
+        for number, bank in enumerate(banks):
+            which = work.values_wait[number] if work.values_wait else None
+            self._bring(self._channel, work, bank, bank.values, which, "values of rows")
 
     def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """The weights of some rows, as their owners have them now; all trainers ask at once, each for what it needs.
@@ -73,53 +76,136 @@ class Exchange:
         return np.asarray(flags.numpy().any(axis=0))
 
     def update(self, rows: BankRows, update: Update) -> None:
-        """Send the sums of this trainer's shards to the owners, and apply what came for the rows of this one."""
+        """Begin to send the sums of this trainer's shards to the owners: the critical ones; others wait for `bring_late`."""
         work, bank = update.work, rows.facts.number
-        trees = [subtrees(block.start, block.stop) for block in _blocks(work, self.peers.size)]
-        mine = trees[self.peers.rank]
-        sent = [_marked(rows.sums(update, block)) for block in mine]
-        ask, serve = np.diff(work.reads[bank].ask), np.diff(work.serve[bank])
-        send = sent[0] if len(mine) == 1 else _by_owner(sent, work.reads[bank].ask)
-        come = self._channel.swap(
-            send, (ask * len(mine)).tolist(), [n * len(tree) for n, tree in zip(serve.tolist(), trees)],
-            tag="gradients of rows",
-        )  # fmt: skip
-        given = Sums(come, ~((come[:, 0] == 0) & torch.signbit(come[:, 0])))
-        ends = np.cumsum([n for n, tree in zip(serve, trees) for _ in tree])
-        parts = Parts(ends, np.array([leaves.start for tree in trees for leaves in tree]))
-        owned = work if len(ends) == self.peers.size else replace(work, steps=_spread(work, bank, trees))
-        sums = rows.combined(owned, parts, given)
-        rows.apply(work, sums, update.scalars, update.step, 1 / work.shards)
+        self._wait()
+        trees = trees_of(work, self.peers.size)
+        sent = [marked(rows.sums(update, block)) for block in trees[self.peers.rank]]
+        which = work.gradients_wait[bank] if work.gradients_wait else None
+        if which is not None:
+            self._late.append(Gradients(rows, update, sent, trees, which.others()))
+        critical = Gradients(rows, update, sent, trees, which)
+        self._coming.append((critical, critical.begin(self._channel, "gradients of rows")))
+
+    def complete(self) -> None:
+        """Apply the critical gradients of the step to the rows of this trainer."""
+        while self._coming:
+            gradients, swapping = self._coming[0]
+            gradients.apply(swapping.wait())
+            del self._coming[0]
+
+    def settle(self) -> None:
+        """Bring rows to the state after the last step that was updated: nothing is on its way then."""
+        self._wait()
+        self.complete()
+        self.bring_late()
+
+    @property
+    def settled(self) -> bool:
+        """Whether no gradient is on its way."""
+        return self._moved.is_set() and not self._coming and not self._late
+
+    def open(self) -> None:
+        """A pass begins."""
+        self._failure = None
+        self._moved.set()
+
+    def begin_move(self) -> None:
+        """Another thread begins to move rows; `update` and `settle` wait for its `end_move`."""
+        if self._failure is not None:
+            raise self._failure
+        self._moved.clear()
+
+    def _wait(self) -> None:
+        """Until no other thread moves rows."""
+        self._moved.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    # While a step computes.
+
+    def end_move(self, failure: BaseException | None = None) -> None:
+        """The other thread has moved what there was; or it cannot."""
+        self._failure = self._failure or failure
+        self._moved.set()
+
+    def bring_late(self) -> None:
+        """Send and apply the gradients that the step in the loop does not need."""
+        while self._late:
+            late = self._late[0]
+            late.apply(late.begin(self._moves, "late gradients of rows").wait())
+            del self._late[0]
+
+    def link(self, banks: Sequence[BankRows], work: Work, after: Work | None, slots: Sequence[int]) -> bool:
+        """Agree on what is critical between a step and the one after it; True where all trainers have planned that one.
+
+        Then `gradients_wait` of the first and `values_wait` of the second are set. Owners tell by one bit a request.
+
+        **Arguments**
+
+        - `banks`: of the engine.
+        - `work`, `after`: the steps; None: it is not planned here.
+        - `slots`: of each bank's cache.
+        """
+        size = self.peers.size
+        if after is None or self.all_critical or not all(bank.moves_ahead for bank in banks):
+            self._links.exchange([np.zeros(1, np.uint8)] * size, "critical rows")
+            return False
+        values = [critical_values(a, b, n) for a, b, n in zip(work.steps, after.steps, slots, strict=True)]
+        gradients = [critical_gradients(a, b, n) for a, b, n in zip(work.steps, after.steps, slots, strict=True)]
+        told = [
+            np.concatenate([[1], *(np.packbits(bits[serve[rank] : serve[rank + 1]]) for bits, serve in
+                                   [*zip(values, after.serve), *zip(gradients, work.serve)])]).astype(np.uint8)
+            for rank in range(size)
+        ]  # fmt: skip
+        heard = self._links.exchange(told, "critical rows")
+        if not all(len(words) and words[0] for words in heard):
+            return False
+        asks = [reads.ask for reads in (*after.reads, *work.reads)]
+        rows = _read(heard, asks)
+        after.values_wait = [Waiting(*pair) for pair in zip(rows[: len(banks)], values, strict=True)]
+        work.gradients_wait = [Waiting(*pair) for pair in zip(rows[len(banks) :], gradients, strict=True)]
+        return True
+
+    def bring_early(self, banks: Sequence[BankRows], after: Work) -> None:
+        """Bring the values of the next step's rows that the step in the loop does not change."""
+        for number, bank in enumerate(banks):
+            which = after.values_wait[number].others()
+            self._bring(self._moves, after, bank, bank.values_ahead, which, "early values of rows")
+
+    def _bring(
+        self,
+        channel: Channel,
+        work: Work,
+        bank: BankRows,
+        values_of: Callable[[Work, np.ndarray | None], torch.Tensor],
+        which: Waiting | None,
+        tag: str,
+    ) -> None:
+        """Serve values to those that read them, and take those that this trainer reads: all, or some."""
+        number = bank.facts.number
+        ask, serve = work.reads[number].ask, work.serve[number]
+        if which is None:
+            work.values[number] = channel.swap(
+                values_of(work, None), np.diff(serve).tolist(), np.diff(ask).tolist(), tag=tag
+            )
+            return
+        send = values_of(work, np.flatnonzero(which.requests))
+        to, of = np.diff(begins(which.requests)[serve]), np.diff(begins(which.rows)[ask])
+        come = channel.swap(send, to.tolist(), of.tolist(), tag=tag)
+        if number not in work.values:
+            work.values[number] = come.new_empty((len(which.rows), *come.shape[1:]))
+        bank.place(work.values[number], np.flatnonzero(which.rows).astype(np.int32), come)
 
 
-def _blocks(work: Work, size: int) -> list[range]:
-    """The leaves of each trainer."""
-    each = len(work.micros) // len(range(work.shards) if work.mine is None else work.mine)
-    return [leaves_of(block_of(rank, size, work.shards), each) for rank in range(size)]
-
-
-def _marked(sums: Sums) -> torch.Tensor:
-    """Values that say which of them count: sums begin at +0, so that none of those that do is -0."""
-    return sums.values.masked_fill_(~sums.counted[:, None], -0.0)
-
-
-def _by_owner(sent: list[torch.Tensor], ask: np.ndarray) -> torch.Tensor:
-    """The sums of several subtrees, those for one owner side by side."""
-    return torch.cat([part[lo:hi] for lo, hi in zip(ask[:-1].tolist(), ask[1:].tolist()) for part in sent])
-
-
-def _spread(work: Work, bank: int, trees: list[list[range]]) -> list[Step]:
-    """The step of an owner, whose positions are the sums that came: several for a request of a trainer with several."""
-    step, serve = work.steps[bank], work.serve[bank]
-    rank = np.searchsorted(serve[1:], step.group_pos, side="right")
-    times = np.array([len(tree) for tree in trees])
-    counts = np.diff(serve).astype(np.int64)
-    begins = np.concatenate([[0], np.cumsum(counts * times)])[rank]
-    copies = times[rank]
-    first = np.repeat(begins + step.group_pos - serve[rank], copies)
-    which = np.arange(copies.sum()) - np.repeat(np.cumsum(copies) - copies, copies)
-    pos = first + which * np.repeat(counts[rank], copies)
-    ends = np.concatenate([[0], np.cumsum(copies)])[step.group_start]
-    steps = list(work.steps)
-    steps[bank] = replace(step, group_start=ends.astype(np.int32), group_pos=pos.astype(np.int32))
-    return steps
+def _read(heard: Sequence[np.ndarray], asks: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The bits of what this trainer reads, which each owner told of its part: in the order of `asks`."""
+    out: list[list[np.ndarray]] = [[] for _ in asks]
+    for owner, words in enumerate(heard):
+        at = 1
+        for bits, ask in zip(out, asks, strict=True):
+            count = int(ask[owner + 1] - ask[owner])
+            size = -(-count // 8)
+            bits.append(np.unpackbits(words[at : at + size], count=count).view(np.bool_))
+            at += size
+    return [np.concatenate(bits) for bits in out]

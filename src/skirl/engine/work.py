@@ -56,6 +56,31 @@ class Micro:
 
 
 @dataclass(slots=True)
+class Waiting:
+    """Which vectors of one bank the loop waits for in a step of several trainers."""
+
+    rows: np.ndarray
+    """bool [rows]: of those that this trainer reads."""
+    requests: np.ndarray
+    """bool [requests]: of those for rows that it owns."""
+
+    def others(self) -> "Waiting":
+        """Those that it does not wait for."""
+        return Waiting(~self.rows, ~self.requests)
+
+
+def begins(taken: np.ndarray) -> np.ndarray:
+    """Of each place, and of the end, how many before it are taken.
+
+    >>> begins(np.array([True, False, True])).tolist()
+    [0, 1, 1, 2]
+    """
+    out = np.zeros(len(taken) + 1, np.int64)
+    np.cumsum(taken, out=out[1:])
+    return out
+
+
+@dataclass(slots=True)
 class Work:
     """One step of one collection."""
 
@@ -86,6 +111,12 @@ class Work:
     """Those that the micro-batches are; None: all."""
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, where rows have owners: the weights of the rows that this trainer reads."""
+    values_wait: Sequence[Waiting] = ()
+    """By bank: which values the step before changes; none: all are waited for."""
+    gradients_wait: Sequence[Waiting] = ()
+    """By bank: which gradients belong to rows that the step after uses or evicts; none: all are waited for."""
+    made: dict[int, np.ndarray] = field(default_factory=dict)
+    """By bank: records of new rows that were made before the step."""
 
     def parts(self, bank: int) -> Parts:
         """Where each micro-batch's ids end among the step's, and which leaf of the tree it is."""

@@ -1,7 +1,9 @@
 """Rows by their ids, outside of a lookup: read as the executed steps left them, or replaced."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
@@ -11,15 +13,15 @@ from torch import Tensor
 from skirl.core.keys import key_of
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
-from skirl.engine.access import PIECE, bank_of, peek, put, put_rows
+from skirl.engine.access import PIECE, bank_of, peek, put, put_rows, weights_of_all
 from skirl.engine.engine import Engine
+from skirl.peers.base import Peers
 
 Ids = Sequence[int] | np.ndarray | Tensor
 
 
 def weights_of(engine: Engine, table: str, ids: Ids) -> Tensor:
     """The weights of rows as they are now, [n, dim], on the engine's device; nothing changes."""
-    engine.check_alone("rows by id")
     number = _number(engine, table)
     rows, bank, dim = (
         _rows(engine.schema.tables[number], ids),
@@ -27,17 +29,51 @@ def weights_of(engine: Engine, table: str, ids: Ids) -> Tensor:
         engine.schema.tables[number].dim,
     )
     out = np.empty((len(rows), dim), engine.dtype)
-    for start in range(0, len(rows), PIECE):
-        records, place = peek(engine, key_of(number, rows[start : start + PIECE]), bank)
-        out[start : start + PIECE] = records[place, :dim]
+    for start in range(0, _most(engine, table, len(rows)), PIECE):  # all trainers make equally many calls
+        distinct, place = np.unique(key_of(number, rows[start : start + PIECE]), return_inverse=True)
+        out[start : start + PIECE] = weights_of_all(engine, distinct, bank)[place, :dim]
     return torch.from_numpy(out).to(engine.device.at)
+
+
+def _most(engine: Engine, table: str, asked: int) -> int:
+    """Of all trainers that ask for rows of one table now, the most rows that one asks for."""
+    if engine.exchange is None:
+        return asked
+    mine = {"rows": asked, "where": f"table {table!r} after {engine.counters.steps} steps"}
+    told = _told(engine.exchange.peers, mine, "rows by id")
+    for rank, their in enumerate(told):
+        if their["where"] != told[0]["where"]:
+            raise ValueError(
+                f"rank 0 asks for rows of {told[0]['where']}, and rank {rank} for rows of {their['where']}: call rows() on "
+                "all trainers at once, for the same table after the same step"
+            )
+    return max(their["rows"] for their in told)
+
+
+def _told(peers: Peers, mine: Any, tag: str) -> list[Any]:
+    """What each trainer says, in what JSON can say; between two steps."""
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    return [json.loads(said.tobytes()) for said in peers.channel("lookups").exchange([text] * peers.size, tag)]
+
+
+def _check_same(engine: Engine, table: str, arrays: Sequence[np.ndarray], state: str) -> None:
+    """Refuse to set rows to other values on each trainer."""
+    if engine.exchange is None:
+        return
+    digest = sha256(f"{table} {state} ".encode() + b" ".join(array.tobytes() for array in arrays)).hexdigest()
+    told = _told(engine.exchange.peers, digest, "rows that are set")
+    for rank, their in enumerate(told):
+        if their != told[0]:
+            raise ValueError(
+                f"set_rows of table {table!r} got other ids or values on rank {rank} than on rank 0: call it on all "
+                "trainers with the same, each takes those of its own rows"
+            )
 
 
 def replacement(
     engine: Engine, table: str, ids: Ids, values: np.ndarray | Tensor, state: Literal["keep", "reset"]
 ) -> Callable[[], None]:
     """What gives rows new weights, to be called between steps; all is checked before."""
-    engine.check_alone("set_rows")
     if state not in ("keep", "reset"):
         raise ValueError(f"state is {state!r}: set it to 'keep' or 'reset'")
     number = _number(engine, table)
@@ -54,6 +90,10 @@ def replacement(
     if (twice := np.flatnonzero(rows[1:] == rows[:-1])).size:
         raise ValueError(f"ids of table {table!r} have {rows[twice[0]]} twice: give each row once, with one value")
     bank = bank_of(engine, number)
+    _check_same(engine, table, (rows, weights), state)
+    if engine.exchange is not None:
+        mine = engine.exchange.owns(key_of(number, rows))
+        rows, weights = rows[mine], weights[mine]
 
     def replace() -> None:
         for start in range(0, len(rows), PIECE):

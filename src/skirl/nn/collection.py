@@ -254,7 +254,8 @@ class Collection(nn.Module):
     def rows(self, table: str, ids: Ids) -> Tensor:
         """The weights of rows by their ids, `[n, dim]`, as the executed steps left them; nothing becomes resident.
 
-        In a lookahead: as after the last `backward`. A row that was never used gives its initial value.
+        In a lookahead: as after the last `backward`. A row that was never used gives its initial value. Of several trainers
+        all call it at once, for one table, each with the ids that it wants.
 
         **Arguments**
 
@@ -277,7 +278,8 @@ class Collection(nn.Module):
     ) -> None:
         """Replace the weights of rows; not while a lookahead iterates, whose rows are on their way already.
 
-        A step whose backward has not come is over: its backward is refused.
+        A step whose backward has not come is over: its backward is refused. Of several trainers all call it at once, with
+        the same ids and values.
 
         **Arguments**
 

@@ -65,8 +65,6 @@ class CurrentStep:
         self._same = same
         self._dense = DenseGradients()
         self._optimizer = optimizer
-        if grad_scaler is not None:
-            engine.check_alone("grad_scaler")
         self.anchor = anchor
         self.grad_scaler: Any = grad_scaler
 
@@ -128,6 +126,8 @@ class CurrentStep:
             work, self.work = self.work, None
             if apply and work is not None and not work.updated and (work.returned or self.engine.exchange):
                 self._update(work)
+            if apply:
+                self.engine.complete()
 
     def update_together(self) -> None:
         """All of the step's backwards that come have come: with several trainers each sends what it has, or nothing."""
@@ -141,6 +141,7 @@ class CurrentStep:
         self._same.settle(wait=True)  # a checkpoint of wrong rows would be the newest
         if self.loop is not None:
             self.loop.settle()
+            self.engine.settle()
             self.loop.drain()
         else:
             self.finish()
@@ -182,13 +183,11 @@ class CurrentStep:
         scaler = self.grad_scaler
         if scaler is None and any(live.any() for live in work.live.values()):
             unscaled.add(self)
-        if scaler is not None and scaler.is_enabled() and not self._unscale(work):
-            work.updated = True
-            self._optimizer.anchor.grad = torch.full_like(self._optimizer.anchor, torch.inf)
-            return
+        finite = scaler is None or not scaler.is_enabled() or self._unscale(work)
         settings = self._optimizer.settings()
         try:
-            self.engine.update(work, settings)
+            if not self.engine.update(work, settings, finite):
+                self._optimizer.anchor.grad = torch.full_like(self._optimizer.anchor, torch.inf)
         except BaseException as error:
             self.engine.lose(f"rows of a step were being updated when {error!r} happened", error)
             raise

@@ -3,7 +3,7 @@
 import threading
 from functools import cache
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +63,8 @@ class DenseSums:
         """Whether a backward of the micro-batch brought the weights theirs."""
         self._looked_up = 0
         """Collections whose lookup of the micro-batch had its backward."""
-        self._reduced: dict[nn.Parameter, tuple[Tensor, int]] = {}
-        """What the step's gradients are, once they are in place: each with its version."""
+        self._reduced: dict[nn.Parameter, tuple[ref[Tensor], int]] = {}
+        """What the step's gradients are, once they are in place, and as long as they are kept: each with its version."""
 
     def open(self) -> None:
         """Look after gradients from now on."""
@@ -163,7 +163,7 @@ class DenseSums:
         """Refuse gradients that were added to those of the step before."""
         before, self._reduced = self._reduced, {}
         for weight, (grad, version) in before.items():
-            if weight.grad is grad and grad._version == version + 1:
+            if weight.grad is not None and weight.grad is grad() and weight.grad._version == version + 1:
                 raise RuntimeError(
                     "this step added to the dense gradients of the step before: call step() and zero_grad() of the dense "
                     "optimizer for each step. To accumulate over k micro-batches of each shard pass accumulate=k to "
@@ -180,15 +180,17 @@ class DenseSums:
                 collection.current.update_together()
         self._take()
         totals = self._sums.totals()
-        if self._others is not None:
-            total = self._others.sum(self._weights, totals)
-        elif (total := tree_sum(totals, add_lists)) is None:
-            return
-        for weight, grad in zip(self._weights, total, strict=True):
+        mean = self._mean_here(totals) if self._others is None else self._others.start(self._weights, totals).wait()
+        for weight, grad in zip(self._weights, mean):
             if grad is not None:
-                # From 0, so that no -0.0 tells which shards had no gradient.
-                weight.grad = grad.mul_(self._times).add_(0.0)
-                self._reduced[weight] = grad, grad._version
+                weight.grad = grad
+                self._reduced[weight] = ref(grad), grad._version
+
+    def _mean_here(self, totals: list[tuple[int, list[Tensor | None]]]) -> list[Tensor | None]:
+        """Where one trainer has all shards."""
+        total = tree_sum(totals, add_lists) or []
+        # From 0, so that no -0.0 tells which shards had no gradient.
+        return [None if grad is None else grad.mul_(self._times).add_(0.0) for grad in total]
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before each step of an optimizer: without a complete step there is nothing that it could step by."""

@@ -38,6 +38,8 @@ class Reads:
     """int32 [ids]: positions grouped by row, ascending in each group."""
     ask: np.ndarray
     """int32 [owners + 1]: where the rows of each owner begin: so many ids and gradients go to it, and values come."""
+    counts: np.ndarray
+    """int32 [owners, tables of the bank]: how many they are."""
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ class Asking:
         start = np.zeros(total + 1, np.int32)
         _group(layout.parts, layout.first, distinct.first, distinct.row_of, moved, place, start, pos)
         asked = [Requests(rows[begin:end], of) for (begin, end), of in zip(pairwise(ask.tolist()), counts, strict=True)]
-        return Reads(place, start, pos, ask), asked
+        return Reads(place, start, pos, ask, counts), asked
 
 
 def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np.ndarray]:
@@ -120,26 +122,30 @@ def fused(reads: Reads, step: Step) -> Step:
     return replace(step, slots=step.slots[reads.place], group_start=reads.group_start, group_pos=reads.group_pos)
 
 
-def late(before: Step | None, step: Step, after: Step | None, capacity: int) -> np.ndarray:
-    """Of each request whether the loop waits for its row: the step before used it, or the one after uses or evicts it.
+def critical_values(before: Step, step: Step, capacity: int) -> np.ndarray:
+    """Of each request of `step` whether `before`, the step before it, changes its row: its value is known only then.
 
     **Arguments**
 
-    - `before`, `after`: the steps next to `step`, planned over the same `capacity` slots; None: there is none.
+    - `before`, `step`: planned one after the other over the same `capacity` slots.
+    """
+    changed = np.zeros(capacity, np.bool_)
+    changed[before.rows] = True
+    changed[_arrivals(step)] = False  # another row was there
+    return changed[step.slots]
+
+
+def critical_gradients(step: Step, after: Step, capacity: int) -> np.ndarray:
+    """Of each request of `step` whether `after`, the step after it, uses or evicts its row: its gradient comes before.
+
+    **Arguments**
+
+    - `step`, `after`: planned one after the other over the same `capacity` slots.
     """
     wanted = np.zeros(capacity, np.bool_)
-    if after is not None:
-        wanted[after.rows] = True
-        wanted[_arrivals(after)] = False
-        wanted[after.evict_slots] = True
-    used = np.zeros(capacity, np.bool_)
-    if before is not None:
-        used[before.rows] = True
-        used[_arrivals(step)] = False  # another row was there
-    rows = wanted[step.rows] | used[step.rows]
-    out = np.empty(len(step.slots), np.bool_)
-    out[step.group_pos] = np.repeat(rows, np.diff(step.group_start))
-    return out
+    wanted[after.rows] = True  # a slot that another row takes is one that this one leaves
+    wanted[after.evict_slots] = True
+    return wanted[step.slots]
 
 
 def _arrivals(step: Step) -> np.ndarray:

@@ -5,21 +5,16 @@ There is one exchange a batch. What it brings, and nothing else, decides what al
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 
 from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
-from skirl.oracle.bank import BankPlanner, BatchTooLarge
 from skirl.oracle.halves import Asking, Reads, Requests, joined
 from skirl.oracle.letters import BATCH, END, ERROR, HEAD, Letter, Letters
 from skirl.oracle.options import Plan
-from skirl.oracle.planner import Planner
 from skirl.oracle.reach import Vote, due
-from skirl.oracle.step import Step
-from skirl.tools.hash_index import distinct
 
 Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
 """Gives each rank one array of int32, by rank, and brings what each rank gave; their sizes travel along."""
@@ -59,6 +54,10 @@ class Together:
         self.rank = rank
         self.number = 0
         """Batches exchanged."""
+        self.planned = 0
+        """Steps planned, as `step_planned` was told."""
+        self.due = 0
+        """Steps that all owners plan before the batch that came last enters, as `decide` has found."""
         self.ended = False
         """Whether the pass is over: no rank exchanges any more."""
         self.dropped = 0
@@ -136,78 +135,17 @@ class Together:
             [part for part, _ in both], [serve for _, serve in both], self._reads, [letter.vote for letter in letters]
         )
 
+    def decide(self, plan: Plan, batch: Joined) -> None:
+        """How many steps all owners plan before this batch enters, which came last. plan: the same on all ranks."""
+        self.due = due(plan, self.number - 1 - self.planned, self.planned, batch.votes)
+
+    def step_planned(self) -> None:
+        """One more step is planned, and one less is due."""
+        self.planned += 1
+        self.due = max(0, self.due - 1)
+
     def _named(self) -> BaseException | None:
         """What this rank cannot go on with, saying which rank it is."""
         if self.failure is not None and self.failure.args:
             self.failure.args = (f"rank {self.rank}: {self.failure.args[0]}", *self.failure.args[1:])
         return self.failure
-
-
-Item = TypeVar("Item")
-
-NextUses = Callable[[list[Positions]], list[np.ndarray]]
-"""Of the requests of the next batch, by bank: the number of the next batch that uses each of their rows."""
-
-
-class JointPlanner(Generic[Item]):
-    """Plans all banks of one rank's rows, in step with all other ranks.
-
-    `add` and `end` wait for the other ranks. After each, `next` is to be called until it gives None.
-
-    **Arguments**
-
-    - `together`: this rank's exchanges.
-    - `banks`: the planners of this rank's rows.
-    - `plan`: how far to read; the same on all ranks.
-    - `next_uses`: for depth "epoch", what a first pass over the same batches has found.
-    """
-
-    def __init__(
-        self, together: Together, banks: Sequence[BankPlanner], plan: Plan, next_uses: NextUses | None = None
-    ) -> None:
-        self.together = together
-        self.planner: Planner[tuple[Item, Joined]] = Planner(banks, plan)
-        self.planner.due = 0
-        self._plan = plan
-        self._next_uses = next_uses
-
-    def add(self, item: Item, banks: Sequence[Positions], nbytes: int) -> None:
-        """This rank's part of one more batch; `Planner.add` says what is what."""
-        self.added(item, self.together.batch(banks, self.vote()), nbytes)
-
-    def end(self) -> None:
-        """This rank has no more batches."""
-        self.together.end(self.vote())
-        self.planner.end()
-
-    def vote(self) -> Vote:
-        """What to say with the next batch."""
-        return self.planner.vote()
-
-    def added(self, item: Item, batch: Joined | None, nbytes: int) -> None:
-        """What `add` does after the exchange."""
-        if batch is None:
-            self.planner.end()
-            return
-        number = self.together.number - 1
-        self.together.failure = self._too_large(number, batch.banks)
-        planned = self.planner.end_number
-        self.planner.due = due(self._plan, number - planned, planned, batch.votes)
-        if self.together.failure is None:
-            known = None if self._next_uses is None else self._next_uses(batch.banks)
-            self.planner.add((item, batch), batch.banks, nbytes, known)
-
-    def next(self) -> tuple[Item, Joined, list[Step]] | None:
-        """The next batch and its Steps, one a bank; None until it is time for it, or when all is planned."""
-        planned = self.planner.next()
-        if planned is None:
-            return None
-        (item, batch), steps = planned
-        return item, batch, steps
-
-    def _too_large(self, number: int, batch: Sequence[Positions]) -> BatchTooLarge | None:
-        """What a batch is refused with that this rank has no room for."""
-        for bank, part in zip(self.planner.banks, batch, strict=True):
-            if len(part) > bank.capacity and (needs := len(distinct(part.keys())[0])) > bank.capacity:
-                return BatchTooLarge(number, needs, bank.capacity, bank.dim)
-        return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,16 @@ from skirl.peers.message import ALIGNED, HEAD, KINDS, heads, padded, read_head
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHANNELS = ("start", "ids", "rows", "dense", "votes", "lookups")
-"""One for each thread that talks, "start" for what is agreed on before they begin, "lookups" for between two steps."""
-ON_DEVICE = ("rows", "dense")
+CHANNELS = ("start", "ids", "rows", "moves", "links", "dense", "votes", "lookups")
+"""One for each thread that talks, "start" for what is agreed on before they begin, "lookups" for between two steps.
+
+"rows" is what the loop waits for, "moves" what travels while it computes, and "links" says which is which.
+"""
+ON_DEVICE = ("rows", "moves", "dense")
 """Channels whose tensors are where rows are; the others are on the host, and have `exchange`."""
+OF_STEP = " of step "
+OF_LOOP = ("rows", "moves", "links", "dense", "lookups")
+"""Channels that serve the step in the loop."""
 LIMIT = 1 << 30
 """Bytes that one message of an exchange may have."""
 
@@ -57,13 +63,16 @@ class Work(Protocol):
         ...
 
 
-class Swapping:
+What = TypeVar("What")
+
+
+class Swapping(Generic[What]):
     """A swap on its way; `send` has to stay as it is until `wait` returned."""
 
-    def __init__(self, channel: "Channel", work: Work, out: "Tensor", send: "Tensor") -> None:
+    def __init__(self, channel: "Channel", work: Work, out: What, send: What) -> None:
         self._channel, self._work, self._out, self._send = channel, work, out, send
 
-    def wait(self) -> "Tensor":
+    def wait(self) -> What:
         """What came: the parts of all ranks, in the order of ranks."""
         with self._channel.timed():
             self._work.wait()
@@ -82,6 +91,8 @@ class Channel(ABC):
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
         self.counters = Counters.of(size)
+        self.step: int | None = None
+        """That its calls are for, as errors say it; None: for no step."""
         self._sequence = 0
         self._issuing = threading.Lock()
 
@@ -172,7 +183,7 @@ class Channel(ABC):
         receive_counts: Sequence[int],
         out: "Tensor | None" = None,
         tag: str = "",
-    ) -> Swapping:
+    ) -> "Swapping[Tensor]":
         """As `swap`, without waiting: `wait()` of what this returns gives what came. The arguments are those of `swap`."""
         send_counts, receive_counts = [int(n) for n in send_counts], [int(n) for n in receive_counts]
         shape = (sum(receive_counts), *send.shape[1:])
@@ -199,6 +210,14 @@ class Channel(ABC):
         - `outs`: where the parts of all ranks go, contiguous.
         - `tag`: what for.
         """
+        self.begin_swap_parts(parts, outs, tag).wait()
+
+    def begin_swap_parts(
+        self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = ""
+    ) -> "Swapping[Sequence[Tensor]]":
+        """As `swap_parts`, without waiting: `parts` stay as they are until `wait()` of what this returns has returned.
+
+        The arguments are those of `swap_parts`."""
         with self._issue("swap", tag, len(parts)) as doing, self.timed():
             if len(outs) != self.size or not all(tensor.is_contiguous() for tensor in (*parts, *outs)):
                 raise ValueError(f"{doing}: give {self.size} outs, and contiguous ones")
@@ -206,7 +225,7 @@ class Channel(ABC):
                 if rank != self.rank:
                     self.counters.bytes_sent[rank] += part.nbytes
                     self.counters.bytes_received[rank] += out.nbytes
-            self._move(list(outs), list(parts), doing).wait()
+            return Swapping(self, self._move(list(outs), list(parts), doing), outs, parts)
 
     def _moved(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
         """Begin to move parts; this rank's own is there at once."""
@@ -232,7 +251,8 @@ class Channel(ABC):
             )
         try:
             self._sequence += 1
-            doing = f"channel {self.name}, {verb} {self._sequence}{f' ({tag})' if tag else ''}"
+            of_step = "" if self.step is None else f"{OF_STEP}{self.step:,}"
+            doing = f"channel {self.name}, {verb} {self._sequence}{f' ({tag})' if tag else ''}{of_step}"
             if parts != self.size:
                 raise ValueError(f"{doing}: there are {parts} parts for {self.size} ranks")
             self.counters.calls += 1
@@ -291,6 +311,21 @@ class Peers(ABC):
         if name not in self.channels:
             raise ValueError(f"there is no channel {name!r}: take one of {', '.join(self.channels)}")
         return self.channels[name]
+
+    def comes(self, step: int) -> None:
+        """The loop's next calls are for a step: errors say so.
+
+        **Arguments**
+
+        - `step`: counted from 1.
+        """
+        for name in OF_LOOP:
+            self.channels[name].step = step
+
+    @property
+    def near(self) -> int:
+        """How many of them are on this machine, this one included."""
+        return self.size
 
     @abstractmethod
     def fail(self, error: BaseException | str) -> None:

@@ -3,8 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -15,13 +14,14 @@ from torch import Tensor
 
 from skirl.peers.base import CHANNELS, ON_DEVICE, Channel, Peers, Work, said_of
 from skirl.peers.errors import PeerError, failed, missing
-from skirl.peers.processes import Connections, is_gone, this_process
+from skirl.peers.processes import Connections, end, is_gone, launched_here, this_process
+from skirl.peers.word import Word
 
 log = logging.getLogger("skirl")
 ROLL_CALL = 2.0
 """Seconds in which the others say that they are there, when one of them is not."""
-ENDED, LOST = "skirl/ended", "skirl/lost"
-"""Keys of the job's store: why the job ends; and, of each rank, that it lost somebody and so is there itself."""
+A_MOMENT = timedelta(milliseconds=1)
+"""To see whether a message is there."""
 
 
 class ProcessGroups(Peers):
@@ -48,17 +48,18 @@ class ProcessGroups(Peers):
         leave: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), patience)
-        self._store, self._port, self._leave = store, port, leave
+        self._port, self._leave = port, leave
+        self._word = Word(store, lambda: not is_gone(self._processes[0]))
         self._ended: str | None = None
         on_device = backend or ("nccl" if device.type == "cuda" else "gloo")
         longer = timedelta(seconds=min(patience, 1e8))
+        self._processes: list[Any] = [[]] * self.size
         with Connections() as self._connections:
             groups = {
                 name: dist.new_group(backend=on_device if name in ON_DEVICE else "gloo", timeout=longer)
                 for name in CHANNELS
             }
         self._channels = {name: _Group(self, name, group, on_device) for name, group in groups.items()}
-        self._processes: list[Any] = [[]] * self.size
         self._processes = self._introduced()
 
     @property
@@ -71,13 +72,16 @@ class ProcessGroups(Peers):
         come = self.channel("start").exchange([mine] * self.size, "who is there")
         return [json.loads(part.tobytes()) for part in come]
 
+    @property
+    def near(self) -> int:
+        machine = self._processes[self.rank][:1]
+        return sum(process[:1] == machine for process in self._processes)
+
     def fail(self, error: BaseException | str) -> None:
         why = failed(self.rank, said_of(error))
         if self._ended is None:
             self._ended = why
-            with suppress(Exception):  # whoever serves the store may go now
-                if self._has_store:
-                    self._store.compare_set(ENDED, "", why)
+            self._word.end(why)
         self._connections.cut([self._port])
         self._destroy()
 
@@ -98,49 +102,44 @@ class ProcessGroups(Peers):
         """Why the job ends, as far as this rank knows."""
         return self._ended
 
-    @property
-    def _has_store(self) -> bool:
-        """Whether rank 0, which may serve the store, lives: torch prints a stack for each word to one that is gone."""
-        return not is_gone(self._processes[0])
-
     def _told(self) -> str | None:
         """Why the job ends, as another rank left word of it."""
-        with suppress(Exception):
-            if self._ended is None and self._has_store and self._store.check([ENDED]):
-                self._ended = self._store.get(ENDED).decode()
+        if self._ended is None:
+            self._ended = self._word.why()
         return self._ended
 
-    def lost(self, doing: str, began: float) -> NoReturn:
-        """A call failed or took too long: find out who is missing, say so everywhere, and raise."""
-        waited = time.monotonic() - began
+    def lost(self, doing: str, waited: float, silent: Collection[int]) -> NoReturn:
+        """A call failed or took too long: find out who is missing, say so everywhere, and raise.
+
+        silent: ranks that this one has waited for in vain; of these some may wait for others themselves.
+        """
         others = [rank for rank in range(self.size) if rank != self.rank]
         absent = [rank for rank in others if is_gone(self._processes[rank])]
         why = self._told()
-        with suppress(Exception):
-            if self._has_store:
-                self._store.set(f"{LOST}/{self.rank}", "here")
+        self._word.here(self.rank)
         self._connections.cut([self._port])  # others that wait for this rank hear of it, and so do this one's threads
         if why is None and not absent:
-            absent = self._roll_call(others)
+            absent = self._roll_call(sorted(silent) or others)
             why = self._told()
         if why is None:
-            why = missing(self.rank, absent, doing, waited, self.patience)
-            with suppress(Exception):
-                if self._has_store:
-                    why = self._store.compare_set(ENDED, "", why).decode()
-            self._ended = why
+            why = self._ended = self._word.end(missing(self.rank, absent, doing, waited, self.patience))
+            if waited >= self.patience:
+                self._end_stopped(absent)
         raise PeerError(why)
 
-    def _roll_call(self, others: list[int]) -> list[int]:
-        """Who does not say that it is there; the one that serves the store, if nobody can be asked."""
-        absent, until = others, time.monotonic() + ROLL_CALL
-        try:
-            while absent and time.monotonic() < until and self._told() is None:
-                time.sleep(0.02)
-                absent = [rank for rank in absent if not self._store.check([f"{LOST}/{rank}"])]
-        except Exception:
-            return [0]
-        return absent
+    def _roll_call(self, silent: list[int]) -> list[int]:
+        """Who of these does not say that it is there; the one that serves the store, if that is silent as well."""
+        absent, until = silent, time.monotonic() + ROLL_CALL
+        while absent and time.monotonic() < until and self._told() is None and self._word.answers:
+            time.sleep(0.02)
+            absent = [rank for rank in absent if not self._word.is_here(rank)]
+        return absent if self._word.answers or 0 not in silent else [0]
+
+    def _end_stopped(self, absent: list[int]) -> None:
+        """End processes of this machine that do not answer: their launcher would wait half a minute for each to end."""
+        if launched_here():
+            for rank in absent:
+                end(self._processes[rank])
 
 
 class _Group(Channel):
@@ -158,17 +157,16 @@ class _Group(Channel):
     def _move(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Work:
         if (why := self._peers.ended_here) is not None:
             raise PeerError(why)
-        began = time.monotonic()
         try:
             if self._on_stream:
                 mine = outs[self.rank] = parts[self.rank].new_empty(0)
-                return _Begun(self, [dist.all_to_all(outs, [*parts[: self.rank], mine, *parts[self.rank + 1 :]],
-                                                     group=self._group, async_op=True)], doing, began)  # fmt: skip
-            return self._messages(outs, parts, doing, began)
+                return _Begun(self, [(None, dist.all_to_all(outs, [*parts[: self.rank], mine, *parts[self.rank + 1 :]],
+                                                            group=self._group, async_op=True))], doing)  # fmt: skip
+            return self._messages(outs, parts, doing)
         except RuntimeError as error:
-            self.lost(doing, began, error)
+            self.lost(doing, 0.0, [], error)
 
-    def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str, began: float) -> Work:
+    def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Work:
         """Begin a message to and from each other rank; nothing travels where a part is empty."""
         works, late = [], []
         for distance in range(1, self.size):
@@ -176,19 +174,27 @@ class _Group(Channel):
             if outs[of].numel():
                 on_host = outs[of].cpu() if outs[of].is_cuda else outs[of]
                 late += [(outs[of], on_host)] if outs[of].is_cuda else []
-                works.append(self._group.recv([on_host], of, 0))
+                works.append((of, self._group.recv([on_host], of, 0)))
             if parts[to].numel():
-                works.append(self._group.send([parts[to].cpu()], to, 0))
-        return _Begun(self, works, doing, began, late)
+                works.append((to, self._group.send([parts[to].cpu()], to, 0)))
+        return _Begun(self, works, doing, late)
 
-    def lost(self, doing: str, began: float, error: RuntimeError) -> NoReturn:
+    def lost(self, doing: str, waited: float, silent: Collection[int], error: RuntimeError) -> NoReturn:
         """A call did not come to its end."""
         log.debug("%s: %r", doing, error)
-        self._peers.lost(doing, began)
+        self._peers.lost(doing, waited, silent)
 
-    def waits(self, work: Any) -> None:
-        """Until a message is there; on a stream of the device, until the stream knows of it."""
-        work.wait() if self._on_stream else work.wait(timedelta(seconds=min(self._peers.patience, 1e8)))
+    def waits(self, work: Any, since: float) -> None:
+        """Until a message is there, with patience since then; on a stream of the device, until the stream knows of it."""
+        left = max(0.001, self._peers.patience - (time.monotonic() - since))
+        work.wait() if self._on_stream else work.wait(timedelta(seconds=min(left, 1e8)))
+
+    def is_there(self, work: Any) -> bool:
+        """Whether a message has come, now that another one did not."""
+        try:
+            return not self._on_stream and bool(work.wait(A_MOMENT))
+        except RuntimeError:
+            return False
 
     def _fail(self, why: str) -> NoReturn:
         self._peers.fail(why)
@@ -205,15 +211,22 @@ class _Begun:
     """A call of a group that is on its way."""
 
     def __init__(
-        self, group: _Group, works: list[Any], doing: str, began: float, late: Sequence[tuple[Tensor, Tensor]] = ()
+        self,
+        group: _Group,
+        works: list[tuple[int | None, Any]],
+        doing: str,
+        late: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> None:
-        self._group, self._works, self._doing, self._began, self._late = group, works, doing, began, late
+        self._group, self._works, self._doing, self._late = group, works, doing, late
 
     def wait(self) -> None:
-        try:
-            for work in self._works:
-                self._group.waits(work)
-        except RuntimeError as error:
-            self._group.lost(self._doing, self._began, error)
+        since = time.monotonic()
+        for done, (_, work) in enumerate(self._works):
+            try:
+                self._group.waits(work, since)
+            except RuntimeError as error:
+                waited = time.monotonic() - since
+                left = {rank for rank, work in self._works[done:] if not self._group.is_there(work)}
+                self._group.lost(self._doing, waited, left - {None}, error)
         for out, on_host in self._late:
             out.copy_(on_host)

@@ -17,12 +17,13 @@ _joining = threading.Lock()
 _joined: list[Peers] = []
 
 
-def trainers(device: str = "cpu") -> Peers:
+def trainers(device: str = "cpu", patience: float | None = None) -> Peers:
     """The trainers of this job; `Alone` where no launcher has started this process.
 
     **Arguments**
 
     - `device`: where rows are.
+    - `patience`: seconds that one waits for another, as `skirl.peers.start.join` takes them.
     """
     given = _given.get()
     if given is not None:
@@ -31,7 +32,7 @@ def trainers(device: str = "cpu") -> Peers:
         if not _joined:
             from skirl.peers.start import join
 
-            _joined.append(join(device))
+            _joined.append(join(device, patience=patience))
             if _joined[0].size > 1:
                 atexit.register(_leave)
                 _tell_of_errors()

@@ -1,6 +1,7 @@
 """What the operating system knows of ranks: whether a process has ended, and the connections that groups have opened."""
 
 import os
+import signal
 import socket
 from collections.abc import Collection
 from contextlib import suppress
@@ -28,6 +29,24 @@ def is_gone(process: list[Any]) -> bool:
     """
     mine = this_process()
     return bool(mine) and process[:2] == mine[:2] and _began(process[2]) != process[3]
+
+
+def end(process: list[Any]) -> None:
+    """End a process of this machine at once, if it is still there; one elsewhere stays.
+
+    **Arguments**
+
+    - `process`: what `this_process` said there.
+    """
+    mine = this_process()
+    if mine and process[:2] == mine[:2] and not is_gone(process):
+        with suppress(OSError):
+            os.kill(process[2], signal.SIGKILL)
+
+
+def launched_here() -> bool:
+    """Whether a launcher watches this process, which ends all of a job's when one has ended."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _began(pid: int) -> str:

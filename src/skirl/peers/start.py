@@ -6,13 +6,17 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
+from skirl.peers.errors import PeerError, missing
+from skirl.peers.processes import launched_here
 
 if TYPE_CHECKING:
     import torch
@@ -82,18 +86,20 @@ class Launched:
         return self.local_size == self.size
 
 
-def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, patience: float = 600.0) -> Peers:
+def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, patience: float | None = None) -> Peers:
     """The trainers of this job, once all of them are there; `Alone` for a process that no launcher has started.
 
     **Arguments**
 
     - `device`: where rows are; of several GPUs, each trainer of a machine takes its own.
     - `backend`: what carries rows and gradients: "nccl" or "gloo". None: "nccl" where rows are on a GPU.
-    - `patience`: seconds that a trainer waits for another before the job ends.
+    - `patience`: seconds that a trainer waits for another before the job ends; None: what SKIRL_PATIENCE says in the
+      environment, else 600.
     """
     launched = Launched.of(os.environ)
     if launched is None:
         return Alone()
+    patience = patience_of(os.environ) if patience is None else patience
     import torch
     import torch.distributed as dist
 
@@ -118,10 +124,63 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
         log.warning(
             "%d trainers talk by %s, without passwords or encryption: use networks that you trust", launched.size, over
         )
-    waits = timedelta(seconds=min(patience, 1e8))
-    store = _store(launched, waits)
-    dist.init_process_group("gloo", store=store, rank=launched.rank, world_size=launched.size, timeout=waits)
-    return ProcessGroups(store, device=device, backend=backend, patience=patience, port=launched.port, leave=_leave)
+    _warn_of_shared_store(launched)
+    began, waits = time.monotonic(), timedelta(seconds=min(patience, 1e8))
+    try:
+        store = _store(launched, waits)
+        _meet(store, launched, patience)
+        dist.init_process_group("gloo", store=store, rank=launched.rank, world_size=launched.size, timeout=waits)
+        return ProcessGroups(store, device=device, backend=backend, patience=patience, port=launched.port, leave=_leave)
+    except RuntimeError as error:
+        if isinstance(error, PeerError):
+            raise
+        log.debug("trainers do not meet: %r", error)
+        waited, where = time.monotonic() - began, f"{launched.address}:{launched.port}"
+        raise PeerError(
+            f"rank {launched.rank} waited {waited:.1f} s for the others at {where} and did not meet them: look at the last "
+            "lines of the others, and start the job again"
+        ) from None
+
+
+def patience_of(environment: Mapping[str, str]) -> float:
+    """How long trainers wait for each other, as the environment says.
+
+    **Arguments**
+
+    - `environment`: of the process.
+
+    >>> patience_of({}), patience_of({"SKIRL_PATIENCE": "90"})
+    (600.0, 90.0)
+    >>> patience_of({"SKIRL_PATIENCE": "long"})
+    Traceback (most recent call last):
+    ValueError: SKIRL_PATIENCE is 'long' in the environment: set it to seconds above 0
+    """
+    text = environment.get("SKIRL_PATIENCE", "600")
+    with suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise ValueError(f"SKIRL_PATIENCE is {text!r} in the environment: set it to seconds above 0")
+
+
+def _meet(store: Any, launched: Launched, patience: float) -> None:
+    """Until all are there; who is not is named."""
+    began, left = time.monotonic(), [rank for rank in range(launched.size) if rank != launched.rank]
+    store.set(f"there/{launched.rank}", "")
+    while left := [rank for rank in left if not store.check([f"there/{rank}"])]:
+        waited = time.monotonic() - began
+        if waited > patience:
+            raise PeerError(missing(launched.rank, left, "the start of the job", waited, patience))
+        time.sleep(min(0.05, patience / 20))
+
+
+def _warn_of_shared_store(launched: Launched) -> None:
+    """Say so where a group that is started again would read what the one before it has written."""
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and restarts != "0" and launched.rank == 0:
+        log.warning(
+            "torchrun keeps the addresses of a group that it starts again: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for it, "
+            "or nodes that come and go may not find each other"
+        )
 
 
 def _store(launched: Launched, waits: timedelta):
@@ -157,7 +216,7 @@ def _loopback() -> str:
 
 def die_with_launcher() -> None:
     """End when the launcher does, however it does: a trainer whose launcher is gone is nobody's. Linux has this."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
+    if not launched_here() or not sys.platform.startswith("linux"):
         return
     set_parent_death_signal, parent = 1, os.getppid()
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -2,11 +2,13 @@
 
 import hashlib
 import logging
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from skirl.nn.collection import collections_of
 from skirl.oracle.together import Together
 from skirl.peers.base import Peers
 
@@ -26,18 +28,29 @@ def check_weights(model: nn.Module, peers: Peers) -> None:
     - `peers`: all trainers.
     """
     named = [(name, w) for name, w in model.named_parameters() if not nn.parameter.is_lazy(w) and w.numel()]
-    mine = np.array([_digest(w) for _, w in named], np.uint64)
+    scale = np.array([_scale(collection.grad_scaler) for collection in collections_of(model).values()])
+    mine = np.append(np.array([_digest(w) for _, w in named], np.uint64), scale.view(np.uint64))
     for rank, theirs in enumerate(peers.channel("lookups").exchange([mine] * peers.size, "dense weights")):
         if len(theirs) != len(mine):
             raise ValueError(
-                f"the model has {len(mine)} dense weights on rank {peers.rank} and {len(theirs)} on rank {rank}: make the "
-                "same model on all trainers"
+                f"the model has {len(named)} dense weights on rank {peers.rank} and {len(theirs) - len(scale)} on rank "
+                f"{rank}: make the same model on all trainers"
+            )
+        if (theirs[len(named) :] != mine[len(named) :]).any():
+            raise ValueError(
+                f"grad_scaler of the embeddings has another scale on rank {rank} than on rank {peers.rank}: give all "
+                "trainers one made alike, or loaded from the same checkpoint"
             )
         for n in np.flatnonzero(theirs != mine)[:1].tolist():
             raise ValueError(
                 f"{named[n][0]} differs between ranks {peers.rank} and {rank}: begin with the same dense weights on all "
                 "trainers, call torch.manual_seed(0) before you make the model"
             )
+
+
+def _scale(scaler: Any) -> float:
+    """What a loss is multiplied with; 0 where nothing is."""
+    return 0.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
 
 
 def _digest(weight: torch.Tensor) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from skirl.core.batch import Sparse
@@ -27,6 +28,9 @@ from skirl.pipeline.stages import StageHook, Times
 from skirl.pipeline.timeline import Timeline
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
+
+NAMED_WITHIN = 30.0
+"""Seconds after which a trainer that hangs is surely named, once the others have lost patience with it."""
 
 
 def _sparse_of(batch: Any) -> Sparse:
@@ -124,7 +128,8 @@ class Lookahead:
             raise ValueError(f"{size} trainers share {shards} shards: set shards to as many or more, a power of two")
         self._shards = shards
         self._mine = block_of(0 if self._peers is None else self._peers.rank, size, shards)
-        self._patience = patience
+        # A stage that waits for another trainer is not stuck before that one is named.
+        self._patience = patience if self._peers is None else max(patience, self._peers.patience + NAMED_WITHIN)
         self._trace = trace
         self.trace_ended: str | None = None
         """Why the timeline ended before the run, where it did; known when the lookahead is closed."""
@@ -298,13 +303,15 @@ class Lookahead:
         exchange = self.engines[0].exchange
         if exchange is None:
             return None
-        channel = exchange.peers.channel("ids")
-        return Together(
-            [engine.schema for engine in self.engines],
-            exchange.peers.rank,
-            exchange.placement,
-            lambda arrays: channel.exchange(arrays, "ids"),
-        )
+        channel, first = exchange.peers.channel("ids"), self._in_loop.here.step + 1
+
+        def exchanged(arrays: list[np.ndarray]) -> list[np.ndarray]:
+            channel.step = first + together.number
+            return channel.exchange(arrays, "ids")
+
+        schemas = [engine.schema for engine in self.engines]
+        together = Together(schemas, exchange.peers.rank, exchange.placement, exchanged)
+        return together
 
     def coming(self) -> list[Captured]:
         """The batches after the one in the loop, as far as they were read."""

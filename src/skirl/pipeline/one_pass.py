@@ -130,7 +130,7 @@ class OnePass:
             return
         self.closed = True
         self._computed()
-        now = self._in_loop
+        now, whole = self._in_loop, apply
         if self._shards is not None:
             apply = apply and now.ends_step  # a step counts when all its shards are there
             self._shards.close()
@@ -138,6 +138,8 @@ class OnePass:
             now.here = now.before  # the step never happened
         try:
             self._finish(apply)
+            for collection in self._collections:
+                collection.engine.settle() if whole else collection.engine.give_up()
         finally:
             now.flight = None
             self._reader.end()
@@ -156,6 +158,8 @@ class OnePass:
         for collection in self._collections:
             collection.engine.check()
         pipeline.request()
+        if self._shards is not None:
+            self._shards.comes(now.step + 1)
         while pipeline.lacks_batches(hold):
             self._pull(hold)
         flight = pipeline.next(hold)

@@ -3,9 +3,12 @@
 loop: feed ->  plan  -> planned ->  fetch  -> ready -> loop: next, which makes the rows resident
                                       ^                        |
                                   the store  <-  write  <- writes
+
+Where several trainers share the rows, a stage more moves values and gradients between them while the loop computes.
 """
 
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -52,7 +55,13 @@ class Pipeline:
         self._engines = engines
         self._plan = plan
         self._window = Window(engines, plan, epochs, shards, together, mine)
-        self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
+        self._exchanges = [engine.exchange for engine in engines if engine.exchange is not None]
+        for exchange in self._exchanges:
+            exchange.open()
+        names = (*STAGES, "move") if self._exchanges else STAGES
+        for seconds in (self.times.busy, self.times.blame) if self._exchanges else ():
+            seconds.setdefault("move", 0.0)
+        self._stages = Stages(names, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
         self._inbox: deque[list[Item]] = deque()
         self._ended = False
@@ -61,6 +70,10 @@ class Pipeline:
         self._credits = plan.prefetch
         self._ready: deque[Flight] = deque()
         self._all_ready = False
+        self._known: dict[int, Flight] = {}
+        """Steps that are planned and not in the loop yet."""
+        self._moves: deque[Flight] = deque()
+        """The step in the loop, until the stage that moves rows takes it."""
         self._writes: deque[tuple[int, list[Leaving]]] = deque()
         self._writing: list[int] = []
         """Steps that are being written."""
@@ -76,8 +89,11 @@ class Pipeline:
         self._unwritten_rows = [0 for _ in banks]
         self._closed = False
         self._pid = os.getpid()
-        jobs = (self._plan_all, self._fetch_all, lambda: self._write_all("write"), lambda: self._write_all("write 2"))
-        self._stages.start(dict(zip(STAGES, jobs, strict=True)))
+        jobs = (
+            self._plan_all, self._fetch_all, lambda: self._write_all("write"), lambda: self._write_all("write 2"),
+            self._move_all,
+        )  # fmt: skip
+        self._stages.start(dict(zip(names, jobs)))
 
     @property
     def window(self) -> int:
@@ -142,6 +158,7 @@ class Pipeline:
         started = time.monotonic()
         with self._lock:
             self._ready.popleft()
+            self._known.pop(flight.number, None)
             _add(self._fetched_rows, [-len(step.fetch_keys) for step in flight.steps])
             self._stages.wake("fetch")
         left = self._load(flight)
@@ -153,10 +170,21 @@ class Pipeline:
         self.done = flight.number + 1
         for engine, work in zip(self._engines, flight.works, strict=True):
             engine.bring_values(work)
+        if self._exchanges:
+            self._begin_move(flight)
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
         self.times.tell(LOOP, "load", flight.number, started, ended)
         return flight
+
+    def _begin_move(self, flight: Flight) -> None:
+        """While this step computes, what the steps beside it need travels."""
+        with self._lock:
+            self._stages.check()
+            for exchange in self._exchanges:
+                exchange.begin_move()
+            self._moves.append(flight)
+            self._stages.wake("move")
 
     def _load(self, flight: Flight) -> list[Leaving]:
         """Make a step's rows resident; what leaves the caches."""
@@ -276,6 +304,8 @@ class Pipeline:
                     break
                 with self._lock:
                     self._planned.append(flight)
+                    if self._exchanges:
+                        self._known[flight.number] = flight
                     stages.wake("fetch", LOOP)
                     stages.pause("plan", self._may_plan_more)
                     if stages.stopping:
@@ -324,7 +354,7 @@ class Pipeline:
                     engine.fetch(work)
             with self._lock:
                 self._ready.append(flight)
-                stages.wake(LOOP)
+                stages.wake(LOOP, "move") if self._exchanges else stages.wake(LOOP)
 
     def _may_fetch(self) -> bool:
         if self._stages.stopping:
@@ -333,6 +363,46 @@ class Pipeline:
 
     def _may_read(self, rows: list[int], after: int) -> bool:
         return self._written >= after and self._fits(self._fetched_rows, rows)
+
+    def _move_all(self) -> None:
+        """While a step computes: late gradients of the step before it, early values of the one after it."""
+        stages, flight = self._stages, None
+        try:
+            while True:
+                with self._lock:
+                    stages.pause("move", lambda: stages.stopping or self._moves)
+                    if stages.stopping:
+                        return
+                    flight = self._moves.popleft()
+                    after = self._known.get(flight.number + 1) if self._plan.prefetch else None
+                if not self._move(flight, None if after is None or after.splits is not None else after):
+                    return
+                flight = None
+                for exchange in self._exchanges:
+                    exchange.end_move()
+        finally:
+            if flight is not None or self._moves:
+                error = sys.exception() or stages.failure or RuntimeError("this pass has ended in the middle of a step")
+                for exchange in self._exchanges:
+                    exchange.end_move(error)
+
+    def _move(self, flight: Flight, after: Flight | None) -> bool:
+        """Gradients of all collections, then values of all that agree on what is critical; False when there is no time."""
+        stages, following = self._stages, [None] * len(flight.works) if after is None else after.works
+        with stages.working("move", flight.number):
+            both = zip(self._engines, flight.works, following, strict=True)
+            linked = [engine.move(work, then) for engine, work, then in both]
+        if after is None or not any(linked):
+            return True
+        with self._lock:
+            stages.pause("move", lambda: stages.stopping or (self._ready and self._ready[0] is after))
+            if stages.stopping:
+                return False
+        with stages.working("move", flight.number):
+            for engine, work, early in zip(self._engines, after.works, linked, strict=True):
+                if early and engine.exchange is not None:
+                    engine.exchange.bring_early(engine.banks, work)
+        return True
 
     def _write_all(self, name: str) -> None:
         """Write evicted rows, in order. It outlives a failure elsewhere: the loop may be moving rows at that moment."""

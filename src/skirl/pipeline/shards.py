@@ -43,6 +43,11 @@ class ShardsInLoop:
         rng_state.swap_out()
         self._dense.close()
 
+    def comes(self, step: int) -> None:
+        """What is said to other trainers from here on is for a step."""
+        if self._peers is not None:
+            self._peers.comes(step)
+
     def begin(self, step: int, micro: int) -> None:
         """A micro-batch comes into the loop."""
         self._dense.begin(micro)

@@ -36,10 +36,10 @@ GRACE = 5.0
 class Times:
     """Seconds of each stage, and of the training loop waiting for them."""
 
-    busy: dict[str, float] = field(default_factory=lambda: {"plan": 0.0, "fetch": 0.0, "write": 0.0, "load": 0.0})
+    busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("plan", "fetch", "write", "load"), 0.0))
     stall: float = 0.0
     """The loop waited for rows."""
-    blame: dict[str, float] = field(default_factory=lambda: {"plan": 0.0, "fetch": 0.0, "write": 0.0})
+    blame: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("plan", "fetch", "write"), 0.0))
     """Of each stage: seconds that it was at work while the loop waited."""
     read: float = 0.0
     """The loop waited for the user's loader."""

@@ -19,7 +19,7 @@ from skirl.engine.work import Flight, Item, Micro, Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.reach import Vote, due
+from skirl.oracle.reach import Vote
 from skirl.oracle.together import Joined, Together
 from skirl.pipeline.agree import tell_of_same_data
 from skirl.pipeline.epoch import Epoch, OrderChanged
@@ -94,8 +94,6 @@ class Window:
         """Which of all banks are those of each engine."""
         self._ended = False
         self._together = together
-        self._due = 0
-        """Steps that all owners plan before the batch that came last enters."""
         with self._told():
             for engine, epoch in zip(engines, epochs):
                 engine.capacity.check_run(epoch.needs.tolist(), in_flight=2 * plan.hold)
@@ -128,9 +126,9 @@ class Window:
             if entry.joined is None:
                 self._over()
                 return
+            self._together.decide(self._plan, entry.joined)
             tell_of_same_data(self._together)
             entry.banks = entry.joined.banks
-            self._due = due(self._plan, self.entered - self.next_number, self.next_number, entry.joined.votes)
         self.entered += 1
         with self._told():
             self._take(entry)
@@ -192,7 +190,8 @@ class Window:
                 return self._next()
         if planned is None:
             return None
-        self._due = max(0, self._due - 1)
+        if self._together is not None:
+            self._together.step_planned()
         entry, steps = planned
         works = []
         for i, (engine, micros) in enumerate(zip(self._engines, entry.micros, strict=True)):
@@ -231,6 +230,11 @@ class Window:
             if self._together is None or self._together.ended:
                 raise
             self._together.failure = error
+
+    @property
+    def _due(self) -> int:
+        """Steps that all owners plan before the batch that came last enters."""
+        return 0 if self._together is None else self._together.due
 
     def _vote(self) -> Vote:
         """What this owner says of its window."""

@@ -7,7 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,13 +39,17 @@ def seal(body: Mapping[str, Any]) -> bytes:
     return f'{text.removesuffix("}").rstrip()}{"," if body else ""}\n "{_SEAL}": "{checksum}"\n}}\n'.encode()
 
 
-def write_sealed(path: Path, body: Mapping[str, Any], mark: str) -> None:
-    """Put a header in place; everything that it names must be on disk already. The draft is called `PATH-MARK.tmp`."""
+def write_sealed(path: Path, body: Mapping[str, Any], mark: str, check: Callable[[], None] = lambda: None) -> None:
+    """Put a header in place; everything that it names must be on disk already. The draft is called `PATH-MARK.tmp`.
+
+    check: called when the draft is on disk; where it raises, the header is not put in place.
+    """
     draft = path.with_name(f"{path.name}-{mark}.tmp")
     with draft.open("wb") as file:
         file.write(seal(body))
         to_disk(file)
     sync_folder(path.parent)
+    check()
     os.replace(draft, path)
     sync_folder(path.parent)
 

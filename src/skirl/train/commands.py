@@ -61,6 +61,7 @@ class Train(Composed):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
         from skirl.train.kept import outcome, saved_line
+        from skirl.train.report.lanes import as_lines
 
         rows, loss, moved = result["rows"], result["loss"], result["counters"]
         done = result["steps"] - result["begun_at"]
@@ -90,6 +91,7 @@ class Train(Composed):
                 f"{size(rows['bytes'])} of it {rows['vectors']:,} values and gradients of rows; "
                 f"they waited {clock(rows['seconds'])} for these"
             )
+        lines |= as_lines(result["by_trainer"])
         if "test_samples" in result:
             lines["test"] = f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"
         if result["stopped_early"]:

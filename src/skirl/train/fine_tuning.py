@@ -15,8 +15,10 @@ from skirl.data.files.hashing import BY_OPEN
 from skirl.data.source import Source
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.nn.collection import Place, collections_of, tables_of
+from skirl.peers.alone import Alone
 from skirl.train.origin import Origin, note
 from skirl.train.resumed import check_flags, saved_flags
+from skirl.train.trainers import Share
 
 log = logging.getLogger("skirl")
 
@@ -36,7 +38,9 @@ def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
     check_flags(saved_flags(header), flags, may=frozenset(flags) - OF_MODEL, then=then)
 
 
-def begin_from(origin: Origin, model: nn.Module, stream: Source, *, save: Path | None) -> dict[str, Any]:
+def begin_from(
+    origin: Origin, model: nn.Module, stream: Source, share: Share | None = None, *, save: Path | None
+) -> dict[str, Any]:
     """Take rows and dense weights from a checkpoint; what came along. All is checked before anything changes.
 
     **Arguments**
@@ -44,11 +48,12 @@ def begin_from(origin: Origin, model: nn.Module, stream: Source, *, save: Path |
     - `origin`: the checkpoint; where it turns out to be damaged, the one before it is taken and noted.
     - `model`: takes them; no row of it may have been trained.
     - `stream`: the batches that it will train on, whose ids have to mean the same rows.
+    - `share`: of several trainers, all of which do this at once: each takes the rows that it owns.
     - `save`: the folder of the run's own checkpoints.
     """
-    path = Path(origin.given)
-    with opened(origin.header if origin.again else path) as (rows, dense, data, header):
-        if save is not None and header != origin.header:
+    path, share = Path(origin.given), Share(Alone()) if share is None else share
+    with opened(origin.header if origin.again else path, share.peers) as (rows, dense, data, header):
+        if save is not None and header != origin.header and share.first:
             note(save, Origin.of(origin.given, header))
         here, theirs = tables_of(model), tables_of(rows)
         _check_tables(here, theirs, path)
@@ -58,12 +63,14 @@ def begin_from(origin: Origin, model: nn.Module, stream: Source, *, save: Path |
             _check_weights(weights, dense, path)
             model.load_state_dict({name: dense[name] for name in weights}, strict=False)
         else:
-            log.warning("%s has rows and no dense weights: these begin at their initial values", path)
+            if share.first:
+                log.warning("%s has rows and no dense weights: these begin at their initial values", path)
         taken = copy_rows(here, theirs, path)
         same = all(place.optimizer.kind == theirs[name].optimizer.kind for name, place in here.items())
     for collection in collections_of(model).values():
         collection.forget()
-    return {"folder": str(path), "rows": sum(taken.values()), "row_state": same, "dense": bool(dense)}
+    came = share.total({"rows": sum(taken.values())})
+    return {"folder": str(path), **came, "row_state": same, "dense": bool(dense)}
 
 
 def _check_tables(here: Mapping[str, Place], theirs: Mapping[str, Place], path: Path) -> None:

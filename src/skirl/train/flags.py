@@ -109,10 +109,14 @@ class MovementFlags:
     """Steps ahead that rows travel; changes when, never what."""
     link: str | None = None
     """Between cache and store: RATE,DELAY such as 1Gbit,100us, emulated; none if not given."""
+    peer_patience: float | None = None
+    """Seconds that a trainer waits for another before the job ends, naming it; $SKIRL_PATIENCE or 600 if not given."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= 1024:
             raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
+        if self.peer_patience is not None and not self.peer_patience > 0:
+            raise ValueError(f"peer_patience is {self.peer_patience}: set it to seconds above 0")
         if self.link is not None:
             from skirl.store.link import Link
 

@@ -10,6 +10,7 @@ from skirl.train.fine_tuning import check_model
 from skirl.train.flags import SaveFlags
 from skirl.train.origin import Origin, origin_of
 from skirl.train.resumed import FREE, check_flags, saved_flags, told
+from skirl.train.trainers import Share
 
 
 def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
@@ -30,6 +31,26 @@ def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
         may = FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE  # its rows are made of their state and lr
         check_flags(saved_flags(saving.save), flags, may=may, then=then)
     return origin
+
+
+def agreed_start(share: Share, saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
+    """As `check_start`, by the first trainer for all: files of the run appear as soon as one of them begins.
+
+    **Arguments**
+
+    - `share`: this trainer's.
+    - `saving`, `flags`: as for `check_start`.
+    """
+
+    def found() -> list[Any] | None:
+        origin = check_start(saving, flags)
+        return None if origin is None else [origin.given, str(origin.header), origin.digest, origin.again]
+
+    told_of = share.of_first(found, "where the run begins")
+    if told_of is None:
+        return None
+    given, header, digest, again = told_of
+    return Origin(given, Path(header), digest, again)
 
 
 def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._metrics = Metrics()
-        self._late: deque[Callable[[], tuple[Tensor, ...]]] = deque()
+        self._late: deque[tuple[Callable[[], tuple[Tensor, ...]], int, bool]] = deque()
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self.not_finite: tuple[int, str] | None = None
         """The first step whose loss or predictions were not finite, and which; neither it nor what follows is counted."""
@@ -39,11 +39,16 @@ class Meter:
         self._away = 0.0
         """Seconds since the start that were not training."""
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """One more step."""
-        self._late.append(sent(loss, logits, labels))
+    def add(
+        self, loss: Tensor, logits: Tensor, labels: Tensor, *, samples: int | None = None, finite: bool = True
+    ) -> None:
+        """One more step.
+
+        samples: of it; by default as many as there are labels. finite: whether the logits are that other trainers have.
+        """
+        self._late.append((sent(loss, logits, labels), len(labels) if samples is None else samples, finite))
         while len(self._late) > (loss.device.type != "cpu"):
-            self._count(*self._late.popleft()())
+            self._count(*self._late.popleft())
 
     @property
     def metrics(self) -> Metrics:
@@ -55,12 +60,13 @@ class Meter:
     def _so_far(self) -> dict[str, Any]:
         """All steps, the last one too."""
         while self._late:
-            self._count(*self._late.popleft()())
+            self._count(*self._late.popleft())
         return self._counted
 
-    def _count(self, on_host: Tensor, logits: Tensor, labels: Tensor) -> None:
+    def _count(self, landed: Callable[[], tuple[Tensor, ...]], samples: int, finite: bool) -> None:
+        on_host, logits, labels = landed()
         here, loss = self._counted, float(on_host.item())
-        if self.not_finite is None and not (isfinite(loss) and bool(torch.isfinite(logits).all())):
+        if self.not_finite is None and not (isfinite(loss) and finite and bool(torch.isfinite(logits).all())):
             what = "predictions are not finite" if isfinite(loss) else f"the loss is {loss}"
             self.not_finite = here["steps"] + 1, what
         if self.not_finite is not None:  # what follows says nothing, and would make all sums nan
@@ -70,10 +76,11 @@ class Meter:
         here["sum"] += loss
         here["digest"] = hashlib.blake2b(f"{here['digest']} {loss.hex()}".encode(), digest_size=16).hexdigest()
         here["steps"] += 1
-        here["samples"] += len(labels)
+        here["samples"] += samples
         if self._warm is None:
             self._warm = (time.monotonic(), here["samples"])
-        self._metrics.update(logits, labels)
+        if len(labels):
+            self._metrics.update(logits, labels)
 
     @property
     def steps(self) -> int:

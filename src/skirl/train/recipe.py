@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do
     from skirl.nn.collection import Collection
     from skirl.pipeline.lookahead import Lookahead
     from skirl.train.schedule import Rates, Schedule
-    from skirl.train.sharded import Sharded
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,10 @@ class Recipe(Composed):
     def stream(self) -> "Source":
         """The batches of the run."""
         return self.data.stream()
+
+    def in_shards(self) -> "Source":
+        """The same, of one trainer: all shards of each batch, one after the other."""
+        return self.data.stream().sharded(0, self.step.shards, self.step.shards)
 
     def tables(self) -> "list[Table]":
         """The tables that the data looks rows up in."""
@@ -157,19 +160,14 @@ class Recipe(Composed):
         return Rates(self.schedule(), rows=embeddings.optimizer, dense=dense)
 
     def lookahead(
-        self, model: "nn.Module", stream: "Source | Sharded | None" = None, *, trace: Path | None = None
+        self, model: "nn.Module", stream: "Source | None" = None, *, trace: Path | None = None
     ) -> "Lookahead":
         """The batches, with their rows in place. stream: the source of them, if the caller has one; trace: a file."""
         from skirl.pipeline.lookahead import lookahead
-        from skirl.train.sharded import Sharded
 
-        cache, shards = self.cache, self.step.shards
-        plan = {"depth": cache.depth, "prefetch": self.movement.prefetch, "policy": cache.policy, "shards": shards}
-        loader = stream
-        if loader is None:
-            source = self.data.stream()
-            loader = source if shards == 1 else Sharded(source, shards)
-        return lookahead(loader, model, **plan, trace=trace)
+        cache, loader = self.cache, self.in_shards() if stream is None else stream
+        plan = {"depth": cache.depth, "prefetch": self.movement.prefetch, "policy": cache.policy}
+        return lookahead(loader, model, **plan, shards=self.step.shards, trace=trace)
 
     def use_threads(self) -> None:
         """Compute with as many threads as the recipe says."""

@@ -19,7 +19,7 @@ OF_A_START = frozenset(
 """Flags that say what a start of a run writes and shows, not what it trains."""
 FREE = frozenset(
     ("lr", "dense_lr", "threads", "steps", "epochs", "cache", "depth", "policy", "store", "prefetch", "link", "device",
-     "workers", "eval_every", "patience")
+     "workers", "eval_every", "patience", "peer_patience")
 )  # fmt: skip
 """Flags that may change when a run goes on; what they are then holds from there on."""
 OF_FILES = frozenset(("data", "schema", "rows", "vocab", "valid"))

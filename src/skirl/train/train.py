@@ -21,15 +21,15 @@ from skirl.train.done import Done, whole
 from skirl.train.evaluation import Evaluation
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags, ShowFlags
-from skirl.train.kept import best_of, check_start, not_saved
+from skirl.train.kept import agreed_start, best_of, not_saved
 from skirl.train.meter import Meter
 from skirl.train.metrics import NotFinite
 from skirl.train.origin import note
 from skirl.train.recipe import Recipe
+from skirl.train.report.lanes import gathered
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.resumed import LEARNING, told
 from skirl.train.schedule import Rates
-from skirl.train.sharded import Sharded
 from skirl.train.touched import Touched
 from skirl.train.trainers import Share
 
@@ -83,27 +83,25 @@ def train(
 ) -> dict[str, Any]:
     """Train, showing progress; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
-    share = Share.of_job()
+    share = Share.of_job(recipe.movement.peer_patience)
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
-    share.check(saving)
-    origin = check_start(saving, flags)
-    run = run_folder(recipe, log, flags, resume=saving.resume)
+    origin = agreed_start(share, saving, flags)
+    run = run_folder(recipe, log, flags, resume=saving.resume, trainers=share.size)
     if share.first and saving.save is not None and (origin is not None or not saving.resume):
         note(saving.save, origin)
     cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
     embeddings = recipe.embeddings(cache, resume=saving.resume)
     model, dense = recipe.model_over(embeddings)
-    rates, meter, stream, shards = recipe.rates_of(embeddings, dense), Meter(), recipe.stream(), recipe.step.shards
-    loader = stream if shards == 1 else Sharded(stream, shards) if share.alone else share.of(stream, shards)
+    rates, meter, stream = recipe.rates_of(embeddings, dense), Meter(), share.of(recipe.stream(), recipe.step.shards)
     judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
     saved = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
     keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
-            "keep_best": saving.keep_best}  # fmt: skip
+            "keep_best": saving.keep_best, "first": share.first}  # fmt: skip
     begun_from: dict[str, Any] | None = None
     broken: tuple[int, str] | None = None
     with (
-        recipe.lookahead(model, loader, trace=log.trace) as batches,
+        recipe.lookahead(model, stream, trace=log.trace) as batches,
         Keeper(saving.save, **keep, **saved, data=batches) as keeper,
         _progress("train", recipe, show) as progress,
         run.begin(batches, meter),
@@ -111,15 +109,12 @@ def train(
         for line in told([change for change in run.changed if change["flag"] in LEARNING]):
             logger.warning("%s", line)
         if origin is not None:
-            begun_from = begin_from(origin, model, stream, save=saving.save)
+            begun_from = begin_from(origin, model, stream, share, save=saving.save)
         keeper.begin()
-        # A source counts from its beginning, Sharded from here.
-        before = batches.step if isinstance(loader, Sharded) else 0
         for step in () if judge.stops else steps(model, dense, batches, rates, batches.micros):
-            done, stops = share.whole(step, keeper.told_to_stop)
-            keeper.told_to_stop |= stops
-            meter.add(done.loss_tensor, done.logits, done.labels)
-            last = batches.step - before == loader.steps
+            done, asked = share.whole(step, keeper.asked())
+            meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
+            last = batches.step == stream.steps
             if meter.diverged(last=last):
                 broken = meter.not_finite
                 break
@@ -141,7 +136,7 @@ def train(
             run.after_step(batches, meter, rates.now, last=last, evaluation=judge)
             progress(batches.step, lambda: meter.facts(batches))
             is_best = judge.best_step == batches.step and math.isfinite(judge.best or 0.0)
-            if keeper.after_step(last=last, is_best=is_best) or judge.stops:
+            if keeper.after_step(asked, last=last, is_best=is_best) or judge.stops:
                 break
         if broken and meter.steps % run.every:
             run.after_step(batches, meter, rates.now, last=True, evaluation=judge)
@@ -155,6 +150,7 @@ def train(
             "begun_at": run.begun_at,
             **_of_engine(batches, share),
             "network": share.network(),
+            "by_trainer": gathered(batches, meter, share),
             "peak_bytes": peak_bytes(),
             "machine": machine(),
             "bad_rows_skipped": stream.bad_rows,
@@ -176,10 +172,14 @@ def train(
     return result | {"missing": run.missing + timeline}
 
 
-def run_folder(recipe: Recipe, log: LogFlags, flags: Mapping[str, Any], *, resume: bool) -> RunFolder:
+def run_folder(
+    recipe: Recipe, log: LogFlags, flags: Mapping[str, Any], *, resume: bool, trainers: int = 1
+) -> RunFolder:
     """Where the run is written down."""
     name = f"{recipe.model.model}-{recipe.data.kind}"
-    return RunFolder(log.folder(), name=name, flags=flags, every=log.log_every, wandb=log.wandb, resume=resume)
+    return RunFolder(
+        log.folder(), name=name, flags=flags, every=log.log_every, wandb=log.wandb, resume=resume, trainers=trainers
+    )
 
 
 def _progress(title: str, recipe: Recipe, show: ShowFlags) -> Progress:

@@ -1,11 +1,14 @@
 """What a run does as one of several trainers: which part of it is its own, and how its numbers become those of all."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from skirl.checkpoint.keeper import Asked
+from skirl.checkpoint.votes import Votes
 from skirl.data.share import block
 from skirl.peers.base import Peers
 from skirl.peers.job import trainers
@@ -14,8 +17,11 @@ from skirl.peers.message import pack, unpack
 if TYPE_CHECKING:
     from skirl.data.source import Source
     from skirl.train.done import Done
-    from skirl.train.flags import LogFlags, SaveFlags, ShowFlags
+    from skirl.train.flags import LogFlags, ShowFlags
     from skirl.train.recipe import Recipe
+
+T = TypeVar("T")
+NOT_ASKED = Asked()
 
 
 class Share:
@@ -36,9 +42,9 @@ class Share:
         self.rank, self.size = peers.rank, peers.size
 
     @classmethod
-    def of_job(cls) -> "Share":
-        """That of this process."""
-        return cls(trainers())
+    def of_job(cls, patience: float | None = None) -> "Share":
+        """That of this process. patience: seconds that it waits for other trainers."""
+        return cls(trainers(patience=patience))
 
     @property
     def alone(self) -> bool:
@@ -65,12 +71,30 @@ class Share:
         """What this trainer writes down and shows: the first one all, the others nothing."""
         return (log, show) if self.first else (replace(log, run="none", trace=None), replace(show, quiet=True))
 
-    def check(self, saving: "SaveFlags") -> None:
-        """Refuse what trainers cannot do together yet."""
-        given = {"save_minutes": saving.save_minutes, "keep_best": saving.keep_best or None, "from": saving.from_}
-        for name, value in given.items():
-            if value is not None and not self.alone:
-                raise ValueError(f"{name} is for one trainer, and there are {self.size}: leave it out")
+    def told(self, mine: Any, tag: str) -> list[Any]:
+        """What each trainer says, by rank, in anything that JSON can say. Between two steps.
+
+        **Arguments**
+
+        - `mine`: what this one says.
+        - `tag`: what for.
+        """
+        text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+        come = self.peers.channel("lookups").exchange([text] * self.size, tag)
+        return [json.loads(said.tobytes()) for said in come]
+
+    def of_first(self, work: Callable[[], T], tag: str) -> T:
+        """What the first trainer finds, on all: in anything that JSON can say. Its error is raised on all.
+
+        **Arguments**
+
+        - `work`: what the first one does, and nobody else.
+        - `tag`: what for.
+        """
+        if self.alone:
+            return work()
+        votes = Votes(self.peers)
+        return votes.told(votes.agreed(lambda: work() if self.first else None, tag), tag)[0]
 
     def of(self, stream: "Source", shards: int) -> "Source":
         """The shards of every batch that this trainer has."""
@@ -81,19 +105,32 @@ class Share:
         come = self.peers.channel("lookups").exchange([pack(*arrays)] * self.size, "numbers of a run")
         return [unpack(part) for part in come]
 
-    def whole(self, done: "Done", stops: bool = False) -> "tuple[Done, bool]":
-        """A step with the samples of all trainers, in the order of shards: what one process would have.
+    def whole(self, done: "Done", asked: Asked = NOT_ASKED) -> "tuple[Done, Asked | None]":
+        """A step of all trainers: the losses of all shards, in their order, and what one process would make of them.
 
-        stops: whether this trainer is told to stop after it; the second is whether any is.
+        Logits and labels, nearly all of the bytes, go to the first trainer only, which has the metrics.
+
+        asked: what this trainer is asked for after it. The second is what all are: to stop if one of them is, to save by the
+        clock of the first. None: nothing has to be agreed on.
         """
         import torch
 
         if self.alone:
-            return done, stops
-        own = [t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels)]
-        come = self.exchange([*own, np.array([stops], np.int8)])
-        losses, logits, labels, told = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*come, strict=True))
-        return replace(done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels), bool(told.any())
+            return done, None
+        losses, *large = (t.detach().cpu().numpy().reshape(-1) for t in (done.losses, done.logits, done.labels))
+        said = np.array([*asked, np.isfinite(large[0]).all(), done.samples], np.int64)
+        to_first, to_others = pack(losses, said, *large), pack(losses, said, *(part[:0] for part in large))
+        come = self.peers.channel("lookups").exchange(
+            [to_others if rank else to_first for rank in range(self.size)], "numbers of a step"
+        )
+        parts = zip(*map(unpack, come), strict=True)
+        losses, told, logits, labels = (torch.from_numpy(np.concatenate(of_ranks)) for of_ranks in parts)
+        stop, save, finite, samples = told.view(self.size, 4).unbind(1)
+        of_all = replace(
+            done, loss_tensor=losses.mean(), losses=losses, logits=logits, labels=labels, samples=int(samples.sum()),
+            finite=bool(finite.all()),
+        )  # fmt: skip
+        return of_all, Asked(stop=bool(stop.any()), save=bool(save[0]))
 
     def network(self) -> dict[str, dict[str, float]]:
         """Of each channel, the bytes and vectors that all trainers have sent to others, and the longest that one waited."""

@@ -27,7 +27,6 @@ from skirl.train.fingerprints import Trace, compare
 from skirl.train.flags import ShowFlags
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates
-from skirl.train.sharded import Sharded
 from skirl.train.touched import Touched
 from skirl.train.train import steps
 
@@ -88,9 +87,13 @@ def in_plain_python(recipe: Recipe, show: ShowFlags) -> Trace:
     embeddings = PlainEmbeddings(reference, recipe.pooled, torch_device(recipe.device.device), shards)
     model, dense = recipe.model_over(embeddings)
     rates, trace, schema = recipe.rates_of(embeddings, dense), Trace("reference"), Schema.of(reference.tables)
-    stream = recipe.stream() if shards == 1 else Sharded(recipe.stream(), shards)
     train = steps if shards == 1 else partial(plain_steps, seed=recipe.data.seed)
-    _watch(trace, recipe, show, trace.record(schema, model, dense, rates, stream, reference.read, shards, train))
+    _watch(
+        trace,
+        recipe,
+        show,
+        trace.record(schema, model, dense, rates, recipe.in_shards(), reference.read, shards, train),
+    )
     trace.keys = np.array(sorted(reference.rows), np.int64)
     trace.rows = reference.read(trace.keys)
     return trace

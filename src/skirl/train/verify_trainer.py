@@ -31,7 +31,8 @@ def main(folder: Path) -> None:
         recipe = recipe_of(Recipe.of(**job["flags"]), run)
         recipe.use_threads()
         store = f"disk:{folder / str(number)}" if run["store"] == "disk" else "memory"
-        found = trace(recipe, run["cache"], store, share, random.Random(number * share.size + share.rank))
+        naps = random.Random(number * share.size + share.rank)
+        found = trace(recipe, run["cache"], store, share, naps, looks_of(run))
         np.savez(folder / f"{number}-{share.rank}.npz", **found)
 
 
@@ -44,8 +45,16 @@ def recipe_of(recipe: Recipe, run: dict[str, Any]) -> Recipe:
     )
 
 
-def trace(recipe: Recipe, cache: int, store: str, share: Share, naps: random.Random) -> dict[str, Any]:
-    """Train; what is left of it: losses, dense weights, this trainer's rows of each step and at the end."""
+def looks_of(run: dict[str, Any]) -> int:
+    """Every so many steps of a run all rows of the step are looked at: that waits for what is on its way to owners."""
+    return 1 if run["depth"] == 1 else 3
+
+
+def trace(recipe: Recipe, cache: int, store: str, share: Share, naps: random.Random, looks: int) -> dict[str, Any]:
+    """Train; what is left of it: losses, dense weights, this trainer's rows of each step and at the end.
+
+    looks: as `looks_of`; of other steps fingerprints are 0.
+    """
     embeddings = recipe.embeddings(cache, store=store)
     model, dense = recipe.model_over(embeddings)
     rates, engine, shards = recipe.rates_of(embeddings, dense), embeddings.engine, recipe.step.shards
@@ -55,19 +64,22 @@ def trace(recipe: Recipe, cache: int, store: str, share: Share, naps: random.Ran
     after: list[np.ndarray] = []
     whole = [_mine(engine, rows_of([batch], engine.schema)) for batch in recipe.stream()]
 
-    def now(keys: np.ndarray) -> np.ndarray:
+    def now(keys: np.ndarray, step: int) -> np.ndarray:
+        if step % looks:
+            return np.zeros(len(keys), np.uint64)
+        engine.settle()
         batches.drain()
         return fingerprints(peek(engine, keys, 0)[0])
 
     with recipe.lookahead(model, share.of(recipe.stream(), shards)) as batches:
         batches.hook = lambda stage, step: time.sleep(naps.random() * 0.002)
-        before.append(now(whole[0]))
+        before.append(now(whole[0], 0))
         for step, done in enumerate(steps(model, dense, batches, rates, batches.micros)):
             losses.append(share.whole(done)[0].loss)
             weights.append(digest(b"".join(digest(w) for w in model.parameters() if w.numel())))
-            after.append(now(whole[step]))
+            after.append(now(whole[step], step + 1))
             if step + 1 < len(whole):
-                before.append(now(whole[step + 1]))
+                before.append(now(whole[step + 1], step + 1))
     embeddings.flush()
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
     rows = np.empty((len(keys), engine.widths[0]), engine.dtype)

@@ -21,7 +21,7 @@ from skirl.train.fingerprints import Trace, compare, digest, rows_of
 from skirl.train.flags import ShowFlags
 from skirl.train.recipe import Recipe
 from skirl.train.verify import in_plain_python
-from skirl.train.verify_trainer import JOB, recipe_of
+from skirl.train.verify_trainer import JOB, looks_of, recipe_of
 
 DEPTHS = (1, 20, "auto")
 STORES = ("memory", "disk")
@@ -61,7 +61,9 @@ def verify_trainers(
             for number, case in enumerate(cases):
                 ours, moved = _joined(Path(folder), number, size, keys)
                 fetched += moved
-                found = compare(ours, expected[case["optimizer"]], schema, batches)
+                reference = expected[case["optimizer"]]
+                _leave_out(ours, reference, looks_of(case))
+                found = compare(ours, reference, schema, batches)
                 if found is not None:
                     said = ", ".join(f"{name} {value}" for name, value in case.items())
                     differences.append(f"{size} trainers, {said}: {found}")
@@ -107,6 +109,15 @@ def _joined(folder: Path, number: int, size: int, keys: list[np.ndarray]) -> tup
     order = np.argsort(every := np.concatenate([part["keys"] for part in parts]), kind="stable")
     trace.keys, trace.rows = every[order], np.concatenate([part["rows"] for part in parts])[order]
     return trace, sum(int(part["moved"][0]) for part in parts)
+
+
+def _leave_out(ours: Trace, reference: Trace, looks: int) -> None:
+    """Rows that were not looked at are compared at the next look."""
+    for step in range(len(ours.after)):
+        if step % looks:
+            ours.before[step] = reference.before[step]
+        if (step + 1) % looks:
+            ours.after[step] = reference.after[step]
 
 
 def _run(size: int, folder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from skirl.engine.exchange import Exchange
-from skirl.measure.bench import network, shards_vs_whole, wire
+from skirl.measure.bench import movement, network, shards_vs_whole, wire
 from skirl.measure.bench.network import Network
 from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
@@ -20,7 +20,7 @@ def test_the_sum_has_the_bits_of_the_tree(python: Python, monkeypatch):
     def measured(count, part, numbers, rounds, *more):
         if part == "wire":
             return counted(count, numbers, rounds, *more)
-        ranks = start(python, count, part, float(numbers), PART)
+        ranks = start(python, count, part, float(numbers), code=PART)
         said = []
         for rank in ranks:
             with rank:
@@ -31,12 +31,16 @@ def test_the_sum_has_the_bits_of_the_tree(python: Python, monkeypatch):
 
     monkeypatch.setattr(network, "_measured", measured)
     monkeypatch.setattr(shards_vs_whole, "shards_vs_whole", lambda batch, shards: {"shards_vs_whole": 1.0})
-    flags = Network(trainers=(2,), numbers=1001, rounds=2, batch=64, steps=3)
+    task = movement.Task
+    monkeypatch.setattr(movement, "Task", lambda *args, **more: task(*args, **more, cache=2000, rows_scale=0.001))
+    flags = Network(trainers=(2,), numbers=1001, rounds=2, batch=64, steps=3, counted=(4,), windows=(3,), samples=8)
     result = flags.run()
     assert result["dense"]["2"]["same_bits"] and result["dense_vs_allreduce"]["2"] > 0
     said = flags.summary(result)["2 trainers"]
     assert "of 1,001 dense gradients" in said and "the plan has" not in said
     assert 1 < result["wire_overhead"]["2"] < 1.2 and result["seed"] == 0
+    assert result["rows_vs_allreduce"] == result["movement"]["4"]["rows_vs_allreduce"] > 0
+    assert f"a ring all-reduce: {result['rows_vs_allreduce']:.2f}x" in flags.summary(result)["4 counted"]
 
 
 def counted(count, *stream):
@@ -77,3 +81,10 @@ def test_a_swap_too_few_or_too_many_is_noticed(times, monkeypatch):
 def test_trainers_without_a_tree_are_refused(count):
     with pytest.raises(ValueError, match="set it to powers of two, from 2 on"):
         Network(trainers=(count, 2))
+
+
+def test_what_is_counted_is_checked():
+    with pytest.raises(ValueError, match=r"counted is .* set it to numbers of trainers from 2 to 64"):
+        Network(counted=(8, 65), windows=(2, 2))
+    with pytest.raises(ValueError, match="set one of 1 or more for each"):
+        Network(windows=(200,))

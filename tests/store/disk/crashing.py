@@ -220,13 +220,31 @@ Held = tuple[dict[int, bytes], int]
 """What is found: rows, and their generation."""
 
 
-def found_on(disk: Disk, root: Path) -> tuple[Held, list[Held | None]]:
+Known = dict[object, Held | None]
+"""What was found of each part of a disk: the store, and what is frozen in a folder. Most crashes change one of them."""
+
+
+def part_of(disk: Disk, folder: str) -> object:
+    """What a process can find in a folder, and which names elsewhere are of its files."""
+    folders, names = disk.as_found()
+    inside = [path for path in folders if path.parts[0] == folder]
+    return folder, tuple(inside), tuple(name for name in names if name[0].parts[0] == folder)
+
+
+def found_on(disk: Disk, root: Path, known: Known) -> tuple[Held, list[Held | None]]:
     """Open the store and thaw what is frozen on a disk after a crash."""
     disk.write_to(root)
-    with DiskStore(root / "store", LAYOUT, files=Unsynced()) as store:
-        store.check()
-        found = contents(store), store.generation
-    return found, [try_thaw(root, root / folder) for folder in FROZEN]
+    parts = {folder: part_of(disk, folder) for folder in ("store", *FROZEN)}
+    if parts["store"] not in known:
+        with DiskStore(root / "store", LAYOUT, files=Unsynced()) as store:
+            store.check()
+            known[parts["store"]] = contents(store), store.generation
+    for folder in FROZEN:
+        if parts[folder] not in known:
+            known[parts[folder]] = try_thaw(root, root / folder)
+    found = known[parts["store"]]
+    assert found is not None
+    return found, [known[parts[folder]] for folder in FROZEN]
 
 
 def is_allowed(work: Workload, k: int, found: Held, thawed: list[Held | None]) -> None:
@@ -247,13 +265,14 @@ class UnsyncedCopies(Unsynced):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
-def goes_on(root: Path, files: Unsynced) -> None:
+def goes_on(root: Path, files: Unsynced, thawed: list[Held | None]) -> None:
     """What is found can be thawed and frozen again, over what there is of an earlier frozen state."""
     with DiskStore(root / "store", LAYOUT, files=files) as store:
-        for header in root.glob(f"frozen?/{frozen.HEADER}"):
-            found = try_thaw(root, header.parent)
-            frozen.load(store, header.parent)
-            assert found == (contents(store), store.generation)
+        for folder, found in zip(FROZEN, thawed, strict=True):
+            assert (root / folder / frozen.HEADER).is_file() == (found is not None)
+            if found:
+                frozen.load(store, root / folder)
+                assert found == (contents(store), store.generation)
         finish(store.freeze(root / "frozen0", None), root / "frozen0", files)
         assert try_thaw(root, root / "frozen0") == (contents(store), store.generation)
 
@@ -286,7 +305,7 @@ def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type
                 disk = killed_and_opened(disk, rng, root)
             else:
                 disk = disk.power_off(rng)
-            is_allowed(work, k, *found_on(disk, root))
+            is_allowed(work, k, *found_on(disk, root, {}))
             if crash < crashes - 1:
                 shutil.rmtree(root)
         shutil.rmtree(start)
@@ -325,6 +344,7 @@ def crash_everywhere(
             work.store._let_go()
             seen: dict[object, tuple[Held, list[Held | None]]] = {}
             went_on: set[object] = set()
+            known: Known = {}
             for k in range(len(work.files.ops) + 1):
                 before, after = ([*work.files.ops[k - 1 : k], ("",)][0][0], [*work.files.ops[k : k + 1], ("",)][0][0])
                 if before == after == "write":
@@ -340,9 +360,9 @@ def crash_everywhere(
                         found = disk.power_off(rng)
                     same, further = found.as_found(), turn < 2
                     if same not in seen or (further and same not in went_on):
-                        seen[same] = found_on(found, root)
+                        seen[same] = found_on(found, root, known)
                         if further:
-                            goes_on(root, Unsynced() if kind is Hooked else UnsyncedCopies())
+                            goes_on(root, Unsynced() if kind is Hooked else UnsyncedCopies(), seen[same][1])
                             went_on.add(same)
                         shutil.rmtree(root)
                     is_allowed(work, k, *seen[same])

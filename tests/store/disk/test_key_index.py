@@ -1,7 +1,5 @@
 import json
 import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from skirl.store.disk import key_index as places_module
 from skirl.store.disk.key_index import KeyIndex, _hash, _share, _whole
 from skirl.store.disk.records import INDEX_BITS
 from tests.cases import cases
+from tests.zygote import Python
 
 
 def arrays(slots: int = 64) -> list[np.ndarray]:
@@ -182,12 +181,13 @@ print(json.dumps({"above_bound": above, "bytes_a_row": anon / rows, "again": (st
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
 @pytest.mark.parametrize(("known", "bound"), [(1, 10), (0, 16)])
-def test_memory_a_row(known, bound, tmp_path):
+def test_memory_a_row(python: Python, known, bound, tmp_path):
     """At every step on the way, while it cleans, and when opened again; 882.8 million rows, of which 2 million are held."""
     batch, rows, slack = 20_000, 2_000_000, 12 << 20
-    script = [sys.executable, "-c", MEASURE, str(tmp_path), *map(str, (4, rows, batch, known, bound))]
     env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
-    measured = json.loads(subprocess.run(script, env=env, capture_output=True, text=True, check=True).stdout)
+    done = python.run(MEASURE, str(tmp_path), *map(str, (4, rows, batch, known, bound)), env=env)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
     print(measured)
     assert measured["rows"] == rows
     assert measured["above_bound"] < slack and measured["peak_above"] < 2 * slack

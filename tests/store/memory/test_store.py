@@ -2,8 +2,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
 from tests.store import frozen
 from tests.store.conformance import StoreConformance, contents, filled
-from tests.zygote import PIPE
+from tests.zygote import PIPE, Python
 
 
 class TestMemoryStore(StoreConformance):
@@ -69,12 +67,13 @@ print(json.dumps({"peak": status("VmHWM") - before, "above_bound": bound, "rows"
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
 @pytest.mark.parametrize(("width", "rows"), [(4, 3_000_000), (65, 400_000)])
-def test_memory_is_rows_and_20_bytes(width, rows):
+def test_memory_is_rows_and_20_bytes(python: Python, width, rows):
     """At the end, at every step on the way, and at the peak while growing; tables of any size cost nothing."""
     batch, slack = 10_000, 8 << 20
-    script = [sys.executable, "-c", MEASURE, str(width), str(rows), str(batch)]
     env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
-    measured = json.loads(subprocess.run(script, env=env, capture_output=True, text=True, check=True).stdout)
+    done = python.run(MEASURE, str(width), str(rows), str(batch), env=env)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
     print(measured)
     assert measured["rows"] == rows
     assert measured["above_bound"] < slack

@@ -10,7 +10,7 @@ from skirl.tools.flags import flags_of, option
 from skirl.train.commands import Report, Train
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart, svg
-from skirl.train.report.report import Left, _moving, as_text, drawn, facts
+from skirl.train.report.report import Left, _moving, drawn, facts
 from tests.pages import NONE, mistakes
 
 FLAGS = [
@@ -48,7 +48,7 @@ def test_numbers_are_those_of_the_result(run):
     ]
     assert found["auc"] == result["auc"]
     assert found["busy"]["plan"] == pytest.approx(result["movement"]["busy"]["plan"], rel=0.2)
-    assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write"}
+    assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write", "move"}
     best = min(result["test_logloss"], *(line["test_logloss"] for line in Left.of(run).evaluations))
     assert found["best"]["test_logloss"] == best
 
@@ -117,7 +117,7 @@ def test_no_text_is_cut_off_or_lies_on_a_line(browse, tmp_path):
         "machine": {"processor": "Some Processor at 2.10 GHz", "cores": 64},
     }  # fmt: skip
     left = Left(config, lines, [scores], None)
-    page = drawn("deep-cross-tiny-parquet-2024-01-01T00-00-00", left, as_text(facts(left)), {"valid": None}).html()
+    page = drawn("deep-cross-tiny-parquet-2024-01-01T00-00-00", left, facts(left), {"valid": None}).html()
     assert mistakes(browse, tmp_path, page) == NONE
 
 

@@ -156,9 +156,24 @@ class BankRows(ABC):
 
     # The two halves of an update, with room between them for the sums of others.
 
+    moves_ahead = False
+    """Whether another thread may call `values_ahead` and `apply` while the loop computes."""
+
     @abstractmethod
-    def values(self, work: Work) -> torch.Tensor:
-        """The weights of the current step's rows, one for each position: [positions, dim]."""
+    def values(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
+        """The weights of the current step's rows, one for each position, or for each in `which`: [positions, dim]."""
+
+    def values_ahead(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
+        """The same before the step's `load`, of rows that the step in the loop does not change."""
+        raise NotImplementedError
+
+    def picked(self, vectors: torch.Tensor, which: np.ndarray) -> torch.Tensor:
+        """Some of these vectors; which: int32."""
+        return vectors.index_select(0, torch.from_numpy(which).to(vectors.device))
+
+    def place(self, into: torch.Tensor, which: np.ndarray, vectors: torch.Tensor) -> None:
+        """Put vectors to `into[which]`; which: int32, distinct."""
+        into.index_copy_(0, torch.from_numpy(which).long().to(into.device), vectors)
 
     @abstractmethod
     def sums(self, update: Update, block: range | None = None) -> Sums:

@@ -159,9 +159,10 @@ class GpuRows(GpuBackward):
         order, forwards = by_step(step.forward_step)
         bags = None if shared is not None else joined_bags(ids)
         tree = None
-        if len(ids) > 1:
+        reads = work.reads[self.facts.number] if work.reads else None
+        if len(ids) > 1 and reads is None:
             tree = TreePlan.of(step.group_start, step.group_pos, work.parts(self.facts.number))
-        packed = Packed(plan_of(step, ids, joined_scales(ids, self.facts.dtype), order, bags, tree))
+        packed = Packed(plan_of(step, ids, joined_scales(ids, self.facts.dtype), order, bags, tree, reads))
         plan = self.plans.take(packed.nbytes)
         for block in (rows, plan):
             if block.copied is not None:
@@ -268,7 +269,8 @@ class GpuRows(GpuBackward):
             scale = views["scale"][at] if ids.scale is arrival.scales[micro] else self._up(ids.scale)
         offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
         out = self._gpu.empty(ids.bags, self.facts.dim)
-        arguments = self.rows, self.facts.dim, views["slots"][at], offsets, self.facts.features, scale, out
+        rows, places = self._read_from(work, views)
+        arguments = rows, self.facts.dim, places[at], offsets, self.facts.features, scale, out
         self._streams.compute.now(lambda: self._kernels.pool(*arguments))
         return out
 
@@ -288,17 +290,22 @@ class GpuRows(GpuBackward):
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         arrival, number = self._current(work), self.facts.number
         at = work.positions(number, micro)
-        slots = arrival.views["slots"][at]
+        rows, places = self._read_from(work, arrival.views)
+        places = places[at]
         bag_of = work.micros[micro].ids[number].bag_of
 
         def dots() -> np.ndarray:
-            out = torch.empty(slots.numel(), dtype=self._gpu.dtype, device=self._gpu.at)
-            arguments = self.rows, self.facts.dim, slots, self._gpu.up(bag_of), grad, self._gpu.up(live), out
+            out = torch.empty(places.numel(), dtype=self._gpu.dtype, device=self._gpu.at)
+            arguments = rows, self.facts.dim, places, self._gpu.up(bag_of), grad, self._gpu.up(live), out
             self._kernels.weight_grad(*arguments)
             return out.cpu().numpy()
 
         self._streams.begin()
         return self._streams.compute.now(dots)
+
+    def _read_from(self, work: Work, views: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a step's positions read, and their places in it: the cache, or the values that owners sent."""
+        return (work.values[self.facts.number], views["place"]) if work.reads else (self.rows, views["slots"])
 
     def _up(self, array: np.ndarray) -> torch.Tensor:
         return self._streams.compute.now(lambda: self._gpu.up(array))

@@ -68,7 +68,7 @@ class GpuBackward(BankRows):
         self._streams.begin()  # autograd's thread has the stream of the forward
         self._streams.compute.run(apply)
 
-    def values(self, work: Work) -> torch.Tensor:
+    def values(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
         slots = self._current(work).views["slots"]
         self._streams.begin()
         out = self._gpu.empty(len(slots), self.facts.dim)
@@ -81,28 +81,34 @@ class GpuBackward(BankRows):
         arrival, tree = self._current(work), None
         views, scales, all_live = arrival.views, self._scales(arrival), bool(update.live.all())
         if block is not None or arrival.tree is None:
-            parts, step = work.parts(bank), work.steps[bank]
-            tree = TreePlan.of(step.group_start, step.group_pos, parts if block is None else parts.within(block))
+            parts = work.parts(bank)
+            tree = TreePlan.of(*work.groups(bank), parts if block is None else parts.within(block))
+        starts = ("read_start", "read_pos") if work.reads else ("group_start", "group_pos")
+        groups_of = views[starts[0]], views[starts[1]]
 
         def sums() -> Sums:
             live = self._nothing if all_live else self._remembered("live", update.live)
             groups = self._bags_of(arrival), self._sent(views, scales), update.grads, live
             if tree is not None:
-                return self._summed(views, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
+                return self._summed(groups_of, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
             assert arrival.tree is not None
-            return self._summed(views, groups, arrival.tree, views["stretches"], views["runs"])
+            return self._summed(groups_of, groups, arrival.tree, views["stretches"], views["runs"])
 
         self._streams.begin()
         return self._streams.compute.now(sums)
 
     def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
-        views, step = self._current(work).views, work.steps[self.facts.number]
+        arrival, step = self._current(work), work.steps[self.facts.number]
+        planned = step is arrival.work.steps[self.facts.number]
         tree = TreePlan.of(step.group_start, step.group_pos, parts)
 
         def sums() -> Sums:
             each = torch.arange(len(given.values), dtype=torch.int32, device=self._gpu.at)
             groups = each, self._no_scale, given.values, given.counted
-            return self._summed(views, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
+            starts = arrival.views["group_start"], arrival.views["group_pos"]
+            if not planned:
+                starts = self._gpu.up(step.group_start), self._gpu.up(step.group_pos)
+            return self._summed(starts, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
 
         self._streams.begin()
         return self._streams.compute.now(sums)
@@ -123,13 +129,12 @@ class GpuBackward(BankRows):
         self._streams.compute.run(apply)
 
     def _summed(
-        self, views: dict[str, torch.Tensor], groups: tuple[torch.Tensor, ...], tree: TreePlan, stretches: torch.Tensor,
-        runs: torch.Tensor,
+        self, starts: tuple[torch.Tensor, torch.Tensor], groups: tuple[torch.Tensor, ...], tree: TreePlan,
+        stretches: torch.Tensor, runs: torch.Tensor,
     ) -> Sums:  # fmt: skip
-        m, rows = len(stretches), len(views["rows"])
+        m, rows = len(stretches), len(starts[0]) - 1
         partial = self._gpu.empty(m, self.facts.dim)
         marks = torch.empty(m + rows, dtype=torch.int32, device=self._gpu.at)
-        starts = views["group_start"], views["group_pos"]
         self._gpu.kernels.sums(*starts, *groups, stretches, runs, tree.rounds, partial, marks)
         return Sums(partial[:rows], marks[:rows] > 0)
 
@@ -144,7 +149,8 @@ class GpuBackward(BankRows):
         )  # fmt: skip
 
     def _current(self, work: Work) -> Arrival:
-        assert self._now is not None and self._now.work is work, "rows of another step are in place"
+        # An owner's work may be narrowed to some rows of the step: its micro-batches are the same.
+        assert self._now is not None and self._now.work.micros is work.micros, "rows of another step are in place"
         return self._now
 
     def _bags_of(self, arrival: Arrival) -> torch.Tensor:

@@ -12,6 +12,7 @@ from skirl.engine.device.streams import Event
 from skirl.engine.kernels.hot_rows import stretches_of
 from skirl.engine.kernels.tree_plan import TreePlan
 from skirl.engine.work import Work
+from skirl.oracle.halves import Reads
 from skirl.oracle.step import Step
 
 
@@ -74,8 +75,9 @@ def by_step(forward_step: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, 
 
 
 def plan_of(
-    step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray | None, tree: TreePlan | None
-) -> dict[str, np.ndarray]:
+    step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray | None, tree: TreePlan | None,
+    reads: Reads | None = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
     """What the device needs to know of a step: about 20 bytes an id.
 
     **Arguments**
@@ -87,6 +89,7 @@ def plan_of(
     - `bags`: the output's row of each position. None where the device has them from another batch: with one id a bag, all
       batches of one size have the same, and need no offsets either.
     - `tree`: how sums over several micro-batches are made.
+    - `reads`: what this trainer reads, where rows have owners.
     """
     arrays = {
         "slots": step.slots,
@@ -103,6 +106,8 @@ def plan_of(
         "new_slots": step.new_slots,
         "scale": scale,
     }
+    if reads is not None:
+        arrays |= {"place": reads.place, "read_start": reads.group_start, "read_pos": reads.group_pos}
     if bags is not None:
         arrays["bag_of"] = bags
     if tree is not None:

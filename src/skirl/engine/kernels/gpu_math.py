@@ -3,7 +3,9 @@
 A program works on a block [ROWS, D]: D is a row's dim filled up to a power of two and masked, so one kernel serves all dims.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -49,9 +51,19 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+_one_at_a_time = threading.Lock()
+
+
+@contextmanager
+def _interpreted() -> Iterator[None]:
+    """In numpy, infinities and NaN are warned of; and Triton's language is patched while a kernel runs, for all threads."""
+    with _one_at_a_time, np.errstate(all="ignore"):
+        yield
+
+
 def quiet() -> AbstractContextManager[Any]:
-    """No warnings about infinities and NaN in the interpreter, which is numpy: a GPU gives none."""
-    return np.errstate(all="ignore") if INTERPRETED else nullcontext()
+    """What a kernel runs in: a GPU needs nothing, the interpreter one kernel at a time and no warnings."""
+    return _interpreted() if INTERPRETED else nullcontext()
 
 
 def launch(kernel: Any, n: int, *args: Any, tiles: int = 1, **options: Any) -> None:

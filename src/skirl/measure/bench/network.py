@@ -1,4 +1,4 @@
-"""What trainers exchange and what it costs: dense gradients beside the backend's own sum, rows, and the cost of shards."""
+"""What trainers exchange and what it costs: dense gradients beside the backend's own sum, rows beside other schemes."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from skirl.measure.bench import wire
+from skirl.core.tree import block_of, check_shards
+from skirl.measure.bench import movement, wire
 from skirl.measure.bench.helpers import Watch, at_least_one, result
 
 
@@ -32,18 +33,27 @@ class Network:
     """Of the rows."""
     shards: int = 8
     """Of a step that one process computes, beside the same step as one batch."""
+    counted: tuple[int, ...] = (8, 16, 32, 64)
+    """Trainers whose vectors are counted, of each scheme, without processes; up to 64."""
+    windows: tuple[int, ...] = (200, 20, 20, 20)
+    """Batches ahead that are known, for each of those numbers."""
+    samples: int = 2048
+    """Of a step, of each of those trainers."""
     seed: int = 0
     """Of the ids, which are like those of Criteo Kaggle."""
     json: bool = False
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "numbers", "rounds", "steps", "dim")
+        at_least_one(self, "numbers", "rounds", "steps", "dim", "samples")
+        if not self.counted or any(not 2 <= count <= movement.MOST for count in self.counted):
+            raise ValueError(f"counted is {self.counted}: set it to numbers of trainers from 2 to {movement.MOST}")
+        if len(self.windows) != len(self.counted) or min(self.windows) < 1:
+            raise ValueError(f"windows is {self.windows} for counted {self.counted}: set one of 1 or more for each")
         if not self.trainers or any(count < 2 or count & (count - 1) for count in self.trainers):
             raise ValueError(f"trainers is {self.trainers}: set it to powers of two, from 2 on")
+        check_shards(self.shards)
         most = max(*self.trainers, self.shards)
-        if self.shards < 1 or self.shards & (self.shards - 1):
-            raise ValueError(f"shards is {self.shards}: set it to a power of two")
         if self.batch < most or self.batch % most:
             raise ValueError(
                 f"batch is {self.batch}: set it to a multiple of {most}, the most parts that it is cut into"
@@ -57,16 +67,22 @@ class Network:
         dense = {str(count): _measured(count, "dense", self.numbers, self.rounds)[0] for count in self.trainers}
         rows = {str(count): wire.overhead(_measured(count, "wire", *stream), *stream) for count in self.trainers}
         shards = shards_vs_whole(self.batch, self.shards)
+        moved = [
+            movement.schemes(movement.Task(count, self.samples, window, seed=self.seed))
+            for count, window in zip(self.counted, self.windows)
+        ]
         return result(
             "network",
             self,
-            "trainers numbers rounds batch steps dim shards seed",
+            "trainers numbers rounds batch steps dim shards counted windows samples seed",
+            **{name: moved[0][name] for name in movement.RATIOS},
             wire_overhead={count: figures["ratio"] for count, figures in rows.items()},
             dense_vs_allreduce={count: figures["ratio"] for count, figures in dense.items()},
             shards_vs_whole=shards["shards_vs_whole"],
             wire=rows,
             dense=dense,
             sharded=shards,
+            movement={str(count): facts for count, facts in zip(self.counted, moved)},
         )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -81,6 +97,14 @@ class Network:
                 + f"\n{rows['ratio']:.3f}x the bytes of {rows['vectors']:,} vectors of {result['dim']} numbers"
                 + ("" if rows["as_planned"] else f"; the plan has {rows['vectors_planned']:,}")
             )
+        for count, facts in result["movement"].items():
+            best, vectors = facts["rows_vs_best"], facts["vectors"]
+            lines[f"{count} counted"] = (
+                f"{vectors['owners']:,.0f} vectors a step of {facts['batch']:,} samples, {vectors['owners_critical']:,.0f} "
+                f"critical; a ring all-reduce: {facts['rows_vs_allreduce']:.2f}x, its critical part "
+                f"{facts['critical_vs_allreduce']:.2f}x\npooled all-to-all: {facts['rows_vs_alltoall']:.2f}x; best owners, "
+                f"knowing the future: 1/{best['rowwise_adagrad']:.2f} (row-wise Adagrad), 1/{best['adam']:.2f} (Adam)"
+            )
         return lines | {
             "one process": f"{result['shards_vs_whole']:.2f}x the CPU of one batch of {result['batch']:,} in "
             f"{result['shards']} shards"
@@ -88,19 +112,25 @@ class Network:
 
 
 def dense(numbers: int, rounds: int) -> dict[str, Any]:
-    """One rank's part: sum the gradients of layers, by the tree and by the backend, each from `.grad` to `.grad`."""
+    """One rank's part: sum the gradients of layers, as the loop does and by the backend, each from `.grad` to `.grad`."""
     import torch
     import torch.distributed as dist
 
-    from skirl.peers.dense import Dense
+    from skirl.core.optim import SGD
+    from skirl.core.tables import Table
+    from skirl.nn.collection import EmbeddingBagCollection
+    from skirl.nn.dense_sums import DenseSums
+    from skirl.peers.job import using
     from skirl.peers.start import join
 
     torch.set_num_threads(1)
     wide = max(1, int(numbers**0.5) // 2)
     sizes = [wide * wide] * (numbers // (wide * wide)) + ([rest] if (rest := numbers % (wide * wide)) else [])
-    with join(patience=120) as peers:
-        weights = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
-        summed = Dense(peers, weights, shards=peers.size)
+    with join(patience=120) as peers, using(peers):
+        weights = torch.nn.ParameterList(torch.zeros(size) for size in sizes)
+        rows = EmbeddingBagCollection([Table("none", 1, 1)], optimizer=SGD(lr=1.0), cache=1)  # a model has some
+        model = torch.nn.ModuleList([weights, rows])
+        sums = DenseSums(model, peers.size, mine=block_of(peers.rank, peers.size, peers.size), peers=peers)
         parts = [
             [torch.randn(size, generator=torch.Generator().manual_seed(97 * rank + n)) for n, size in enumerate(sizes)]
             for rank in range(peers.size)
@@ -108,8 +138,8 @@ def dense(numbers: int, rounds: int) -> dict[str, Any]:
         flat = torch.zeros(numbers)
 
         def ours() -> None:
-            summed.begin()
-            summed.reduce()
+            sums.begin(0)
+            sums.complete()
 
         def theirs() -> None:
             grads = [weight.grad for weight in weights if weight.grad is not None]

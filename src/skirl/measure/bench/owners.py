@@ -3,19 +3,17 @@
 All ranks run in one process, one after the other; what crosses between them is written and read as it would be.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
-import numpy as np
 
 from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
+from skirl.measure.bench.driven import Owner, Timed
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.seen import Seen
-from skirl.oracle.together import Joined, JointPlanner, Together
+from skirl.oracle.together import Joined
 
 
 def parts_of(batch: Positions, ranks: int) -> list[Positions]:
@@ -34,21 +32,6 @@ def parts_of(batch: Positions, ranks: int) -> list[Positions]:
     return out
 
 
-class _Timed:
-    """Time of one rank's thread, by what it did; none before it is told to count."""
-
-    def __init__(self) -> None:
-        self.counts = False
-        self.ms: dict[str, float] = {}
-
-    def __call__(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        began = time.thread_time()
-        out = call(*args)
-        if self.counts:
-            self.ms[what] = self.ms.get(what, 0.0) + (time.thread_time() - began) * 1e3
-        return out
-
-
 def divided(
     schema: Schema, batches: Iterable[Positions], *, ranks: int, capacity: int, plan: Plan, warm: int
 ) -> dict[str, Any]:
@@ -63,8 +46,9 @@ def divided(
     - `warm`: time counts from this batch on.
     """
     one: Planner[None] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
-    joint = [_owner(schema, rank, ranks, capacity, plan) for rank in range(ranks)]
-    alone, each = _Timed(), [_Timed() for _ in joint]
+    placement, each_has = Placement.even(ranks), [max(1, capacity // ranks)]
+    owners: list[Owner[None]] = [Owner(schema, rank, placement, each_has, plan) for rank in range(ranks)]
+    alone, each = Timed(), [Timed() for _ in owners]
     moved = {"one": 0, "owners": 0}
     steps = rows = words = count = 0
 
@@ -72,10 +56,10 @@ def divided(
         for step in _all(lambda: alone("plan", one.next)):
             moved["one"] += step[1][0].fetches
             one.executed(step[1][0].number)
-        for timed, owner in zip(each, joint, strict=True):
+        for timed, owner in zip(each, owners, strict=True):
             for _, _, (step,) in _all(lambda timed=timed, owner=owner: timed("plan", owner.next)):
                 moved["owners"] += step.fetches
-                owner.planner.executed(step.number)
+                owner.executed(step.number)
 
     for number, batch in enumerate(batches):
         for timed in (alone, *each):
@@ -84,20 +68,20 @@ def divided(
         one.add(None, [batch], 0)
         out = [
             timed("ask", owner.together.ask, [part], timed("vote", owner.vote))
-            for timed, owner, part in zip(each, joint, parts_of(batch, ranks), strict=True)
+            for timed, owner, part in zip(each, owners, parts_of(batch, ranks), strict=True)
         ]
-        for timed, owner, given in zip(each, joint, zip(*out, strict=True), strict=True):
+        for timed, owner, given in zip(each, owners, zip(*out, strict=True), strict=True):
             answer: Joined = timed("join", owner.together.answer, given)
             rows += int(answer.reads[0].ask[-1])
-            timed("add", owner.added, None, answer, 0)
+            timed("add", owner.add, None, answer, 0)
         words += sum(len(letter) for letters in out for letter in letters)
         planned(number)
         count += 1
     for timed in (alone, *each):
         timed.counts = False
     one.end()
-    for owner in joint:
-        owner.planner.end()
+    for owner in owners:
+        owner.end()
     planned(count)
     busiest = max(each, key=lambda timed: sum(timed.ms.values()))
     all_ms, one_ms = sum(busiest.ms.values()), sum(alone.ms.values())
@@ -110,15 +94,6 @@ def divided(
         "rows_a_trainer": rows / count / ranks,
         "id_bytes_a_row": round(4 * words / rows, 3),
     }
-
-
-def _owner(schema: Schema, rank: int, ranks: int, capacity: int, plan: Plan) -> JointPlanner[None]:
-    together = Together([schema], rank, Placement.even(ranks), _not_called)
-    return JointPlanner(together, bank_planners(schema, [max(1, capacity // ranks)], plan, Seen(schema)), plan)
-
-
-def _not_called(given: Sequence[np.ndarray]) -> list[np.ndarray]:
-    raise AssertionError("all ranks are here: nothing is exchanged")
 
 
 def _all(call: Callable[[], Any]) -> Iterator[Any]:

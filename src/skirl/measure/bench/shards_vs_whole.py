@@ -15,7 +15,6 @@ from skirl.data.synthetic import Synthetic
 from skirl.models.dlrm import DLRM
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.train.sharded import divided
 
 READ = 8
 """Batches that are made beforehand and come again and again."""
@@ -39,19 +38,18 @@ class Trainer:
 
     **Arguments**
 
-    - `batches`: global ones.
-    - `source`: says the tables.
+    - `source`: of the global batches.
     - `shards`: of a step; 1: a step is one batch.
     - `stack`: closes the lookahead.
     """
 
-    def __init__(self, batches: list[Batch], source: Synthetic, shards: int, stack: ExitStack) -> None:
+    def __init__(self, source: Synthetic, shards: int, stack: ExitStack) -> None:
         tables = source.tables(16)
         embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache="100%")
         torch.manual_seed(0)
         self.model = DLRM.paper(embeddings, dense_features=source.dense_features)
         self.dense = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        parts = batches if shards == 1 else [part for batch in batches for part in divided(batch, shards)]
+        parts = list(source.sharded(0, shards, shards))
         self.ahead: Lookahead = stack.enter_context(lookahead(Again(parts), self.model, depth=4, shards=shards))
         self.shards = shards
         self._batches = iter(self.ahead)
@@ -79,12 +77,11 @@ def shards_vs_whole(batch: int = 4096, shards: int = 8, steps: int = 20, rows_sc
     - `rows_scale`: of the tables of Criteo Kaggle, which are all in the cache.
     """
     source = Synthetic("criteo-kaggle", batch_size=batch, batches=READ, rows_scale=rows_scale)
-    batches = list(source)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # where threads wait for each other, their CPU time says nothing
     try:
         with ExitStack() as stack:
-            ways = [Trainer(batches, source, of, stack) for of in (1, shards)]
+            ways = [Trainer(source, of, stack) for of in (1, shards)]
             for _ in range(2):
                 for way in ways:
                     way.step()

@@ -9,8 +9,10 @@ from skirl.core.tables import Schema
 from skirl.data.synthetic import Synthetic
 from skirl.train.fingerprints import rows_of
 
-CHANNELS = ("rows", "ids")
-"""What training rows takes: values and gradients, and the ids of the batches ahead."""
+VECTORS = ("rows", "moves")
+"""What carries values and gradients: those that the loop waits for, and those that travel while it computes."""
+CHANNELS = (*VECTORS, "ids", "links")
+"""What training rows takes: these, the ids of the batches ahead, and which vectors are critical."""
 
 
 def source_of(batch: int, steps: int, dim: int, seed: int) -> tuple[Synthetic, list[Any]]:
@@ -56,15 +58,18 @@ def planned(trainers: int, batch: int, steps: int, dim: int, seed: int) -> np.nd
 
 def overhead(ranks: list[dict[str, Any]], batch: int, steps: int, dim: int, seed: int) -> dict[str, Any]:
     """Bytes over those of the vectors alone, and whether the vectors are those of the plan."""
-    rows = [rank["channels"]["rows"] for rank in ranks]
     expected = planned(len(ranks), batch, steps, dim, seed)
-    sent = np.array([counters["sent"] for counters in rows])
-    received = np.array([counters["received"] for counters in rows]).T
+    sent, received = (
+        np.sum([[rank["channels"][name][way] for rank in ranks] for name in VECTORS], axis=0)
+        for way in ("sent", "received")
+    )
+    received = received.T
     by_channel = {name: sum(sum(rank["channels"][name]["bytes_sent"]) for rank in ranks) for name in CHANNELS}
     vectors = int(sent.sum())
     return {
         "ratio": sum(by_channel.values()) / (vectors * dim * 4),
         "vectors": vectors,
+        "vectors_critical": sum(sum(rank["channels"]["rows"]["sent"]) for rank in ranks),
         "vectors_planned": int(expected.sum()),
         "as_planned": bool((sent == expected).all() and (received == expected).all()),
         "bytes": by_channel,

@@ -22,6 +22,8 @@ summary { cursor: pointer; color: #1b6ca8; }
 .charts svg { width: 100%; }
 .bars { width: 100%; } .bars th { white-space: nowrap; }
 .bars td:last-child { width: 45%; } .bars div { height: 1.1em; margin-top: .2em; min-width: 1px; }
+.lanes td:last-child { white-space: nowrap; font-size: 0; } .lanes div { display: inline-block; height: 18px; min-width: 0; }
+.keys span { margin-right: 1.2em; } .keys i { display: inline-block; width: .8em; height: .8em; }
 @media (max-width: 600px) {
   body { margin: 1em auto; }
   th, td { padding-right: .6em; }
@@ -95,6 +97,22 @@ class Page:
             for i, (name, (value, text)) in enumerate(bars.items())
         )
         self._parts.append("".join(['<table class="bars">', *rows, "</table>"]))
+
+    def lanes(self, lanes: Mapping[str, Mapping[str, float]], said: Mapping[str, str]) -> None:
+        """One bar for each lane, of parts one after the other, over one scale; and what is said of the lane."""
+        most = max((sum(parts.values()) for parts in lanes.values()), default=0.0) or 1.0
+        names = list(dict.fromkeys(name for parts in lanes.values() for name in parts))
+        color = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
+        keys = "".join(f'<span><i style="background:{color[name]}"></i> {escape(name)}</span>' for name in names)
+        rows = []
+        for lane, parts in lanes.items():
+            bar = "".join(
+                f'<div style="width:{100 * value / most:.2f}%;background:{color[name]}" '
+                f'title="{escape(name)}: {value:.2f} s"></div>'
+                for name, value in parts.items()
+            )
+            rows.append(f"<tr><th>{escape(lane)}</th><td>{escape(said[lane])}</td><td>{bar}</td></tr>")
+        self._parts.append("".join([f'<p class="keys">{keys}</p><table class="bars lanes">', *rows, "</table>"]))
 
     def html(self) -> str:
         """The whole file."""

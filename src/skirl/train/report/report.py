@@ -10,6 +10,7 @@ from skirl.tools.flags import option
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import clock, hidden
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
+from skirl.train.report.lanes import FORM, as_lines, check, draw, of_all
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart
 from skirl.train.report.run_folder import CONFIG, METRICS, RESULT, lines_of
@@ -33,14 +34,17 @@ OF_CONFIG: dict[str, Any] = {
 }  # fmt: skip
 STAGES = {
     "plan": "planning", "fetch": "fetching rows", "write": "writing rows", "load": "loading into the cache",
+    "move": "moving rows between trainers",
 }  # fmt: skip
 """As the page calls them."""
 OF_RESULT: dict[str, Any] = {"checkpoints": {"stopped_by": ANY}}
 LATER: dict[str, Any] = {
-    "failed": TEXT, "best": {"folder": TEXT, "step": COUNT}, "missing": [TEXT],
+    "by_trainer": FORM,
+    "failed": TEXT, "trainers": COUNT, "best": {"folder": TEXT, "step": COUNT}, "missing": [TEXT],
     "changes": [{"flag": TEXT, "was": ANY, "is": ANY, "step": COUNT}],
 }  # fmt: skip
 """What a config or a result need not have; null is as good as nothing."""
+MOVED = ("touched", "fetched", "new", "written")
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,14 @@ class Left:
             if line["kind"] in FORMS:
                 _checked(f"{path}, line {number}", line, FORMS[line["kind"]])
                 by_kind[line["kind"]].append(line)
+        ended = _checked(str(result), _read(result), OF_RESULT) if result.is_file() else None
+        if ended is not None and (found := ended.get("by_trainer")) is not None:
+            check(str(result), found)
         return cls(
             config=_checked(str(folder / CONFIG), _read(folder / CONFIG), OF_CONFIG),
             lines=by_kind["train"],
             evaluations=by_kind["eval"],
-            result=_checked(str(result), _read(result), OF_RESULT) if result.is_file() else None,
+            result=ended,
         )
 
     def sums(self, name: str) -> dict[str, float]:
@@ -99,7 +106,7 @@ def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict
     numbers = facts(left)
     with writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(drawn(folder.name, left, as_text(numbers), defaults).html(), encoding="utf-8", errors="replace")
+        page.write_text(drawn(folder.name, left, numbers, defaults).html(), encoding="utf-8", errors="replace")
     return {"command": "report", "run": str(folder), "page": str(page), **numbers}
 
 
@@ -113,6 +120,7 @@ def facts(left: Left) -> dict[str, Any]:
         "run_failed": (left.result or {}).get("failed"),
         "missing": (left.result or {}).get("missing"),
         "kept": (left.result or {}).get("best"),
+        "by_trainer": (left.result or {}).get("by_trainer"),
         "changes": left.config.get("changes") or [],
         "flags": left.config["flags"],
         "steps": last.get("step", 0),
@@ -120,7 +128,9 @@ def facts(left: Left) -> dict[str, Any]:
         "seconds": seconds,
         "samples_per_second": sum(line["samples_per_second"] * line["seconds"] for line in left.lines)
         / max(seconds, 1e-9),
-        **{name: last.get(name) for name in ("loss", "auc", "ne", "touched", "fetched", "new", "written")},
+        **{name: last.get(name) for name in ("loss", "auc", "ne", *MOVED)},
+        **of_all((left.result or {}).get("by_trainer"), MOVED),
+        "trainers": left.config.get("trainers") or 1,
         "best": min(left.evaluations, key=lambda line: line["test_logloss"], default=None),
         "stall": stall,
         "read": left.sum("read"),
@@ -157,28 +167,35 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
             f"log loss {best['test_logloss']:.4f}, AUC {_number(best['test_auc'])} at step {best['step']:,}, its best"
             + (f"; step {run['kept']['step']:,} is kept in {run['kept']['folder']}" if run["kept"] else "")
         )
+    whose = "" if run["trainers"] == 1 or run["by_trainer"] else "of trainer 0: "
     lines["rows"] = (
-        f"{run['touched']:,} touched; {run['fetched'] / steps:,.0f} brought in again, {run['new'] / steps:,.0f} made "
+        f"{whose}{run['touched']:,} touched; {run['fetched'] / steps:,.0f} brought in again, {run['new'] / steps:,.0f} made "
         f"and {run['written'] / steps:,.0f} written a step"
     )
     lines["hidden"] = hidden(run["hidden"], run["fetched"] + run["written"])
     lines["waited"] = f"{run['stall']:.2f} s for rows, {run['read']:.2f} s for the loader" + _culprits(run["blame"])
-    return lines
+    return lines | as_lines(run["by_trainer"])
 
 
-def drawn(name: str, left: Left, text: Mapping[str, str], defaults: Mapping[str, Any]) -> Page:
+def drawn(name: str, left: Left, numbers: Mapping[str, Any], defaults: Mapping[str, Any]) -> Page:
     """The page of a run."""
     page = Page(f"Run {name}")
-    page.facts(text)
+    page.facts(as_text(numbers))
     if left.lines:
         page.heading("Learning")
         page.charts(_learning(left))
         page.heading("Speed and movement")
         page.charts(_moving(left))
+        if numbers["trainers"] > 1:
+            page.note("Rows, and the time that the loop waited, are those of trainer 0.")
         page.heading("Where time went")
         blame = left.sums("blame")
         page.bars(
-            {STAGES.get(n, n): (seconds, _seconds(seconds, blame.get(n))) for n, seconds in left.sums("busy").items()}
+            {
+                STAGES.get(n, n): (seconds, _seconds(seconds, blame.get(n)))
+                for n, seconds in left.sums("busy").items()
+                if seconds or n != "move"
+            }
             | {
                 name: (left.sum(what), _seconds(left.sum(what)))
                 for name, what in (("waiting for rows", "stall"), ("waiting for the loader", "read"))
@@ -188,6 +205,8 @@ def drawn(name: str, left: Left, text: Mapping[str, str], defaults: Mapping[str,
             "Planning, fetching and writing run beside the training loop; loading and waiting are on its own time. A "
             "stage is to blame for the seconds that it was at work while the loop waited."
         )
+    if left.result is not None and left.result.get("by_trainer"):
+        draw(page, left.result["by_trainer"])
     if left.evaluations:
         page.heading("Evaluations")
         page.table(

@@ -49,8 +49,9 @@ class RunFolder:
         every: int = 50,
         wandb: str | None = None,
         resume: bool = False,
+        trainers: int = 1,
     ) -> None:
-        """folder: "none" writes nothing, "auto" makes a new one, named after `name` and the time."""
+        """folder: "none" writes nothing, "auto" makes a new one, named after `name` and the time. trainers: how many."""
         self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
         self.every = every
         self.begun_at = 0
@@ -60,7 +61,7 @@ class RunFolder:
         self._changes: list[Change] = []
         self._auto = folder == "auto"
         self._name, self._flags = name, dict(flags)
-        self._wandb = wandb
+        self._wandb, self._trainers = wandb, trainers
         self._missing = Missing()
         self._sinks: list[Any] = []
         self._since = Since()
@@ -185,6 +186,7 @@ class RunFolder:
             "machine": machine(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "begun_at": self.begun_at,
+            "trainers": self._trainers,
             "changes": self._changes,
         }
 
@@ -233,23 +235,29 @@ def _new_folder(runs: Path, name: str) -> Path:
 
 
 def _cut(path: Path, step: int) -> None:
-    """Drop the lines after a step, and what a kill left of the last one; a full disk does not stand in the way."""
+    """Drop the lines after a step, and what a kill left of the last one; a full disk does not stand in the way.
+
+    The file is another one then: an older start of the run that lives somewhere still writes no more lines into this one.
+    """
     if not path.exists():
         return
     kept = sum(1 for line in lines_of(path.parent) if step and line["step"] <= step)
-    whole = path.read_bytes().split(b"\n")[:kept]
-    os.truncate(path, sum(len(line) + 1 for line in whole))
+    whole = b"".join(line + b"\n" for line in path.read_bytes().split(b"\n")[:kept])
+    try:
+        _replace(path, whole)
+    except OSError:
+        os.truncate(path, len(whole))
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
-    _replace(path, json.dumps(value, indent=1, default=str) + "\n")
+    _replace(path, (json.dumps(value, indent=1, default=str) + "\n").encode())
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, content: bytes) -> None:
     """All of it or nothing, whenever the run is killed."""
     new = path.with_name(path.name + ".new")
     try:
-        new.write_text(text, encoding="utf-8")
+        new.write_bytes(content)
         new.replace(path)
     except OSError:
         with suppress(OSError):

@@ -1,0 +1,54 @@
+"""Train in a Ray cluster: `python ray_train.py /shared/run 4`, the folder for checkpoints and how many trainers.
+
+Ray Train starts the processes, says in the environment which of them each is, and starts all again when one is lost. The run
+then goes on from its last checkpoint. Each trainer is a process with one thread, for bits belong to a number of threads.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+FLAGS: dict[str, Any] = {
+    "data": "synthetic:tiny",
+    "model": "dlrm-tiny",
+    "dim": 4,
+    "batch": 64,
+    "steps": 40,
+    "cache": "2000",
+    "shards": 4,
+    "save_every": 10,
+    "resume": True,
+    "threads": 1,
+    "quiet": True,
+}
+
+
+def trainer(flags: dict[str, Any]) -> None:
+    """One of the trainers."""
+    import ray.train
+
+    from skirl.train.commands import Train
+
+    found = Train.of(**flags).run()
+    if found["failed"]:
+        raise RuntimeError(found["failed"])
+    ray.train.report({"steps": found["steps"], "loss": found["loss"]["last"], "trainers": found["trainers"]})
+
+
+def main(folder: str, trainers: int) -> None:
+    """All of them."""
+    job: Any = TorchTrainer(
+        trainer,
+        train_loop_config=FLAGS | {"save": Path(folder) / "saves", "run": f"{folder}/run"},
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=trainers, use_gpu=False),
+        run_config=RunConfig(name="skirl", storage_path=folder, failure_config=FailureConfig(max_failures=-1)),
+    )
+    print(job.fit().metrics)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,150 @@
+"""Sums of gradients on their way from the trainers that read rows to the one that owns them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from skirl.core.tree import block_of, leaves_of, subtrees
+from skirl.engine.device.base import BankRows, Sums, Update
+from skirl.engine.kernels.tree import Parts
+from skirl.engine.work import Waiting, Work, begins
+from skirl.oracle.step import Step
+from skirl.peers.base import Channel, Swapping
+from skirl.tools.jit import kernel
+
+
+class Gradients:
+    """The sums of one bank's rows in one step, or of some of these rows.
+
+    **Arguments**
+
+    - `rows`: the bank.
+    - `update`: what the backward brought.
+    - `sent`: of each subtree of this trainer, the sums of the rows that it reads.
+    - `trees`: of each trainer, its subtrees.
+    - `which`: some rows, as this trainer reads them and as it is asked for them; None: all.
+    """
+
+    def __init__(
+        self,
+        rows: BankRows,
+        update: Update,
+        sent: Sequence[torch.Tensor],
+        trees: list[list[range]],
+        which: Waiting | None = None,
+    ) -> None:
+        bank = rows.facts.number
+        self._rows, self._update, self._trees, self._sent, self._which = rows, update, trees, sent, which
+        self._ask, self._serve = update.work.reads[bank].ask, update.work.serve[bank]
+        if which is not None:
+            self._ask, self._serve = begins(which.rows)[self._ask], begins(which.requests)[self._serve]
+
+    def begin(self, channel: Channel, tag: str) -> Swapping:
+        """Send them to their owners."""
+        sent, ask, serve = self._sent, np.diff(self._ask), np.diff(self._serve)
+        if self._which is not None:
+            rows = np.flatnonzero(self._which.rows).astype(np.int32)
+            sent = [self._rows.picked(part, rows) for part in sent]
+        send = sent[0] if len(sent) == 1 else _by_owner(sent, self._ask)
+        self._sent = ()
+        counts = [n * len(tree) for n, tree in zip(serve.tolist(), self._trees)]
+        return channel.begin_swap(send, (ask * len(sent)).tolist(), counts, tag=tag)
+
+    def apply(self, come: torch.Tensor) -> None:
+        """What all trainers sent this one, to the rows that it owns."""
+        rows, update, serve, trees = self._rows, self._update, self._serve, self._trees
+        given = Sums(come, ~((come[:, 0] == 0) & torch.signbit(come[:, 0])))
+        ends = np.cumsum([n for n, tree in zip(np.diff(serve), trees) for _ in tree])
+        parts = Parts(ends, np.array([leaves.start for tree in trees for leaves in tree]))
+        step = update.work.steps[rows.facts.number]
+        step = step if self._which is None else narrowed(step, self._which.requests)
+        spread = step if len(ends) == len(trees) else _spread(step, serve, trees)
+        sums = rows.combined(_with(update.work, rows, spread), parts, given)
+        rows.apply(_with(update.work, rows, step), sums, update.scalars, update.step, 1 / update.work.shards)
+
+
+def trees_of(work: Work, size: int) -> list[list[range]]:
+    """The subtrees of each trainer."""
+    return [subtrees(block.start, block.stop) for block in _blocks(work, size)]
+
+
+def _blocks(work: Work, size: int) -> list[range]:
+    """The leaves of each trainer."""
+    each = len(work.micros) // len(range(work.shards) if work.mine is None else work.mine)
+    return [leaves_of(block_of(rank, size, work.shards), each) for rank in range(size)]
+
+
+def marked(sums: Sums) -> torch.Tensor:
+    """Values that say which of them count: sums begin at +0, so that none of those that do is -0."""
+    return sums.values.masked_fill_(~sums.counted[:, None], -0.0)
+
+
+def narrowed(step: Step, requests: np.ndarray) -> Step:
+    """The step with some of its rows: those of these requests, which alone are numbered then.
+
+    **Arguments**
+
+    - `step`: of an owner.
+    - `requests`: bool [requests]; the same for all requests of a row.
+    """
+    rows, positions = len(step.rows), len(step.group_pos)
+    slots, pos = np.empty(positions, np.int32), np.empty(positions, np.int32)
+    start, which = np.empty(rows + 1, np.int32), np.empty(rows, np.int32)
+    rows, positions = _narrow(requests, step.slots, step.group_start, step.group_pos, slots, start, pos, which)
+    which = which[:rows]
+    return replace(
+        step, slots=slots[:positions], keys=step.keys[which], rows=step.rows[which], group_start=start[: rows + 1],
+        group_pos=pos[:positions],
+    )  # fmt: skip
+
+
+@kernel
+def _narrow(requests, slots, group_start, group_pos, new_slots, new_start, new_pos, which):
+    """The rows and requests that are left; how many they are."""
+    number = np.empty(requests.size, np.int32)
+    left = 0
+    for i in range(requests.size):
+        number[i] = left
+        if requests[i]:
+            new_slots[left] = slots[i]
+            left += 1
+    rows = at = 0
+    for row in range(group_start.size - 1):
+        begin, end = group_start[row], group_start[row + 1]
+        if requests[group_pos[begin]]:
+            which[rows] = row
+            new_start[rows] = at
+            rows += 1
+            for i in range(begin, end):
+                new_pos[at] = number[group_pos[i]]
+                at += 1
+    new_start[rows] = at
+    return rows, left
+
+
+def _with(work: Work, rows: BankRows, step: Step) -> Work:
+    """The same work with another step of one bank."""
+    bank, steps = rows.facts.number, list(work.steps)
+    steps[bank] = step
+    return replace(work, steps=steps)
+
+
+def _by_owner(sent: Sequence[torch.Tensor], ask: np.ndarray) -> torch.Tensor:
+    """The sums of several subtrees, those for one owner side by side."""
+    return torch.cat([part[lo:hi] for lo, hi in zip(ask[:-1].tolist(), ask[1:].tolist()) for part in sent])
+
+
+def _spread(step: Step, serve: np.ndarray, trees: list[list[range]]) -> Step:
+    """The step of an owner, whose positions are the sums that came: several for a request of a trainer with several."""
+    rank = np.searchsorted(serve[1:], step.group_pos, side="right")
+    times = np.array([len(tree) for tree in trees])
+    counts = np.diff(serve).astype(np.int64)
+    first_of = np.concatenate([[0], np.cumsum(counts * times)])[rank]
+    copies = times[rank]
+    first = np.repeat(first_of + step.group_pos - serve[rank], copies)
+    which = np.arange(copies.sum()) - np.repeat(np.cumsum(copies) - copies, copies)
+    pos = first + which * np.repeat(counts[rank], copies)
+    ends = np.concatenate([[0], np.cumsum(copies)])[step.group_start]
+    return replace(step, group_start=ends.astype(np.int32), group_pos=pos.astype(np.int32))

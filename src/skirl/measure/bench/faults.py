@@ -1,0 +1,340 @@
+"""`skirl bench faults`: trainers, launchers and nodes are killed, stopped, cut off, lost and gained while a job runs; it has
+to end by itself, with the bits of one that nothing befell.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from skirl.measure.bench.helpers import at_least_one
+from skirl.measure.bench.nodes import ENVIRONMENT, Node, alone, forked, send, threads
+from skirl.tools.machine import machine
+
+
+class Fault(NamedTuple):
+    """What befalls a run."""
+
+    what: Literal["kill", "stop", "cut", "lose", "gain"]
+    whom: Literal["trainer", "launcher", "rendezvous", "node"]
+    when: Literal["training", "saving", "restarting"]
+
+
+FAULTS = (
+    Fault("kill", "trainer", "saving"),
+    Fault("stop", "trainer", "training"),
+    Fault("kill", "rendezvous", "training"),
+    Fault("lose", "node", "training"),
+    Fault("gain", "node", "restarting"),
+    Fault("kill", "launcher", "training"),
+    Fault("cut", "node", "training"),
+    Fault("kill", "trainer", "restarting"),
+    Fault("stop", "rendezvous", "saving"),
+    Fault("lose", "node", "saving"),
+    Fault("gain", "node", "training"),
+    Fault("kill", "rendezvous", "restarting"),
+)
+"""One after the other: of 12 runs two lose a node and two gain one."""
+SEEDS = 1000
+SLOW = {"prefetch": 0, "link": "10Gbit,50ms"}
+"""Steps that take a while without computing: there is time for something to befall them."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Runs of several nodes on this machine, each with a fault at a random moment."""
+
+    runs: int = 12
+    """How many; they take turns at what befalls them."""
+    first: int = 0
+    """The number of the first, to run some of them again."""
+    seed: int = 0
+    """Of the moments, and of who is hit."""
+    steps: int = 40
+    """Of a run."""
+    batch: int = 64
+    """Samples of a step."""
+    every: int = 6
+    """Steps between two checkpoints: as many may be lost."""
+    patience: float = 5.0
+    """Seconds that trainers wait for each other."""
+    limit: float = 180.0
+    """Seconds after which a run is said to hang."""
+    cold: bool = False
+    """Start torchrun and its trainers as a user would: seconds for each, which a recovery then has; else they are forked."""
+    folder: Path | None = None
+    """Where runs are, each until it is over; the system's for temporary files otherwise. A run that fails stays."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "runs", "steps", "batch", "every")
+
+    def run(self) -> dict[str, Any]:
+        """Every run, one after the other."""
+        top = Path(tempfile.mkdtemp(dir=self.folder, prefix="skirl-faults-"))
+        os.environ |= {"OMP_NUM_THREADS": "1"} | ENVIRONMENT
+        self._warm(top / "warm")
+        undisturbed = self._in_a_fork(lambda: self._undisturbed(top / "undisturbed"), top)
+        done = []
+        for number in range(self.first, self.first + self.runs):
+            done.append(self._one(number, top / f"run-{number}", undisturbed))
+            if not self.json:
+                print(_line(done[-1]), flush=True)
+        wrong = [run for run in done if run["wrong"]]
+        if not wrong:
+            shutil.rmtree(top)
+        recovered = [run["recovery_s"] for run in done if run["recovery_s"] is not None and run["fault"][0] == "kill"]
+        waited = [run["recovery_s"] for run in done if run["recovery_s"] is not None and run["fault"][0] != "kill"]
+        return {
+            "bench": "faults", **asdict(self), "folder": str(self.folder) if self.folder else None,
+            "faults": sum(run["hit"] for run in done),
+            "same_bits": len(done) - len(wrong),
+            "recovery_s": _spread(recovered),
+            "recovery_after_patience_s": _spread(waited),
+            "lost_steps": max((run["lost_steps"] for run in done), default=0),
+            "of_each": done,
+            "machine": machine(),
+            "failed": f"{len(wrong)} of {len(done)} runs: {wrong[0]['wrong']}; see {top}" if wrong else None,
+        }  # fmt: skip
+
+    def _flags(self, folder: Path) -> dict[str, Any]:
+        flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": self.batch, "steps": self.steps}
+        flags |= {"optimizer": "adam", "cache": "900", "shards": 4, "threads": 1, "depth": 5, "save": folder / "saves"}
+        flags |= {"save_every": self.every, "keep": 2, "run": str(folder / "run"), "log_every": 1, "quiet": True}
+        return flags
+
+    def _warm(self, folder: Path) -> None:
+        """Import what trainers and launchers import, and load the kernels: what is forked has them."""
+        import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
+        import torch.distributed.launcher.api
+        import torch.utils.tensorboard  # noqa: F401
+
+        import skirl.peers.groups  # noqa: F401
+        from skirl.peers.alone import Alone
+        from skirl.peers.job import using
+        from skirl.train.commands import Train
+
+        if not self.cold:
+            before = threads()
+            with using(Alone()):  # or trainers that are forked would be alone
+                Train.of(**self._flags(folder) | {"steps": 2, "run": "none"}).run()
+            alone(before)
+
+    def _undisturbed(self, folder: Path) -> dict[str, str]:
+        """One process, which nothing befalls."""
+        from skirl.train.commands import Train
+
+        if Train.of(**self._flags(folder)).run()["failed"]:
+            raise RuntimeError("the undisturbed run failed")
+        return digests(folder)
+
+    def _in_a_fork(self, work: Any, top: Path) -> dict[str, str]:
+        """What some work finds, in a process of its own: it leaves no thread here."""
+        answer = top / "answer.json"
+        pid = forked(lambda: answer.write_text(json.dumps(work())) and 0, top / "log")
+        if os.waitpid(pid, 0)[1]:
+            raise RuntimeError(f"a process failed: {(top / 'log').read_text()[-2000:]}")
+        return json.loads(answer.read_text())
+
+    def _one(self, number: int, folder: Path, undisturbed: dict[str, str]) -> dict[str, Any]:
+        """One run, and what came of it."""
+        fault = FAULTS[number % len(FAULTS)]
+        folder.mkdir()
+        run = Run(self, fault, random.Random(self.seed * SEEDS + number), folder, self._flags(folder))
+        began, wrong = time.monotonic(), None
+        try:
+            run.suffer()
+        except TimeoutError as error:
+            wrong = str(error)
+        finally:
+            for node in run.nodes:
+                node.end()
+        if wrong is None:
+            found = self._in_a_fork(lambda: digests(folder), folder)
+            differ = [name for name in undisturbed if found[name] != undisturbed[name]]
+            wrong = f"{', '.join(differ)} differ from those of the undisturbed run" if differ else None
+            if wrong is None and run.lost_steps > self.every:
+                wrong = f"{run.lost_steps} steps were lost, and a checkpoint is saved every {self.every}"
+        if wrong is None:
+            shutil.rmtree(folder)
+        return {
+            "number": number, "fault": list(fault), "nodes": run.began_with, "store": run.store, "hit": run.hit,
+            "at_step": run.at_step, "recovery_s": run.recovery, "lost_steps": run.lost_steps,
+            "seconds": round(time.monotonic() - began, 2), "wrong": wrong and f"run {number} ({' '.join(fault)}): {wrong}",
+        }  # fmt: skip
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        kills, others = result["recovery_s"], result["recovery_after_patience_s"]
+        return {
+            "faults": f"{result['faults']} in {self.runs} runs",
+            "same bits": f"{result['same_bits']} of {self.runs} runs: all losses, rows and dense weights",
+            "recovery": f"{kills['median']} s from a kill to the first new step, {kills['worst']} s at worst; "
+            f"{others['median']} and {others['worst']} s with patience of {self.patience:g} s or a join in it",
+            "lost steps": f"{result['lost_steps']} at most; saved every {self.every}",
+        }
+
+
+class Run:
+    """A run of some nodes: watches its files, and hits it at its moment."""
+
+    def __init__(self, bench: Faults, fault: Fault, rng: random.Random, folder: Path, flags: dict[str, Any]) -> None:
+        self.nodes: list[Node] = []
+        self.hit, self.lost_steps, self.at_step = 0, 0, 0
+        self.recovery: float | None = None
+        self.store = rng.choice(["memory", "disk"])
+        self.began_with = 3 if fault.what == "lose" and rng.random() < 0.3 else 1 if fault.what == "gain" else 2
+        self._bench, self._fault, self._rng, self._folder, self._flags = bench, fault, rng, folder, flags
+        self._until = time.monotonic() + bench.limit
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        for _ in range(self.began_with):
+            self._add()
+
+    def suffer(self) -> None:
+        """Until the run is over; a TimeoutError where it does not end."""
+        fault, rng, bench = self._fault, self._rng, self._bench
+        at = rng.randrange(bench.every // 2, max(bench.every, bench.steps - 2 * bench.every))
+        self._wait(lambda: self.step >= at)
+        if fault.when == "saving":
+            self._wait(lambda: self._saving or self.step >= at + bench.every + 1)
+        hit_at, begun = self._hit(fault), self._begun
+        if fault.when == "restarting":
+            self._wait(lambda: self._begun != begun or self._over)
+            time.sleep(rng.random() * 0.5)
+            hit_at = self._hit(Fault("kill", fault.whom if fault.what == "kill" else "trainer", "training"))
+            begun = self._begun
+        before, stopped = self.step, list(self._stopped)
+        let_go = hit_at + bench.patience * rng.uniform(1.5, 2.5)
+        while not self._over:
+            if stopped and time.monotonic() > let_go:
+                for pid in stopped:
+                    send(pid, signal.SIGCONT)
+                stopped = []
+            if self.recovery is None and self._begun != begun:
+                if (since := self._begun_at) is not None:
+                    self.lost_steps = max(self.lost_steps, before - since)
+                    self._wait(lambda since=since: self.step > since or self._over)
+                    self.recovery = round(time.monotonic() - hit_at, 2)
+            elif self.recovery is None:
+                before = max(before, self.step)
+            self._tick()
+
+    def _hit(self, fault: Fault) -> float:
+        """Do it; when it was done."""
+        rng, alive = self._rng, [node for node in self.nodes if not node.lost]
+        self.hit, self.at_step = self.hit + 1, self.step
+        self._stopped: list[int] = []
+        if fault.what == "gain":
+            self._add()
+            return time.monotonic()
+        if fault.what == "lose":
+            others = [node for node in alive if not node.serves] or alive
+            rng.choice(others if rng.random() < 0.5 else alive).lose()
+            return time.monotonic()
+        hosts = [node for node in alive if node.serves]
+        node = rng.choice(hosts if fault.whom == "rendezvous" and hosts else alive)
+        pids = {"trainer": node.trainers, "node": node.processes}.get(fault.whom, [node.launcher])
+        for pid in pids:
+            send(pid, signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
+        self._stopped = [] if fault.what == "kill" else [pid for pid in pids if pid is not None]
+        return time.monotonic()
+
+    def _add(self) -> None:
+        number = len(self.nodes)
+        store = "memory" if self.store == "memory" else f"disk:{self._folder / f'rows-{number}'}"
+        more = {"store": store, "resume": True, "peer_patience": self._bench.patience} | SLOW
+        log = self._folder / f"node-{number}.log"
+        self.nodes.append(Node(self._flags | more, self._port, log, not self._bench.cold))
+
+    @property
+    def step(self) -> int:
+        """The newest step that the run has written down."""
+        try:
+            tail = (self._folder / "run" / "metrics.jsonl").read_bytes().split(b"\n")
+            return int(json.loads(tail[-2])["step"]) if len(tail) > 1 else 0
+        except (OSError, ValueError):
+            return 0
+
+    @property
+    def _begun(self) -> int:
+        """What changes when the run begins anew."""
+        try:
+            return (self._folder / "run" / "config.json").stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    @property
+    def _begun_at(self) -> int | None:
+        try:
+            return int(json.loads((self._folder / "run" / "config.json").read_text())["begun_at"])
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def _saving(self) -> bool:
+        """Whether parts of a checkpoint are there and its header is not."""
+        try:
+            names = os.listdir(self._folder / "saves")
+        except OSError:
+            return False
+        heads = {name[11:-5] for name in names if name.startswith("checkpoint-") and name.endswith(".json")}
+        parts = {name.split("-")[1] for name in names if name.startswith("part-")}
+        return bool(parts - heads)
+
+    @property
+    def _over(self) -> bool:
+        return all(node.lost or node.over for node in self.nodes)
+
+    def _wait(self, until: Any) -> None:
+        while not (until() or self._over):
+            self._tick()
+
+    def _tick(self) -> None:
+        if time.monotonic() > self._until:
+            raise TimeoutError(f"it did not end within {self._bench.limit:g} s; it is at step {self.step}")
+        time.sleep(0.01)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """What a run has come to: its losses, and its newest checkpoint's rows and dense weights."""
+    import numpy as np
+
+    from skirl.checkpoint.without_model import opened
+
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
+    with opened(folder / "saves") as found:
+        engine = found.rows.engine
+        keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
+        rows = np.empty((len(keys), engine.widths[0]), engine.dtype)
+        engine.store.read(keys, rows)
+        dense = b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(found.dense.items()))
+        engine.close() if hasattr(engine, "close") else None
+    parts = {"losses": repr(losses).encode(), "rows": keys.tobytes() + rows.tobytes(), "dense weights": dense}
+    return {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()}
+
+
+def _spread(seconds: list[float]) -> dict[str, float | None]:
+    return (
+        {"median": round(statistics.median(seconds), 2), "worst": max(seconds)}
+        if seconds
+        else {"median": None, "worst": None}
+    )
+
+
+def _line(run: dict[str, Any]) -> str:
+    what, whom, when = run["fault"]
+    came = run["wrong"] or f"same bits, {run['lost_steps']} steps lost, on again in {run['recovery_s']} s"
+    where = f"at step {run['at_step']}, {run['nodes']} nodes, {run['store']}"
+    return f"{run['number']:3}  {what} {whom} while {when}, {where}: {came}"

@@ -1,0 +1,243 @@
+"""A job on several nodes of this machine: a launcher each, started again by a loop; and what befalls them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MEETING = {"join_timeout": 60, "last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 6}
+"""How launchers meet: torchrun's own settings wait half a minute for more nodes."""
+ENVIRONMENT = {
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or a group that is started again reads the addresses of the one before
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "SKIRL_RUNS": "none",
+    "LOGLEVEL": "INFO",
+}
+LOOP = "while ! {command}; do sleep 0.2\ndone"
+"""The supervisor of a node."""
+
+
+class Node:
+    """A node: a supervisor, its launcher, the launcher's trainers.
+
+    **Arguments**
+
+    - `flags`: of `skirl train`.
+    - `port`: where launchers meet on loopback; the first of them serves it.
+    - `log`: the file that all its processes write to.
+    - `warm`: fork launchers and trainers from this process, which has imported all, and no thread besides. Otherwise they
+      are torchrun's, started by a shell.
+    """
+
+    def __init__(self, flags: Mapping[str, Any], port: int, log: Path, warm: bool) -> None:
+        self.log, self.port, self.lost = log, port, False
+        """lost: for good."""
+        self._ended: int | None = None
+        if warm:
+            self._shell = None
+            self.supervisor = forked(lambda: _supervise(lambda: _launch(flags, port, log.parent)), log)
+        else:
+            with log.open("ab") as out:
+                command = " ".join(map(_quoted, [sys.executable, *_words(flags, port)]))
+                self._shell = subprocess.Popen(
+                    ["sh", "-c", LOOP.format(command=command)], stdout=out, stderr=out, env=os.environ | ENVIRONMENT
+                )
+            self.supervisor = self._shell.pid
+
+    @property
+    def launcher(self) -> int | None:
+        """The process of the launcher; None where there is none just now."""
+        return next((pid for pid in children(self.supervisor) if self._shell is None or _is_python(pid)), None)
+
+    @property
+    def trainers(self) -> list[int]:
+        """The processes of its trainers."""
+        launcher = self.launcher
+        return [] if launcher is None else children(launcher)
+
+    @property
+    def processes(self) -> list[int]:
+        """Launcher and trainers."""
+        launcher = self.launcher
+        return [] if launcher is None else [*children(launcher), launcher]
+
+    @property
+    def serves(self) -> bool:
+        """Whether launchers meet at this node's."""
+        launcher = self.launcher
+        return launcher is not None and _listens(launcher, self.port)
+
+    @property
+    def over(self) -> bool:
+        """Whether its supervisor has ended."""
+        if self._ended is None:
+            pid, status = os.waitpid(self.supervisor, os.WNOHANG)
+            self._ended = os.waitstatus_to_exitcode(status) if pid else None
+        return self._ended is not None
+
+    def lose(self) -> None:
+        """All of it is gone for good."""
+        pids = [self.supervisor, *self.processes]
+        self.lost = True
+        for pid in pids:
+            send(pid, signal.SIGKILL)
+        while not self.over:
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        if not self.over:
+            self.lose()
+
+
+def send(pid: int | None, number: int) -> None:
+    """A signal to a process that may be gone."""
+    with suppress(ProcessLookupError):
+        if pid is not None:
+            os.kill(pid, number)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that live."""
+    found: list[int] = []
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return [child for child in found if _lives(child)]
+
+
+def forked(work: Callable[[], int], log: Path | None) -> int:
+    """A process that ends with what `work` returns; its words go to a file, if one is given."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            if log is not None:
+                out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                os.dup2(out, 1)
+                os.dup2(out, 2)
+            os.environ.update(ENVIRONMENT)
+            code = work()
+        except BaseException as error:
+            print(f"{error!r}", file=sys.stderr)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return pid
+
+
+def threads() -> int:
+    """How many threads this process has; those of a library of matrix products, which forks are used to, among them."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def alone(besides: int) -> None:
+    """Wait for threads that have ended: the system drops them a moment after they are joined. A fork would lose others.
+
+    **Arguments**
+
+    - `besides`: how many there were before.
+    """
+    until = time.monotonic() + 10
+    while threads() > besides:
+        if time.monotonic() > until:
+            raise RuntimeError(f"{threads() - besides} threads run, which a fork would lose")
+        time.sleep(0.01)
+
+
+def _supervise(launch: Callable[[], int]) -> int:
+    """What the shell's loop does."""
+    while os.waitpid(forked(launch, None), 0)[1]:
+        time.sleep(0.2)
+    return 0
+
+
+def _launch(flags: Mapping[str, Any], port: int, folder: Path) -> int:
+    """What torchrun does, its trainers forked."""
+    from tempfile import mkdtemp
+
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logs = mkdtemp(prefix="launcher-", dir=folder)
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=4, nproc_per_node=1, run_id="faults", rdzv_backend="c10d",
+        rdzv_endpoint=f"127.0.0.1:{port}", rdzv_configs=dict(MEETING), max_restarts=100, monitor_interval=0.1,
+        start_method="fork", local_addr="127.0.0.1", logs_specs=DefaultLogsSpecs(log_dir=logs),
+    )  # fmt: skip
+    try:
+        elastic_launch(config, _train)(dict(flags))
+    except ChildFailedError:
+        return 1
+    return 0
+
+
+def _train(flags: dict[str, Any]) -> None:
+    """A trainer."""
+    from skirl.peers.job import fail
+    from skirl.peers.start import die_with_launcher
+    from skirl.train.commands import Train
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it has inherited what the launcher does
+    die_with_launcher()
+    try:
+        found = Train.of(**flags).run()
+    except Exception as error:
+        print(f"rank {os.environ.get('RANK')}: {error}", file=sys.stderr, flush=True)
+        fail(error)
+        os._exit(1)
+    if found["failed"]:
+        os._exit(1)
+
+
+def _words(flags: Mapping[str, Any], port: int) -> list[str]:
+    """The command line of torchrun behind `python`."""
+    meeting = ",".join(f"{name}={value}" for name, value in MEETING.items())
+    words = ["-m", "torch.distributed.run", "--nnodes=1:4", "--nproc-per-node=1", "--rdzv-backend=c10d",
+             f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={meeting}", "--rdzv-id=faults", "--max-restarts=100",
+             "--monitor-interval=0.2", "--local-addr=127.0.0.1", "-m", "skirl", "train"]  # fmt: skip
+    for name, value in flags.items():
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
+
+
+def _quoted(word: str) -> str:
+    from shlex import quote
+
+    return quote(word)
+
+
+def _is_python(pid: int) -> bool:
+    with suppress(OSError):
+        return b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _lives(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether a process listens at a port."""
+    inodes = set()
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            rows = [row.split() for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+            inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    with suppress(OSError):
+        for file in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{file}")[8:-1] in inodes:
+                    return True
+    return False

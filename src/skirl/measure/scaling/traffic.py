@@ -1,0 +1,120 @@
+"""What a trainer of many gives the others in a step, by kind, and what its planning takes: counted, without a row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skirl.core.tables import Schema, Table
+from skirl.measure.bench.driven import Driven
+from skirl.measure.bench.movement import Task, Vectors, ids_of
+from skirl.oracle.options import Plan
+
+KINDS = ("values_critical", "values_early", "gradients_critical", "gradients_late", "dense", "ids", "links")
+CRITICAL = ("values_critical", "gradients_critical", "dense")
+"""What the loop waits for; all else travels while it computes."""
+SAMPLED = 4
+"""Owners whose halves are planned; the others only ask. Rows are hashed to owners, so all have about as much."""
+IDS = 3_000_000
+"""Counted of each number of trainers, about: the more trainers, the fewer steps."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of a step of one trainer.
+
+    **Arguments**
+
+    - `trainers`: how many there are.
+    - `bytes`: that it sends, by kind; it receives as many.
+    - `vectors`: values and gradients that it sends.
+    - `busiest`: of the owners that are counted, the most vectors beside their mean.
+    - `plan_ms`: CPU time of its planner.
+    """
+
+    trainers: int
+    bytes: dict[str, float]
+    vectors: float
+    busiest: float
+    plan_ms: float
+
+
+def traffic_of(trainers: int, samples: int, dim: int, dense: int, seed: int = 0, rows_scale: float = 1.0) -> Traffic:
+    """Count some steps of the production halves.
+
+    **Arguments**
+
+    - `trainers`: how many there are.
+    - `samples`: of a step, of each.
+    - `dim`: numbers of a row.
+    - `dense`: dense gradients of a step.
+    - `seed`: of the ids, which are like those of Criteo Kaggle.
+    - `rows_scale`: of its tables.
+    """
+    steps = max(1, min(16, IDS // (26 * samples * trainers)))
+    task = Task(trainers, samples, 1, steps, 2, seed=seed, rows_scale=rows_scale)
+    schema = Schema.of([Table(name, rows, dim) for name, rows in task.source.rows.items()])
+    owners = sorted({trainers * n // SAMPLED for n in range(SAMPLED)})
+    driven = Driven(schema, trainers, task.cache, Plan(1, ramp=False), owners)
+    found, each = Vectors(), {owner: Vectors() for owner in owners}
+    counted = range(task.warm, task.warm + steps)
+    for number, halves in enumerate(driven.steps(ids_of(task.source, trainers))):
+        if number in counted:
+            for owner, half in zip(owners, halves):
+                found.add(half, owner)
+                each[owner].add(half, owner)
+        for timed in driven.timed.values():
+            timed.counts = number + 1 in counted
+    share = steps * len(owners)
+    vectors, vector = found.all / share, 4 * dim
+    plan = sum(sum(timed.ms.values()) for timed in driven.timed.values()) / share
+    ring = 2 * (trainers - 1) / trainers  # each part to its owner, and its sum back
+    return Traffic(
+        trainers,
+        {
+            "values_critical": vector * found.values_critical / share,
+            "values_early": vector * (found.values - found.values_critical) / share,
+            "gradients_critical": vector * found.gradients_critical / share,
+            "gradients_late": vector * (found.gradients - found.gradients_critical) / share,
+            "dense": 4 * dense * ring,
+            "ids": 4 * driven.words / task.source.batches / len(owners),
+            "links": 2 * found.values / share / 8,  # two bits a request
+        },
+        vectors,
+        max(one.all for one in each.values()) * len(owners) / max(1, found.all),
+        plan,
+    )
+
+
+def compiled() -> None:
+    """Count a little, so that no kernel is compiled while planning is timed."""
+    traffic_of(2, 16, 4, 1, rows_scale=0.001)
+
+
+def all_critical(traffic: Traffic) -> Traffic:
+    """The same where the loop waits for every vector.
+
+    **Arguments**
+
+    - `traffic`: with some that travel early or late.
+    """
+    given = traffic.bytes
+    return replace(
+        traffic,
+        bytes=given
+        | {
+            "values_critical": given["values_critical"] + given["values_early"],
+            "gradients_critical": given["gradients_critical"] + given["gradients_late"],
+            "values_early": 0.0,
+            "gradients_late": 0.0,
+        },
+    )
+
+
+def table(all_of: Sequence[Traffic]) -> dict[str, Any]:
+    """Bytes of a step by number of trainers, as JSON has it.
+
+    **Arguments**
+
+    - `all_of`: one for each number.
+    """
+    return {str(one.trainers): {kind: round(one.bytes[kind]) for kind in KINDS} for one in all_of}

@@ -1,0 +1,27 @@
+"""Where on disk a trainer among others has its store: in a folder of its own, also when it is the only one left."""
+
+import os
+from pathlib import Path
+
+
+def own_folder(store: str, rank: int, *, among_others: bool) -> str:
+    """A store on disk as that of one trainer: what one owns no other writes. Any other store as it is.
+
+    A trainer that is alone takes the first one's, where there is such a folder: a job that loses all others goes on there.
+
+    **Arguments**
+
+    - `store`: as the user names it.
+    - `rank`: of the trainer.
+    - `among_others`: whether there are others, or may be at the next start.
+
+    >>> own_folder("memory", 1, among_others=True), own_folder("disk:no such folder", 0, among_others=False)
+    ('memory', 'disk:no such folder')
+    """
+    before, disk, path = store.partition("disk:")
+    if not disk or not path:
+        return store
+    if not among_others and not (Path(path) / "rank-0").is_dir():
+        return store
+    os.makedirs(path, exist_ok=True)  # all trainers at once
+    return f"{before}{disk}{path}/rank-{rank}"

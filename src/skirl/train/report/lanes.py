@@ -1,0 +1,179 @@
+"""What each trainer of a run did, and who sent what to whom: gathered once, when the run is over."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from skirl.pipeline.lookahead import Lookahead
+from skirl.tools.machine import peak_bytes
+from skirl.tools.progress import clock, size
+from skirl.tools.shape_of import AMOUNT, COUNT
+from skirl.train.meter import Meter
+from skirl.train.report.page import Page
+from skirl.train.trainers import Share
+
+OF_LOOP = ("rows", "dense", "lookups")
+"""Channels on which the training loop itself waits for other trainers."""
+MOST = 8
+"""Trainers that a summary on a terminal has lines for."""
+_LANE = dict.fromkeys(("touched", "cache", "fetched", "new", "written", "peak_bytes"), COUNT) | {
+    **dict.fromkeys(("seconds", "stall", "read"), AMOUNT),
+    "waited": {...: AMOUNT},
+}
+FORM: dict[str, Any] = {"lanes": [_LANE], "bytes": [[COUNT]], "rows": {...: [[COUNT]]}}
+"""What a report needs of it."""
+
+
+def gathered(batches: Lookahead, meter: Meter, share: Share) -> dict[str, Any] | None:
+    """What `result` has under `by_trainer`; None where there is one. All trainers call this at once, between two steps.
+
+    **Arguments**
+
+    - `batches`: of the run.
+    - `meter`: knows how long it took.
+    - `share`: this trainer's.
+    """
+    if share.alone:
+        return None
+    engine, times, counted = batches.engine, batches.times, share.peers.counted()
+    sent = [sum(of["bytes_sent"][rank] for of in counted.values()) for rank in range(share.size)]
+    mine = {
+        "touched": len(engine.seen),
+        "cache": sum(len(cache) for cache in engine.caches),
+        **{name: count for name, count in asdict(engine.counters).items() if name != "steps"},
+        "seconds": meter.seconds,
+        "stall": times.stall,
+        "read": times.read,
+        "waited": {name: of["seconds"] for name, of in counted.items()},
+        "busy": dict(times.busy),
+        "peak_bytes": peak_bytes(),
+    }
+    told = share.told({"lane": mine, "sent": sent, "asked": engine.asked.T.tolist()}, "what each trainer did")
+    names = [table.name for table in engine.schema.tables]
+    return {
+        "lanes": [their["lane"] for their in told],
+        "bytes": [their["sent"] for their in told],
+        "rows": {name: [their["asked"][t] for their in told] for t, name in enumerate(names)},
+    }
+
+
+def waited(lane: Mapping[str, Any]) -> float:
+    """Seconds that the loop of a trainer waited for other trainers."""
+    return sum(lane["waited"].get(name, 0.0) for name in OF_LOOP)
+
+
+def parts(lane: Mapping[str, Any]) -> dict[str, float]:
+    """Where the time of a trainer's loop went, in seconds.
+
+    >>> parts({"seconds": 9.0, "stall": 1.0, "read": 2.0, "waited": {"rows": 3.0, "ids": 8.0}})
+    {'computing': 3.0, 'waiting for other trainers': 3.0, 'waiting for rows': 1.0, 'waiting for the loader': 2.0}
+    """
+    waits = {
+        "waiting for other trainers": waited(lane),
+        "waiting for rows": lane["stall"],
+        "waiting for the loader": lane["read"],
+    }
+    return {"computing": max(0.0, lane["seconds"] - sum(waits.values())), **waits}
+
+
+def of_all(found: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, int]:
+    """The sums over all trainers of what lanes have under these names; nothing where there are no lanes.
+
+    >>> of_all({"lanes": [{"new": 3}, {"new": 4}]}, ["new"]), of_all(None, ["new"])
+    ({'new': 7}, {})
+    """
+    return {} if found is None else {name: sum(lane[name] for lane in found["lanes"]) for name in names}
+
+
+def as_lines(found: Mapping[str, Any] | None) -> dict[str, str]:
+    """As a summary has it: a line for each trainer."""
+    if found is None:
+        return {}
+    lines = {}
+    for rank, lane in enumerate(found["lanes"][:MOST]):
+        lines[f"trainer {rank}"] = (
+            f"{lane['touched']:,} rows touched, {lane['fetched']:,} fetched again, {size(sum(found['bytes'][rank]))} sent; "
+            f"waited {clock(waited(lane))} for the others, {clock(lane['stall'])} for rows, {clock(lane['read'])} for the "
+            "loader"
+        )
+    if (more := len(found["lanes"]) - MOST) > 0:
+        lines["trainers"] = f"{more} more: skirl report shows all"
+    return lines
+
+
+def most_read(rows: Mapping[str, Sequence[Sequence[int]]], most: int = 30) -> list[tuple[str, int, int]]:
+    """Of each table, rows that trainers read out of their own part, and out of that of others; the most first.
+
+    **Arguments**
+
+    - `rows`: by table, for each trainer what it has read of each owner.
+    - `most`: tables.
+
+    >>> most_read({"a": [[1, 2], [3, 4]], "b": [[0, 9], [0, 0]]})
+    [('b', 0, 9), ('a', 5, 5)]
+    """
+    found = []
+    for name, each in rows.items():
+        own = sum(of[rank] for rank, of in enumerate(each))
+        found.append((name, own, sum(map(sum, each)) - own))
+    return sorted(found, key=lambda table: -table[2])[:most]
+
+
+def check(where: str, found: Mapping[str, Any]) -> None:
+    """Refuse numbers of other trainers than there are lanes.
+
+    **Arguments**
+
+    - `where`: the file that has them.
+    - `found`: of the form `FORM`.
+    """
+    size = len(found["lanes"])
+    for name, pairs in [("bytes", found["bytes"]), *found["rows"].items()]:
+        if [len(of) for of in pairs] != [size] * size:
+            raise ValueError(
+                f"{where} is damaged: it has {size} trainers, and {name} of others; there is no report of it, name another "
+                "run"
+            )
+
+
+def draw(page: Page, found: Mapping[str, Any]) -> None:
+    """A lane for each trainer, and who sent what to whom.
+
+    **Arguments**
+
+    - `page`: gets it.
+    - `found`: as `gathered` gives it.
+    """
+    lanes, ranks = found["lanes"], range(len(found["lanes"]))
+    page.heading("Trainers")
+    page.lanes(
+        {f"trainer {rank}": parts(lane) for rank, lane in enumerate(lanes)},
+        {f"trainer {rank}": f"{lane['seconds']:,.1f} s" for rank, lane in enumerate(lanes)},
+    )
+    page.note(
+        "Where the time of each trainer's loop went. One that waits little for the others is the one that they wait for."
+    )
+    page.table(
+        ["trainer", "touched", "in its cache", "fetched again", "made", "written", "memory"],
+        [
+            [str(rank), *(f"{lane[name]:,}" for name in ("touched", "cache", "fetched", "new", "written")),
+             size(lane["peak_bytes"])]
+            for rank, lane in enumerate(lanes)
+        ],
+    )  # fmt: skip
+    page.note("Rows that each trainer owns.")
+    page.heading("Who sent what to whom")
+    page.table(
+        ["bytes", *(f"to {rank}" for rank in ranks)],
+        [[f"from {rank}", *("-" if to == rank else size(found["bytes"][rank][to]) for to in ranks)] for rank in ranks],
+    )
+    tables = most_read(found["rows"])
+    page.table(
+        ["rows of table", "read by their owners", "read by others", "share of others"],
+        [[name, f"{own:,}", f"{others:,}", f"{others / max(1, own + others):.0%}"] for name, own, others in tables],
+    )
+    more = f", and {len(found['rows']) - len(tables)} more tables" if len(found["rows"]) > len(tables) else ""
+    page.note(
+        "A row counts once for each step and trainer that reads it: its value comes from its owner, and its gradient goes "
+        f"back. result.json has the numbers of each pair of trainers{more}."
+    )

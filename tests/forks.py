@@ -1,0 +1,218 @@
+"""A pytest plugin: `--forks N` runs the tests in N processes, forked from this one when it has collected them.
+
+Each has what this one has imported, and processes of tests/zygote.py that are ready: an interpreter of its own would take
+half a minute to get there. A process gets a share of the tests that are left, smaller and smaller ones, and tells of them.
+"""
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import zygote
+from tests.zygote import Nest
+
+SHARE = 8
+"""A process gets its share of what is left, divided by this, at a time: few at the end, where all have to end together."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("skirl")
+    group.addoption("--forks", type=int, default=0, metavar="N", help="run tests in N processes; 0 is this one alone")
+    group.addoption("--warm", action="store_true", help="with --forks: load kernels first, that most tests use")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--forks") > 0 and not config.getoption("collectonly"):
+        config.pluginmanager.register(Forks(config.getoption("--forks")), "skirl-forks")
+
+
+@dataclass(eq=False)
+class Worker:
+    """A forked process, as the one that forked it sees it."""
+
+    number: int
+    pid: int
+    ended: int
+    """A descriptor that can be read when the process has ended."""
+    link: Connection
+    left: deque[int] = field(default_factory=deque)
+    """Tests that it was given and has not ended, by their places; the first may be running."""
+    runs: bool = False
+
+
+class Forks:
+    """The loop over all tests, in the process that collected them."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._nest: Nest | None = None
+        self._workers: list[Worker] = []
+        self._todo: deque[int] = deque()
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        if self._nest is None and "python" in getattr(item, "fixturenames", ()):
+            self._nest = Nest()  # it imports beside us
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        if session.testsfailed and not session.config.option.continue_on_collection_errors:
+            return None  # pytest's own loop says so
+        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        terminal.showfspath = False  # files take turns
+        self._todo.extend(range(len(session.items)))
+        if session.config.getoption("--warm"):
+            from tests.compile import compile_kernels
+
+            if failed := compile_kernels():
+                terminal.write_line(f"not all kernels were compiled: {failed}")
+        # Those of pyarrow, which Python does not know, stop for a fork and start again.
+        assert threading.active_count() == 1, f"threads are lost in a fork: {threading.enumerate()}"
+        gc.collect()
+        gc.freeze()  # what is here stays: forks need not look at it, and share its memory
+        try:
+            for number in range(min(self._processes, len(session.items))):
+                self._workers.append(self._fork(session, number))
+            while self._workers:
+                self._listen(session)
+        finally:
+            for worker in self._workers:
+                os.kill(worker.pid, signal.SIGKILL)
+                os.waitpid(worker.pid, 0)
+        return True
+
+    def _listen(self, session: pytest.Session) -> None:
+        """Until something is said: hear it."""
+        ready = wait([*(worker.link for worker in self._workers), *(worker.ended for worker in self._workers)])
+        for worker in list(self._workers):
+            if worker.link in ready or worker.ended in ready:
+                over = worker.ended in ready
+                try:
+                    while worker.link.poll():
+                        self._hear(session, worker, *worker.link.recv())
+                except (EOFError, ConnectionResetError):
+                    over = True
+                if over:
+                    self._end(session, worker)
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+
+    def _hear(self, session: pytest.Session, worker: Worker, word: str, more: Any = None) -> None:
+        hook, items = session.config.hook, session.items
+        if word == "more":
+            share = max(1, len(self._todo) // (SHARE * self._processes))
+            tests = [self._todo.popleft() for _ in range(min(share, len(self._todo)))]
+            worker.left.extend(tests)
+            worker.link.send(tests)
+        elif word == "begins":
+            worker.runs = True
+            item = items[worker.left[0]]
+            hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        elif word == "report":
+            report = hook.pytest_report_from_serializable(config=session.config, data=more)
+            hook.pytest_runtest_logreport(report=report)
+        elif word == "warning":
+            session.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{more}", yellow=True)
+        elif word == "ends":
+            worker.runs = False
+            item = items[worker.left.popleft()]
+            hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    def _end(self, session: pytest.Session, worker: Worker) -> None:
+        """A process has ended: its last test has failed if it ran one, and another process takes what it leaves."""
+        self._workers.remove(worker)
+        code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
+        worker.link.close()
+        os.close(worker.ended)
+        if worker.runs:
+            item = session.items[worker.left.popleft()]
+            said = f"{item.nodeid}: the process that ran it ended with {code}"
+            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", said, "call")
+            session.config.hook.pytest_runtest_logreport(report=report)
+        elif code:
+            raise RuntimeError(f"a process of tests ended with {code} between two tests")
+        self._todo.extendleft(reversed(worker.left))
+        if self._todo:
+            self._workers.append(self._fork(session, worker.number))
+
+    def _fork(self, session: pytest.Session, number: int) -> Worker:
+        ours, theirs = Pipe()
+        given = self._nest.hatch() if self._nest else []
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if pid := os.fork():
+            theirs.close()
+            for talk in given:
+                talk.close()
+            return Worker(number, pid, os.pidfd_open(pid), ours)
+        code = 1
+        try:
+            ours.close()
+            for worker in self._workers:
+                worker.link.close()
+                os.close(worker.ended)
+            zygote.GIVEN[:] = given
+            work(session, theirs, number)
+            code = 0
+        except KeyboardInterrupt:
+            code = 2
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)  # what runs at the end of an interpreter is for the one that forked
+        raise AssertionError
+
+
+def work(session: pytest.Session, link: Connection, number: int) -> None:
+    """In a fork: run the tests that are asked for, and tell what came of them."""
+    config = session.config
+    reporter: Any = config.pluginmanager.unregister(name="terminalreporter")
+    config.pluginmanager.register(SimpleNamespace(_tw=reporter._tw), "terminalreporter")  # a timeout writes to it
+    config.pluginmanager.register(Tell(config, link))
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    capture.stop_global_capturing()  # its files are those of the process that forked
+    capture.start_global_capturing()
+    capture.suspend_global_capture()
+    factory: Any = config._tmp_path_factory  # pyright: ignore[reportAttributeAccessIssue]
+    factory._basetemp = factory.getbasetemp() / f"fork{number}-{os.getpid()}"
+    factory._basetemp.mkdir(mode=0o700)
+    left: deque[int] = deque()
+
+    def more() -> None:
+        link.send(("more",))
+        left.extend(link.recv())
+
+    more()
+    while left:
+        item = session.items[left.popleft()]
+        if not left:
+            more()  # before it runs: what the next one needs is not taken down
+        link.send(("begins",))
+        config.hook.pytest_runtest_protocol(item=item, nextitem=session.items[left[0]] if left else None)
+        link.send(("ends",))
+
+
+class Tell:
+    """In a fork: hands on what pytest would write."""
+
+    def __init__(self, config: pytest.Config, link: Connection) -> None:
+        self._config = config
+        self._link = link
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._link.send(("report", data))
+
+    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str) -> None:
+        if when == "runtest":  # what came before the fork is known
+            self._link.send(("warning", f"{nodeid}: {warning_message}"))

@@ -1,0 +1,44 @@
+"""Nodes of a job that lose processes, and each other, at random moments: they end by themselves, with the same bits."""
+
+import json
+
+import pytest
+
+from skirl.measure.bench.faults import FAULTS, Faults
+from tests.zygote import COMMAND, Python
+
+FLAGS = ["bench", "faults", "--json", "--limit", "200", "--patience", "8"]
+
+
+def check(result, runs: int) -> None:
+    assert result["failed"] is None, result["failed"]
+    assert result["same_bits"] == runs and result["faults"] >= runs
+    assert result["lost_steps"] <= result["every"]
+    assert {run["fault"][0] for run in result["of_each"]} == {what for what, *_ in FAULTS[:runs]}
+
+
+def test_five_faults_change_no_bit(warm_python: Python, tmp_path):
+    flags = [*FLAGS, "--runs", "5", "--steps", "24", "--every", "4", "--batch", "32", "--folder", str(tmp_path)]
+    done = warm_python.run(COMMAND, *flags, timeout=290)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    check(result, 5)
+    assert not list(tmp_path.iterdir())
+    assert "5 of 5 runs" in Faults(runs=5).summary(result)["same bits"]
+
+
+@pytest.mark.slow  # an hour: launchers and trainers start as users start them
+@pytest.mark.timeout(0)
+def test_sixty_faults_change_no_bit(python: Python, tmp_path, campaign_seed):
+    flags = [*FLAGS, "--runs", "60", "--seed", str(campaign_seed), "--folder", str(tmp_path), "--cold"]
+    done = python.run(COMMAND, *flags, timeout=4 * 3600)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    check(result, 60)
+    what = [run["fault"][0] for run in result["of_each"]]
+    assert what.count("lose") >= 10 and what.count("gain") >= 10
+
+
+def test_bad_flags_are_refused():
+    with pytest.raises(ValueError, match="runs is 0: set it to 1 or more"):
+        Faults(runs=0)

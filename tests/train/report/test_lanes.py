@@ -1,0 +1,89 @@
+"""What each trainer did and who sent what to whom: by the executed steps, and as a person sees it."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skirl.cli import main
+from skirl.core.placement import Placement
+from skirl.core.tables import Schema
+from skirl.data.share import part_of
+from skirl.peers.in_process import InProcess
+from skirl.peers.job import using
+from skirl.train.commands import Report, Train
+from skirl.train.recipe import Recipe
+from skirl.train.touched import keys_of
+from tests.pages import NONE, mistakes
+
+SMALL: dict[str, Any] = {
+    "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 6, "threads": 1, "shards": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two trainers."""
+    folder = tmp_path_factory.mktemp("runs") / "two"
+
+    def work(peers: InProcess) -> dict[str, Any]:
+        with using(peers):
+            return Train.of(**SMALL, cache="300", quiet=True, run=str(folder), log_every=2).run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skirl.pipeline.shards.check_weights", lambda *_: None)  # they draw from one generator
+        first, second = InProcess.run(2, work)
+    assert first["by_trainer"]["rows"] == second["by_trainer"]["rows"] and second["run"] is None
+    return folder
+
+
+def test_rows_are_counted_by_table_and_owner(run: Path) -> None:
+    found = json.loads((run / "result.json").read_text())
+    recipe = Recipe.of(**SMALL)
+    schema, owners = Schema.of(recipe.tables()), Placement.even(2)
+    expected: Counter[tuple[int, int, int]] = Counter()
+    touched: list[set[int]] = [set(), set()]
+    for batch in recipe.stream():
+        half = len(batch.labels) // 2
+        for reader in (0, 1):
+            shard = part_of(batch, reader * half, (reader + 1) * half)
+            keys = np.array(sorted(set(keys_of(shard.sparse, schema).tolist())))
+            for key, owner in zip(keys.tolist(), owners.site_of(keys).tolist(), strict=True):
+                expected[key >> 48, reader, owner] += 1
+                touched[owner].add(key)
+    for t, table in enumerate(schema.tables):
+        assert found["by_trainer"]["rows"][table.name] == [[expected[t, r, o] for o in (0, 1)] for r in (0, 1)]
+    lanes = found["by_trainer"]["lanes"]
+    assert [lane["touched"] for lane in lanes] == list(map(len, touched))
+    assert sum(lane["new"] for lane in lanes) == found["counters"]["new"] == sum(map(len, touched))
+    vectors = sum(n for (_, reader, owner), n in expected.items() if reader != owner)
+    channels = found["network"]
+    assert 2 * vectors == sum(channels[name]["vectors"] for name in ("rows", "moves") if name in channels)
+    sent = found["by_trainer"]["bytes"]
+    assert sent[0][0] == sent[1][1] == 0 and min(sent[0][1], sent[1][0]) > 4 * 4 * vectors // 2
+
+
+def test_a_person_sees_a_lane_for_each_and_who_sent_what(run: Path, browse: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    facts = Report(run, page=page).run()
+    dom = browse(page)
+    assert dom.count("<th>trainer 0</th>") == 2 and dom.count("<th>trainer 1</th>") == 2  # its facts, and its lane
+    assert "from 1" in dom and "to 0" in dom and "moving rows between trainers" in dom
+    result = json.loads((run / "result.json").read_text())
+    assert facts["touched"] == result["rows"]["touched"] > result["by_trainer"]["lanes"][0]["touched"]
+    assert mistakes(browse, tmp_path, page.read_text()) == NONE
+
+
+def test_numbers_of_other_trainers_than_there_are_is_said(run: Path, tmp_path: Path, capsys: Any) -> None:
+    for name in ("config.json", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    assert main(["report", str(tmp_path)]) == 0
+    assert "of trainer 0: " in capsys.readouterr().out  # it has not ended
+    result = json.loads((run / "result.json").read_text())
+    result["by_trainer"]["lanes"].pop()
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert main(["report", str(tmp_path)]) == 1
+    assert "is damaged: it has 1 trainers, and bytes of others" in capsys.readouterr().err
