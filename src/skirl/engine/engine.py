@@ -208,6 +208,10 @@ class Engine:
                 "inherit. Make the embeddings in the child, or start it with the 'spawn' method"
             )
 
+    def adopt(self) -> None:
+        """A forked child goes on with its copy: it looks rows up, and `store.in_any_process`."""
+        self._pid = os.getpid()
+
     def lose(self, what: str, cause: BaseException | None = None) -> None:
         """Rows are lost: from now on every use is refused with this sentence. The first loss is the one to know of."""
         if self.damage is None:
