@@ -148,13 +148,14 @@ def check(case, monkeypatch):
 def draw_case(draw):
     trainers = draw(st.integers(1, 8))
     least = (trainers - 1).bit_length()
+    universe = draw(st.sampled_from([12, 50]))
     return Case(
         trainers=trainers,
         shards=1 << draw(st.integers(least, max(least, 2 if trainers < 5 else 4))),
         accumulate=draw(st.sampled_from([1, 1, 2, 3])),
         optimizer=draw(st.sampled_from(one.OPTIMIZERS)),
-        universe=draw(st.sampled_from([12, 50])),
-        cache=draw(st.sampled_from([40, 60])),
+        universe=universe,
+        cache=draw(st.sampled_from([40, 60] if universe == 12 else [100, 130])),
         depth=draw(st.sampled_from([1, 20, "auto", "epoch"])),
         seed=draw(st.integers(0, 999)),
         steps=draw(st.integers(1, 5)),

@@ -18,7 +18,7 @@ KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM, KIND_MOMENTUM, KIND_FTR
 class _Rule:
     """What all row optimizers share: a learning rate, weight decay, a clip and the layout of a record."""
 
-    _kind: ClassVar[int]
+    _kind: ClassVar[int] = KIND_SGD
     _states: ClassVar[tuple[str, ...]] = ()
     lr: float
     clip: float | None

@@ -77,7 +77,7 @@ class Layout:
         """[tables + 1]: each table's first part."""
         self.at = np.zeros(tables + 1, np.int64)
         """[tables + 1]: how many positions the tables before it have."""
-        self.most: int = _by_table(batch.parts, local, self.parts, self.first, self.at)
+        self.most = int(_by_table(batch.parts, local, self.parts, self.first, self.at))
         """Positions of the table that has most."""
         self.positions = int(self.at[-1])
 
