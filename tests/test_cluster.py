@@ -89,7 +89,7 @@ def test_torchrun_with_two_nodes(tmp_path):
         "HOST": "127.0.0.1", "PORT": str(port), "SAVE": str(tmp_path / "saves"), "EVERY": "5", "NODES": "2:2",
         "TORCHRUN": f"{shlex.quote(sys.executable)} -m torch.distributed.run", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-    words = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 12 --shards 4 --cache 2000 --threads 1 --json"
+    words = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 12 --shards 4 --cache 2000 --json"
     nodes = [
         subprocess.Popen(["bash", CLUSTER / "torchrun.sh", *words.split(), "--run", str(tmp_path / "run")], env=env,
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from skirl.checkpoint import Saving, best, load, numbers, save
+from skirl.checkpoint import Saving, best, load, numbers, save, starts
 from skirl.checkpoint.folder import holds_some
 from skirl.nn.collection import collections_of
 from skirl.tools.os_errors import NotWritten, why
@@ -199,6 +199,7 @@ class Keeper:
     def _keep_best(self, saving: Saving, step: int) -> None:
         try:
             if self._first:
+                starts.check(saving.folder, saving.start)
                 best.keep(saving.path)
         except (OSError, ValueError) as error:
             self._miss_best(step, f"{self._best} could not take it, {why(error, self._best)}")

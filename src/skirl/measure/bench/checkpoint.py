@@ -1,7 +1,9 @@
 """What checkpoints cost a run: how long training stands still, how much slower it is meanwhile, bytes, memory."""
 
+import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,8 +18,10 @@ from skirl.checkpoint import Saving, save
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.optim import RowwiseAdagrad
 from skirl.core.tables import Table
-from skirl.measure.bench.helpers import at_least_one
+from skirl.measure.bench.helpers import at_least_one, processes
 from skirl.nn.collection import EmbeddingBagCollection
+from skirl.peers.alone import Alone
+from skirl.peers.base import Peers
 from skirl.pipeline.lookahead import lookahead
 from skirl.tools.machine import machine
 from skirl.tools.progress import size
@@ -45,60 +49,76 @@ class Checkpoint:
     """Between two checkpoints."""
     checkpoints: int = 3
     """How many are saved."""
+    trainers: int = 1
+    """Processes that train and save together, each with its part of rows, cache and batch."""
     folder: Path | None = None
     """Where checkpoints are written: a folder made there is removed again; the system's for temporary files otherwise."""
+    rows: Path | None = None
+    """Where a disk store has its rows, on another file system say; removed again. Beside the checkpoints otherwise."""
     json: bool = False
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "touched", "dim", "batch", "features", "checkpoints")
+        at_least_one(self, "touched", "dim", "batch", "features", "checkpoints", "trainers")
         if not self.seconds > 0:
             raise ValueError(f"seconds is {self.seconds}: set it above 0")
 
     def run(self) -> dict[str, Any]:
         """Train and save."""
+        with (
+            tempfile.TemporaryDirectory(dir=self.folder, prefix="skirl-bench-") as name,
+            tempfile.TemporaryDirectory(dir=self.rows or name, prefix="skirl-bench-") as rows,
+        ):
+            if self.trainers == 1:
+                found = self.trainer(Path(name), rows)
+            else:
+                flags = asdict(self) | {"folder": None, "rows": None}
+                of_each = processes(self.trainers, ["-m", __spec__.name, json.dumps(flags), name, rows])
+                found = {name: _of_all(name, [one[name] for one in of_each]) for name in of_each[0]}
+        folders = {at: str(path) if path else None for at, path in (("folder", self.folder), ("rows", self.rows))}
+        return {"bench": "checkpoint", **asdict(self)} | found | folders | {"machine": machine()}
+
+    def trainer(self, folder: Path, rows_in: str) -> dict[str, Any]:
+        """What one trainer does: checkpoints in one folder that all see, rows in another."""
         torch.manual_seed(0)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix="skirl-bench-") as name:
-            folder = Path(name)
-            names = tuple(f"f{i}" for i in range(self.features))
-            rows = EmbeddingBagCollection(
-                [Table("t", self.touched, self.dim, features=names)],
-                optimizer=RowwiseAdagrad(lr=0.02),
-                cache=int(self.cache) if self.cache.isdigit() else self.cache,
-                store="memory" if self.store == "memory" else f"disk:{folder / 'rows'}",
-            )
-            self._fill(rows)
-            top = torch.nn.Linear(self.features * self.dim, 1)
-            return {"bench": "checkpoint", **asdict(self)} | self._train(rows, top, folder / "checkpoint") | {
-                "folder": str(self.folder) if self.folder else None,
-                "machine": machine(),
-            }  # fmt: skip
+        names = tuple(f"f{i}" for i in range(self.features))
+        rows = EmbeddingBagCollection(
+            [Table("t", self.touched, self.dim, features=names)],
+            optimizer=RowwiseAdagrad(lr=0.02),
+            cache=int(self.cache) if self.cache.isdigit() else self.cache,
+            store="memory" if self.store == "memory" else f"disk:{rows_in}/rows",
+        )
+        self._fill(rows)
+        top = torch.nn.Linear(self.features * self.dim, 1)
+        found = self._train(rows, top, folder / "checkpoint")
+        rows.close()
+        return found
 
     def _fill(self, rows: EmbeddingBagCollection) -> None:
         engine = rows.engine
         for start in range(0, self.touched, _PIECE):
             keys = np.arange(start, min(self.touched, start + _PIECE))
+            keys = keys if engine.exchange is None else keys[engine.exchange.owns(keys)]
             engine.store.write(keys, np.full((len(keys), engine.widths[0]), 0.01, np.float32))
             engine.seen.add(keys)
         engine.store.flush()
 
-    def _batches(self) -> Iterator[Batch]:
-        rng = np.random.default_rng(0)
-        names = [f"f{i}" for i in range(self.features)]
+    def _batches(self, rank: int) -> Iterator[Batch]:
+        rng = np.random.default_rng(rank)
+        names, samples = [f"f{i}" for i in range(self.features)], self.batch // self.trainers
         while True:
-            ids = (rng.random((self.batch, self.features)) ** 4 * self.touched).astype(np.int64)
-            yield Batch(
-                torch.empty(self.batch, 0), KeyedJagged.one_hot(names, torch.from_numpy(ids)), torch.ones(self.batch)
-            )
+            ids = (rng.random((samples, self.features)) ** 4 * self.touched).astype(np.int64)
+            yield Batch(torch.empty(samples, 0), KeyedJagged.one_hot(names, torch.from_numpy(ids)), torch.ones(samples))
 
     def _train(self, rows: EmbeddingBagCollection, top: torch.nn.Linear, folder: Path) -> dict[str, Any]:
         model = torch.nn.ModuleList([rows, top])
         dense = torch.optim.SGD(top.parameters(), lr=0.01)
         engine = rows.engine
+        peers = Alone() if engine.exchange is None else engine.exchange.peers
         savings: list[Saving] = []
         quiet: list[float] = []
         writing: list[float] = []
-        with lookahead(self._batches(), model, depth=10) as batches:
+        with lookahead(self._batches(peers.rank), model, depth=10) as batches:
             began = saved = before = time.perf_counter()
             resident = most = 0
             for batch in batches:
@@ -112,7 +132,7 @@ class Checkpoint:
                 elif batches.step > 20:
                     (writing if savings and not savings[-1].done else quiet).append(now - before)
                     most = max(most, _resident()) if batches.step % 10 == 0 else most
-                    if now - saved >= self.seconds:
+                    if _any(peers, now - saved >= self.seconds):
                         if len(savings) == self.checkpoints:
                             break
                         savings.append(save(folder, model=model, optimizers=[dense], data=batches, keep=2, wait=False))
@@ -145,7 +165,7 @@ class Checkpoint:
         first, later = result["bytes"][0], result["bytes"][1:]
         mean = sum(later) / max(1, len(later))
         slower = result["step_seconds_while_writing"] / result["step_seconds"]
-        held = f"{size(result['row_bytes'])}, {size(result['cache_bytes'])} cached"
+        held = f"{size(result['row_bytes'] // self.trainers)}, {size(result['cache_bytes'])} cached"
         lines = {
             "rows": f"{self.touched:,} of {self.dim} numbers, {held}",
             "pause": f"{max(result['pauses']) * 1e3:.0f} ms at most, {result['pause_share']:.2%} of the training time",
@@ -159,8 +179,27 @@ class Checkpoint:
         return lines
 
 
+def _any(peers: Peers, due: bool) -> bool:
+    """Whether it is time on any trainer."""
+    if peers.size == 1:
+        return due
+    came = peers.channel("lookups").exchange([np.array([due], np.int8)] * peers.size, "whether to save")
+    return bool(np.concatenate(came).any())
+
+
+def _of_all(name: str, each: list[Any]) -> Any:
+    """A figure of all trainers: bytes add up, of times the longest counts."""
+    if isinstance(each[0], list):
+        return [_of_all(name, list(ones)) for ones in zip(*each)]
+    return sum(each) if "bytes" in name or "growth" in name else max(each)
+
+
 def _resident() -> int:
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+if __name__ == "__main__":
+    print(json.dumps(Checkpoint(**json.loads(sys.argv[1])).trainer(Path(sys.argv[2]), sys.argv[3])))

@@ -45,8 +45,8 @@ FAULTS = (
 )
 """One after the other: of 12 runs two lose a node and two gain one."""
 SEEDS = 1000
-SLOW = {"prefetch": 0, "link": "10Gbit,50ms"}
-"""Steps that take a while without computing: there is time for something to befall them."""
+DELAY = {"gain": 200}
+"""Milliseconds that a row is on its way, 50 but for these: steps that take a while without computing."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,8 @@ class Run:
     def suffer(self) -> None:
         """Until the run is over; a TimeoutError where it does not end."""
         fault, rng, bench = self._fault, self._rng, self._bench
-        at = rng.randrange(bench.every // 2, max(bench.every, bench.steps - 2 * bench.every))
+        latest = bench.every if fault.what == "gain" else max(bench.every, bench.steps - 2 * bench.every)
+        at = rng.randrange(bench.every // 2, latest)
         self._wait(lambda: self.step >= at)
         if fault.when == "saving":
             self._wait(lambda: self._saving or self.step >= at + bench.every + 1)
@@ -253,7 +254,8 @@ class Run:
     def _add(self) -> None:
         number = len(self.nodes)
         store = "memory" if self.store == "memory" else f"disk:{self._folder / f'rows-{number}'}"
-        more = {"store": store, "resume": True, "peer_patience": self._bench.patience} | SLOW
+        more = {"store": store, "resume": True, "peer_patience": self._bench.patience}
+        more |= {"prefetch": 0, "link": f"10Gbit,{DELAY.get(self._fault.what, 50)}ms"}
         log = self._folder / f"node-{number}.log"
         self.nodes.append(Node(self._flags | more, self._port, log, not self._bench.cold))
 
@@ -311,16 +313,17 @@ def digests(folder: Path) -> dict[str, str]:
     import numpy as np
 
     from skirl.checkpoint.without_model import opened
+    from skirl.nn.collection import collections_of
 
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
     with opened(folder / "saves") as found:
-        engine = found.rows.engine
+        (collection,) = collections_of(found.rows).values()
+        engine = collection.engine
         keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
         rows = np.empty((len(keys), engine.widths[0]), engine.dtype)
         engine.store.read(keys, rows)
         dense = b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(found.dense.items()))
-        engine.close() if hasattr(engine, "close") else None
     parts = {"losses": repr(losses).encode(), "rows": keys.tobytes() + rows.tobytes(), "dense weights": dense}
     return {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()}
 

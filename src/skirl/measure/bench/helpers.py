@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -73,6 +74,26 @@ def seconds(call: Callable[..., Any], *args: Any) -> float:
     with Watch() as watch:
         call(*args)
     return watch.seconds
+
+
+def processes(count: int, arguments: Sequence[str]) -> list[Any]:
+    """What the last line of each of several Python processes says, as JSON: the trainers of one job."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    names = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env=os.environ | {k: str(v) for k, v in (names | {"RANK": rank, "LOCAL_RANK": rank}).items()},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    said = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError(f"one of {count} measuring processes failed; it said why above")
+    return [json.loads(lines.splitlines()[-1]) for lines in said]
 
 
 def child(arguments: Sequence[str], env: Mapping[str, str]) -> Any:

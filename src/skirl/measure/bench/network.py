@@ -1,10 +1,7 @@
 """What trainers exchange and what it costs: dense gradients beside the backend's own sum, rows beside other schemes."""
 
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ from typing import Any
 
 from skirl.core.tree import block_of, check_shards
 from skirl.measure.bench import movement, wire
-from skirl.measure.bench.helpers import Watch, at_least_one, result
+from skirl.measure.bench.helpers import Watch, at_least_one, processes, result
 
 
 @dataclass(frozen=True)
@@ -194,23 +191,7 @@ PARTS = {"dense": dense, "wire": wire.of_rank}
 
 def _measured(count: int, part: str, *args: int) -> list[dict[str, Any]]:
     """What each of `count` processes found."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    names = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    words = [sys.executable, "-m", __spec__.name, part, *map(str, args)]
-    ranks = [
-        subprocess.Popen(
-            words,
-            env=os.environ | {k: str(v) for k, v in (names | {"RANK": rank, "LOCAL_RANK": rank}).items()},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    said = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"one of {count} measuring processes failed; it said why above")
-    return [json.loads(lines.splitlines()[-1]) for lines in said]
+    return processes(count, ["-m", __spec__.name, part, *map(str, args)])
 
 
 if __name__ == "__main__":
