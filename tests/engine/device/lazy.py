@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from skirl.engine.device.streams import Streams
+from tests.interpreter import quicken
 
 
 class LazyEvent:
@@ -92,6 +93,7 @@ class World:
 
     def __init__(self, seed: int, eager: float) -> None:
         """eager: the chance that some stream gets on whenever there is something new; 0: all is as late as can be."""
+        quicken()
         self.lock = threading.RLock()
         self.eager = eager
         self.rng = np.random.default_rng([seed, 7])
