@@ -110,8 +110,7 @@ class Forks:
     def _hear(self, session: pytest.Session, worker: Worker, word: str, more: Any = None) -> None:
         hook, items = session.config.hook, session.items
         if word == "more":
-            share = max(1, len(self._todo) // (SHARE * self._processes))
-            tests = [self._todo.popleft() for _ in range(min(share, len(self._todo)))]
+            tests = self._share(items)
             worker.left.extend(tests)
             worker.link.send(tests)
         elif word == "begins":
@@ -127,6 +126,15 @@ class Forks:
             worker.runs = False
             item = items[worker.left.popleft()]
             hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    def _share(self, items: list[pytest.Item]) -> list[int]:
+        """The next tests for a process; those of one file stay together where they are not many."""
+        share, tests = max(1, len(self._todo) // (SHARE * self._processes)), []
+        while self._todo and len(tests) < 2 * share:
+            if len(tests) >= share and items[tests[-1]].path != items[self._todo[0]].path:
+                break
+            tests.append(self._todo.popleft())
+        return tests
 
     def _end(self, session: pytest.Session, worker: Worker) -> None:
         """A process has ended: its last test has failed if it ran one, and another process takes what it leaves."""

@@ -220,8 +220,8 @@ def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, name, flags, s
 # Running.
 
 
-def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary(python: Python):
-    done = python.run(COMMAND, "train", *SMALL, "--cache", "touched:20%")
+def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary(warm_python: Python):
+    done = warm_python.run(COMMAND, "train", *SMALL, "--cache", "touched:20%")
     assert done.returncode == 0 and not done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("count rows 1/40 · touched ")

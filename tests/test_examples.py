@@ -1,8 +1,6 @@
 """The examples run, and the README shows how they differ."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,9 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize("name", ["with_embedding_bag.py", "with_skirl.py", "with_lightning.py", "with_datasets.py"])
-def test_it_learns(python: Python, name: str) -> None:
+def test_it_learns(warm_python: Python, name: str) -> None:
     """Each prints a loss every 50 steps, and the last is below the first."""
-    if name == "with_skirl.py":  # as its readers run it
-        done = subprocess.run([sys.executable, name], cwd=EXAMPLES, capture_output=True, text=True, timeout=120)
-    else:
-        done = python.run("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", name, cwd=EXAMPLES)
+    done = warm_python.run("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", name, cwd=EXAMPLES)
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(losses) == 4
@@ -37,14 +32,14 @@ print([weight.tolist() for weight in ran["model"].parameters()])
 """
 
 
-def test_two_trainers_end_with_the_weights_of_one(python: Python) -> None:
+def test_two_trainers_end_with_the_weights_of_one(warm_python: Python) -> None:
     """And the loss falls."""
-    alone = python.run(TRAINERS, str(EXAMPLES))
+    alone = warm_python.run(TRAINERS, str(EXAMPLES))
     assert alone.returncode == 0, alone.stderr
     *lines, weights = alone.stdout.splitlines()
     losses = [float(line.split()[-1]) for line in lines]
     assert len(losses) == 4 and losses[-1] < losses[0]
-    for rank, process in enumerate(start(python, 2, str(EXAMPLES), code=TRAINERS)):
+    for rank, process in enumerate(start(warm_python, 2, str(EXAMPLES), code=TRAINERS)):
         with process:
             out, err = process.communicate(120)
             assert process.returncode == 0, err

@@ -18,6 +18,7 @@ import skirl
 from skirl import SGD, Adam
 from skirl.checkpoint.folder import numbers as numbers_of
 from skirl.core.tree import block_of
+from skirl.engine.device.host import HostRows
 from skirl.peers.alone import Alone
 from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
@@ -285,7 +286,10 @@ def scaled(peers, apart=0):
 
 
 @pytest.mark.parametrize("trainers", [2, 3])
-def test_a_step_that_overflows_on_one_trainer_is_skipped_by_all(trainers):
+def test_a_step_that_overflows_on_one_trainer_is_skipped_by_all(trainers, monkeypatch):
+    ahead = HostRows.values_ahead
+    if trainers == 2:  # values of the next step still travel when the one that is skipped ends
+        monkeypatch.setattr(HostRows, "values_ahead", lambda *given: time.sleep(0.05) or ahead(*given))
     expected, rows, steps = scaled(Alone())
     assert [scale for scale, *_ in expected] == [256, 512, 256, 256, 512, 256, 256, 512] and steps == [7, 7, 7]
     every = {}

@@ -141,7 +141,7 @@ class Python:
 
         return answer
 
-    def run(self, code: str, *args: str, timeout: float = 120, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, code: str, *args: str, timeout: float = 250, **more: Any) -> subprocess.CompletedProcess[str]:
         """As `subprocess.run` with `capture_output=True` and `text=True`."""
         with self.start(code, *args, **{"stdout": PIPE, "stderr": PIPE} | more) as process:
             out, err = process.communicate(timeout)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ def train(peers, *, same_data, dense=lambda rank: 0.5, rows=1000):
     with skirl.lookahead(loader, model, sparse=lambda ids: ids, depth=3) as batches:
         for ids in batches:
             model["top"](embeddings(ids)["a"]).sum().backward()
+            model.zero_grad()
 
 
 @pytest.mark.parametrize(("same_data", "rows", "told"), [(True, 1000, 1), (False, 1000, 0), (True, 1, 0)])
@@ -60,6 +62,61 @@ def test_a_loop_that_all_leave_early_ends_and_may_begin_again(depth):
     assert InProcess.run(3, work) == [[3, 7]] * 3
 
 
+def left(peers, where, shards=4):
+    """A trainer that leaves its loop where it is told to; what it hears of it."""
+    with using(peers):
+        embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 99, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
+    draw = torch.Generator().manual_seed(peers.rank)
+    loader = [skirl.KeyedJagged.one_hot(["a"], torch.randint(0, 99, (8, 1), generator=draw)) for _ in range(40)]
+    try:
+        with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, shards=shards) as batches:
+            for number, ids in enumerate(batches):
+                embeddings(ids)["a"].sum().backward()
+                if number == where.get(peers.rank):
+                    break
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_a_loop_that_one_leaves_in_the_midst_of_a_step_is_said_by_all_at_once():
+    began = time.monotonic()
+    said = InProcess.run(2, lambda peers: left(peers, {1: 6}))
+    assert time.monotonic() - began < 10
+    assert said[0] == said[1]
+    assert said[0] == (
+        "rank 1 left its loop in micro-batch 1 of step 4, which other trainers go on with: leave it where "
+        "batches.ends_step is true, after the same step on all trainers"
+    )
+
+
+def test_a_loop_that_one_leaves_before_the_others_is_said_soon(monkeypatch, caplog):
+    monkeypatch.setattr("skirl.pipeline.agree.SOON", 0.2)
+    with caplog.at_level(logging.WARNING, "skirl"):
+        said = InProcess.run(2, lambda peers: left(peers, {1: 5}), patience=2)
+    assert "rank 1 has left its loop after step 3 and waits for others" in caplog.text
+    assert "the end of a loop" in said[1] or "of step 4" in said[1] or "of step 3" in said[1], said
+
+
+def test_an_error_that_all_raise_on_purpose_ends_the_job_and_says_what_to_do_instead():
+    def work(peers):
+        with using(peers):
+            embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 99, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
+        loader = [skirl.KeyedJagged.one_hot(["a"], torch.arange(8).reshape(8, 1) + i) for i in range(9)]
+        with suppress(StopIteration), skirl.lookahead(loader, embeddings, sparse=lambda ids: ids) as batches:
+            for ids in batches:
+                embeddings(ids)["a"].sum().backward()
+                if batches.step == 3:
+                    raise StopIteration("enough")
+        try:
+            embeddings.rows("a", [1])
+        except RuntimeError as error:
+            return str(error)
+
+    for said in InProcess.run(2, work):
+        assert "ended the job: StopIteration('enough') (in step 3)" in said
+        assert "to end a loop on purpose, break where batches.ends_step is true, after the same step on all" in said
+
+
 def test_an_error_in_one_loop_ends_all():
     def work(peers):
         with using(peers):
@@ -76,5 +133,5 @@ def test_an_error_in_one_loop_ends_all():
 
     began = time.monotonic()
     said = InProcess.run(2, work)
-    assert said[1] == "no such user" and "rank 1 ended the job: no such user" in said[0]
+    assert said[1] == "no such user" and "rank 1 ended the job: no such user (in step 4)" in said[0]
     assert time.monotonic() - began < 10

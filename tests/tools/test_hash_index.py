@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -8,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.tools.hash_index import EMPTY, HashIndex, find, insert, mix, probe, remove
+from tests.zygote import Python
 
 # Few distinct keys over all bits: collisions, removals of what is there, and equal low or high halves are the rule.
 KEYS = st.one_of(
@@ -117,22 +116,16 @@ def test_refuses_what_it_cannot_mark():
         index.put(int64([1, 2]), np.zeros(1, np.int32))
 
 
-def test_same_places_in_plain_python():
+def test_same_places_in_plain_python(python: Python):
     """Kernels step through in a debugger: the same arrays, and no overflow warning on the way."""
     code = (
+        "import warnings; warnings.simplefilter('error');"
         "import numpy as np; from skirl.tools.hash_index import HashIndex; i = HashIndex();"
         "k = np.arange(300) * 0x1234567890ABC % (1 << 62);"
         "i.put(k, np.arange(300, dtype=np.int32)); i.drop(k[::3]);"
         "print(i.keys.tolist(), i.values[i.keys >= 0].tolist())"
     )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-W", "error", "-c", code],
-            env=os.environ | {"NUMBA_DISABLE_JIT": flag},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for flag in "01"
-    ]
+    done = [python.run(code, env=os.environ | {"NUMBA_DISABLE_JIT": flag}) for flag in "01"]
+    assert not any(process.returncode for process in done), done
+    outputs = [process.stdout for process in done]
     assert outputs[0] == outputs[1] != ""

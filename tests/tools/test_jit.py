@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from numba.core import event
 
 from skirl.tools.jit import kernel
+from tests.zygote import Python
 
 SCRIPT = """
 import numpy as np
@@ -38,15 +37,15 @@ print(b"".join(np.nan_to_num(x, nan=7.0).tobytes() for x in everything()).hex())
 """
 
 
-def run_script(**environment):
-    command = [sys.executable, "-W", "error", "-c", SCRIPT]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+def run_script(python: Python, **environment: str) -> str:
+    strict = "import warnings; warnings.simplefilter('error')"
+    done = python.run(strict + SCRIPT, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_uncompiled_kernels_give_the_same_bits():
-    assert run_script(NUMBA_DISABLE_JIT="1") == run_script(NUMBA_DISABLE_JIT="0")
+def test_uncompiled_kernels_give_the_same_bits(python: Python):
+    assert run_script(python, NUMBA_DISABLE_JIT="1") == run_script(python, NUMBA_DISABLE_JIT="0")
 
 
 def test_a_ctrl_c_waits_for_the_compiler():

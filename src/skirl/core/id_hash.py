@@ -39,8 +39,9 @@ class Hashes:
         self.keys, self.array = keys, array
 
     def __eq__(self, other: object) -> bool:
-        mine = isinstance(other, Hashes) and self.keys == other.keys
-        return mine and self.array.tobytes() == other.array.tobytes()
+        if not isinstance(other, Hashes) or self.keys != other.keys:
+            return False
+        return self.array.tobytes() == other.array.tobytes()
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -208,6 +208,10 @@ class Engine:
                 "inherit. Make the embeddings in the child, or start it with the 'spawn' method"
             )
 
+    def adopt(self) -> None:
+        """A forked child goes on with its copy: it looks rows up, and `store.in_any_process`."""
+        self._pid = os.getpid()
+
     def lose(self, what: str, cause: BaseException | None = None) -> None:
         """Rows are lost: from now on every use is refused with this sentence. The first loss is the one to know of."""
         if self.damage is None:
@@ -298,7 +302,8 @@ class Engine:
     def give_up(self) -> None:
         """The trainers of the job have ended, each where it was."""
         if self.exchange is not None and not self.exchange.settled:
-            self.lose("the job has ended while gradients were on their way between trainers")
+            why = self.exchange.peers.over or "the job has ended"
+            self.lose(f"{why}, and gradients were on their way between trainers")
 
     def complete(self) -> None:
         """End the update of the step in the loop, as far as the next one needs it."""

@@ -89,6 +89,7 @@ class Exchange:
 
     def complete(self) -> None:
         """Apply the critical gradients of the step to the rows of this trainer."""
+        self._wait()  # a step without a gradient had no update, and its rows still move
         while self._coming:
             gradients, swapping = self._coming[0]
             gradients.apply(swapping.wait())

@@ -1,5 +1,6 @@
 """Notices dense gradients that a loop accumulates over batches, while each batch's backward updates its rows."""
 
+from threading import get_ident
 from weakref import ref
 
 import torch
@@ -23,6 +24,8 @@ class DenseGradients:
         """Those of the optimizers, the smallest first."""
         self._kept: list[tuple[Tensor, int, ref[Tensor], int]] = []
         """Weights that have a gradient after a backward: each with its version, its gradient and that one's version."""
+        self._thread = get_ident()
+        """Of the loop; weights of other loops are theirs, which may write their gradients now."""
         self._smallest: Tensor | None = None
         """The values of the first: `weight.data -= ...` leaves its version as it is."""
 
@@ -33,6 +36,7 @@ class DenseGradients:
 
     def in_forward(self) -> None:
         """Called in each forward: gradients that somebody touched since the backward are not left as they were."""
+        self._thread = get_ident()
         for weight, version, known, grad_version in self._kept:
             grad = weight.grad
             if grad is None or grad is not known() or (weight._version, grad._version) != (version, grad_version):
@@ -52,7 +56,8 @@ class DenseGradients:
                 )
         if self._known != len(stepped) or self._backwards % 64 == 0:  # a loop may add optimizers, and weights to them
             self._known = len(stepped)
-            weights = [w for optimizer in stepped for group in optimizer.param_groups for w in group["params"]]
+            ours = [optimizer for optimizer, thread in list(stepped.items()) if thread == self._thread]
+            weights = [w for optimizer in ours for group in optimizer.param_groups for w in group["params"]]
             self._weights = sorted((w for w in weights if isinstance(w, nn.Parameter)), key=Tensor.numel)
         self._backwards += 1
         self._kept = [(w, w._version, ref(g), g._version) for w in self._weights if (g := w.grad) is not None]

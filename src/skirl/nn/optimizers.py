@@ -3,8 +3,9 @@
 import logging
 import sys
 from functools import cache
+from threading import get_ident
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -14,8 +15,8 @@ from skirl.nn.anchor import Anchor
 
 log = logging.getLogger("skirl")
 
-stepped: "WeakSet[torch.optim.Optimizer]" = WeakSet()
-"""The optimizers of this process that have made a step."""
+stepped: "WeakKeyDictionary[torch.optim.Optimizer, int]" = WeakKeyDictionary()
+"""The optimizers of this process that have made a step, and in which thread the last one was."""
 unscaled: "WeakSet[Any]" = WeakSet()
 """Whose rows a backward has updated without a GradScaler, since an optimizer stepped last."""
 
@@ -26,7 +27,11 @@ _SCALING, _DEEPEST = "torch.amp.grad_scaler", 8
 def watch() -> None:
     """Hear of each optimizer's steps, from now on."""
     register_optimizer_step_pre_hook(_steps)
-    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: stepped.add(optimizer))
+    register_optimizer_step_post_hook(_has_stepped)
+
+
+def _has_stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    stepped[optimizer] = get_ident()
 
 
 def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

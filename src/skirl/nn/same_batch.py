@@ -131,7 +131,8 @@ def _alike(sparse: Sparse, captured: Captured) -> Captured | None:
         if tensor.dtype not in (torch.int64, torch.int32) or not tensor.is_contiguous():
             return None
         arrays.append(tensor.numpy())
-    return Captured(captured.keys, *arrays, None) if tuple(sparse.keys()) == captured.keys else None
+    values, offsets = arrays
+    return Captured(captured.keys, values, offsets, None) if tuple(sparse.keys()) == captured.keys else None
 
 
 def _other_ids(given: Mapping[str, FeatureHashes], known: Mapping[str, FeatureHashes]) -> str | None:

@@ -87,7 +87,8 @@ class Asking:
         whose: Any = self._placement.arrays
         counts, ask = np.zeros((sites, len(tables)), np.int32), np.empty(sites + 1, np.int32)
         rows, moved = np.empty(total, self._type), np.empty(total, np.int32)
-        _by_owner(tables, distinct.found, distinct.low, distinct.first, *whose, counts, ask, rows, moved)
+        args: Any = (tables, distinct.found, distinct.low, distinct.first, *whose, counts, ask, rows, moved)
+        _by_owner(*args)
         place, pos = np.empty(layout.positions, np.int32), np.empty(layout.positions, np.int32)
         start = np.zeros(total + 1, np.int32)
         _group(layout.parts, layout.first, distinct.first, distinct.row_of, moved, place, start, pos)

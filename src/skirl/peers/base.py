@@ -327,6 +327,11 @@ class Peers(ABC):
         """How many of them are on this machine, this one included."""
         return self.size
 
+    @property
+    def over(self) -> str | None:
+        """Why nothing can be exchanged any more, as a later call says it; None while the job goes on."""
+        return None
+
     @abstractmethod
     def fail(self, error: BaseException | str) -> None:
         """End all ranks, by an error of this one: calls of the others raise PeerError with its words.

@@ -45,6 +45,17 @@ def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, p
     return f"rank {waiting} waited {seconds:.1f} s for {who} in {doing}: {why}"
 
 
+def over(why: str) -> str:
+    """What a rank that has ended the job itself hears of a later call.
+
+    >>> print(over("rank 1 ended the job: enough (in step 4)"))  # doctest: +NORMALIZE_WHITESPACE
+    rank 1 ended the job: enough (in step 4); the job is over for all trainers: to end a loop on purpose, break where
+    batches.ends_step is true, after the same step on all
+    """
+    then = "to end a loop on purpose, break where batches.ends_step is true, after the same step on all"
+    return f"{why}; the job is over for all trainers: {then}"
+
+
 def failed(rank: int, why: str) -> str:
     """What the others say when a rank ended by an error of its own.
 

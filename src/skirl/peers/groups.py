@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from skirl.peers.base import CHANNELS, ON_DEVICE, Channel, Peers, Work, said_of
-from skirl.peers.errors import PeerError, failed, missing
+from skirl.peers.errors import PeerError, failed, missing, over
 from skirl.peers.processes import Connections, end, is_gone, launched_here, this_process
 from skirl.peers.word import Word
 
@@ -51,6 +51,8 @@ class ProcessGroups(Peers):
         self._port, self._leave = port, leave
         self._word = Word(store, lambda: not is_gone(self._processes[0]))
         self._ended: str | None = None
+        self._ending = False
+        """Whether this rank has ended the job itself."""
         on_device = backend or ("nccl" if device.type == "cuda" else "gloo")
         longer = timedelta(seconds=min(patience, 1e8))
         self._processes: list[Any] = [[]] * self.size
@@ -78,6 +80,7 @@ class ProcessGroups(Peers):
         return sum(process[:1] == machine for process in self._processes)
 
     def fail(self, error: BaseException | str) -> None:
+        self._ending = True
         why = failed(self.rank, said_of(error))
         if self._ended is None:
             self._ended = why
@@ -98,9 +101,8 @@ class ProcessGroups(Peers):
         self._leave()
 
     @property
-    def ended_here(self) -> str | None:
-        """Why the job ends, as far as this rank knows."""
-        return self._ended
+    def over(self) -> str | None:
+        return over(self._ended) if self._ended is not None and self._ending else self._ended
 
     def _told(self) -> str | None:
         """Why the job ends, as another rank left word of it."""
@@ -155,7 +157,7 @@ class _Group(Channel):
         self._on_stream = backend == "nccl" and name in ON_DEVICE
 
     def _move(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Work:
-        if (why := self._peers.ended_here) is not None:
+        if (why := self._peers.over) is not None:
             raise PeerError(why)
         try:
             if self._on_stream:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from skirl.peers.base import CHANNELS, OF_STEP, Channel, Peers, Work, said_of
-from skirl.peers.errors import PeerError, failed, missing
+from skirl.peers.errors import PeerError, failed, missing, over
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,11 @@ class _Job:
         self.calls: dict[tuple[str, int], _Call] = {}
         self.failed: str | None = None
         self.left: set[int] = set()
+        self.ending: set[int] = set()
+        """Ranks that have ended the job themselves."""
+
+    def told(self, rank: int) -> str | None:
+        return over(self.failed) if self.failed is not None and rank in self.ending else self.failed
 
     def fail(self, why: str) -> None:
         with self.changed:
@@ -101,7 +106,12 @@ class InProcess(Peers):
     def channels(self) -> dict[str, Channel]:
         return {**self._channels}
 
+    @property
+    def over(self) -> str | None:
+        return self._job.told(self.rank)
+
     def fail(self, error: BaseException | str) -> None:
+        self._job.ending.add(self.rank)
         self._job.fail(failed(self.rank, said_of(error)))
 
     def close(self) -> None:
@@ -153,6 +163,8 @@ class _BetweenThreads(Channel):
         """Bring this rank's parts of the next move; what is returned waits for those of all."""
         job, key, began = self._job, (self.name, self._moves), time.monotonic()
         self._moves += 1
+        if self.rank in job.ending and (why := job.told(self.rank)) is not None:
+            raise PeerError(why)
         if job.hook is not None:
             job.hook(self.rank, doing)
         with job.changed:

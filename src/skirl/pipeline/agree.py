@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import threading
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from skirl.peers.base import Peers
 log = logging.getLogger("skirl")
 LOOKED_AT = 4
 """Batches after which it is said that all trainers read the same."""
+SOON = 10.0
+"""Seconds after which it is said that a trainer that has left its loop waits for others."""
 FEWEST = 64
 """Requests for rows in these, with fewer of which trainers may be alike by chance."""
 
@@ -56,6 +59,43 @@ def _scale(scaler: Any) -> float:
 def _digest(weight: torch.Tensor) -> int:
     raw = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return int.from_bytes(hashlib.blake2b(raw.tobytes(), digest_size=8).digest(), "little")
+
+
+def leave(peers: Peers, step: int, micro: int | None) -> None:
+    """End a loop on all trainers after the same step: each says after which; one in the midst of a step ends the job.
+
+    **Arguments**
+
+    - `peers`: all trainers.
+    - `step`: the last one that was in the loop.
+    - `micro`: which of its micro-batches; None: the last one, or none.
+    """
+    if micro is not None:
+        why = (
+            f"rank {peers.rank} left its loop in micro-batch {micro} of step {step:,}, which other trainers go on with: "
+            "leave it where batches.ends_step is true, after the same step on all trainers"
+        )
+        peers.fail(why)
+        raise RuntimeError(why)
+    said = threading.Timer(
+        SOON,
+        log.warning,
+        ("rank %d has left its loop after step %d and waits for others, which have not: leave loops after the same step on "
+         "all trainers", peers.rank, step),
+    )  # fmt: skip
+    said.daemon = True
+    said.start()
+    try:
+        mine = np.array([step])
+        come = peers.channel("lookups").exchange([mine] * peers.size, "the end of a loop")
+    finally:
+        said.cancel()
+    for rank, (theirs,) in enumerate(come):
+        if theirs != step:
+            raise RuntimeError(
+                f"rank {peers.rank} left its loop after step {step:,} and rank {rank} after step {theirs:,}: leave loops "
+                "after the same step on all trainers"
+            )
 
 
 def tell_of_same_data(together: Together) -> None:

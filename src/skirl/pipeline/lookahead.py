@@ -17,7 +17,7 @@ from skirl.engine.engine import Engine
 from skirl.nn.collection import collections_of
 from skirl.oracle.options import Depth, Plan
 from skirl.oracle.together import Together
-from skirl.peers.base import Peers
+from skirl.peers.base import Peers, said_of
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.one_pass import InLoop, OnePass
@@ -214,13 +214,17 @@ class Lookahead:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and self._peers is not None:
-            self._peers.fail(error)  # others wait for this trainer, and its stages for them
+            self._peers.fail(self._said(error))  # others wait for this trainer, and its stages for them
         try:
             self.close(apply=error is None)
         except Exception as late:
             if error is None or late is error:
                 raise
             error.add_note(f"and while closing the lookahead: {late}")
+
+    def _said(self, error: BaseException) -> BaseException | str:
+        """An error of the loop, for other trainers: with the step that it came in."""
+        return f"{said_of(error)} (in step {self.step:,})" if self.iterating and self.step else error
 
     def close(self, apply: bool = True) -> None:
         """End the pass and let the embeddings go; the with-block does it.

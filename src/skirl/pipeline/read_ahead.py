@@ -29,37 +29,48 @@ class Ahead:
     True
     """
 
-    def __init__(self, collection: Collection) -> None:
+    def __init__(self, collection: Collection, *, thread: bool = True) -> None:
         self._collection = collection
         engine = collection.engine
         self._remembered = Remembered(engine) if engine.device.by_any_thread else None
         self._asked: SimpleQueue[tuple[Sparse, Found] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True, name="skirl-evaluation")
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if thread:
+            self._thread = threading.Thread(target=self._work, daemon=True, name="skirl-evaluation")
+            self._thread.start()
 
     def ask(self, sparse: Sparse) -> Found:
         """Look ids up; what comes of it is there later."""
         found = Found(sparse)
-        self._asked.put((sparse, found))
+        if self._thread is None:
+            self._answer(sparse, found)
+        else:
+            self._asked.put((sparse, found))
         return found
 
     def close(self) -> None:
         """End the thread, after what it is at."""
-        self._asked.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._asked.put(None)
+            self._thread.join()
 
     def _work(self) -> None:
         while (asked := self._asked.get()) is not None:
-            sparse, found = asked
-            try:
-                found.give(self._collection.looked_up(sparse, self._remembered))
-            except BaseException as error:
-                found.fail(error)
+            self._answer(*asked)
+
+    def _answer(self, sparse: Sparse, found: Found) -> None:
+        try:
+            found.give(self._collection.looked_up(sparse, self._remembered))
+        except BaseException as error:
+            found.fail(error)
 
 
 @contextmanager
-def read_ahead(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
-    """The same batches; where the model has one collection and gives it `batch.sparse` as it is, its rows come early."""
+def read_ahead(model: nn.Module, batches: Iterable[Batch], *, thread: bool = True) -> Iterator[Iterator[Batch]]:
+    """The same batches; where the model has one collection and gives it `batch.sparse` as it is, its rows come early.
+
+    thread: False: they come no earlier, and from the memory of batches before all the same.
+    """
     if sum(isinstance(module, Collection) for module in model.modules()) != 1:
         yield iter(batches)
         return
@@ -69,7 +80,7 @@ def read_ahead(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[
         return
     if collection.lookahead is not None:
         collection.lookahead.drain()
-    ahead = Ahead(collection)
+    ahead = Ahead(collection, thread=thread)
     try:
         yield _in_turn(collection, ahead, batches)
     finally:

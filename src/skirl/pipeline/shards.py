@@ -4,7 +4,7 @@ from torch import nn
 
 from skirl.nn.dense_sums import DenseSums, check_sharded
 from skirl.peers.base import Peers
-from skirl.pipeline.agree import check_weights
+from skirl.pipeline.agree import check_weights, leave
 from skirl.tools import rng_state
 
 
@@ -52,6 +52,14 @@ class ShardsInLoop:
         """A micro-batch comes into the loop."""
         self._dense.begin(micro)
         rng_state.swap_in(self._seed, step, self._first + micro)
+
+    def left(self, step: int, micro: int | None) -> None:
+        """The loop is over, of all trainers after the same step.
+
+        micro: which micro-batch of a step was in the loop; None: the step's last one, or none.
+        """
+        if self._peers is not None:
+            leave(self._peers, step, micro)
 
     def reduce(self) -> None:
         """Put the dense gradients of the step in place, if its last micro-batch is in the loop."""

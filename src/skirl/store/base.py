@@ -178,6 +178,8 @@ class Store(ABC):
     """Whether its rows can be looked up and not trained."""
     ready = True
     """Whether it has what it is to hold."""
+    in_any_process = False
+    """Whether a copy of this process can read its rows: no thread and no lock is in the way."""
 
     def __init__(self, layout: Layout | Mapping[int, Record]) -> None:
         self.layout = layout if isinstance(layout, Layout) else Layout(layout)

@@ -44,6 +44,11 @@ class CheckpointRows(Store):
         """Whether a checkpoint was loaded."""
         return self._mapped is not None or self._disk is not None
 
+    @property
+    def in_any_process(self) -> bool:
+        """Whether rows are read where they are mapped."""
+        return self._mapped is not None
+
     def __repr__(self) -> str:
         return "the rows of a checkpoint"
 

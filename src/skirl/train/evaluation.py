@@ -71,18 +71,19 @@ def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Bat
 
 
 @contextmanager
-def evaluating(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
+def evaluating(model: nn.Module, batches: Iterable[Batch], *, thread: bool = True) -> Iterator[Iterator[Batch]]:
     """The same batches, the model in evaluation, and the rows of the next ones looked up in a thread.
 
     **Arguments**
 
     - `model`: is as it was at the end of the block, and so are random generators.
     - `batches`: what to predict.
+    - `thread`: False: rows are looked up by who takes the batches, where the cores have other work meanwhile.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with rng_state.unchanged(), read_ahead(model, batches) as found:  # a DataLoader draws its order
+        with rng_state.unchanged(), read_ahead(model, batches, thread=thread) as found:  # a DataLoader draws its order
             yield found
     finally:
         for module, training in modes:

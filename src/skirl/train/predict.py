@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +24,10 @@ from skirl.tools.in_thread import in_thread
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
 from skirl.train.chosen import Chosen
+from skirl.train.forked import Forked, able, forked
 from skirl.train.metrics import Metrics
 from skirl.train.saved_run import SavedRun, saved_run
-from skirl.train.scored import scored
+from skirl.train.scored import Fresh, scored
 
 GROUP = 1 << 17
 """Rows of a row group."""
@@ -54,9 +55,10 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
         show = {"to": sys.stderr if chosen.json else sys.stdout, "quiet": chosen.quiet}
         samples, first, began, cpu = 0, 0, started, 0.0
         with (
+            _processes(run) as team,
             Progress(command, steps=run.source.steps, **show) as progress,
             Predictions(into, labelled=run.labelled, about=about) as out,
-            in_thread(_scored(run)) as scored,
+            in_thread(_scored(run, team)) as scored,
         ):
             for done, (batch, logits, numbers) in enumerate(scored, start=1):
                 if metrics is not None:
@@ -91,7 +93,12 @@ def _cpu_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _scored(run: SavedRun) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
+def _processes(run: SavedRun) -> AbstractContextManager[Forked | None]:
+    """Processes that compute, where they can; begun before any thread is."""
+    return forked(run.model, run.threads) if run.threads > 1 and able(run.model) else nullcontext()
+
+
+def _scored(run: SavedRun, team: Forked | None) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
     """Each batch with its logits and the numbers of its rows."""
     ahead: deque[np.ndarray] = deque()
 
@@ -100,22 +107,11 @@ def _scored(run: SavedRun) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
             ahead.append(numbers)
             yield batch
 
-    # One thread reads, one looks rows up, others compute, and one writes.
-    with in_thread(run.batches()) as read, closing(scored(run.model, _Fresh(batches(read)), run.threads)) as found:
+    # One thread reads, one looks rows up, others compute, and one writes; or one reads, processes compute, and one writes.
+    reading = in_thread(run.batches()) if team is None else closing(run.batches())
+    with reading as read, closing(scored(run.model, Fresh(batches(read)), run.threads, team)) as found:
         for batch, logits in found:
             yield batch, logits.float().cpu().numpy(), ahead.popleft()
-
-
-class _Fresh:
-    """Batches that have memory of their own, and say so."""
-
-    yields_fresh = True
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._batches
 
 
 class Predictions:
@@ -162,7 +158,9 @@ class Predictions:
             self._group()
 
     def _group(self) -> None:
-        arrays = [pa.array(np.concatenate(column)) for column in zip(*self._kept, strict=True)]
+        arrays = [
+            _array(np.concatenate(column), of.type) for column, of in zip(zip(*self._kept, strict=True), self._schema)
+        ]
         table = pa.Table.from_arrays(arrays, schema=self._schema)
         try:
             self._writer.write_table(table, row_group_size=self._rows)
@@ -192,6 +190,11 @@ class Predictions:
                     raise self._unwritable(failed) from None
         finally:
             self._draft.unlink(missing_ok=True)
+
+
+def _array(values: np.ndarray, of: pa.DataType) -> pa.Array:
+    """`pa.array` would import pandas, where it is installed."""
+    return pa.Array.from_buffers(of, len(values), [None, pa.py_buffer(values)])
 
 
 def probability(logits: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -58,7 +58,7 @@ class SavedRun:
         """Whether the samples have a label."""
         return bool(self.source.labels)
 
-    def batches(self) -> Iterator[tuple[Batch, np.ndarray]]:
+    def batches(self) -> Generator[tuple[Batch, np.ndarray], None, None]:
         """The samples, and the number of each among all rows of the data."""
         if isinstance(self.source, Files):
             for batch, numbers in numbered(self.source):

@@ -1,32 +1,40 @@
 """The logits of batches, several of them computed at once, with the bits of one after the other."""
 
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import Batch
 from skirl.nn.collection import collections_of
+from skirl.tools.in_thread import in_thread
 from skirl.tools.side_by_side import side_by_side
-from skirl.train.evaluation import evaluating
+from skirl.train.evaluation import evaluating, predicted
+from skirl.train.forked import Forked
 
 Scored = tuple[Batch, Tensor]
 
 
-def scored(model: nn.Module, batches: Iterable[Batch], threads: int) -> Generator[Scored, None, None]:
+def scored(
+    model: nn.Module, batches: Iterable[Batch], threads: int, team: Forked | None = None
+) -> Generator[Scored, None, None]:
     """Each batch with its logits, as `predicted` gives them.
 
     Threads that share a batch of a thousand samples wait for each other at each small layer. So each has a batch of its
     own, if the first batch gets the same bits either way. A batch of another size has all threads, as has any of a model
-    of sequences, whose shapes depend on more than the size.
+    of sequences, whose shapes depend on more than the size. Processes do the same, and do not wait for one interpreter.
 
     **Arguments**
 
     - `model`: gives the logit of each sample of a batch.
     - `batches`: what to predict.
     - `threads`: that compute. The bits are those of a batch that has all of them.
+    - `team`: processes that compute in their place; the batches are then read by a thread.
     """
+    if team is not None:
+        yield from _by_processes(team, model, batches, threads)
+        return
     apart = all(each.engine.device.by_any_thread and each.pooled for each in collections_of(model).values())
     before = torch.get_num_threads()
     try:
@@ -47,6 +55,60 @@ def scored(model: nn.Module, batches: Iterable[Batch], threads: int) -> Generato
                 yield from results
     finally:
         torch.set_num_threads(before)
+
+
+def _by_processes(
+    team: Forked, model: nn.Module, batches: Iterable[Batch], threads: int
+) -> Generator[Scored, None, None]:
+    before, source = torch.get_num_threads(), iter(batches)
+    if (first := next(source, None)) is None:
+        return
+    try:
+        with evaluating(model, (), thread=False):
+            torch.set_num_threads(1)
+            alone = _computed(model, first)
+            torch.set_num_threads(threads)
+            logits = _computed(model, first)
+            yield first, logits
+            if torch.equal(alone, logits):
+                yield from _received(team, model, source, len(logits))
+                return
+        yield from predicted(model, Fresh(source))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _received(team: Forked, model: nn.Module, source: Iterator[Batch], size: int) -> Generator[Scored, None, None]:
+    def sent() -> Iterator[tuple[int | None, Batch]]:
+        turn = 0
+        for batch in source:
+            if len(batch.labels) != size:
+                yield None, batch
+                continue
+            team.send(turn, batch)
+            yield turn, batch
+            turn += 1
+        team.end()
+
+    # A process begins a batch when it has the next; the others wait, so that no hitch of the reader is seen.
+    with in_thread(sent(), room=4 * len(team)) as given:
+        try:
+            for turn, batch in given:
+                yield batch, _computed(model, batch) if turn is None else torch.from_numpy(team.receive(turn))
+        finally:
+            team.stop()  # or that thread may wait for them
+
+
+class Fresh:
+    """Batches that have memory of their own, and say so."""
+
+    yields_fresh = True
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches
 
 
 class _Each:

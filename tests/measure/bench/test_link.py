@@ -1,10 +1,12 @@
 """Training over a limited link: bytes are those of the plan, bits those of any way, a roof the largest of three."""
 
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema
@@ -68,6 +70,17 @@ def test_a_roof_is_the_largest_of_three():
     assert of()["critical_share"] == 0.25 and of()["vs_all_critical"] is None
     two = [rank(0.1, 0.2, 0.1, 1, 1) | rank(0.1, 0.3, 0.1, 1, 1, "all_critical")] * 2
     assert judged(two, ("hidden", "all_critical"), Link())["vs_all_critical"] == pytest.approx(1.5)
+
+
+def test_a_delay_is_added_to_each_message():
+    def swapped(peers):
+        limited.delayed(peers, 0.05)
+        began = time.perf_counter()
+        come = peers.channel("rows").swap(torch.full((2, 1), float(peers.rank)), [1, 1], [1, 1])
+        return come.flatten().tolist(), time.perf_counter() - began
+
+    for come, seconds in InProcess.run(2, swapped):
+        assert come == [0.0, 1.0] and seconds >= 0.05
 
 
 def test_the_command(ranks, monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ from skirl.measure.scaling.traffic import KINDS, Traffic, all_critical, traffic_
 from skirl.store.link import Link
 from tests.cases import cases
 
-NONE = dict.fromkeys(KINDS, 0.0)
+NONE: dict[str, float] = dict.fromkeys(KINDS, 0.0)
 
 
 @pytest.mark.parametrize("trainers", [2, 4])

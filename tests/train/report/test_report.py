@@ -48,7 +48,7 @@ def test_numbers_are_those_of_the_result(run):
     ]
     assert found["auc"] == result["auc"]
     assert found["busy"]["plan"] == pytest.approx(result["movement"]["busy"]["plan"], rel=0.2)
-    assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write", "move"}
+    assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write"}
     best = min(result["test_logloss"], *(line["test_logloss"] for line in Left.of(run).evaluations))
     assert found["best"]["test_logloss"] == best
 

@@ -55,13 +55,17 @@ class Task:
     rows_scale: float = 1.0
 
     @property
+    def batches(self) -> int:
+        """Of the stream: it goes on for a window behind the last step that is counted."""
+        return self.warm + self.steps + self.window + 1
+
+    @property
     def source(self) -> Synthetic:
-        """The stream; it goes on for a window behind the last step that is counted."""
-        batches = self.warm + self.steps + self.window + 1
+        """The stream."""
         return Synthetic(
             "criteo-kaggle",
             batch_size=self.ranks * self.samples,
-            batches=batches,
+            batches=self.batches,
             seed=self.seed,
             rows_scale=self.rows_scale,
         )

@@ -76,7 +76,7 @@ def traffic_of(trainers: int, samples: int, dim: int, dense: int, seed: int = 0,
             "gradients_critical": vector * found.gradients_critical / share,
             "gradients_late": vector * (found.gradients - found.gradients_critical) / share,
             "dense": 4 * dense * ring,
-            "ids": 4 * driven.words / task.source.batches / len(owners),
+            "ids": 4 * driven.words / task.batches / len(owners),
             "links": 2 * found.values / share / 8,  # two bits a request
         },
         vectors,

@@ -1,0 +1,187 @@
+"""Copies of this process that compute the logits of batches: threads of one would wait for its interpreter."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from skirl.core.batch import Batch, KeyedJagged
+from skirl.nn.collection import collections_of
+from skirl.train.evaluation import evaluating
+
+POSSIBLE = sys.platform == "linux"
+"""Elsewhere a copy of a process that has begun to compute may hang."""
+
+
+ROOM = 1 << 20
+"""Bytes of batches that wait for a process, if the system allows as much: it has the next one when it asks."""
+
+
+class ProcessDied(RuntimeError):
+    """One of them ended without a word."""
+
+
+class Forked:
+    """Processes with a copy of a model each, one thread in each.
+
+    **Arguments**
+
+    - `team`: of each its process, the pipe to it and the one from it.
+    """
+
+    def __init__(self, team: list[tuple[Any, Connection, Connection]]) -> None:
+        self._team = team
+
+    def __len__(self) -> int:
+        return len(self._team)
+
+    def send(self, turn: int, batch: Batch) -> None:
+        """Give the batch whose turn it is to a process; by one thread. It waits while the process has enough to do."""
+        process, pipe, _ = self._team[turn % len(self._team)]
+        try:
+            pipe.send(_packed(batch))
+        except OSError:
+            raise _died(process) from None
+
+    def stop(self) -> None:
+        """End them: who waits for one of them hears so."""
+        for process, _, _ in self._team:
+            process.kill()  # they ignore SIGTERM, and have nothing to save
+
+    def end(self) -> None:
+        """No more batches will come; by the thread that sends."""
+        for process, pipe, _ in self._team:
+            try:
+                pipe.send(None)
+            except OSError:
+                raise _died(process) from None
+
+    def receive(self, turn: int) -> np.ndarray:
+        """The logits of the batch whose turn it is, in order."""
+        process, _, pipe = self._team[turn % len(self._team)]
+        try:
+            answer = pipe.recv()
+        except (EOFError, OSError):
+            raise _died(process) from None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def able(model: nn.Module) -> bool:
+    """Whether a copy of this process can compute what the model does, each batch of one size alike."""
+    engines = [collection.engine for collection in collections_of(model).values()]
+    return POSSIBLE and all(
+        engine.pooled and engine.device.by_any_thread and engine.store.in_any_process and engine.exchange is None
+        for engine in engines
+    )
+
+
+@contextmanager
+def forked(model: nn.Module, count: int) -> Iterator[Forked]:
+    """So many processes, which are copies of this one, for the length of a block; begun where no other thread runs.
+
+    **Arguments**
+
+    - `model`: gives the logit of each sample of a batch.
+    - `count`: how many.
+    """
+    import fcntl  # there is none on Windows
+
+    context = multiprocessing.get_context("fork")
+    team: list[tuple[Any, Connection, Connection]] = []
+    all_of_them = Forked(team)
+    try:
+        for number in range(count):
+            batches, to = context.Pipe(duplex=False)
+            come, answers = context.Pipe(duplex=False)
+            with suppress(OSError):  # more than this user may have
+                fcntl.fcntl(to.fileno(), fcntl.F_SETPIPE_SZ, ROOM)
+            others = [to, come, *(pipe for _, *pipes in team for pipe in pipes)]
+            what = (batches, answers, others, model)
+            process = context.Process(target=_work, args=what, daemon=True, name=f"skirl-predicting-{number}")
+            with warnings.catch_warnings():  # Python 3.12 tells of threads: those of Arrow and torch mind a fork
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            batches.close()
+            answers.close()
+            team.append((process, to, come))
+        yield all_of_them
+    finally:
+        all_of_them.stop()
+        for process, *pipes in team:
+            for pipe in pipes:
+                pipe.close()
+            process.join()
+            process.close()
+
+
+def _died(process: Any) -> ProcessDied:
+    process.join(5.0)
+    return ProcessDied(
+        f"a process that predicts ended by itself (exit code {process.exitcode}): is there enough memory? Set threads to 1 "
+        "to predict in this process"
+    )
+
+
+def _work(batches: Connection, answers: Connection, others: list[Connection], model: nn.Module) -> None:
+    """One of them: the logits of each batch that it is sent, or what ended it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that began this one, and ends it
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for other in others:  # or who waits for their end would not see it
+        other.close()
+    torch.set_num_threads(1)
+    try:
+        try:
+            for collection in collections_of(model).values():
+                collection.engine.adopt()
+            with evaluating(model, _Sent(batches), thread=False) as found, torch.no_grad():
+                for batch in found:
+                    answers.send(model(batch).float().cpu().numpy())
+        except OSError:
+            raise
+        except BaseException as error:
+            answers.send(error)
+    except OSError:
+        os._exit(0)  # nobody listens any more
+
+
+class _Sent:
+    """The batches that come, in memory of their own."""
+
+    yields_fresh = True
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            try:
+                packed = self._pipe.recv()
+            except EOFError:
+                os._exit(0)
+            if packed is None:
+                return
+            yield _unpacked(*packed)
+
+
+def _packed(batch: Batch) -> tuple[Any, ...]:
+    """As arrays, which are written faster than tensors are."""
+    sparse = batch.sparse
+    tensors = (batch.dense, sparse.values(), sparse.offsets(), sparse.weights_or_none(), batch.labels)
+    return (list(sparse.keys()), *(None if tensor is None else tensor.numpy() for tensor in tensors))
+
+
+def _unpacked(keys: list[str], *arrays: np.ndarray | None) -> Batch:
+    dense, values, offsets, weights, labels = (None if a is None else torch.from_numpy(a) for a in arrays)
+    assert dense is not None and values is not None and labels is not None
+    return Batch(dense, KeyedJagged(keys, values, offsets=offsets, weights=weights), labels)
