@@ -199,7 +199,9 @@ def _store(launched: Launched, waits: timedelta):
     store = TCPStore(
         address, launched.port, launched.size, serves, waits, wait_for_workers=False, master_listen_fd=listening
     )
-    return PrefixStore(f"skirl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    # Launchers count restarts each for itself, so trainers of two nodes may have two counts: no name that all share has one.
+    again = "" if own else f"/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return PrefixStore(f"skirl{again}", store)
 
 
 def _leave() -> None:
