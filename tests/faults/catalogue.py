@@ -381,7 +381,7 @@ FROZEN = [
 ]  # fmt: skip
 
 CHECKPOINTS = [
-    Fault("an updated row does not count as changed", "engine.engine:_update_bank",
+    Fault("an updated row does not count as changed", "engine.engine:_changing",
           "self.caches[bank].changing(work.steps[bank].rows)", ""),
     Fault("a row that leaves is not set aside", "engine.engine:_load_bank",
           "cache.changing(step.evict_slots)", ""),
@@ -503,14 +503,14 @@ TRAINERS = [
           "entry, steps = planned\n"
           "for step in steps if self._together is not None and self._together.rank else []:\n"
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
-    Fault("a table's steps are those of one trainer", "engine.engine:Engine.update",
-          "self.table_steps += raised",
+    Fault("a table's steps are those of one trainer", "engine.engine:_update_together",
+          "self.table_steps += told[:-1]",
           "mine = np.zeros(len(self.schema.tables), np.bool_)\n"
           "for (bank, _), live in work.live.items():\n"
           "    mine[self.table_of[bank][live]] = True\n"
           "self.table_steps += mine"),
-    Fault("rows are trained with gradients of another trainer that are not finite", "engine.engine:Engine.update",
-          "raised, finite = told[:-1], not told[-1]", "raised, finite = told[:-1], True"),
+    Fault("rows are trained with gradients of another trainer that are not finite", "engine.engine:_update_together",
+          "told[-1]", "not finite"),
     Fault("gradients of the step before are sent", "engine.gradients:Gradients.begin",
           "self._sent = ()",
           "before = self._rows.__dict__.get('sent before', send)\n"

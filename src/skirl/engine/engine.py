@@ -404,33 +404,56 @@ class Engine:
         for (bank, _), live in work.live.items():
             raised[self.table_of[bank][live]] = True
         if self.exchange is not None:
-            told = self.exchange.anywhere(np.append(raised, not finite))
-            raised, finite = told[:-1], not told[-1]
-        if finite:
+            finite = self._update_together(self.exchange, work, settings, raised, finite)
+        elif finite:
             self.table_steps += raised
-            self._update_banks(work, settings, raised)
+            for bank in self._raised(raised):
+                update = self._changing(work, bank)
+                update.scalars = self._scalars(bank, settings)
+                self.banks[bank].update(update)
         work.updated = True
         work.grads.clear()
         work.joint.clear()
         return finite
 
-    def _update_banks(self, work: Work, settings: Sequence[Setting], raised: np.ndarray) -> None:
-        for bank, members in enumerate(self.schema.banks):
-            if raised[list(members.tables)].any():
-                scalars = self.optimizers.scalars(members.tables, settings, self.table_steps, self.dtype)
-                self._update_bank(work, bank, scalars)
-
-    def _update_bank(self, work: Work, bank: int, scalars: np.ndarray) -> None:
-        grads = work.joint.get(bank, work.grads.get((bank, 0)))
-        if self.exchange is not None and grads is None:  # other trainers have some
-            grads = self.device.empty(0, self.schema.banks[bank].dim)
-        if grads is not None:
+    def _update_together(
+        self, exchange: Exchange, work: Work, settings: Sequence[Setting], raised: np.ndarray, finite: bool
+    ) -> bool:
+        """Sums are made while trainers tell each other which tables have gradients, and sent when all have."""
+        flags = exchange.begin_anywhere(np.append(raised, not finite))
+        updates = {bank: self._summed(exchange, work, bank) for bank in self._raised(raised)}
+        told = exchange.anywhere(flags)
+        if told[-1]:
+            return False
+        self.table_steps += told[:-1]
+        for bank in self._raised(told[:-1]):  # other trainers may have gradients where this one has none
+            update, sent = updates.get(bank) or self._summed(exchange, work, bank)
+            update.scalars = self._scalars(bank, settings)
             self.caches[bank].changing(work.steps[bank].rows)
-            update = Update(work, grads, self._live(work, bank), scalars, self.counters.steps)
-            if self.exchange is not None:
-                self.exchange.update(self.banks[bank], update)
-            else:
-                self.banks[bank].update(update)
+            exchange.update(self.banks[bank], update, sent)
+        return True
+
+    def _summed(self, exchange: Exchange, work: Work, bank: int) -> tuple[Update, list[torch.Tensor]]:
+        update = self._of_backward(work, bank)
+        return update, exchange.sums(self.banks[bank], update)
+
+    def _raised(self, raised: np.ndarray) -> list[int]:
+        """The banks of tables with gradients."""
+        return [bank for bank, members in enumerate(self.schema.banks) if raised[list(members.tables)].any()]
+
+    def _scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:
+        return self.optimizers.scalars(self.schema.banks[bank].tables, settings, self.table_steps, self.dtype)
+
+    def _changing(self, work: Work, bank: int) -> Update:
+        self.caches[bank].changing(work.steps[bank].rows)
+        return self._of_backward(work, bank)
+
+    def _of_backward(self, work: Work, bank: int) -> Update:
+        """What a backward brought, without its optimizer's numbers."""
+        grads = work.joint.get(bank, work.grads.get((bank, 0)))
+        if grads is None:  # other trainers have some
+            grads = self.device.empty(0, self.schema.banks[bank].dim)
+        return Update(work, grads, self._live(work, bank), np.empty((0, 0), self.dtype), self.counters.steps)
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
         """Which rows of the output got a gradient: by feature where that is enough, else one by one."""

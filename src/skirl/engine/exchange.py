@@ -69,18 +69,25 @@ class Exchange:
             out[owner == rank] = part.reshape(-1, dim)
         return out
 
-    def anywhere(self, raised: np.ndarray) -> np.ndarray:
-        """Which tables got a gradient from any trainer; raised: those that got one here."""
+    def begin_anywhere(self, raised: np.ndarray) -> Swapping[Sequence[torch.Tensor]]:
+        """Begin to tell which tables got a gradient here."""
         flags = torch.from_numpy(np.tile(raised.astype(np.uint8), (self.peers.size, 1)))
-        self._channel.swap_parts(list(flags), list(flags), tag="tables with gradients")
-        return np.asarray(flags.numpy().any(axis=0))
+        return self._channel.begin_swap_parts(list(flags), list(flags.clone()), tag="tables with gradients")
 
-    def update(self, rows: BankRows, update: Update) -> None:
-        """Begin to send the sums of this trainer's shards to the owners: the critical ones; others wait for `bring_late`."""
+    def anywhere(self, flags: Swapping[Sequence[torch.Tensor]]) -> np.ndarray:
+        """Which tables got one from any trainer; flags: what `begin_anywhere` gave."""
+        return np.any([part.numpy() for part in flags.wait()], axis=0)
+
+    def sums(self, rows: BankRows, update: Update) -> list[torch.Tensor]:
+        """Of each subtree of this trainer, the sums of the rows that it reads."""
+        mine = trees_of(update.work, self.peers.size)[self.peers.rank]
+        return [marked(rows.sums(update, block)) for block in mine]
+
+    def update(self, rows: BankRows, update: Update, sent: Sequence[torch.Tensor]) -> None:
+        """Begin to send these sums to the owners: the critical ones; others wait for `bring_late`."""
         work, bank = update.work, rows.facts.number
         self._wait()
         trees = trees_of(work, self.peers.size)
-        sent = [marked(rows.sums(update, block)) for block in trees[self.peers.rank]]
         which = work.gradients_wait[bank] if work.gradients_wait else None
         if which is not None:
             self._late.append(Gradients(rows, update, sent, trees, which.others()))

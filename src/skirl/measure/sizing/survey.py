@@ -152,7 +152,8 @@ class _Bank:
         self._finder = Finder(schema, bank)
 
     def add(self, positions: Positions) -> None:
-        layout, distinct, first = self._finder.find_all(positions)
+        layout, distinct = self._finder.find_all(positions)
+        first = distinct.first
         numbers = np.empty(int(first[-1]), np.int32)
         self.rows.name(self._finder.tables, distinct.found, distinct.low, first, numbers)
         before, self.touched = self.touched, self.rows.hashed_rows
