@@ -32,7 +32,7 @@ def test_a_shell_reads_it(name):
 def test_what_torchrun_is_given():
     text = (CLUSTER / "torchrun.sh").read_text().replace("\\\n", " ")
     (line,) = [line for line in text.splitlines() if line.startswith("while ! ")]
-    launcher, _, trainer = line.partition(" -m skirl train ")
+    launcher, _, trainer = line.partition(" -m -- skirl train ")
     assert set(re.findall(r"--[a-z-]+", launcher)) == OF_TORCHRUN
     assert set(re.findall(r"--[a-z-]+", trainer)) <= FLAGS and "--resume" in trainer
     from torch.distributed.run import get_args_parser
@@ -60,8 +60,8 @@ def test_kubernetes_gets_a_training_job():
     (container,) = pod["containers"]
     assert container["name"] == "pytorch", "the operator looks for a container of this name"
     assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
-    assert container["command"][:4] == ["torchrun", "-m", "skirl", "train"]
-    given = dict(word.partition("=")[::2] for word in container["command"][4:])
+    assert container["command"][:5] == ["torchrun", "-m", "--", "skirl", "train"]
+    given = dict(word.partition("=")[::2] for word in container["command"][5:])
     assert given.keys() <= FLAGS and "--resume" in given
     Train.of(**{n[2:].replace("-", "_"): _value(n, v) for n, v in given.items() if n != "--save"}, save=Path("/run"))
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}

@@ -4,6 +4,7 @@ Ray Train starts the processes, says in the environment which of them each is, a
 then goes on from its last checkpoint. Each trainer is a process with one thread, for bits belong to a number of threads.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,9 @@ def main(folder: str, trainers: int) -> None:
         scaling_config=ScalingConfig(num_workers=trainers, use_gpu=False),
         run_config=RunConfig(name="skirl", storage_path=folder, failure_config=FailureConfig(max_failures=-1)),
     )
-    print(job.fit().metrics)
+    job.fit()
+    result = json.loads((Path(folder) / "run" / "result.json").read_text())
+    print({name: result[name] for name in ("steps", "trainers")})
 
 
 if __name__ == "__main__":

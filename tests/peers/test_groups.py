@@ -117,11 +117,3 @@ def test_a_stopped_rank_is_named_even_if_it_serves_the_store_and_nobody_waits_lo
         for process in ranks:
             with process:
                 pass
-
-
-def test_a_rank_that_never_comes_is_named(python: Python):
-    (first,) = start(python, 2, "goes on", 0.5, started=1)
-    with first:
-        err = first.communicate(60)[1]
-        assert first.returncode == 1
-        assert "for rank 1 in the start of the job: it hangs" in err.splitlines()[-1], err

@@ -4,7 +4,8 @@ import pytest
 import torch.distributed
 
 from skirl.peers.alone import Alone
-from skirl.peers.start import Launched, join
+from skirl.peers.errors import PeerError
+from skirl.peers.start import Launched, _meet, join
 from tests.zygote import Python
 
 NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}
@@ -50,3 +51,10 @@ def test_machines_are_told_apart():
     assert one is not None and one.one_machine and one.address == "127.0.0.1"
     other = Launched.of(NAMES | {"WORLD_SIZE": "4"})
     assert other is not None and not other.one_machine
+
+
+def test_a_rank_that_never_comes_is_named():
+    launched = Launched.of(NAMES)
+    assert launched is not None
+    with pytest.raises(PeerError, match=r"rank 1 waited 0\.\d s for rank 0 in the start of the job: it hangs"):
+        _meet(torch.distributed.HashStore(), launched, 0.2)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("skirl")
 LOOPBACK = "127.0.0.1"
+BEGINNING = 60.0
+"""Seconds that trainers have to begin, at least: interpreters take long where a machine is busy."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Which network gloo and NCCL talk over, where the user says so."""
 
@@ -125,10 +127,10 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
             "%d trainers talk by %s, without passwords or encryption: use networks that you trust", launched.size, over
         )
     _warn_of_shared_store(launched)
-    began, waits = time.monotonic(), timedelta(seconds=min(patience, 1e8))
+    began, waits = time.monotonic(), timedelta(seconds=min(max(patience, BEGINNING), 1e8))
     try:
         store = _store(launched, waits)
-        _meet(store, launched, patience)
+        _meet(store, launched, max(patience, BEGINNING))
         dist.init_process_group("gloo", store=store, rank=launched.rank, world_size=launched.size, timeout=waits)
         return ProcessGroups(store, device=device, backend=backend, patience=patience, port=launched.port, leave=_leave)
     except RuntimeError as error:
@@ -197,7 +199,9 @@ def _store(launched: Launched, waits: timedelta):
     store = TCPStore(
         address, launched.port, launched.size, serves, waits, wait_for_workers=False, master_listen_fd=listening
     )
-    return PrefixStore(f"skirl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    # Launchers count restarts each for itself, so trainers of two nodes may have two counts: no name that all share has one.
+    again = "" if own else f"/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return PrefixStore(f"skirl{again}", store)
 
 
 def _leave() -> None:

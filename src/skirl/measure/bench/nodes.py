@@ -204,7 +204,7 @@ def _words(flags: Mapping[str, Any], port: int) -> list[str]:
     meeting = ",".join(f"{name}={value}" for name, value in MEETING.items())
     words = ["-m", "torch.distributed.run", "--nnodes=1:4", "--nproc-per-node=1", "--rdzv-backend=c10d",
              f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={meeting}", "--rdzv-id=faults", "--max-restarts=100",
-             "--monitor-interval=0.2", "--local-addr=127.0.0.1", "-m", "skirl", "train"]  # fmt: skip
+             "--monitor-interval=0.2", "--local-addr=127.0.0.1", "-m", "--", "skirl", "train"]  # fmt: skip
     for name, value in flags.items():
         words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return words
