@@ -50,7 +50,7 @@ def origin_of(saving: SaveFlags) -> Origin | None:
     if not saving.resume:
         refuse_checkpoints(save)
         return _newest(from_)
-    noted = _read(save)
+    noted = read(save)
     if folder.holds_some(save):
         if from_ is not None and not (noted is not None and _means(from_, noted)):
             began = "from no other run" if noted is None else f"from {noted.header}"
@@ -103,7 +103,13 @@ def note(save: Path, origin: Origin | None) -> None:
         )
 
 
-def _read(save: Path) -> Origin | None:
+def read(save: Path) -> Origin | None:
+    """What was written down in a folder; None where nothing was.
+
+    **Arguments**
+
+    - `save`: the folder.
+    """
     path = save / NAME
     if not path.exists():
         return None

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from skirl import cli
+from skirl.train import origin
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,16 @@ def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str
     assert cli.main(["info", str(tmp_path / name)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("skirl info: ") and said in line
+
+
+def test_a_run_that_began_from_another_and_saved_nothing(tmp_path: Path, capsys):
+    header = tmp_path / "other" / "checkpoint-000003.json"
+    header.parent.mkdir()
+    header.write_text("{}")
+    origin.note(tmp_path / "run", origin.Origin.of("other", header))
+    assert cli.main(["info", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "run before its first checkpoint" in said and str(header) in said
+    (tmp_path / "run" / origin.NAME).write_text("{}")
+    assert cli.main(["info", str(tmp_path / "run")]) == 1
+    assert "is damaged" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from skirl.data.files.errors import BadFile
 from skirl.data.files.find import ENDINGS, kind_of
 from skirl.measure.info import checkpoint, files
 from skirl.store.disk.manifest import NAME as MANIFEST
+from skirl.train import origin
 
 KINDS = "a checkpoint, a disk store, a vocabulary, a run, data files, predictions or exported rows"
 
@@ -32,6 +33,8 @@ def _of_folder(path: Path, check: bool) -> dict[str, Any]:
         holds.append(lambda: checkpoint.describe_store(path))
     if (path / "config.json").is_file() or (path / "metrics.jsonl").is_file():
         holds.append(lambda: _run(path))
+    if not holds and (path / origin.NAME).is_file():
+        holds.append(lambda: _begun(path))
     if not holds:
         data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
         kinds = {_kind(file) for file in data[:1]}
@@ -111,6 +114,17 @@ def _run(path: Path) -> dict[str, Any]:
         "finished": bool(result),
         "scores": {name: result[name] for name in ("auc", "logloss", "test_auc", "test_logloss") if name in result},
         "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+    }
+
+
+def _begun(path: Path) -> dict[str, Any]:
+    """The folder of a run from another's rows that has saved nothing of its own."""
+    noted = origin.read(path)
+    assert noted is not None
+    return {
+        "kind": "run before its first checkpoint",
+        "from": str(noted.header),
+        "bytes": (path / origin.NAME).stat().st_size,
     }
 
 

@@ -17,6 +17,7 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
         lines["whole"] = f"yes, by {by}" if facts["whole"] else "NO"
     for name in (
         "header",
+        "from",
         "step",
         "model",
         "dim",
