@@ -13,7 +13,7 @@ FAULTS = {
     4: ("a window that no interval divides ends in an error", BITS),  # depths 1, 20, auto and epoch, of 1 to 5 steps
     5: (
         "a cache that is too small blocks training for ever",
-        "oracle.test_together:test_a_batch_larger_than_an_owner_s_cache_ends_all_ranks_at_once",
+        "pipeline.test_window_together:test_a_batch_that_no_split_holds_ends_all",
         "pipeline.test_window_together:test_a_batch_that_no_split_holds_ends_all",
     ),
     6: (

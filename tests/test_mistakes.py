@@ -1044,8 +1044,8 @@ MISTAKES = [
         "Recipe has no flag 'rwos' (did you mean 'rows'?): set some of data, batch, epochs, steps, valid, "
         "seed, rows_scale, pooling_factor, schema, rows, vocab, admit, stale, shuffle, workers, bad_rows, "
         "model, dim, bottom, top, deep, rows_in_deep, dropout, cross, rank, structure, activation, target, "
-        "optimizer, lr, dense_lr, schedule, warmup, shards, cache, depth, policy, store, prefetch, link, device, "
-        "dtype, threads",
+        "optimizer, lr, dense_lr, schedule, warmup, shards, cache, depth, policy, store, prefetch, link, "
+        "peer_patience, device, dtype, threads",
     ),
     M(
         "flags where their parts go",

@@ -119,15 +119,16 @@ def a_state_that_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     """The last row of step 12 loses what the optimizer added to its state."""
     update, hit, calls = Engine.update, [], []
 
-    def faulty(self, work, lr):
+    def faulty(self, work, *how):
         calls.append(work.number)
         wrong = len(calls) == 12
         slot = work.steps[0].rows[-1]
         before = self.banks[0].array[slot, -1]
-        update(self, work, lr)
+        done = update(self, work, *how)
         if wrong:
             self.banks[0].array[slot, -1] = before
             hit.append(place(12, int(work.steps[0].keys[-1])))
+        return done
 
     monkeypatch.setattr(Engine, "update", faulty)
     return lambda: hit[0]

@@ -22,7 +22,7 @@ from skirl.core.half import HALVES
 from skirl.core.optim import row_optimizer
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema, Table
-from skirl.engine.engine import Counters
+from skirl.engine.counters import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
 from skirl.peers.alone import Alone
 from skirl.peers.base import Peers

@@ -84,7 +84,10 @@ class Layout:
 
 @kernel
 def _by_table(parts, local, out, first, at):
-    """Sort parts by table, those of one table as they come; first and at come as zeros. The most positions of a table."""
+    """Sort parts by table, those of one table as they come; first and at come as zeros. The most positions of a table.
+
+    Parts of tables that are not the bank's, whose place is -1, stand before the first table: whoever plans refuses them.
+    """
     for part in parts:
         t = local[part[0]]
         first[t + 1] += 1
@@ -94,10 +97,12 @@ def _by_table(parts, local, out, first, at):
         most = max(most, at[t + 1])
         first[t + 1] += first[t]
         at[t + 1] += at[t]
-    place, n = first.copy(), 0
+    place, n = np.zeros(len(first) + 1, np.int64), 0
+    place[1:] = first
     for part in parts:
-        to = place[local[part[0]]]
-        place[local[part[0]]] = to + 1
+        t = local[part[0]] + 1
+        to = place[t]
+        place[t] = to + 1
         out[to, 0], out[to, 1], out[to, 2], out[to, 3] = part[1], part[2], part[3], n
         n += part[2] - part[1]
     return most

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,12 @@ from skirl.core.tables import Schema, Table
 from skirl.engine.begun import Begun
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, Capacity, Size, Split
+from skirl.engine.counters import Counters
 from skirl.engine.device import open_device
 from skirl.engine.device.base import BankFacts, BankRows, Update
-from skirl.engine.exchange import Exchange
+from skirl.engine.exchange import Exchange, exchange_with
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
-from skirl.peers.job import trainers
 from skirl.peers.processes import launched_here
 from skirl.store import Record, Store, open_store
 from skirl.store.own_folder import own_folder
@@ -40,39 +39,8 @@ Leaving = list[tuple[np.ndarray, Any]]
 """Rows that left the cache in one step: for each bank their keys, and what it knows their records by."""
 
 
-@dataclass
-class Counters:
-    """Rows moved since the engine was made.
-
-    Fetched and written rows are counted where they move: what the store had and took.
-    """
-
-    steps: int = 0
-    fetched: int = 0
-    """Rows brought in again, out of the store or out of a pending write-back."""
-    forwarded: int = 0
-    """Those of them out of a pending write-back."""
-    new: int = 0
-    written: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-
-
 class Damaged(RuntimeError):
     """Rows were lost on the way; the message says how, and what to do."""
-
-
-def _exchange(at: torch.device) -> Exchange | None:
-    """With the trainers of this job, where it has several."""
-    peers = trainers(str(at))
-    if peers.size == 1:
-        return None
-    if at.type != "cpu":
-        raise ValueError(
-            f"device is {str(at)!r}, on which several trainers never ran, and there are {peers.size}: set device='cpu', or "
-            "start one process"
-        )
-    return Exchange(peers)
 
 
 class Engine:
@@ -111,7 +79,7 @@ class Engine:
         self.pooled = pooled
         self.resolver = Resolver(self.schema, self.dtype, pooled)
         self.device = open_device(device, self.dtype)
-        self.exchange = _exchange(self.device.at)
+        self.exchange = exchange_with(self.device.at)
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
         if isinstance(store, str):
             rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)

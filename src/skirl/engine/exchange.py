@@ -17,6 +17,7 @@ from skirl.engine.gradients import Gradients, marked, trees_of
 from skirl.engine.work import Waiting, Work, begins
 from skirl.oracle.halves import critical_gradients, critical_values
 from skirl.peers.base import Channel, Peers, Swapping
+from skirl.peers.job import trainers
 
 
 class Exchange:
@@ -204,6 +205,19 @@ class Exchange:
         if number not in work.values:
             work.values[number] = come.new_empty((len(which.rows), *come.shape[1:]))
         bank.place(work.values[number], np.flatnonzero(which.rows).astype(np.int32), come)
+
+
+def exchange_with(at: torch.device) -> Exchange | None:
+    """With the trainers of this job, where it has several; at: where rows are."""
+    peers = trainers(str(at))
+    if peers.size == 1:
+        return None
+    if at.type != "cpu":
+        raise ValueError(
+            f"device is {str(at)!r}, on which several trainers never ran, and there are {peers.size}: set device='cpu', or "
+            "start one process"
+        )
+    return Exchange(peers)
 
 
 def _read(heard: Sequence[np.ndarray], asks: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -126,7 +126,7 @@ class CurrentStep:
             work, self.work = self.work, None
             if apply and work is not None and not work.updated and (work.returned or self.engine.exchange):
                 self._update(work)
-            if apply:
+            if apply and work is not None:
                 self.engine.complete()
 
     def update_together(self) -> None:

@@ -138,10 +138,15 @@ class OnePass:
             now.here = now.before  # the step never happened
         try:
             self._finish(apply)
-            if self._shards is not None and whole:
-                self._shards.left(now.step, None if now.ends_step else now.micro + 1)
-            for collection in self._collections:
-                collection.engine.settle() if whole else collection.engine.give_up()
+            try:
+                if self._shards is not None and whole:
+                    self._shards.left(now.step, None if now.ends_step else now.micro + 1)
+            except BaseException:
+                whole = False
+                raise
+            finally:
+                for collection in self._collections:
+                    collection.engine.settle() if whole else collection.engine.give_up()
         finally:
             now.flight = None
             self._reader.end()

@@ -19,6 +19,7 @@ from skirl.oracle.together import Joined
 def parts_of(batch: Positions, ranks: int) -> list[Positions]:
     """A batch's ids by rank: of each part, equal contiguous stretches.
 
+    >>> import numpy as np
     >>> [part.keys().tolist() for part in parts_of(Positions.of(np.array([7, 8, 9, 1 << 48])), 2)]
     [[7], [8, 9, 281474976710656]]
     """
