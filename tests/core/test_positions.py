@@ -21,7 +21,7 @@ def test_parts_by_table_with_those_of_other_banks_in_front(parts, tables):
     batch = Positions(np.arange(begin), np.array(rows, np.int64).reshape(-1, 4))
     local = np.array([order.index(t) if t in tables else -1 for t in range(5)])
     layout = Layout(batch, local, len(order))
-    expected = [row[1:] + [row[1]] for t in (-1, *range(len(order))) for row in rows if local[row[0]] == t]
+    expected = [[*row[1:], row[1]] for t in (-1, *range(len(order))) for row in rows if local[row[0]] == t]
     assert layout.parts.tolist() == expected
     before = [[row for row in rows if local[row[0]] < t] for t in range(len(order) + 1)]
     assert layout.first.tolist() == list(map(len, before))
