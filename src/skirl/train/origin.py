@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from skirl.checkpoint import folder
-from skirl.checkpoint.keeper import refuse_checkpoints
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
 from skirl.tools.shape_of import TEXT, misfit
@@ -48,6 +47,8 @@ def origin_of(saving: SaveFlags) -> Origin | None:
     if save is None:
         return _newest(from_)
     if not saving.resume:
+        from skirl.checkpoint.keeper import refuse_checkpoints  # it needs torch, and who reads a note does not
+
         refuse_checkpoints(save)
         return _newest(from_)
     noted = read(save)
