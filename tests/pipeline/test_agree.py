@@ -94,7 +94,7 @@ def test_a_loop_that_one_leaves_before_the_others_is_said_soon(monkeypatch, capl
     with caplog.at_level(logging.WARNING, "skirl"):
         said = InProcess.run(2, lambda peers: left(peers, {1: 5}), patience=2)
     assert "rank 1 has left its loop after step 3 and waits for others" in caplog.text
-    assert "the end of a loop" in said[1] or "of step 4" in said[1] or "of step 3" in said[1], said
+    assert "rank 1 waited 2.0 s for rank 0 in channel " in said[1], said  # whichever of its threads waits longest
 
 
 def test_an_error_that_all_raise_on_purpose_ends_the_job_and_says_what_to_do_instead():
