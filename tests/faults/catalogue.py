@@ -525,22 +525,8 @@ TRAINERS = [
           "changed[before.rows] = True", "pass"),
     Fault("early values of rows that come are those of the rows before them", "engine.device.host:values_ahead",
           "cpu.take_coming(...)", "pass"),
-    Fault("values go early before late gradients came", "engine.engine:move",
-          "self.exchange.bring_late()\nreturn self.exchange.link(...)",
-          "linked = self.exchange.link(...)\n"
-          "held, self.exchange._late = self.exchange._late, []\n"
-          "bring = self.exchange.bring_early\n"
-          "def early(banks, after):\n"
-          "    bring(banks, after)\n"
-          "    self.exchange._late = held\n"
-          "    self.exchange.bring_late()\n"
-          "    del self.exchange.bring_early\n"
-          "if linked:\n"
-          "    self.exchange.bring_early = early\n"
-          "else:\n"
-          "    self.exchange._late = held\n"
-          "    self.exchange.bring_late()\n"
-          "return linked"),
+    Fault("values go early before late gradients came", "pipeline.pipeline:_move",
+          "exchange.bring_late()", "pass"),
     Fault("rows are owned by two trainers", "engine.exchange:__init__",
           "Placement.even(peers.size)", "Placement.even(peers.size, 'store' if peers.rank else 'ranks')"),
     Fault("rows without gradient are told as rows with one of zero", "engine.gradients:marked",

@@ -255,10 +255,9 @@ class Engine:
             for bank, reads in zip(self.schema.banks, work.reads, strict=True):
                 self.asked[:, bank.tables] += reads.counts
 
-    def move(self, work: Work, after: Work | None) -> bool:
-        """Late gradients of the step before the one in the loop; whether values of the next step may come early."""
+    def link(self, work: Work, after: Work | None) -> bool:
+        """Agree on what is critical between the step in the loop and the next: whether values of that may come early."""
         assert self.exchange is not None
-        self.exchange.bring_late()
         return self.exchange.link(self.banks, work, after, [len(cache) for cache in self.caches])
 
     def settle(self) -> None:

@@ -41,10 +41,12 @@ class Exchange:
         self._coming: list[tuple[Gradients, Swapping]] = []
         """Critical gradients on their way."""
         self._late: list[Gradients] = []
-        """Gradients of the last step that were not sent yet."""
-        self._moved = threading.Event()
-        self._moved.set()
+        """Gradients of the last step that are to go while the next one computes,"""
+        self._going: list[Gradients] = []
+        """and those of the step before it, which go now."""
         self._failure: BaseException | None = None
+        self._linked, self._moved = threading.Event(), threading.Event()
+        self.end_move()
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
         """Of each key whether this trainer owns its row."""
@@ -87,7 +89,7 @@ class Exchange:
     def update(self, rows: BankRows, update: Update, sent: Sequence[torch.Tensor]) -> None:
         """Begin to send these sums to the owners: the critical ones; others wait for `bring_late`."""
         work, bank = update.work, rows.facts.number
-        self._wait()
+        self._wait(self._linked)
         trees = trees_of(work, self.peers.size)
         which = work.gradients_wait[bank] if work.gradients_wait else None
         if which is not None:
@@ -97,7 +99,7 @@ class Exchange:
 
     def complete(self) -> None:
         """Apply the critical gradients of the step to the rows of this trainer."""
-        self._wait()  # a step without a gradient had no update, and its rows still move
+        self._wait(self._moved)  # a step without a gradient had no update, and its rows still move
         while self._coming:
             gradients, swapping = self._coming[0]
             gradients.apply(swapping.wait())
@@ -105,29 +107,32 @@ class Exchange:
 
     def settle(self) -> None:
         """Bring rows to the state after the last step that was updated: nothing is on its way then."""
-        self._wait()
+        self._wait(self._moved)
         self.complete()
+        self._going, self._late = self._late, []
         self.bring_late()
 
     @property
     def settled(self) -> bool:
         """Whether no gradient is on its way."""
-        return self._moved.is_set() and not self._coming and not self._late
+        return self._moved.is_set() and not (self._coming or self._late or self._going)
 
     def open(self) -> None:
         """A pass begins."""
         self._failure = None
-        self._moved.set()
+        self.end_move()
 
     def begin_move(self) -> None:
-        """Another thread begins to move rows; `update` and `settle` wait for its `end_move`."""
+        """Another thread begins to move rows; `update` waits for its `link`, `complete` and `settle` for its `end_move`."""
         if self._failure is not None:
             raise self._failure
+        self._going, self._late = self._late, []
+        self._linked.clear()
         self._moved.clear()
 
-    def _wait(self) -> None:
-        """Until no other thread moves rows."""
-        self._moved.wait()
+    def _wait(self, until: threading.Event) -> None:
+        """For the thread that moves rows."""
+        until.wait()
         if self._failure is not None:
             raise self._failure
 
@@ -136,14 +141,19 @@ class Exchange:
     def end_move(self, failure: BaseException | None = None) -> None:
         """The other thread has moved what there was; or it cannot."""
         self._failure = self._failure or failure
+        self._linked.set()
         self._moved.set()
+
+    def end_link(self) -> None:
+        """What is critical between the step in the loop and the next is known."""
+        self._linked.set()
 
     def bring_late(self) -> None:
         """Send and apply the gradients that the step in the loop does not need."""
-        while self._late:
-            late = self._late[0]
+        while self._going:
+            late = self._going[0]
             late.apply(late.begin(self._moves, "late gradients of rows").wait())
-            del self._late[0]
+            del self._going[0]
 
     def link(self, banks: Sequence[BankRows], work: Work, after: Work | None, slots: Sequence[int]) -> bool:
         """Agree on what is critical between a step and the one after it; True where all trainers have planned that one.

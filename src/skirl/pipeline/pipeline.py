@@ -387,11 +387,15 @@ class Pipeline:
                     exchange.end_move(error)
 
     def _move(self, flight: Flight, after: Flight | None) -> bool:
-        """Gradients of all collections, then values of all that agree on what is critical; False when there is no time."""
+        """What is critical, late gradients, then early values, of all collections; False when there is no time for all."""
         stages, following = self._stages, [None] * len(flight.works) if after is None else after.works
         with stages.working("move", flight.number):
             both = zip(self._engines, flight.works, following, strict=True)
-            linked = [engine.move(work, then) for engine, work, then in both]
+            linked = [engine.link(work, then) for engine, work, then in both]
+            for exchange in self._exchanges:
+                exchange.end_link()
+            for exchange in self._exchanges:
+                exchange.bring_late()
         if after is None or not any(linked):
             return True
         with self._lock:
