@@ -8,7 +8,7 @@ from skirl.data.synthetic import SHAPES
 from tests.zygote import Python
 
 MB = 1 << 20
-BATCH, DEPTH, CACHE, DIM = 512, 32, 20_000, 16
+BATCH, DEPTH, CACHE, DIM = 512, 32, 40_000, 16
 RUN = """
 import json, os, re, sys
 import torch
@@ -48,7 +48,7 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def run(python: Python) -> dict:
     """One run in a process of its own: peaks cannot be told apart in this one."""
-    for steps in (40, 250):  # kernels that are compiled take 100 MB, once: the next process finds them on disk
+    for steps in (40, 500):  # kernels that are compiled take 100 MB, once: the next process finds them on disk
         result = python.run(RUN, *(str(size) for size in (BATCH, DEPTH, CACHE, DIM, steps)), timeout=140)
         assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)

@@ -381,7 +381,7 @@ FROZEN = [
 ]  # fmt: skip
 
 CHECKPOINTS = [
-    Fault("an updated row does not count as changed", "engine.engine:_changing",
+    Fault("an updated row does not count as changed", "engine.engine:Engine.update",
           "self.caches[bank].changing(work.steps[bank].rows)", ""),
     Fault("a row that leaves is not set aside", "engine.engine:_load_bank",
           "cache.changing(step.evict_slots)", ""),
@@ -541,9 +541,9 @@ TRAINERS = [
           "1 / update.work.shards", "1 / len(update.work.micros)"),
     Fault("random numbers depend on the rank", "pipeline.shards:begin",
           "self._first + micro", "micro"),
-    Fault("trainers have equally many leaves, whatever their shards", "engine.gradients:_blocks",
-          "block_of(rank, size, work.shards)",
-          "range(rank * (work.shards // size), (rank + 1) * (work.shards // size))"),
+    Fault("trainers have equally many leaves, whatever their shards", "engine.gradients:_trees",
+          "block_of(rank, size, shards)",
+          "range(rank * (shards // size), (rank + 1) * (shards // size))"),
 ]  # fmt: skip
 
 AREAS = {

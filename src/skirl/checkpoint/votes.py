@@ -1,10 +1,8 @@
 """What trainers tell each other about a checkpoint, and how they agree: by the worst that any of them has found."""
 
-import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 from torch import nn
 
 from skirl.core.placement import Placement
@@ -39,18 +37,8 @@ class Votes:
 
     def __init__(self, peers: Peers) -> None:
         self.rank, self.size = peers.rank, peers.size
-        self._channel = peers.channel("votes")
-
-    def told(self, mine: Any, tag: str) -> list[Any]:
-        """What each rank says, in anything that JSON can say.
-
-        **Arguments**
-
-        - `mine`: what this rank says.
-        - `tag`: what for.
-        """
-        text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
-        return [json.loads(said.tobytes()) for said in self._channel.exchange([text] * self.size, tag)]
+        self.told = peers.channel("votes").told
+        """What each rank says: see `Channel.told`."""
 
     def agreed(self, work: Callable[[], T], tag: str) -> T:
         """Do something on all ranks. If it fails on any, the worst error is raised on all, the lowest rank's of several.

@@ -267,7 +267,7 @@ class Engine:
                 self.exchange.settle()
 
     def give_up(self) -> None:
-        """The trainers of the job have ended, each where it was."""
+        """The loop has ended; with other trainers that left theirs elsewhere, rows are lost."""
         if self.exchange is not None and not self.exchange.settled:
             why = self.exchange.peers.over or "the job has ended"
             self.lose(f"{why}, and gradients were on their way between trainers")
@@ -375,7 +375,8 @@ class Engine:
         elif finite:
             self.table_steps += raised
             for bank in self._raised(raised):
-                update = self._changing(work, bank)
+                self.caches[bank].changing(work.steps[bank].rows)
+                update = self._of_backward(work, bank)
                 update.scalars = self._scalars(bank, settings)
                 self.banks[bank].update(update)
         work.updated = True
@@ -410,10 +411,6 @@ class Engine:
 
     def _scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:
         return self.optimizers.scalars(self.schema.banks[bank].tables, settings, self.table_steps, self.dtype)
-
-    def _changing(self, work: Work, bank: int) -> Update:
-        self.caches[bank].changing(work.steps[bank].rows)
-        return self._of_backward(work, bank)
 
     def _of_backward(self, work: Work, bank: int) -> Update:
         """What a backward brought, without its optimizer's numbers."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -67,13 +68,14 @@ class Gradients:
 
 def trees_of(work: Work, size: int) -> list[list[range]]:
     """The subtrees of each trainer."""
-    return [subtrees(block.start, block.stop) for block in _blocks(work, size)]
+    return _trees(size, work.shards, len(work.micros) // len(range(work.shards) if work.mine is None else work.mine))
 
 
-def _blocks(work: Work, size: int) -> list[range]:
-    """The leaves of each trainer."""
-    each = len(work.micros) // len(range(work.shards) if work.mine is None else work.mine)
-    return [leaves_of(block_of(rank, size, work.shards), each) for rank in range(size)]
+@lru_cache(maxsize=8)
+def _trees(size: int, shards: int, micros: int) -> list[list[range]]:
+    """The same for all steps of a run; micros: micro-batches of a shard."""
+    blocks = [leaves_of(block_of(rank, size, shards), micros) for rank in range(size)]
+    return [subtrees(block.start, block.stop) for block in blocks]
 
 
 def marked(sums: Sums) -> torch.Tensor:

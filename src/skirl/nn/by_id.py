@@ -1,6 +1,5 @@
 """Rows by their ids, outside of a lookup: read as the executed steps left them, or replaced."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from hashlib import sha256
@@ -15,7 +14,6 @@ from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put, put_rows, weights_of_all
 from skirl.engine.engine import Engine
-from skirl.peers.base import Peers
 
 Ids = Sequence[int] | np.ndarray | Tensor
 
@@ -40,7 +38,7 @@ def _most(engine: Engine, table: str, asked: int) -> int:
     if engine.exchange is None:
         return asked
     mine = {"rows": asked, "where": f"table {table!r} after {engine.counters.steps} steps"}
-    told = _told(engine.exchange.peers, mine, "rows by id")
+    told = engine.exchange.peers.channel("lookups").told(mine, "rows by id")
     for rank, their in enumerate(told):
         if their["where"] != told[0]["where"]:
             raise ValueError(
@@ -50,18 +48,12 @@ def _most(engine: Engine, table: str, asked: int) -> int:
     return max(their["rows"] for their in told)
 
 
-def _told(peers: Peers, mine: Any, tag: str) -> list[Any]:
-    """What each trainer says, in what JSON can say; between two steps."""
-    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
-    return [json.loads(said.tobytes()) for said in peers.channel("lookups").exchange([text] * peers.size, tag)]
-
-
 def _check_same(engine: Engine, table: str, arrays: Sequence[np.ndarray], state: str) -> None:
     """Refuse to set rows to other values on each trainer."""
     if engine.exchange is None:
         return
     digest = sha256(f"{table} {state} ".encode() + b" ".join(array.tobytes() for array in arrays)).hexdigest()
-    told = _told(engine.exchange.peers, digest, "rows that are set")
+    told = engine.exchange.peers.channel("lookups").told(digest, "rows that are set")
     for rank, their in enumerate(told):
         if their != told[0]:
             raise ValueError(

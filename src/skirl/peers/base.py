@@ -1,5 +1,6 @@
 """What every way to other trainers offers: channels, on which all ranks make the same calls in the same order."""
 
+import json
 import math
 import threading
 import time
@@ -27,8 +28,8 @@ CHANNELS = ("start", "ids", "rows", "moves", "links", "dense", "votes", "lookups
 ON_DEVICE = ("rows", "moves", "dense")
 """Channels whose tensors are where rows are; the others are on the host, and have `exchange`."""
 OF_STEP = " of step "
-OF_LOOP = ("rows", "moves", "links", "dense", "lookups")
-"""Channels that serve the step in the loop."""
+NAMED_BY_STEP = ("rows", "moves", "links", "dense", "lookups")
+"""Channels that serve the step in the loop: errors of them say which it is."""
 LIMIT = 1 << 30
 """Bytes that one message of an exchange may have."""
 
@@ -155,6 +156,17 @@ class Channel(ABC):
             parts.append(whole[at : at + head.bytes].view(head.dtype))
             at += padded(head.bytes)
         return parts
+
+    def told(self, mine: Any, tag: str) -> list[Any]:
+        """What each rank says, in anything that JSON can say.
+
+        **Arguments**
+
+        - `mine`: what this rank says.
+        - `tag`: what for.
+        """
+        text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+        return [json.loads(said.tobytes()) for said in self.exchange([text] * self.size, tag)]
 
     def swap(
         self,
@@ -319,7 +331,7 @@ class Peers(ABC):
 
         - `step`: counted from 1.
         """
-        for name in OF_LOOP:
+        for name in NAMED_BY_STEP:
             self.channels[name].step = step
 
     @property

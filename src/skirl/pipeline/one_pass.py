@@ -138,16 +138,14 @@ class OnePass:
             now.here = now.before  # the step never happened
         try:
             self._finish(apply)
-            try:
-                if self._shards is not None and whole:
+            if whole:
+                if self._shards is not None:
                     self._shards.left(now.step, None if now.ends_step else now.micro + 1)
-            except BaseException:
-                whole = False
-                raise
-            finally:
                 for collection in self._collections:
-                    collection.engine.settle() if whole else collection.engine.give_up()
+                    collection.engine.settle()
         finally:
+            for collection in self._collections:
+                collection.engine.give_up()
             now.flight = None
             self._reader.end()
             try:

@@ -304,8 +304,7 @@ class Pipeline:
                     break
                 with self._lock:
                     self._planned.append(flight)
-                    if self._exchanges:
-                        self._known[flight.number] = flight
+                    self._known[flight.number] = flight
                     stages.wake("fetch", LOOP)
                     stages.pause("plan", self._may_plan_more)
                     if stages.stopping:
@@ -354,7 +353,7 @@ class Pipeline:
                     engine.fetch(work)
             with self._lock:
                 self._ready.append(flight)
-                stages.wake(LOOP, "move") if self._exchanges else stages.wake(LOOP)
+                stages.wake(LOOP, "move")
 
     def _may_fetch(self) -> bool:
         if self._stages.stopping:

@@ -157,7 +157,7 @@ class BankRows(ABC):
     # The two halves of an update, with room between them for the sums of others.
 
     moves_ahead = False
-    """Whether another thread may call `values_ahead` and `apply` while the loop computes."""
+    """Whether another thread may call `values_ahead` and `apply` while the loop computes: then it has the three below."""
 
     @abstractmethod
     def values(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
@@ -169,11 +169,11 @@ class BankRows(ABC):
 
     def picked(self, vectors: torch.Tensor, which: np.ndarray) -> torch.Tensor:
         """Some of these vectors; which: int32."""
-        return vectors.index_select(0, torch.from_numpy(which).to(vectors.device))
+        raise NotImplementedError
 
     def place(self, into: torch.Tensor, which: np.ndarray, vectors: torch.Tensor) -> None:
         """Put vectors to `into[which]`; which: int32, distinct."""
-        into.index_copy_(0, torch.from_numpy(which).long().to(into.device), vectors)
+        raise NotImplementedError
 
     @abstractmethod
     def sums(self, update: Update, block: range | None = None) -> Sums:

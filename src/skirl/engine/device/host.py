@@ -173,11 +173,10 @@ class HostRows(BankRows):
     def values_ahead(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
         step, dim = work.steps[self.facts.number], self.facts.dim
         out = self.values(work, which)  # whatever is there now, in the places of rows that are still to come
-        if self.facts.number not in work.made:
-            work.made[self.facts.number] = self._made(step.new_keys)
+        work.made[self.facts.number] = made = self._made(step.new_keys)
         coming = [
             (step.fetch_slots, work.fetched[self.facts.number]),
-            (step.new_slots, work.made[self.facts.number]),
+            (step.new_slots, made),
             *((step.forward_slots[which], rows) for which, rows in self._forwarded(step)),
         ]
         slots = step.slots if which is None else step.slots[which]

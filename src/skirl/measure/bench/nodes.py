@@ -1,6 +1,7 @@
 """A job on several nodes of this machine: a launcher each, started again by a loop; and what befalls them."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -44,7 +45,7 @@ class Node:
             self.supervisor = forked(lambda: _supervise(lambda: _launch(flags, port, log.parent)), log)
         else:
             with log.open("ab") as out:
-                command = " ".join(map(_quoted, [sys.executable, *_words(flags, port)]))
+                command = shlex.join([sys.executable, *_words(flags, port)])
                 self._shell = subprocess.Popen(
                     ["sh", "-c", LOOP.format(command=command)], stdout=out, stderr=out, env=os.environ | ENVIRONMENT
                 )
@@ -208,12 +209,6 @@ def _words(flags: Mapping[str, Any], port: int) -> list[str]:
     for name, value in flags.items():
         words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return words
-
-
-def _quoted(word: str) -> str:
-    from shlex import quote
-
-    return quote(word)
 
 
 def _is_python(pid: int) -> bool:
