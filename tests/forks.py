@@ -23,6 +23,9 @@ from tests.zygote import Nest
 SHARE = 8
 """A process gets its share of what is left, divided by this, at a time: few at the end, where all have to end together."""
 
+LONG = 300.0
+"""Seconds that any test may take."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("skirl")
@@ -57,6 +60,8 @@ class Forks:
         self._nest: Nest | None = None
         self._workers: list[Worker] = []
         self._todo: deque[int] = deque()
+        self._long: set[int] = set()
+        """Tests that begin first, one at a time: at the end the others would wait for them."""
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if self._nest is None and "python" in getattr(item, "fixturenames", ()):
@@ -68,7 +73,8 @@ class Forks:
             return None  # pytest's own loop says so
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         terminal.showfspath = False  # files take turns
-        self._todo.extend(range(len(session.items)))
+        self._long = {at for at, item in enumerate(session.items) if takes_long(item)}
+        self._todo.extend(sorted(range(len(session.items)), key=lambda at: (at not in self._long, at)))
         if session.config.getoption("--warm"):
             from tests.compile import compile_kernels
 
@@ -129,6 +135,8 @@ class Forks:
 
     def _share(self, items: list[pytest.Item]) -> list[int]:
         """The next tests for a process; those of one file stay together where they are not many."""
+        if self._todo and self._todo[0] in self._long:
+            return [self._todo.popleft()]
         share, tests = max(1, len(self._todo) // (SHARE * self._processes)), []
         while self._todo and len(tests) < 2 * share:
             if len(tests) >= share and items[tests[-1]].path != items[self._todo[0]].path:
@@ -179,6 +187,12 @@ class Forks:
             sys.stderr.flush()
             os._exit(code)  # what runs at the end of an interpreter is for the one that forked
         raise AssertionError
+
+
+def takes_long(item: pytest.Item) -> bool:
+    """Whether a test was given more time than others."""
+    mark = item.get_closest_marker("timeout")
+    return mark is not None and bool(mark.args) and not 0 < mark.args[0] <= LONG
 
 
 def work(session: pytest.Session, link: Connection, number: int) -> None:

@@ -31,6 +31,10 @@ def test_prints():
     print("a line")
     assert False
 
+@pytest.mark.timeout(900)
+def test_that_may_take_long():
+    pass
+
 @pytest.mark.timeout(0.1)
 def test_that_hangs():
     time.sleep(60)
@@ -47,13 +51,16 @@ def test_whose_fixture_fails_when_it_ends(broken):
 SEEN = """
 import pytest
 
-PIDS = set()
+PIDS, BEGAN = set(), []
+
+def pytest_runtest_logstart(nodeid):
+    BEGAN.append(nodeid)
 
 def pytest_runtest_logreport(report):
     PIDS.update(value for name, value in report.user_properties if name == "pid")
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"in {len(PIDS)} processes")
+    terminalreporter.write_line(f"in {len(PIDS)} processes, first {BEGAN[0]}")
 """
 
 CODE = """
@@ -72,9 +79,9 @@ def test_every_test_has_an_end(python: Python, tmp_path: Path) -> None:
     (tmp_path / "none.ini").write_text("[pytest]")
     done = python.run(CODE.format(root=str(ROOT)), "2", cwd=tmp_path)
     out = done.stdout
-    assert "5 failed, 40 passed, 1 error" in out, out + done.stderr
+    assert "5 failed, 41 passed, 1 error" in out, out + done.stderr
     assert done.returncode == 1
-    assert "in 2 processes" in out
+    assert "in 2 processes, first test_them.py::test_that_may_take_long" in out, out
     for said in (
         "AssertionError: seven is not equal",
         "test_that_crashes: the process that ran it ended with 3",
