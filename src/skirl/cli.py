@@ -171,7 +171,10 @@ def _main(args: list[str]) -> int:
         except Exception as error:
             return _failed(name, error, 2)
         try:
-            return _run(name, command, as_json)
+            code = _run(name, command, as_json)
+            if "skirl.peers.job" in sys.modules:
+                sys.modules["skirl.peers.job"].leave()
+            return code
         except Exception as error:
             return _failed(name, error, 2 if isinstance(error, WrongFlags) else 1)
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from types import TracebackType
 from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
 from skirl.peers.errors import PeerError
+from skirl.peers.processes import watch_launcher
 
 _given: ContextVar[Peers | None] = ContextVar("skirl trainers", default=None)
 _joining = threading.Lock()
@@ -34,7 +35,7 @@ def trainers(device: str = "cpu", patience: float | None = None) -> Peers:
 
             _joined.append(join(device, patience=patience))
             if _joined[0].size > 1:
-                atexit.register(_leave)
+                atexit.register(_left)
                 _tell_of_errors()
         return _joined[0]
 
@@ -67,11 +68,21 @@ def fail(error: BaseException) -> None:
             peers.fail(error)
 
 
-def _leave() -> None:
-    """Nothing went wrong."""
+def leave() -> None:
+    """The end of this process's part, when all others are at theirs; a PeerError where one of them is lost."""
+    atexit.unregister(_left)
     for peers in _joined:
-        with suppress(Exception):  # another trainer has failed: it has said so itself
-            peers.close()
+        if peers.size > 1:
+            try:
+                peers.close()
+            finally:
+                watch_launcher(peers.patience)
+
+
+def _left() -> None:
+    """Nothing went wrong."""
+    with suppress(Exception):  # another trainer has failed: it has said so itself
+        leave()
 
 
 def _tell_of_errors() -> None:

@@ -3,10 +3,26 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+OF_TORCHRUN = 300.0
+"""Seconds that torchrun waits for the launchers of other machines, when its own trainers are through."""
+WATCH = """
+import pathlib, select, signal, sys
+end, pid, patience = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+if not select.select([end], [], [], patience)[0]:
+    began_again = any(task.joinpath("children").read_text() for task in pathlib.Path("/proc", pid, "task").iterdir())
+    if not began_again:
+        print(f"the launcher waits for others, longer than patience={patience:g}: it is ended; start it again, as they are",
+              file=sys.stderr)
+        signal.pidfd_send_signal(end, signal.SIGKILL)
+"""
+"""It is killed, for while it waits there it hears of no other signal."""
 
 
 def this_process() -> list[Any]:
@@ -47,6 +63,29 @@ def end(process: list[Any]) -> None:
 def launched_here() -> bool:
     """Whether a launcher watches this process, which ends all of a job's when one has ended."""
     return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def watch_launcher(patience: float) -> None:
+    """See to it that this process's launcher, if it is one of several, does not outlive it for longer than patience.
+
+    A launcher whose trainers are through waits until those of the others are. If one of them has begun again meanwhile, as a
+    machine has joined or a trainer was killed, the two wait for each other: torchrun for five minutes. Whoever has started
+    the launcher starts it again then, and a run that is whole ends at once.
+
+    **Arguments**
+
+    - `patience`: seconds that it may wait.
+    """
+    several = os.environ.get("GROUP_WORLD_SIZE", "1") != "1" and os.environ.get("LOCAL_RANK") == "0"
+    if launched_here() and several and patience < OF_TORCHRUN and sys.platform.startswith("linux"):
+        with suppress(OSError):
+            launcher = os.getppid()
+            end = os.pidfd_open(launcher)
+            words = [sys.executable, "-I", "-S", "-c", WATCH, str(end), str(launcher), str(patience)]
+            nowhere = subprocess.DEVNULL
+            watch = subprocess.Popen(words, stdin=nowhere, stdout=nowhere, start_new_session=True, pass_fds=[end])
+            watch.returncode = 0  # nobody waits for it
+            os.close(end)
 
 
 def _began(pid: int) -> str:

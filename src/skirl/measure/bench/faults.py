@@ -12,7 +12,9 @@ import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -69,6 +71,8 @@ class Faults:
     """Seconds that trainers wait for each other."""
     limit: float = 180.0
     """Seconds after which a run is said to hang."""
+    at_once: int = 1
+    """Runs beside each other: they mostly wait. A recovery takes longer then."""
     cold: bool = False
     """Start torchrun and its trainers as a user would: seconds for each, which a recovery then has; else they are forked."""
     folder: Path | None = None
@@ -77,19 +81,15 @@ class Faults:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "runs", "steps", "batch", "every")
+        at_least_one(self, "runs", "steps", "batch", "every", "at_once")
 
     def run(self) -> dict[str, Any]:
         """Every run, one after the other."""
         top = Path(tempfile.mkdtemp(dir=self.folder, prefix="skirl-faults-"))
         os.environ |= {"OMP_NUM_THREADS": "1"} | ENVIRONMENT
         self._warm(top / "warm")
-        undisturbed = self._in_a_fork(lambda: self._undisturbed(top / "undisturbed"), top)
-        done = []
-        for number in range(self.first, self.first + self.runs):
-            done.append(self._one(number, top / f"run-{number}", undisturbed))
-            if not self.json:
-                print(_line(done[-1]), flush=True)
+        undisturbed = InAFork(lambda: self._undisturbed(top / "undisturbed"), top / "undisturbed.json").answer()
+        done = self._all(top, undisturbed)
         wrong = [run for run in done if run["wrong"]]
         if not wrong:
             shutil.rmtree(top)
@@ -138,13 +138,21 @@ class Faults:
             raise RuntimeError("the undisturbed run failed")
         return digests(folder)
 
-    def _in_a_fork(self, work: Any, top: Path) -> dict[str, str]:
-        """What some work finds, in a process of its own: it leaves no thread here."""
-        answer = top / "answer.json"
-        pid = forked(lambda: answer.write_text(json.dumps(work())) and 0, top / "log")
-        if os.waitpid(pid, 0)[1]:
-            raise RuntimeError(f"a process failed: {(top / 'log').read_text()[-2000:]}")
-        return json.loads(answer.read_text())
+    def _all(self, top: Path, undisturbed: dict[str, str]) -> list[dict[str, Any]]:
+        """Every run, each watched by a process of its own."""
+        left, at_work, done = list(range(self.first, self.first + self.runs)), list[InAFork](), []
+        while left or at_work:
+            while left and len(at_work) < self.at_once:
+                number = left.pop(0)
+                work = partial(self._one, number, top / f"run-{number}", undisturbed)
+                at_work.append(InAFork(work, top / f"run-{number}.json"))
+            for one in [one for one in at_work if one.done]:
+                at_work.remove(one)
+                done.append(one.answer())
+                if not self.json:
+                    print(_line(done[-1]), flush=True)
+            time.sleep(0.02)
+        return sorted(done, key=lambda run: run["number"])
 
     def _one(self, number: int, folder: Path, undisturbed: dict[str, str]) -> dict[str, Any]:
         """One run, and what came of it."""
@@ -160,7 +168,7 @@ class Faults:
             for node in run.nodes:
                 node.end()
         if wrong is None:
-            found = self._in_a_fork(lambda: digests(folder), folder)
+            found = InAFork(lambda: digests(folder), folder / "digests.json").answer()
             differ = [name for name in undisturbed if found[name] != undisturbed[name]]
             wrong = f"{', '.join(differ)} differ from those of the undisturbed run" if differ else None
             if wrong is None and run.lost_steps > self.every:
@@ -183,6 +191,36 @@ class Faults:
             f"{others['median']} and {others['worst']} s with patience of {self.patience:g} s or a join in it",
             "lost steps": f"{result['lost_steps']} at most; saved every {self.every}",
         }
+
+
+class InAFork:
+    """What some work finds in a process of its own, which leaves no thread here.
+
+    **Arguments**
+
+    - `work`: finds what JSON can say.
+    - `path`: the file that it is left in; what the process says goes to one beside it.
+    """
+
+    def __init__(self, work: Callable[[], Any], path: Path) -> None:
+        self._path, self._log, self._code = path, path.with_suffix(".log"), None
+        self._pid = forked(lambda: path.write_text(json.dumps(work())) and 0, self._log)
+
+    @property
+    def done(self) -> bool:
+        """Whether the process has ended."""
+        if self._code is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._code = status if pid else None
+        return self._code is not None
+
+    def answer(self) -> Any:
+        """What it has found, once it has ended."""
+        while not self.done:
+            time.sleep(0.002)
+        if self._code:
+            raise RuntimeError(f"a process failed: {self._log.read_text()[-2000:]}")
+        return json.loads(self._path.read_text())
 
 
 class Run:
@@ -305,7 +343,7 @@ class Run:
     def _tick(self) -> None:
         if time.monotonic() > self._until:
             raise TimeoutError(f"it did not end within {self._bench.limit:g} s; it is at step {self.step}")
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -184,14 +184,20 @@ def _launch(flags: Mapping[str, Any], port: int, folder: Path) -> int:
 
 def _train(flags: dict[str, Any]) -> None:
     """A trainer."""
-    from skirl.peers.job import fail
+    from multiprocessing.synchronize import Event
+
+    from skirl.peers.job import fail, leave
     from skirl.peers.start import die_with_launcher
     from skirl.train.commands import Train
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it has inherited what the launcher does
+    # A function that torchrun forks waits at its end until the launcher has seen what it returns. One that was told to end,
+    # or is killed there, would take half a minute, or forever; a command waits for nobody.
+    Event.wait = lambda self, timeout=None: True
     die_with_launcher()
     try:
         found = Train.of(**flags).run()
+        leave()
     except Exception as error:
         print(f"rank {os.environ.get('RANK')}: {error}", file=sys.stderr, flush=True)
         fail(error)
