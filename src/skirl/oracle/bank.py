@@ -21,6 +21,7 @@ from skirl.oracle.distinct import Finder
 from skirl.oracle.policies.base import make_policy
 from skirl.oracle.row_states import EVICTED, RowStates
 from skirl.oracle.seen import Seen
+from skirl.oracle.share import Share
 from skirl.oracle.step import Step
 from skirl.oracle.uses import Uses
 from skirl.tools.threads import run
@@ -99,6 +100,7 @@ class BankPlanner:
         threads: int = 1,
         resident: Resident | None = None,
         resident_next: np.ndarray | None = None,
+        share: Share | None = None,
     ) -> None:
         """Nothing is planned yet.
 
@@ -114,6 +116,7 @@ class BankPlanner:
         - `threads`: threads that plan; no more are used than there are tables.
         - `resident`: rows in the cache at the start.
         - `resident_next`: the number of the first batch that uses each of those, where the whole future is known.
+        - `share`: the rows that batches may have, where several owners share them; it changes no Step.
         """
         self.capacity = capacity
         self.entered = 0
@@ -125,6 +128,7 @@ class BankPlanner:
         """Of its tables."""
         self._schema = schema
         self._seen = seen
+        self._share = share
         self._threads = max(1, min(threads, len(tables)))
         self._cost = np.ones(len(tables), np.int64)
         """Of each table, in some unit: the share of the work that goes with it."""
@@ -306,7 +310,7 @@ class BankPlanner:
     def _begin(self, positions: int) -> None:
         """The first batch says how large the window will be: the array of states may take as much."""
         room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
-        self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room)
+        self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room, self._share)
         resident, next_uses = self._resident
         if resident is not None and len(resident.keys):
             self._adopt(resident, next_uses)

@@ -17,6 +17,7 @@ from skirl.oracle.loops import NEVER
 from skirl.oracle.options import Plan
 from skirl.oracle.reach import AUTO_ROWS, Vote, is_full
 from skirl.oracle.seen import Seen
+from skirl.oracle.share import Share
 from skirl.oracle.step import Step
 
 Batch = Positions | np.ndarray
@@ -32,6 +33,7 @@ def bank_planners(
     hold_rows: Sequence[int] | None = None,
     residents: Sequence[Resident] | None = None,
     resident_next: Sequence[np.ndarray] | None = None,
+    share: Share | None = None,
 ) -> list[BankPlanner]:
     """A planner for each bank of a collection.
 
@@ -41,6 +43,7 @@ def bank_planners(
     - `hold_rows`: evicted rows of each bank that can be forwarded at any moment; as many as fit by default.
     - `residents`: rows of each bank that are in the cache at the start; none by default.
     - `resident_next`: the first batch that uses each of those, if it is known.
+    - `share`: the rows that batches may have, where several owners share them.
     """
     return [
         BankPlanner(
@@ -55,6 +58,7 @@ def bank_planners(
             threads=plan.threads,
             resident=None if residents is None else residents[bank],
             resident_next=None if resident_next is None else resident_next[bank],
+            share=share,
         )
         for bank, capacity in enumerate(capacities)
     ]

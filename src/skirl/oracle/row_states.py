@@ -6,23 +6,33 @@
     -2**30 - 1 - number evicted: the number of that eviction, modulo 2**30
 
 Small tables have their states in one array, row after row; all other rows have them behind a hash index. A handle is the
-place of a state, in the array or among the hashed ones.
+place of a state, in the array or among the hashed ones. Where an owner's rows of a larger table can be numbered (share.py),
+their states stand before the hashed ones, number after number.
 """
 
 import mmap
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.core.tables import Schema
+from skirl.oracle.share import Numbered, Share, number_of
 from skirl.tools.hash_index import HashIndex, ask, find, insert, remove
-from skirl.tools.jit import AHEAD, kernel
+from skirl.tools.jit import AHEAD, kernel, prefetch
 
 EVICTED = 1 << 30
 """States below -EVICTED: evicted lately. Also the count after which evictions are numbered from 0 again."""
 
 MOST_IN_ARRAY = 1 << 26
 """Rows whose states lie in the array, at most: 256 MB."""
+
+MOST_TO_NUMBER = 1 << 27
+"""Rows of all tables of which an owner numbers its own, at most: each is hashed once, which takes about 2 ns."""
+
+_BYTES_A_STATE = 16
+"""Memory that numbered rows may take for each state that may lie in the array; a hash index would take as much, or more."""
 
 
 class RowStates:
@@ -32,6 +42,7 @@ class RowStates:
 
     - `schema`, `tables`: all tables, and the numbers of those of the bank.
     - `room`: rows whose states may lie in the array; the smallest tables go there first.
+    - `share`: the rows that there can be, where several owners share them; None: all.
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 100, 4), Table("b", 10**9, 4)])
@@ -40,7 +51,7 @@ class RowStates:
     [5, 0, 7]
     """
 
-    def __init__(self, schema: Schema, tables: tuple[int, ...], room: int) -> None:
+    def __init__(self, schema: Schema, tables: tuple[int, ...], room: int, share: Share | None = None) -> None:
         self.base = np.full(len(schema.tables), -1, np.int64)
         """[all tables]: the handle of a table's row 0, -1: its rows are hashed."""
         used = 0
@@ -49,13 +60,17 @@ class RowStates:
                 self.base[table] = used
                 used += schema.tables[table].rows
         self.dense = zeros(used)
-        self.hashed = np.zeros(0, np.int32)
-        self.key = np.empty(0, np.int64)
-        """Of each hashed row."""
+        others = [table for table in tables if self.base[table] < 0]
+        self.numbered = Numbered(schema, _to_number(schema, others, room, share), share)
+        self.key = self.numbered.keys
+        """Of each row outside of the array."""
+        self.hashed = zeros(len(self.key))
+        """States of numbered rows, and behind them of hashed ones."""
         self.index = HashIndex()
         self.free = np.empty(0, np.int32)
         self.n_free = 0
-        self.any_hashed = any(self.base[table] < 0 for table in tables)
+        self.any_outside = len(others) > 0
+        self.any_hashed = any(self.numbered.begin[table] < 0 for table in others)
 
     def reserve(self, count: int) -> None:
         """Make room for this many more hashed rows."""
@@ -80,39 +95,62 @@ class RowStates:
         out = np.empty(len(keys), np.int32)
         if self.any_hashed:
             self.reserve(len(keys))
-        added = _handles(keys, self.base, self.key, self.index.keys, self.index.values, self.free, self.n_free, out)
-        self.n_free -= added
-        self.index.count += added
+        args: Any = (keys, self.base, *self._named, out)
+        self._added(_handles(*args))
         return out
 
     def name(self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
-        """Handles of the hashed rows among a batch's distinct rows, made where there are none.
+        """Handles of the rows outside of the array among a batch's distinct rows, made where there are none.
 
         Table t's rows are found[low[t]:], and their places in `out` first[t]:first[t + 1].
         """
-        hashed = np.flatnonzero(self.base[tables] < 0)
-        if not len(hashed):
-            return
-        self.reserve(int((first[hashed + 1] - first[hashed]).sum()))
-        added = _name(
-            tables, hashed, found, low, first, self.key, self.index.keys, self.index.values, self.free, self.n_free, out
-        )
-        self.n_free -= added
-        self.index.count += added
+        if self.any_hashed:
+            self.reserve(len(out))
+        if self.any_outside:
+            args: Any = (tables, self.base, found, low, first, *self._named, out)
+            self._added(_name(*args))
+
+    @property
+    def _named(self) -> tuple[Any, ...]:
+        """What handles are found by."""
+        numbered, index = self.numbered, self.index
+        return numbered.begin, numbered.words, self.key, index.keys, index.values, self.free, self.n_free
+
+    def _added(self, count: int) -> None:
+        if count < 0:
+            raise AssertionError("an owner is asked for a row of another one: this is a bug in skirl")
+        self.n_free -= count
+        self.index.count += count
 
     def release(self, keys: np.ndarray, first: int) -> None:
         """Forget hashed rows that are as their eviction left them, the first one numbered `first`."""
         if self.any_hashed:
             removed = _release(
-                keys, first, self.base, self.hashed, self.index.keys, self.index.values, self.free, self.n_free
-            )
+                keys, first, self.base, self.numbered.begin, self.hashed, self.index.keys, self.index.values, self.free,
+                self.n_free,
+            )  # fmt: skip
             self.n_free += removed
             self.index.count -= removed
 
     @property
     def hashed_rows(self) -> int:
         """How many rows the hash index holds."""
-        return len(self.key) - self.n_free
+        return self.index.count
+
+
+def _to_number(schema: Schema, tables: Sequence[int], room: int, share: Share | None) -> list[int]:
+    """Tables of which an owner's rows are numbered, the smallest first."""
+    out, looked, nbytes = list[int](), 0, 0
+    if share is None:
+        return out
+    for table in sorted(tables, key=lambda i: (schema.tables[i].rows, i)):
+        rows = schema.tables[table].rows
+        looked += rows
+        nbytes += rows // 4 + 12 * share.rows_of(table, rows)
+        if looked > MOST_TO_NUMBER or nbytes > _BYTES_A_STATE * room:
+            break
+        out.append(table)
+    return out
 
 
 def zeros(count: int) -> np.ndarray:
@@ -126,11 +164,21 @@ def zeros(count: int) -> np.ndarray:
 
 
 @kernel
-def _name(tables, hashed, found, low, first, entry_key, index_keys, index_values, free, n_free, out):
+def _name(tables, base, found, low, first, begin, words, entry_key, index_keys, index_values, free, n_free, out):
     before, mask = n_free, len(index_keys) - 1
-    for t in hashed:
+    for t in range(len(tables)):
+        if base[tables[t]] >= 0:
+            continue
+        rows, mine = found[low[t] : low[t] + first[t + 1] - first[t]], out[first[t] : first[t + 1]]
+        if begin[tables[t]] >= 0:
+            for i in range(len(rows)):
+                prefetch(words, begin[tables[t]] + (rows[min(i + AHEAD, len(rows) - 1)] >> 5))
+                mine[i] = number_of(words, begin[tables[t]], rows[i])
+            for handle in mine:
+                if handle < 0:
+                    return -1
+            continue
         high = tables[t] << ROW_BITS
-        rows = found[low[t] : low[t] + first[t + 1] - first[t]]
         for i in range(len(rows)):
             ask(index_keys, index_values, mask, high | rows[min(i + AHEAD, len(rows) - 1)])
             key = high | rows[i]
@@ -140,21 +188,26 @@ def _name(tables, hashed, found, low, first, entry_key, index_keys, index_values
                 handle = free[n_free]
                 insert(index_keys, index_values, mask, key, handle)
                 entry_key[handle] = key
-            out[first[t] + i] = handle
+            mine[i] = handle
     return before - n_free
 
 
 @kernel
-def _handles(keys, base, entry_key, index_keys, index_values, free, n_free, out):
+def _handles(keys, base, begin, words, entry_key, index_keys, index_values, free, n_free, out):
     before = n_free
     mask, last = len(index_keys) - 1, len(keys) - 1
     for i in range(len(keys)):
         if base[keys[min(i + AHEAD, last)] >> ROW_BITS] < 0:
             ask(index_keys, index_values, mask, keys[min(i + AHEAD, last)])
         key = keys[i]
-        start = base[key >> ROW_BITS]
-        if start >= 0:
-            out[i] = start + (key & (MAX_ROWS - 1))
+        table, row = key >> ROW_BITS, key & (MAX_ROWS - 1)
+        if base[table] >= 0:
+            out[i] = base[table] + row
+            continue
+        if begin[table] >= 0:
+            out[i] = number_of(words, begin[table], row)
+            if out[i] < 0:
+                return -1
             continue
         handle = find(index_keys, index_values, mask, key)
         if handle < 0:
@@ -167,12 +220,12 @@ def _handles(keys, base, entry_key, index_keys, index_values, free, n_free, out)
 
 
 @kernel
-def _release(keys, first, base, hashed, index_keys, index_values, free, n_free):
+def _release(keys, first, base, begin, hashed, index_keys, index_values, free, n_free):
     mask = len(index_keys) - 1
     removed, last = 0, len(keys) - 1
     for i in range(len(keys)):
         ask(index_keys, index_values, mask, keys[min(i + AHEAD, last)])
-        if base[keys[i] >> ROW_BITS] >= 0:
+        if base[keys[i] >> ROW_BITS] >= 0 or begin[keys[i] >> ROW_BITS] >= 0:
             continue
         handle = find(index_keys, index_values, mask, keys[i])
         if handle >= 0 and hashed[handle] == -EVICTED - 1 - ((first + i) & (EVICTED - 1)):

@@ -15,6 +15,7 @@ from skirl.oracle.halves import Asking, Reads, Requests, joined
 from skirl.oracle.letters import BATCH, END, ERROR, HEAD, Letter, Letters
 from skirl.oracle.options import Plan
 from skirl.oracle.reach import Vote, due
+from skirl.oracle.share import Share
 
 Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
 """Gives each rank one array of int32, by rank, and brings what each rank gave; their sizes travel along."""
@@ -52,6 +53,8 @@ class Together:
     def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:
         banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
         self.rank = rank
+        self.share = Share(placement, rank)
+        """The rows that this rank owns."""
         self.number = 0
         """Batches exchanged."""
         self.planned = 0

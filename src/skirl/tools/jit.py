@@ -56,6 +56,10 @@ if TYPE_CHECKING or config.DISABLE_JIT:
     def prefetch(array: np.ndarray, index: int) -> None:
         """Do nothing: nothing is compiled."""
 
+    def ones(bits: Any) -> int:
+        """How many bits are set."""
+        return int(bits).bit_count()
+
 else:
 
     @intrinsic
@@ -73,6 +77,11 @@ else:
             return context.get_dummy_value()
 
         return types.void(array, index), generate
+
+    @intrinsic
+    def ones(context, bits):
+        """In a kernel: how many bits of an uint64 are set, as int64."""
+        return types.int64(types.uint64), lambda context, builder, signature, args: builder.ctpop(args[0])
 
 
 class _Quiet(event.Listener):

@@ -1,0 +1,105 @@
+"""The rows of tables that one of several owners has, numbered without a hole: so that their states can lie in an array.
+
+A word tells of 32 rows of a table, in its lower half which of them the owner has, in its upper half the number of the first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from skirl.core.keys import ROW_BITS
+from skirl.core.placement import Placement, site_in
+from skirl.core.tables import Schema
+from skirl.tools.jit import kernel, ones
+
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which rows an owner has.
+
+    **Arguments**
+
+    - `placement`: who owns which rows.
+    - `site`: the owner.
+    """
+
+    placement: Placement
+    site: int
+
+    def rows_of(self, table: int, rows: int) -> int:
+        """About how many of a table's rows it has."""
+        return rows * sum(end - begin for begin, end in self.placement.ranges_of(self.site, table)) >> 64
+
+
+class Numbered:
+    """All rows of some tables that an owner has.
+
+    **Arguments**
+
+    - `schema`: all tables.
+    - `tables`: the numbers of those whose rows are numbered, in all at most 2**32 rows.
+    - `share`: which rows they are; None: there are no tables.
+
+    >>> from skirl import Table
+    >>> schema = Schema.of([Table("a", 8, 4), Table("b", 4, 4)])
+    >>> numbered = Numbered(schema, [0, 1], Share(Placement.even(2), 1))
+    >>> [hex(key) for key in numbered.keys.tolist()]
+    ['0x0', '0x1', '0x2', '0x6', '0x1000000000000', '0x1000000000003']
+    >>> [number_of(numbered.words, numbered.begin[0], row) for row in (0, 2, 3, 6)]
+    [0, 2, -1, 3]
+    """
+
+    def __init__(self, schema: Schema, tables: Sequence[int], share: Share | None) -> None:
+        self.begin = np.full(len(schema.tables), -1, np.int64)
+        """[all tables]: the word of a table's row 0, -1: its rows have no numbers."""
+        words = [-(-schema.tables[table].rows // 32) for table in tables]
+        self.begin[list(tables)] = np.cumsum([0, *words])[:-1]
+        self.words = np.zeros(sum(words), np.uint64)
+        many = 0
+        for table in tables:
+            assert share is not None
+            cut_of, *rest = share.placement.arrays
+            cut, mine = cut_of[min(table, len(cut_of) - 1)], self.words[self.begin[table] :]
+            many = _mark(mine, table << ROW_BITS, schema.tables[table].rows, share.site, many, cut, *rest)
+        self.keys = np.empty(many, np.int64)
+        """Of each number."""
+        for table, count in zip(tables, words, strict=True):
+            _name(self.words[self.begin[table] : self.begin[table] + count], table << ROW_BITS, self.keys)
+
+
+@kernel
+def number_of(words, begin, row):
+    """In a kernel: the number of a row of a table whose words begin there; -1: the owner does not have it."""
+    word = words[begin + (row >> 5)]
+    bit = np.uint64(1) << np.uint64(row & 31)
+    if word & bit == np.uint64(0):
+        return np.int64(-1)
+    return np.int64(word >> _HALF) + ones(word & (bit - np.uint64(1)))
+
+
+@kernel
+def _mark(words, high, rows, site, many, cut, salt, guess, last, starts, sites):
+    """Fill a table's words; `many` rows have a number before, and so many after."""
+    for i in range((rows + 31) >> 5):
+        word = np.uint64(0)
+        for row in range(32 * i, min(32 * i + 32, rows)):
+            mine = site_in(cut, high | row, salt, guess, last, starts, sites) == site
+            word |= np.uint64(mine) << np.uint64(row & 31)
+        words[i] = np.uint64(many) << _HALF | word
+        many += ones(word)
+    return many
+
+
+@kernel
+def _name(words, high, keys):
+    """The keys of a table's rows, each at its number."""
+    for i in range(len(words)):
+        n, word = np.int64(words[i] >> _HALF), words[i] & _LOW
+        for bit in range(32):
+            if word >> np.uint64(bit) & np.uint64(1):
+                keys[n] = high | (32 * i + bit)
+                n += 1
