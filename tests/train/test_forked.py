@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import skirl
+import skirl.train.forked as forked_module
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.data import Synthetic
 from skirl.models import DLRM
@@ -61,6 +62,30 @@ def test_logits_are_those_of_one_batch_after_the_other(model: nn.Module, when: s
         assert torch.equal(logits, plain + said)
     # The first one twice and the odd one here, all others in the processes; or all here.
     assert told.here == ([64, 64, 17] if when != "always" else [64] * 11 + [17])
+
+
+@pytest.mark.parametrize("room", [forked_module.ROOM, 4096, 1])
+def test_many_batches_go_through_shared_memory_and_what_is_too_large_for_it_through_pipes(
+    model: nn.Module, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forked_module, "ROOM", room)
+    expected = [logits for _, logits in predicted(model, batches(40))]
+    with forked(model, 2) as team:
+        found = [logits for _, logits in scored(model, batches(40), 2, team)]
+    assert len(found) == len(expected) == 41
+    assert all(torch.equal(one, plain) for one, plain in zip(found, expected, strict=True))
+
+
+def test_where_there_is_no_shared_memory_all_goes_through_pipes(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(count: int, size: int) -> None:
+        raise OSError(12, "no memory")
+
+    monkeypatch.setattr(forked_module, "SharedSlots", none)
+    expected = [logits for _, logits in predicted(model, batches())]
+    with forked(model, 2) as team:
+        assert [one.equal(plain) for (_, one), plain in zip(scored(model, batches(), 2, team), expected)] == [True] * 11
 
 
 def test_an_error_of_theirs_is_raised_here(model: nn.Module) -> None:

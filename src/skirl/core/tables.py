@@ -4,6 +4,7 @@ wider than 48 bits go through a vocabulary first. The tables of one dim and one 
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from skirl.core.given import Given
@@ -126,7 +127,7 @@ class Schema:
             banks.append(Bank(dim, members, features))
         return cls(tables, tuple(banks))
 
-    @property
+    @cached_property
     def features(self) -> tuple[str, ...]:
         """Every feature's name, in table order: the order of the collection's outputs."""
         return tuple(name for t in self.tables for name in t.features)

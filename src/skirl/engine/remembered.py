@@ -5,6 +5,7 @@ import numpy as np
 from skirl.engine.access import peek_distinct
 from skirl.engine.engine import Engine
 from skirl.engine.kernels.buffers import empty
+from skirl.engine.row_numbers import RowNumbers
 from skirl.tools.hash_index import HashIndex
 
 LIMIT = 64 << 20
@@ -34,10 +35,11 @@ class _Bank:
         self._engine, self._bank = engine, bank
         self._dim = engine.schema.banks[bank].dim
         self._most = max(1, limit // (self._dim * engine.dtype.itemsize))
+        self._small = RowNumbers.nbytes(engine.schema, bank) <= limit
         self._forget()
 
     def _forget(self) -> None:
-        self._index = HashIndex()
+        self._index = RowNumbers(self._engine.schema, self._bank) if self._small else HashIndex()
         self._rows = np.empty((0, self._dim), self._engine.dtype)
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -104,7 +104,8 @@ class Model(nn.Module):
                 f"{self.name} was made for {self.dense_features} dense features, the batch has {columns}: "
                 f"set dense_features={columns}"
             )
-        *_, weights = self.parameters()  # the last: those of embeddings, if they have any, come first
+        # Of the last layers: embeddings come first, and may have no parameters or some elsewhere.
+        weights = next(weights for layers in reversed([*self.children()]) for weights in layers.parameters())
         return moved(batch.dense, weights.device, weights.dtype)
 
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,14 +17,17 @@ from torch import nn
 
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.nn.collection import collections_of
+from skirl.tools.shared_slots import SharedSlots
 from skirl.train.evaluation import evaluating
 
 POSSIBLE = sys.platform == "linux"
 """Elsewhere a copy of a process that has begun to compute may hang."""
 
 
-ROOM = 1 << 20
-"""Bytes of batches that wait for a process, if the system allows as much: it has the next one when it asks."""
+AHEAD = 4
+"""Batches that a process may have: one it computes, the next, whose rows it has looked up, and two that wait."""
+ROOM = 16 << 20
+"""Bytes of a batch up to which it is put into shared memory; a larger one goes through a pipe."""
 
 
 class ProcessDied(RuntimeError):
@@ -36,26 +40,40 @@ class Forked:
     **Arguments**
 
     - `team`: of each its process, the pipe to it and the one from it.
+    - `slots`: of each the memory that it shares with this one, `AHEAD` places; None: everything goes through the pipe.
     """
 
-    def __init__(self, team: list[tuple[Any, Connection, Connection]]) -> None:
-        self._team = team
+    def __init__(self, team: list[tuple[Any, Connection, Connection]], slots: list[SharedSlots | None]) -> None:
+        self._team, self._slots = team, slots
+        self._free = [threading.Semaphore(AHEAD) for _ in slots]
+        self._over = False
 
     def __len__(self) -> int:
         return len(self._team)
 
     def send(self, turn: int, batch: Batch) -> None:
         """Give the batch whose turn it is to a process; by one thread. It waits while the process has enough to do."""
-        process, pipe, _ = self._team[turn % len(self._team)]
+        which = turn % len(self._team)
+        process, pipe, _ = self._team[which]
+        if not self._over:
+            self._free[which].acquire()
+        if self._over:
+            raise _died(process)
+        keys, *arrays = _packed(batch)
+        slots = self._slots[which]
+        layout = None if slots is None else slots.put(turn // len(self._team) % AHEAD, arrays)
         try:
-            pipe.send(_packed(batch))
+            pipe.send((keys, layout, arrays if layout is None else None))
         except OSError:
             raise _died(process) from None
 
     def stop(self) -> None:
         """End them: who waits for one of them hears so."""
+        self._over = True
         for process, _, _ in self._team:
             process.kill()  # they ignore SIGTERM, and have nothing to save
+        for free in self._free:
+            free.release()  # who waits to send
 
     def end(self) -> None:
         """No more batches will come; by the thread that sends."""
@@ -67,11 +85,13 @@ class Forked:
 
     def receive(self, turn: int) -> np.ndarray:
         """The logits of the batch whose turn it is, in order."""
-        process, _, pipe = self._team[turn % len(self._team)]
+        which = turn % len(self._team)
+        process, _, pipe = self._team[which]
         try:
             answer = pipe.recv()
         except (EOFError, OSError):
             raise _died(process) from None
+        self._free[which].release()  # it has computed it, and needs it no more
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -95,19 +115,16 @@ def forked(model: nn.Module, count: int) -> Iterator[Forked]:
     - `model`: gives the logit of each sample of a batch.
     - `count`: how many.
     """
-    import fcntl  # there is none on Windows
-
     context = multiprocessing.get_context("fork")
     team: list[tuple[Any, Connection, Connection]] = []
-    all_of_them = Forked(team)
+    slots = [_shared() for _ in range(count)]
+    all_of_them = Forked(team, slots)
     try:
         for number in range(count):
             batches, to = context.Pipe(duplex=False)
             come, answers = context.Pipe(duplex=False)
-            with suppress(OSError):  # more than this user may have
-                fcntl.fcntl(to.fileno(), fcntl.F_SETPIPE_SZ, ROOM)
             others = [to, come, *(pipe for _, *pipes in team for pipe in pipes)]
-            what = (batches, answers, others, model)
+            what = (batches, answers, others, slots[number], model)
             process = context.Process(target=_work, args=what, daemon=True, name=f"skirl-predicting-{number}")
             with warnings.catch_warnings():  # Python 3.12 tells of threads: those of Arrow and torch mind a fork
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -133,7 +150,15 @@ def _died(process: Any) -> ProcessDied:
     )
 
 
-def _work(batches: Connection, answers: Connection, others: list[Connection], model: nn.Module) -> None:
+def _shared() -> SharedSlots | None:
+    with suppress(OSError):  # more than there is
+        return SharedSlots(AHEAD, ROOM)
+    return None
+
+
+def _work(
+    batches: Connection, answers: Connection, others: list[Connection], slots: SharedSlots | None, model: nn.Module
+) -> None:
     """One of them: the logits of each batch that it is sent, or what ended it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that began this one, and ends it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -144,7 +169,7 @@ def _work(batches: Connection, answers: Connection, others: list[Connection], mo
         try:
             for collection in collections_of(model).values():
                 collection.engine.adopt()
-            with evaluating(model, _Sent(batches), thread=False) as found, torch.no_grad():
+            with evaluating(model, _Sent(batches, slots), thread=False) as found, torch.no_grad():
                 for batch in found:
                     answers.send(model(batch).float().cpu().numpy())
         except OSError:
@@ -156,12 +181,12 @@ def _work(batches: Connection, answers: Connection, others: list[Connection], mo
 
 
 class _Sent:
-    """The batches that come, in memory of their own."""
+    """The batches that come, in memory that is theirs until they have been answered."""
 
     yields_fresh = True
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: Connection, slots: SharedSlots | None) -> None:
+        self._pipe, self._slots = pipe, slots
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
@@ -171,7 +196,11 @@ class _Sent:
                 os._exit(0)
             if packed is None:
                 return
-            yield _unpacked(*packed)
+            keys, layout, arrays = packed
+            if layout is not None:
+                assert self._slots is not None
+                arrays = self._slots.get(layout)
+            yield _unpacked(keys, *arrays)
 
 
 def _packed(batch: Batch) -> tuple[Any, ...]:
