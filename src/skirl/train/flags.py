@@ -80,6 +80,7 @@ class CacheFlags:
             from skirl.store.remote.address import Address
 
             Address.parse(self.store)
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or RPC tells of each connection that ends
         elif self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
             raise ValueError(f"store is {self.store!r}: set it to memory, disk:FOLDER or rpc://HOST:PORT")
         self.parsed()

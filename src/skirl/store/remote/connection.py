@@ -147,6 +147,8 @@ class Connection:
         """Begin a call; `answer` waits for it."""
         if self.failure is not None:
             raise NodeError(self.failure)
+        if self.closed:
+            raise NodeError(f"this process has left the nodes at {self.address}: make new embeddings")
         try:
             return group.begin(self.names[node], function, args, self.patience)
         except group.Failed as error:
@@ -174,8 +176,8 @@ class Connection:
         """From now on every call fails, for it is not known what the node has done."""
         text = (
             f"node {node} failed in `{function.__name__}` for the part of trainer {self.address.owner} after "
-            f"{seconds:.1f} s ({error}; limit {self.patience:.0f} s): look at what it said last, and start this run again from its last "
-            "checkpoint"
+            f"{seconds:.1f} s ({error}; limit {self.patience:g} s): look at what it said last, and start this run again "
+            "from its last checkpoint"
         )
         if self.failure is None:
             self.failure = text

@@ -17,6 +17,8 @@ log = logging.getLogger("skirl")
 
 TICK = 0.05
 """Seconds between two looks for asks."""
+PROBE = 2.0
+"""Seconds that an owner has to say that it lives, once another run asks for its part."""
 GRACE = 30.0
 """Seconds that a part has to close its stores."""
 
@@ -68,7 +70,7 @@ class Node:
         """By owner."""
         self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["skirl.store.remote.part", "torch.distributed.rpc"])
+        self._context.set_forkserver_preload(["skirl.store.remote.warm"])
         about = {"version": VERSION, "nodes": nodes}
         if number == 0:
             meeting.tell("about", about)
@@ -114,7 +116,7 @@ class Node:
         if not there.asked:
             there.asked = time.monotonic()
             with suppress(OSError):
-                there.pipe.send("owner?")
+                there.pipe.send(PROBE)
 
     def _start(self, ask: dict[str, Any]) -> None:
         """A new part, in a process of its own."""
@@ -159,7 +161,9 @@ class Node:
             gone = True
         if gone or not served.process.is_alive():
             self._end(served)
-        elif served.asked and time.monotonic() - served.asked > 3:  # it does not even say whether its owner lives
+        elif (
+            served.asked and time.monotonic() - served.asked > PROBE + 1
+        ):  # it does not even say whether its owner lives
             self._judge(served, None)
 
     def _judge(self, served: Served, answers: bool | None) -> None:

@@ -154,7 +154,7 @@ def _watch(pipe: Connection, numbers: Any, task: Task, part: service.Part) -> No
             asked = pipe.recv()
             if asked == "drain":
                 break
-            pipe.send(("owner", _owner_answers(task, 2.0)))
+            pipe.send(("owner", _owner_answers(task, asked)))
         if time.monotonic() - looked > LOOK:
             looked = time.monotonic()
             answers = _owner_answers(task, LOOK)

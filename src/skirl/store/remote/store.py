@@ -209,10 +209,11 @@ class RemoteStore(Store):
         self._nodes.answers(calls)
 
     def close(self) -> None:
-        """Have the nodes close the parts; those on disk flush first."""
+        """Have the nodes close the parts, which flush if they are on disk; none where a node has failed."""
         if not self.closed:
             super().close()
-            self._nodes.of_all(service.close_store, self._each())
+            if self._nodes.failure is None and not self._nodes.closed:
+                self._nodes.of_all(service.close_store, self._each())
 
 
 class FrozenOnNodes(Frozen):
