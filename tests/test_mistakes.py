@@ -236,7 +236,7 @@ MISTAKES = [
     M(
         "a store that is none",
         "skirl train --store s3:rows",
-        "skirl train: --store is 's3:rows': set it to memory or disk:FOLDER",
+        "skirl train: --store is 's3:rows': set it to memory, disk:FOLDER or rpc://HOST:PORT",
     ),
     M(
         "checkpoints without a folder",
@@ -722,7 +722,7 @@ MISTAKES = [
     M(
         "a store that is none in Python",
         'rows(store="redis://host")',
-        "store 'redis://host' is not known, set it to 'memory', 'disk:FOLDER', 'link:RATE,DELAY:STORE', "
+        "store 'redis://host' is not known, set it to 'memory', 'disk:FOLDER', 'rpc://HOST:PORT', 'link:RATE,DELAY:STORE', "
         "'checkpoint' or pass a skirl.store.Store",
     ),
     M(

@@ -43,6 +43,10 @@ COMMANDS = {
         "skirl.cluster.launch:Launch",
         "several trainers of one job on this machine: skirl launch -n 2 -- train ...",
     ),
+    "serve": (
+        "skirl.cluster.serve:Serve",
+        "keep rows for trainers on other machines, as one of several memory nodes",
+    ),
     "evaluate": ("skirl.train.predict_commands:Evaluate", "metrics of a trained model on the data that you name"),
     "predict": ("skirl.train.predict_commands:Predict", "predictions of a trained model, as Parquet"),
     "vocab": (

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from skirl.checkpoint import parts, whole
 from skirl.checkpoint.cached_rows import overlay
-from skirl.core.placement import Placement
+from skirl.core.placement import AtSite, Placement
 from skirl.store.base import DISK_ROWS, Facts, Store
 from skirl.store.frozen import Mine, Part
 from skirl.tools.sealed_json import CheckpointError
@@ -76,7 +76,7 @@ def own_rows(body: parts.Body, here: Placement, rank: int) -> dict[str, OwnRows]
 
 def mine_of(here: Placement, rank: int) -> Mine:
     """Which keys are a trainer's own."""
-    return lambda keys: here.site_of(keys) == rank
+    return AtSite(here, rank)
 
 
 def counters_of(body: parts.Body, name: str, first: dict[str, int], rank: int, size: int) -> dict[str, int]:

@@ -3,7 +3,7 @@ and each range has a site: a rank of several trainers, or one part of a store.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -172,6 +172,38 @@ class Placement:
         )
         salt = np.uint64((SALTS[self.use] + 1) * _GOLDEN % _WHOLE)
         return cut_of, salt, guess.astype(np.int32), first[1:] - 1, starts, sites
+
+
+@dataclass(frozen=True)
+class AtSite:
+    """Which of some keys are at a site; it can be told to another process.
+
+    **Arguments**
+
+    - `placement`: where rows are.
+    - `site`: which of its sites.
+
+    >>> keys = np.array([0, 1, 2, 3, 1 << 48])
+    >>> AtSite(Placement.even(2), 0)(keys).tolist()
+    [False, False, False, True, False]
+    >>> both = AtSite.all([AtSite(Placement.even(2), 1), AtSite(Placement.even(2, "store"), 1)])
+    >>> keys[both(keys)].tolist()
+    [0, 1, 2]
+    """
+
+    placement: Placement
+    site: int
+
+    def __call__(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True for those that are there."""
+        return self.placement.site_of(keys) == self.site
+
+    @staticmethod
+    def all(at: "Sequence[AtSite]") -> "Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None":
+        """Which keys are at all of some sites; None where none are named, and so all keys are meant."""
+        if len(at) <= 1:
+            return at[0] if at else None
+        return lambda keys: np.logical_and.reduce([each(keys) for each in at])
 
 
 @kernel

@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -17,6 +16,7 @@ from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
 from skirl.peers.errors import PeerError, missing
 from skirl.peers.processes import launched_here
+from skirl.tools.patience import patience_of
 
 if TYPE_CHECKING:
     import torch
@@ -142,26 +142,6 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
             f"rank {launched.rank} waited {waited:.1f} s for the others at {where} and did not meet them: look at the last "
             "lines of the others, and start the job again"
         ) from None
-
-
-def patience_of(environment: Mapping[str, str]) -> float:
-    """How long trainers wait for each other, as the environment says.
-
-    **Arguments**
-
-    - `environment`: of the process.
-
-    >>> patience_of({}), patience_of({"SKIRL_PATIENCE": "90"})
-    (600.0, 90.0)
-    >>> patience_of({"SKIRL_PATIENCE": "long"})
-    Traceback (most recent call last):
-    ValueError: SKIRL_PATIENCE is 'long' in the environment: set it to seconds above 0
-    """
-    text = environment.get("SKIRL_PATIENCE", "600")
-    with suppress(ValueError):
-        if (seconds := float(text)) > 0:
-            return seconds
-    raise ValueError(f"SKIRL_PATIENCE is {text!r} in the environment: set it to seconds above 0")
 
 
 def _meet(store: Any, launched: Launched, patience: float) -> None:

@@ -30,8 +30,8 @@ def open_store(
 
     **Arguments**
 
-    - `spec`: "memory", "disk:FOLDER", "link:RATE,DELAY:STORE", "checkpoint" (those that `skirl.load` finds, to read only),
-      or a `Store`, which is checked and used.
+    - `spec`: "memory", "disk:FOLDER", "rpc://HOST:PORT" (memory nodes that meet there), "link:RATE,DELAY:STORE",
+      "checkpoint" (those that `skirl.load` finds, to read only), or a `Store`, which is checked and used.
     - `layout`: the records of each table.
     - `rows`: how many rows each table has. A disk store then needs half the memory for its index; None: not known.
 
@@ -49,10 +49,14 @@ def open_store(
         return CheckpointRows(layout, rows=rows)
     if spec.startswith("disk:") and spec != "disk:":
         return DiskStore(spec.removeprefix("disk:"), layout, rows=rows)
+    if spec.startswith("rpc:"):
+        from skirl.store.remote.store import RemoteStore
+
+        return RemoteStore(spec, layout, rows=rows)
     if spec.startswith("link:"):
         link, inner = split_spec(spec)
         return LinkStore(open_store(inner, layout, rows=rows), link)
     raise ValueError(
-        f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'link:RATE,DELAY:STORE', 'checkpoint' or "
-        "pass a skirl.store.Store"
+        f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'rpc://HOST:PORT', 'link:RATE,DELAY:STORE', "
+        "'checkpoint' or pass a skirl.store.Store"
     )

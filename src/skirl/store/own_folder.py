@@ -1,11 +1,11 @@
-"""Where on disk a trainer among others has its store: in a folder of its own, also when it is the only one left."""
+"""Which rows of a store are a trainer's among others: on disk in a folder of its own, also when it is the only one left."""
 
 import os
 from pathlib import Path
 
 
 def own_folder(store: str, rank: int, *, among_others: bool) -> str:
-    """A store on disk as that of one trainer: what one owns no other writes. Any other store as it is.
+    """A store on disk or on nodes as that of one trainer: what one owns no other writes. Any other store as it is.
 
     A trainer that is alone takes the first one's, where there is such a folder: a job that loses all others goes on there.
 
@@ -17,7 +17,11 @@ def own_folder(store: str, rank: int, *, among_others: bool) -> str:
 
     >>> own_folder("memory", 1, among_others=True), own_folder("disk:no such folder", 0, among_others=False)
     ('memory', 'disk:no such folder')
+    >>> own_folder("rpc://127.0.0.1:29400", 1, among_others=True)
+    'rpc://127.0.0.1:29400/rank-1'
     """
+    if "rpc://" in store:
+        return f"{store}/rank-{rank}"
     before, disk, path = store.partition("disk:")
     if not disk or not path:
         return store

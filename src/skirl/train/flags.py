@@ -73,11 +73,16 @@ class CacheFlags:
     policy: Literal["min", "lru", "lfu", "ttl"] = "min"
     """Which rows leave the cache: min is the optimum, the others are there to compare."""
     store: str = "memory"
-    """Where the other rows are: memory, or disk:FOLDER."""
+    """Where the other rows are: memory, disk:FOLDER, or rpc://HOST:PORT for memory nodes (`skirl serve`)."""
 
     def __post_init__(self) -> None:
-        if self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
-            raise ValueError(f"store is {self.store!r}: set it to memory or disk:FOLDER")
+        if self.store.startswith("rpc:"):
+            from skirl.store.remote.address import Address
+
+            Address.parse(self.store)
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or RPC tells of each connection that ends
+        elif self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
+            raise ValueError(f"store is {self.store!r}: set it to memory, disk:FOLDER or rpc://HOST:PORT")
         self.parsed()
 
     def parsed(self) -> tuple[str, float]:

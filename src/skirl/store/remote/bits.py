@@ -1,0 +1,40 @@
+"""Which rows a store holds: as keys, or one bit for each row of a table where those are fewer bytes."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.core.keys import row_of, table_of
+from skirl.store.base import Store
+
+MOST = 128 << 20
+"""Bytes of the bits of a table, at most; beyond that its keys are listed."""
+
+
+def held_bits(
+    store: Store, rows: Mapping[int, int] | None
+) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
+    """What `Store.held` gives.
+
+    **Arguments**
+
+    - `store`: the store.
+    - `rows`: how many rows each table has; None: not known, so that keys are listed.
+    """
+    if rows is None:
+        yield from store.keys()
+        return
+    counts = np.zeros(max(store.layout.records) + 1, np.int64)
+    for keys in store.keys():  # noqa: SIM118
+        counts += np.bincount(table_of(keys), minlength=len(counts))
+    words = {t: np.zeros(-(-n // 64), np.uint64) for t, n in rows.items() if n // 8 < min(8 * counts[t], MOST)}
+    packed = np.isin(np.arange(len(counts)), list(words))
+    for keys in store.keys():  # noqa: SIM118
+        tables = table_of(keys)
+        for table in np.unique(tables[packed[tables]]).tolist():
+            at = row_of(keys[tables == table])
+            np.bitwise_or.at(words[table], at >> 6, np.uint64(1) << (at & 63).astype(np.uint64))
+        if (others := keys[~packed[tables]]).size:
+            yield others
+    yield from words.items()

@@ -1,0 +1,217 @@
+"""An owner's way to its nodes: it asks for a part on each, forms the group of its run, and calls."""
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from skirl.store.remote import group, service
+from skirl.store.remote.address import Address
+from skirl.store.remote.errors import NodeError, raised
+from skirl.store.remote.meeting import VERSION, Meeting
+from skirl.store.remote.part import owner_name, part_name
+from skirl.tools.patience import patience_of
+
+log = logging.getLogger("skirl")
+
+PATIENCE = 60.0
+"""Seconds that a call may take, unless SKIRL_PATIENCE says otherwise."""
+
+
+class Connection:
+    """The parts of one owner, one on each node, as long as this run lasts.
+
+    **Arguments**
+
+    - `address`: where they meet, and which owner this is.
+    - `patience`: seconds that a call may take, and that a node has to answer the first one.
+    """
+
+    def __init__(self, address: Address, patience: float) -> None:
+        self.address, self.patience = address, patience
+        self.failure: str | None = None
+        """Why no call is made any more."""
+        self.closed = False
+        meeting = Meeting(address, seconds=patience)
+        about = self._waited(lambda: meeting.note("about"), "node 0", time.monotonic())
+        if about["version"] != VERSION:
+            raise NodeError(f"{address} is of another version of skirl: install the same one on all machines")
+        self.nodes: int = about["nodes"]
+        self.run = meeting.count("runs", 1)
+        self.names = [part_name(node, self.run) for node in range(self.nodes)]
+        if address.owner == 0 and not _loopback(address):
+            log.warning(
+                "rows go to %s by PyTorch RPC, without passwords or encryption: use networks that you trust", address
+            )
+        try:
+            group.join(meeting.group(self.run), address, owner_name(address.owner, self.run), 0, patience)
+            began, ask = time.monotonic(), {"run": self.run, "owner": address.owner}
+            for node in range(self.nodes):
+                meeting.tell(f"node/{node}/ask/{meeting.count(f'node/{node}/asks', 1)}", ask)
+            for node in range(self.nodes):
+                told = self._waited(lambda node=node: meeting.note(f"answer/{self.run}/{node}"), f"node {node}", began)
+                if "joined" not in told:
+                    raise NodeError(
+                        told.get("refused") or f"node {node} has no part for this run: {told.get('failed')}"
+                    )
+        except group.Failed as error:
+            group.leave()
+            raise NodeError(f"no group for rows is formed at {address}: {error}") from None
+        except BaseException:
+            self.end()
+            raise
+
+    def _waited(self, look: Callable[[], Any], node: str, began: float) -> Any:
+        while (found := look()) is None:
+            waited = time.monotonic() - began
+            if waited > self.patience:
+                raise NodeError(
+                    f"{node} has not answered at {self.address} within {waited:.0f} s: start it, `skirl serve --meet "
+                    f"{self.address} --node {node.removeprefix('node ')}`, or start it again"
+                )
+            time.sleep(0.02)
+        return found
+
+    def end(self) -> None:
+        """Leave; parts that still answer close their stores."""
+        if self.closed:
+            return
+        self.closed = True
+        with suppress(group.Failed):
+            if self.failure is None:
+                for future in [group.begin(name, service.bye, (), min(self.patience, 5.0)) for name in self.names]:
+                    group.end(future)
+        group.leave()
+
+    # Calls
+
+    def call(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of a part and wait for what it gives."""
+        return self.answer(node, function, self.begin(node, function, *args), time.monotonic())
+
+    def of_all(self, function: Callable[..., Any], args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a function of all parts at once; what each gives.
+
+        **Arguments**
+
+        - `function`: which one.
+        - `args`: for each node.
+        """
+        return self.answers([(node, function, each) for node, each in enumerate(args)])
+
+    def answers(self, calls: Iterable[tuple[int, Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
+        """Make several calls at once and wait for all of them, also where one fails; what each gave.
+
+        **Arguments**
+
+        - `calls`: node, function and arguments of each.
+        """
+        began, found, wrong = time.monotonic(), list[Any](), None
+        begun = [(node, function, self.begin(node, function, *args)) for node, function, args in calls]
+        for node, function, future in begun:
+            try:
+                found.append(self.answer(node, function, future, began))
+            except Exception as error:
+                wrong = wrong or error
+        if wrong is not None:
+            raise wrong
+        return found
+
+    def job_of_all(self, what: str, stores: Sequence[int | None], args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Have all parts do what may take long; each call is short all the same.
+
+        **Arguments**
+
+        - `what`: one of the jobs of `service`.
+        - `stores`: on each node.
+        - `args`: for each node.
+        """
+        jobs = self.of_all(service.begin, [(s, what, a) for s, a in zip(stores, args, strict=True)])
+        found: list[Any] = []
+        wrong: Exception | None = None
+        for node, job in enumerate(jobs):
+            while (outcome := self.call(node, service.outcome, job, 0.5)) is None:
+                pass
+            if outcome[0] == "error":
+                wrong = wrong or raised(outcome[1], f"node {node}")
+            found.append(outcome[1])
+        if wrong is not None:
+            raise wrong
+        return found
+
+    def begin(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
+        """Begin a call; `answer` waits for it."""
+        if self.failure is not None:
+            raise NodeError(self.failure)
+        if self.closed:
+            raise NodeError(f"this process has left the nodes at {self.address}: make new embeddings")
+        try:
+            return group.begin(self.names[node], function, args, self.patience)
+        except group.Failed as error:
+            raise self._failed(node, function, error, 0.0) from None
+
+    def answer(self, node: int, function: Callable[..., Any], future: Any, began: float) -> Any:
+        """What a call gave; the error that the node has told of, or a NodeError.
+
+        **Arguments**
+
+        - `node`: which was called.
+        - `function`: what was called.
+        - `future`: what `begin` gave.
+        - `began`: when.
+        """
+        try:
+            kind, value = group.end(future)
+        except group.Failed as error:
+            raise self._failed(node, function, error, time.monotonic() - began) from None
+        if kind == "error":
+            raise raised(value, f"node {node}")
+        return value
+
+    def _failed(self, node: int, function: Callable[..., Any], error: group.Failed, seconds: float) -> NodeError:
+        """From now on every call fails, for it is not known what the node has done."""
+        text = (
+            f"node {node} failed in `{function.__name__}` for the part of trainer {self.address.owner} after "
+            f"{seconds:.1f} s ({error}; limit {self.patience:g} s): look at what it said last, and start this run again "
+            "from its last checkpoint"
+        )
+        if self.failure is None:
+            self.failure = text
+        return NodeError(self.failure)
+
+
+def _loopback(address: Address) -> bool:
+    return address.host in ("localhost", "::1") or address.host.startswith("127.")
+
+
+_lock = threading.Lock()
+_connected: dict[str, Connection] = {}
+
+
+def connection(address: Address) -> Connection:
+    """The one that this process has with the nodes at an address; made anew where it was lost."""
+    with _lock:
+        for name, there in list(_connected.items()):
+            if there.failure is not None or there.closed:
+                there.end()
+                del _connected[name]
+            elif there.address != address:
+                raise ValueError(
+                    f"this process has rows at {there.address} (trainer {there.address.owner}), and {address} (trainer "
+                    f"{address.owner}) is another meeting point: use one for all embeddings of a process"
+                )
+        key = f"{address}/{address.owner}"
+        if key not in _connected:
+            _connected[key] = Connection(address, patience_of(os.environ, PATIENCE))
+        return _connected[key]
+
+
+@atexit.register
+def _leave() -> None:
+    for there in _connected.values():
+        with suppress(Exception):
+            there.end()

@@ -1,0 +1,53 @@
+"""What goes wrong between an owner and its nodes, in sentences; and errors of a node on their way to its owner."""
+
+from typing import Any
+
+from skirl.store.disk.errors import DiskError, DiskFull
+from skirl.tools.sealed_json import CheckpointError
+
+Said = tuple[str, str, int | None]
+"""The kind of an error, its words, and the system's number of it."""
+
+_KINDS: dict[str, type[Exception]] = {
+    "CheckpointError": CheckpointError,
+    "DiskError": DiskError,
+    "ValueError": ValueError,
+    "TypeError": TypeError,
+    "MemoryError": MemoryError,
+}
+
+
+class NodeError(RuntimeError):
+    """A memory node does not answer, or refuses; the text names it and says what to do."""
+
+
+def said(error: BaseException) -> Said:
+    """An error of a node, for its owner.
+
+    >>> said(CheckpointError("a is damaged: use another checkpoint"))
+    ('CheckpointError', 'a is damaged: use another checkpoint', None)
+    """
+    if isinstance(error, DiskFull):
+        return "DiskFull", str(error), error.errno
+    if isinstance(error, OSError):
+        return "OSError", str(error) if error.errno is None else str(error.strerror or error), error.errno
+    kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), "NodeError")
+    return kind, str(error) if kind != "NodeError" or isinstance(error, NodeError) else repr(error), None
+
+
+def raised(text: Any, node: str) -> Exception:
+    """The error that a node has told of; one that is not of the store's own kinds names the node.
+
+    **Arguments**
+
+    - `text`: what `said` gave.
+    - `node`: which node.
+    """
+    kind, words, number = text
+    if kind == "DiskFull":
+        return DiskFull(f"{node}: {words}", number)
+    if kind == "OSError":
+        return OSError(number, f"{node}: {words}") if number is not None else OSError(f"{node}: {words}")
+    if kind in _KINDS:
+        return _KINDS[kind](words)
+    return NodeError(f"{node}: {words}")

@@ -1,0 +1,134 @@
+"""PyTorch RPC, and no more of it than a store needs: join the group of a run, call by a time limit, leave.
+
+No RRef, no distributed autograd. TCP alone, since torch's default transports poll and read the other's memory directly.
+"""
+
+import array
+import fcntl
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from skirl.store.remote.address import Address
+
+log = logging.getLogger("skirl")
+
+THREADS = 8
+"""Calls that a process answers at once."""
+INTERFACE = "TP_SOCKET_IFNAME"
+"""Which network PyTorch RPC talks over, where the user says so."""
+_SCHEME = "skirl"
+
+
+class Failed(RuntimeError):
+    """A call did not come back."""
+
+
+def join(store: Any, address: Address, name: str, rank: int, seconds: float) -> None:
+    """Become a member of the group of a run; it may grow later, and no member waits for another here.
+
+    **Arguments**
+
+    - `store`: where it is formed.
+    - `address`: of the meeting point, which is reached over the same network.
+    - `name`, `rank`: of this member; no other has them.
+    - `seconds`: time limit.
+    """
+    import torch.distributed as dist
+    from torch.distributed import rpc
+
+    if rpc.api._is_current_rpc_agent_set():
+        raise Failed("this process talks by PyTorch RPC already: rows on nodes need it for themselves")
+    if not os.environ.get(INTERFACE) and (found := _interface(address)) is not None:
+        os.environ[INTERFACE] = found
+
+    def meets(url: str, timeout: Any = None, **more: Any):
+        yield store, rank, -1
+
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    handlers.pop(_SCHEME, None)
+    dist.rendezvous.__globals__["register_rendezvous_handler"](_SCHEME, meets)
+    rpc._init_counter = 0  # pyright: ignore[reportAttributeAccessIssue]  # it names the group, and each has a store of its own
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"{_SCHEME}://",
+        rpc_timeout=seconds,
+        num_worker_threads=THREADS,
+        _transports=["uv"],
+        _channels=["mpt_uv", "basic"],
+    )
+    try:
+        rpc.init_rpc(name, rank=rank, world_size=None, rpc_backend_options=options)
+    except RuntimeError as error:
+        leave()
+        raise Failed(reason(error)) from None
+
+
+def leave() -> None:
+    """Leave the group, whatever the others do."""
+    from torch.distributed import rpc
+
+    if rpc.api._is_current_rpc_agent_set():
+        with suppress(RuntimeError):
+            rpc.shutdown(graceful=False)
+
+
+def begin(to: str, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
+    """Call a function of another member; `end` gives what it returned."""
+    from torch.distributed import rpc
+
+    try:
+        return rpc.rpc_async(to, function, args, timeout=seconds)
+    except RuntimeError as error:
+        raise Failed(reason(error)) from None
+
+
+def end(future: Any) -> Any:
+    """Wait for a call that was begun."""
+    try:
+        return future.wait()
+    except RuntimeError as error:
+        raise Failed(reason(error)) from None
+
+
+def reason(error: BaseException) -> str:
+    """Why a call failed, in a few words.
+
+    >>> reason(RuntimeError("RPCErr:1:RPC ran for more than set timeout (1000 ms) and will now be marked with an error"))
+    'it did not answer in time'
+    >>> reason(RuntimeError("ECONNRESET: connection reset by peer (this error originated at a.cc:1)"))
+    'the connection broke: connection reset by peer'
+    """
+    text = str(error)
+    if "set timeout" in text or "imeout" in text:
+        return "it did not answer in time"
+    code, colon, words = text.partition(": ")
+    if colon and code.startswith("E") and code.isupper():
+        return f"the connection broke: {words.partition(' (')[0]}"
+    if "pipe closed" in text or "could not find destination" in text:
+        return "it has left"
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+def timed_out(error: Failed) -> bool:
+    """Whether the other may still live: it did not answer in time."""
+    return str(error) == "it did not answer in time"
+
+
+def _interface(address: Address) -> str | None:
+    """The name of this machine's interface that leads to the meeting point; None where that is not known."""
+    query = 0x8915  # the address of an interface, on Linux
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to:
+        to.connect((address.host, address.port))
+        mine = to.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            asked = array.array("B", struct.pack("256s", name.encode()[:15]))
+            with suppress(OSError):
+                fcntl.ioctl(to, query, asked)
+                if socket.inet_ntoa(asked.tobytes()[20:24]) == mine:
+                    return name
+    return None

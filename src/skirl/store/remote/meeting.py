@@ -1,0 +1,113 @@
+"""The meeting point: a TCPStore in which nodes and owners find each other. Rows do not pass through it.
+
+Nodes and owners leave notes there, JSON under a key each; counters give runs and asks their numbers.
+"""
+
+import json
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+from skirl.store.remote.address import Address
+from skirl.store.remote.errors import NodeError
+
+VERSION = 1
+"""Of what nodes and owners say to each other."""
+
+
+class Lost(NodeError):
+    """The meeting point is gone, and with it the node that keeps it."""
+
+
+class Meeting:
+    """A meeting point, as one process sees it.
+
+    **Arguments**
+
+    - `address`: where it is.
+    - `keep`: whether this process keeps it; it then listens at that address and at no other.
+    - `seconds`: how long to wait for whoever keeps it, and for each answer.
+    """
+
+    def __init__(self, address: Address, *, keep: bool = False, seconds: float = 60.0) -> None:
+        self.address = address
+        self._seconds = seconds
+        listening = self._listen() if keep else self._wait()
+        from torch.distributed import PrefixStore, TCPStore
+
+        try:
+            self.store = TCPStore(
+                address.host,
+                address.port,
+                None,
+                keep,
+                timedelta(seconds=seconds),
+                wait_for_workers=False,
+                master_listen_fd=listening,
+            )
+        except RuntimeError as error:
+            raise Lost(
+                f"{address} answers and is no meeting point of skirl ({_first_line(error)}): name the one that `skirl "
+                "serve` keeps"
+            ) from None
+        self._notes = PrefixStore("skirl", self.store)
+
+    def _listen(self) -> int:
+        try:
+            family = socket.AF_INET6 if ":" in self.address.host else socket.AF_INET
+            address = self.address.host, self.address.port
+            return socket.create_server(address, family=family, backlog=1024).detach()
+        except OSError as error:
+            raise NodeError(
+                f"nothing can listen at {self.address} ({error.strerror}): set meet to a free port at an address of this "
+                "machine, which the node 0 keeps"
+            ) from None
+
+    def _wait(self) -> None:
+        began = time.monotonic()
+        while True:
+            try:
+                socket.create_connection((self.address.host, self.address.port), timeout=2).close()
+                return
+            except OSError as error:
+                waited = time.monotonic() - began
+                if waited > self._seconds:
+                    why = error.strerror or str(error)
+                    raise Lost(
+                        f"nobody answers at {self.address} after {waited:.0f} s ({why}): start `skirl serve --meet "
+                        f"{self.address}` there"
+                    ) from None
+                time.sleep(0.1)
+
+    def _do(self, call: Any, *args: Any) -> Any:
+        try:
+            return call(*args)
+        except RuntimeError:
+            raise Lost(
+                f"the meeting point {self.address} is gone: start its node again, and whatever has met there"
+            ) from None
+
+    def count(self, key: str, more: int = 0) -> int:
+        """A counter, raised by some."""
+        return self._do(self._notes.add, key, more)
+
+    def tell(self, key: str, note: Any) -> None:
+        """Leave a note."""
+        self._do(self._notes.set, key, json.dumps(note))
+
+    def note(self, key: str) -> Any:
+        """A note; None where there is none."""
+        if not self._do(self._notes.check, [key]):
+            return None
+        return json.loads(self._do(self._notes.get, key))
+
+    def group(self, run: int) -> Any:
+        """Where the group of a run is formed: a store of its own for each."""
+        from torch.distributed import PrefixStore
+
+        return PrefixStore(f"run-{run}", self.store)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__

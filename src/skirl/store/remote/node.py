@@ -1,0 +1,221 @@
+"""A memory node: it answers the asks of owners with a process for each one's part, and ends them."""
+
+import logging
+import multiprocessing
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from skirl.store.remote import part as parts
+from skirl.store.remote.errors import NodeError
+from skirl.store.remote.meeting import VERSION, Meeting
+from skirl.store.remote.part import Task
+
+log = logging.getLogger("skirl")
+
+TICK = 0.05
+"""Seconds between two looks for asks."""
+PROBE = 2.0
+"""Seconds that an owner has to say that it lives, once another run asks for its part."""
+GRACE = 30.0
+"""Seconds that a part has to close its stores."""
+
+
+class Replaced(NodeError):
+    """Another process serves as this node now."""
+
+
+@dataclass
+class Served:
+    """The part of one owner."""
+
+    task: Task
+    process: Any
+    pipe: Any
+    numbers: Any
+    joined: bool = False
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    """Asks of other runs for the same part, until it is known whether its owner lives."""
+    asked: float = 0.0
+
+
+class Node:
+    """One of the nodes that meet somewhere. All calls are for one thread.
+
+    **Arguments**
+
+    - `meeting`: where they meet.
+    - `number`, `nodes`: which node of how many.
+    - `rows`: where rows live: memory, or disk:FOLDER.
+    - `limit`: bytes of memory for the rows of all owners; None: as many as there are.
+    - `patience`: seconds that a call may take.
+    - `body`: what the process of a part runs, as `part.run` does; tests put something in between.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        number: int,
+        nodes: int,
+        *,
+        rows: str = "memory",
+        limit: int | None = None,
+        patience: float = 60.0,
+        body: Callable[..., None] = parts.run,
+    ) -> None:
+        self.number, self.nodes = number, nodes
+        self.served: dict[int, Served] = {}
+        """By owner."""
+        self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["skirl.store.remote.warm"])
+        about = {"version": VERSION, "nodes": nodes}
+        if number == 0:
+            meeting.tell("about", about)
+        else:
+            self._check(meeting, about)
+        self._starts = meeting.count(f"node/{number}/starts", 1)
+        self._asks = meeting.count(f"node/{number}/heard")
+        meeting.tell(f"node/{number}", {"rows": rows.partition(":")[0], "start": self._starts})
+
+    def _check(self, meeting: Meeting, about: dict[str, int]) -> None:
+        """Refuse to be a node among others that count differently."""
+        began = time.monotonic()
+        while (found := meeting.note("about")) is None:
+            if time.monotonic() - began > self._patience:
+                raise NodeError(f"node 0 has not said at {meeting.address} how many nodes there are: start it again")
+            time.sleep(TICK)
+        if found["version"] != VERSION:
+            raise NodeError(f"{meeting.address} is of another version of skirl: install the same one on all machines")
+        if found["nodes"] != self.nodes or self.number >= self.nodes:
+            raise NodeError(
+                f"{meeting.address} is for {found['nodes']} nodes, and this is node {self.number} of {self.nodes}: "
+                "give all of them the same --nodes"
+            )
+
+    def tick(self) -> None:
+        """Do what there is to do: new asks, parts that have joined or ended."""
+        meeting, number = self._meeting, self.number
+        if meeting.count(f"node/{number}/starts") != self._starts:
+            raise Replaced(f"another process serves as node {number} at {meeting.address}: this one ends")
+        while self._asks < meeting.count(f"node/{number}/asks"):
+            if (ask := meeting.note(f"node/{number}/ask/{self._asks + 1}")) is None:
+                break  # its owner has counted, and not told yet
+            self._asks = meeting.count(f"node/{number}/heard", 1)
+            self._asked(ask)
+        for served in list(self.served.values()):
+            self._look(served)
+
+    def _asked(self, ask: dict[str, Any]) -> None:
+        if (there := self.served.get(ask["owner"])) is None:
+            self._start(ask)
+            return
+        there.waiting.append(ask)
+        if not there.asked:
+            there.asked = time.monotonic()
+            with suppress(OSError):
+                there.pipe.send(PROBE)
+
+    def _start(self, ask: dict[str, Any]) -> None:
+        """A new part, in a process of its own."""
+        numbers = self._context.RawArray("q", parts.NUMBERS)
+        ours, theirs = self._context.Pipe()
+        task = Task(
+            self._meeting.address,
+            self.number,
+            self.nodes,
+            ask["run"],
+            ask["owner"],
+            self._rows,
+            self._limit,
+            self._patience,
+        )
+        process = self._context.Process(
+            target=self._body, args=(theirs, numbers, task), name=f"skirl part of owner {task.owner}"
+        )
+        process.start()
+        theirs.close()
+        self.served[task.owner] = Served(task, process, ours, numbers)
+        log.info("node %d serves owner %d in run %d", self.number, task.owner, task.run)
+
+    def _look(self, served: Served) -> None:
+        """What a part has said; whether it has ended."""
+        total = sum(other.numbers[parts.OWN] for other in self.served.values())
+        served.numbers[parts.OTHERS] = total - served.numbers[parts.OWN]
+        gone = False
+        try:
+            while served.pipe.poll():
+                what, of = served.pipe.recv()
+                if what == "joined":
+                    served.joined = True
+                    self._answer(served.task.run, {"joined": True})
+                elif what == "failed":
+                    self._answer(served.task.run, {"failed": of})
+                    log.warning("node %d: owner %d has no part: %s", self.number, served.task.owner, of)
+                elif what == "owner":
+                    self._judge(served, of)
+                    return
+        except (OSError, EOFError):
+            gone = True
+        if gone or not served.process.is_alive():
+            self._end(served)
+        elif (
+            served.asked and time.monotonic() - served.asked > PROBE + 1
+        ):  # it does not even say whether its owner lives
+            self._judge(served, None)
+
+    def _judge(self, served: Served, answers: bool | None) -> None:
+        """Whose a part is that several runs have asked for: the one whose owner answers, else the newest."""
+        served.asked = 0.0
+        if not answers:
+            self._end(served)
+            return
+        task = served.task
+        for ask in served.waiting:
+            self._answer(
+                ask["run"],
+                {
+                    "refused": f"the rows of trainer {task.owner} at {self._meeting.address} belong to run {task.run}, "
+                    "which is alive: end it first, or name another meeting point"
+                },
+            )
+        served.waiting = []
+
+    def _end(self, served: Served) -> None:
+        """End a part; the newest run that waits for it gets a new one."""
+        with suppress(OSError):
+            served.pipe.close()
+        served.process.join(0.2)
+        if served.process.is_alive():
+            served.process.kill()
+            served.process.join()
+        del self.served[served.task.owner]
+        log.info("node %d has ended the part of owner %d in run %d", self.number, served.task.owner, served.task.run)
+        if served.waiting:
+            *older, newest = sorted(served.waiting, key=lambda ask: ask["run"])
+            for ask in older:
+                self._answer(ask["run"], {"refused": f"run {newest['run']} is newer: end this one"})
+            self._start(newest)
+
+    def _answer(self, run: int, answer: dict[str, Any]) -> None:
+        self._meeting.tell(f"answer/{run}/{self.number}", answer)
+
+    def drain(self) -> None:
+        """Have all parts finish what they do and close their stores."""
+        for served in self.served.values():
+            with suppress(OSError):
+                served.pipe.send("drain")
+        until = time.monotonic() + GRACE
+        for served in list(self.served.values()):
+            served.process.join(max(0.0, until - time.monotonic()))
+            served.waiting = []
+            self._end(served)
+
+    def kill(self) -> None:
+        """End all parts at once."""
+        for served in list(self.served.values()):
+            served.process.kill()
+            served.waiting = []
+            self._end(served)

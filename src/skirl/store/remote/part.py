@@ -1,0 +1,186 @@
+"""The process of one part of a node: it joins the group of its owner's run, answers, and ends when the owner does."""
+
+import os
+import resource
+import signal
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from skirl.store.base import Layout, Store
+from skirl.store.disk.store import DiskStore
+from skirl.store.memory.store import MemoryStore
+from skirl.store.remote import group, service, wire
+from skirl.store.remote.address import Address
+from skirl.store.remote.errors import NodeError
+from skirl.store.remote.meeting import Meeting
+
+LOOK = 5.0
+"""Seconds between two looks whether the owner is there."""
+LINGER = 0.5
+"""Seconds that a part stays for its owner to leave first."""
+ROWS, GETS, PUTS, ROWS_OUT, ROWS_IN, BYTES_OUT, BYTES_IN, OWN, OTHERS = range(9)
+"""What a part and its node tell each other in an array of numbers: counts, and bytes of memory of this part and of all
+others of the node."""
+NUMBERS = 9
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a part is for.
+
+    **Arguments**
+
+    - `address`: of the meeting point.
+    - `node`, `nodes`: which node of how many.
+    - `run`: of the owner.
+    - `owner`: which trainer.
+    - `rows`: where rows live: memory, or disk:FOLDER.
+    - `limit`: bytes of memory of the whole node; None: as many as there are.
+    - `patience`: seconds that a call may take.
+    """
+
+    address: Address
+    node: int
+    nodes: int
+    run: int
+    owner: int
+    rows: str
+    limit: int | None
+    patience: float
+
+    def make(self, place: int, layout: Layout, rows: dict[int, int] | None) -> Store:
+        """Open one of the owner's stores."""
+        if self.rows == "memory":
+            return MemoryStore(layout)
+        name = f"node-{self.node}-of-{self.nodes}/rank-{self.owner}"
+        folder = Path(self.rows.removeprefix("disk:")) / name / f"rows-{place}"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return DiskStore(folder, layout, rows=rows)
+
+
+def owner_name(owner: int, run: int) -> str:
+    """Of an owner in the group of its run. A dynamic group takes names apart at hyphens and commas."""
+    return f"owner_{owner}_run_{run}"
+
+
+def part_name(node: int, run: int) -> str:
+    """Of a node's part in the group of a run."""
+    return f"node_{node}_run_{run}"
+
+
+def memory() -> int:
+    """Bytes of memory that are this process's own, files that it maps not counted."""
+    with suppress(OSError), Path("/proc/self/status").open("rb") as status:
+        for line in status:
+            if line.startswith(b"RssAnon"):
+                return int(line.split()[1]) << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+class Room:
+    """Refuses rows for which the node has no memory left.
+
+    **Arguments**
+
+    - `limit`: bytes of the node; None: as many as there are.
+    - `numbers`: what this part and its node tell each other.
+    - `node`: how to name it.
+    """
+
+    def __init__(self, limit: int | None, numbers: Any, node: str) -> None:
+        self._limit, self._numbers, self._node = limit, numbers, node
+        self._free = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, more: int) -> None:
+        """Refuse so many bytes more, if they are too many. Memory is looked at once in 32 MB of rows."""
+        if self._limit is None:
+            return
+        with self._lock:
+            self._free -= more
+            if self._free >= 0:
+                return
+            own, others = memory(), self._numbers[OTHERS]
+            left = self._limit - own - others - more
+            if left < 0:
+                raise MemoryError(
+                    f"{self._node} has {self._limit:,} bytes for rows, {own + others:,} are taken and {more:,} more do not "
+                    "fit: start it with a higher --memory, or start more nodes"
+                )
+            self._free = min(left, 32 << 20)
+
+
+def run(pipe: Connection, numbers: Any, task: Task, functions: tuple[Any, ...] = service.FUNCTIONS) -> None:
+    """What the process of a part does; its node hears of it over the pipe.
+
+    **Arguments**
+
+    - `pipe`: to the node: what became of the part, and what the node asks.
+    - `numbers`: as many as `NUMBERS`, shared with the node.
+    - `task`: what the part is for.
+    - `functions`: what its owner may call.
+    """
+    import torch
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # the node ends its parts
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    name = f"node {task.node}"
+    part = service.Part(task.run, name, task.make, Room(task.limit, numbers, name))
+    service.serve(part)
+    wire.only(functions)
+    try:
+        meeting = Meeting(task.address, seconds=task.patience)
+        group.join(meeting.group(task.run), task.address, part_name(task.node, task.run), 1 + task.node, task.patience)
+        pipe.send(("joined", None))
+        _watch(pipe, numbers, task, part)
+        pipe.send(("ended", None))
+    except (NodeError, group.Failed, OSError, EOFError, ValueError) as error:
+        with suppress(OSError):
+            pipe.send(("failed", str(error)))
+    finally:
+        os._exit(0)  # whatever other threads do: stores are closed, or their owner is gone
+
+
+def _watch(pipe: Connection, numbers: Any, task: Task, part: service.Part) -> None:
+    """Answer the node until the owner leaves or is gone."""
+    looked = heard = time.monotonic()
+    while not part.left.wait(0.05):
+        _tell(numbers, part)
+        if pipe.poll():
+            asked = pipe.recv()
+            if asked == "drain":
+                break
+            pipe.send(("owner", _owner_answers(task, asked)))
+        if time.monotonic() - looked > LOOK:
+            looked = time.monotonic()
+            answers = _owner_answers(task, LOOK)
+            heard = time.monotonic() if answers else heard
+            if answers is False or time.monotonic() - heard > task.patience:
+                return  # without a flush: the last durable point stays the last
+    part.drain()
+    until = time.monotonic() + LINGER
+    while time.monotonic() < until and _owner_answers(task, LINGER):  # so that its last answers reach it
+        time.sleep(0.02)
+
+
+def _owner_answers(task: Task, seconds: float) -> bool | None:
+    """Whether the owner is there; None: it does not answer in time."""
+    try:
+        group.end(group.begin(owner_name(task.owner, task.run), service.alive, (), seconds))
+        return True
+    except group.Failed as error:
+        return None if group.timed_out(error) else False
+
+
+def _tell(numbers: Any, part: service.Part) -> None:
+    counts = part.counts
+    numbers[GETS], numbers[PUTS] = counts.gets, counts.puts
+    numbers[ROWS_OUT], numbers[ROWS_IN] = counts.rows_out, counts.rows_in
+    numbers[BYTES_OUT], numbers[BYTES_IN] = counts.bytes_out, counts.bytes_in
+    numbers[ROWS], numbers[OWN] = part.rows, memory()

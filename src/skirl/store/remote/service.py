@@ -1,0 +1,421 @@
+"""What a part of a node does for its owner: the functions of `FUNCTIONS`, by name over PyTorch RPC, and no others.
+
+None of them raises: an error comes back as ("error", what `said` gives), so that no traceback crosses the network.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from skirl.core.placement import AtSite, Placement
+from skirl.store.base import Layout, Store
+from skirl.store.frozen import Frozen
+from skirl.store.frozen import Part as FrozenPart
+from skirl.store.remote.bits import held_bits
+from skirl.store.remote.calls import Taken
+from skirl.store.remote.errors import NodeError, said
+
+MOST_BYTES = 256 << 20
+"""Bytes of rows that a call may carry."""
+ITERATORS = 64
+"""Walks over keys that a part remembers; of more the oldest is forgotten."""
+Answer = tuple[str, Any]
+
+
+@dataclass
+class Counts:
+    """What a part did, for its node's metrics."""
+
+    gets: int = 0
+    puts: int = 0
+    rows_out: int = 0
+    rows_in: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+
+
+@dataclass
+class Held:
+    """A store of a part, and what its owner has begun with it."""
+
+    store: Store
+    rows: dict[int, int] | None
+    taken: Taken
+    frozen: Frozen | None = None
+    laid: dict[int, list[tuple[NDArray[np.int64], Any]]] = field(default_factory=dict)
+    walks: dict[int, Iterator[Any]] = field(default_factory=dict)
+
+
+class Part:
+    """The part of one owner on one node.
+
+    **Arguments**
+
+    - `run`: of the owner.
+    - `node`: how to name it.
+    - `make`: opens a store: its place among those of the owner, the layout, and the rows of each table.
+    - `room`: raises where so many bytes more are too many.
+    """
+
+    def __init__(
+        self,
+        run: int,
+        node: str,
+        make: Callable[[int, Layout, dict[int, int] | None], Store],
+        room: Callable[[int], None] = lambda more: None,
+    ) -> None:
+        self.run, self.node = run, node
+        self.counts = Counts()
+        self.left = threading.Event()
+        """The owner needs nothing more."""
+        self._make, self._room = make, room
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._held: dict[int, Held] = {}
+        self._next = 0
+        self._jobs: dict[int, tuple[threading.Thread, list[Answer]]] = {}
+        self._calls = 0
+        self._quiet = threading.Condition(self._lock)
+        self._draining = False
+
+    @property
+    def rows(self) -> int:
+        """Rows held."""
+        with self._lock:
+            held = list(self._held.values())
+        return sum(0 if each.store.closed else len(each.store) for each in held)
+
+    def __enter__(self) -> "Part":
+        with self._lock:
+            if self._draining:
+                raise NodeError(f"{self.node} is being ended: start it again")
+            self._calls += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._calls -= 1
+            self._quiet.notify_all()
+
+    def drain(self) -> None:
+        """Take no more calls, finish those that are here, and close the stores."""
+        with self._lock:
+            self._draining = True
+            self._quiet.wait_for(lambda: self._calls == 0)
+            held = list(self._held.values())
+            self._held.clear()
+        for each in held:
+            if each.frozen is not None:
+                each.frozen.release()
+            each.store.close()
+
+    def held(self, number: int) -> Held:
+        """One of the owner's stores."""
+        with self._lock:
+            found = self._held.get(number)
+        if found is None:
+            raise NodeError(f"{self.node} has no store {number} of run {self.run}: open it first")
+        return found
+
+    def open(self, layout: list[Any], rows: dict[int, int] | None) -> dict[str, Any]:
+        """Open a store, in the lowest place that is free."""
+        with self._opening:
+            with self._lock:
+                place = next(n for n in range(len(self._held) + 1) if n not in self._held)
+            store = self._make(place, Layout.from_facts(layout), rows)
+            with self._lock:
+                self._held[place] = Held(store, rows, Taken(self.run))
+        return {"store": place, "about": dict(store.about), "shown": repr(store)} | _point(store)
+
+    def close(self, number: int) -> None:
+        """Close a store; its place is free again."""
+        held = self.held(number)
+        if held.frozen is not None:
+            held.frozen.release()
+        held.store.close()
+        with self._lock:
+            del self._held[number]
+
+    def get(self, number: int, kind: int, keys: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Rows that are held, in the order of their keys; and which those are, None for all of them."""
+        held = self.held(number)
+        record, of = self._checked(held, kind, keys)
+        rows = torch.empty((len(of), record.width), dtype=getattr(torch, record.dtype))
+        out, found = rows.numpy(), np.zeros(len(of), np.bool_)
+        held.store._read(kind, of, out, found)
+        n = int(np.count_nonzero(found))
+        with self._lock:
+            self.counts.gets += 1
+            self.counts.rows_out += n
+            self.counts.bytes_out += n * record.width * rows.element_size()
+        if n == len(of):
+            return rows, None
+        return torch.from_numpy(out[found]) if n else None, torch.from_numpy(found)
+
+    def put(
+        self, number: int, run: int, put: int, settled: int, kind: int, keys: torch.Tensor, rows: torch.Tensor
+    ) -> None:
+        """Hold rows."""
+        held = self.held(number)
+        record, of = self._checked(held, kind, keys)
+        values = rows.numpy()
+        if held.store.layout.kind(of, values) != kind:
+            raise ValueError(f"rows are {values.dtype} {list(values.shape)}, and of {record} by their number")
+        self._room(values.nbytes)
+        held.taken.take(run, put, settled)
+        held.store._write(kind, of, values)
+        with self._lock:
+            self.counts.puts += 1
+            self.counts.rows_in += len(of)
+            self.counts.bytes_in += values.nbytes
+
+    def _checked(self, held: Held, kind: int, keys: torch.Tensor) -> tuple[Any, NDArray[np.int64]]:
+        """The records and the keys of a call, checked before anything is allocated."""
+        layout = held.store.layout
+        if type(kind) is not int or not 0 <= kind < len(layout.kinds):
+            raise ValueError(f"kind {kind} of records: this store has {len(layout.kinds)}")
+        if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64 or keys.ndim != 1 or not len(keys):
+            raise TypeError(f"keys are {getattr(keys, 'dtype', type(keys).__name__)}: pass some int64 of one dimension")
+        record = layout.kinds[kind]
+        if (size := len(keys) * record.width * np.dtype(record.dtype).itemsize) > MOST_BYTES:
+            raise ValueError(f"{len(keys)} rows of {record} are {size:,} bytes, a call carries {MOST_BYTES:,}: cut it")
+        of = keys.numpy()
+        if (stranger := layout.stranger(of, record)) >= 0:
+            raise ValueError(f"key {int(of[stranger])} is of a table without records {record}: open the store with it")
+        return record, of
+
+    def freeze(self, number: int, folder: str, since: Any) -> dict[str, Any]:
+        """As `Store.freeze`; `write` and `release` are about what this makes."""
+        held = self.held(number)
+        if held.frozen is not None:
+            raise ValueError("a frozen state is not released yet: write it or give it up first")
+        held.frozen = held.store.freeze(Path(folder), since)
+        return _point(held.store)
+
+    def release(self, number: int) -> None:
+        """As `Frozen.release`."""
+        held = self.held(number)
+        frozen, held.frozen = held.frozen, None
+        if frozen is not None:
+            frozen.release()
+
+    def lay(self, number: int, part: int, keys: torch.Tensor | None, rows: torch.Tensor | None) -> None:
+        """Rows that `thaw` is to lay over those of a part; without any, what was laid is forgotten."""
+        held = self.held(number)
+        if keys is None or rows is None:
+            held.laid.clear()
+            return
+        self._room(rows.numpy().nbytes)
+        held.laid.setdefault(part, []).append((keys.numpy(), rows.numpy()))
+
+    def walk(self, number: int, bits: bool) -> int:
+        """Begin to list what is held; `step` gives it."""
+        held = self.held(number)
+        with self._lock:
+            self._next += 1
+            walk = self._next
+        held.walks[walk] = held_bits(held.store, held.rows) if bits else held.store.keys()
+        while len(held.walks) > ITERATORS:
+            held.walks.pop(next(iter(held.walks)))
+        return walk
+
+    def step(self, number: int, walk: int) -> tuple[int | None, torch.Tensor] | None:
+        """The next keys, or bits of a table; None at the end."""
+        walks = self.held(number).walks
+        if walk not in walks:
+            raise NodeError(f"{self.node} has forgotten a list of keys: begin again")
+        found = next(walks[walk], None)
+        if found is None:
+            del walks[walk]
+            return None
+        if isinstance(found, tuple):
+            return found[0], torch.from_numpy(found[1].view(np.int64))
+        return None, torch.from_numpy(found)
+
+    # What may take long: begun by one call and asked for by others, so that each of them is short.
+
+    def begin(self, number: int | None, what: str, args: tuple[Any, ...]) -> int:
+        """Begin one of `JOBS` with one of the owner's stores; None: open one."""
+        job = self.open if number is None else functools.partial(JOBS[what], self.held(number))
+        outcome: list[Answer] = []
+
+        def work() -> None:
+            try:
+                with self:
+                    outcome.append(("ok", job(*args)))
+            except Exception as error:
+                outcome.append(("error", said(error)))
+
+        thread = threading.Thread(target=work, name=f"skirl {what}", daemon=True)
+        with self._lock:
+            self._next += 1
+            self._jobs[self._next] = thread, outcome
+            started = self._next
+        thread.start()
+        return started
+
+    def outcome(self, job: int, seconds: float) -> Answer | None:
+        """What came of it; None while it runs."""
+        with self._lock:
+            thread, outcome = self._jobs[job]
+        thread.join(min(seconds, 1.0))
+        if thread.is_alive():
+            return None
+        with self._lock:
+            del self._jobs[job]
+        return outcome[0]
+
+
+def _point(store: Store) -> dict[str, Any]:
+    return {"identity": store.identity, "generation": store.generation}
+
+
+def _write(held: Held) -> dict[str, Any]:
+    if held.frozen is None:
+        raise ValueError("there is no frozen state: freeze first")
+    return held.frozen.write()
+
+
+def _flush(held: Held) -> dict[str, Any]:
+    held.store.flush()
+    return _point(held.store)
+
+
+def _remember(held: Held, about: dict[str, str]) -> dict[str, str]:
+    held.store.remember(about)
+    return dict(held.store.about)
+
+
+def _thaw(
+    held: Held,
+    folder: str,
+    parts: list[tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]],
+    identity: str,
+    generation: int,
+) -> dict[str, Any]:
+    """As `Store.thaw_parts`; which rows of a part to take comes as placements and the site in each."""
+    laid, held.laid = held.laid, {}
+    taken = [
+        FrozenPart(facts, laid.get(i, []), AtSite.all([AtSite(Placement.of(of), site) for of, site in mine]))
+        for i, (facts, mine) in enumerate(parts)
+    ]
+    held.store.thaw_parts(Path(folder), taken, identity, generation)
+    return _point(held.store)
+
+
+JOBS: dict[str, Callable[..., Any]] = {"write": _write, "flush": _flush, "remember": _remember, "thaw": _thaw}
+
+_part: Part | None = None
+"""The one that this process serves."""
+
+
+def serve(part: Part | None) -> None:
+    """This process answers for a part from now on."""
+    global _part
+    _part = part
+
+
+def _answered(function: Callable[..., Any]) -> Callable[..., Answer]:
+    """With what the function gave, or with its error."""
+
+    @functools.wraps(function)
+    def answer(*args: Any) -> Answer:
+        try:
+            if _part is None:
+                raise NodeError("this process serves no rows")
+            with _part:
+                return "ok", function(_part, *args)
+        except Exception as error:
+            return "error", said(error)
+
+    return answer
+
+
+@_answered
+def close_store(part: Part, store: int) -> None:
+    """`Part.close`."""
+    part.close(store)
+
+
+@_answered
+def get(part: Part, *args: Any) -> Any:
+    """`Part.get`."""
+    return part.get(*args)
+
+
+@_answered
+def put(part: Part, *args: Any) -> None:
+    """`Part.put`."""
+    part.put(*args)
+
+
+@_answered
+def count(part: Part, store: int) -> int:
+    """How many rows are held."""
+    return len(part.held(store).store)
+
+
+@_answered
+def freeze(part: Part, *args: Any) -> dict[str, Any]:
+    """`Part.freeze`."""
+    return part.freeze(*args)
+
+
+@_answered
+def release(part: Part, store: int) -> None:
+    """`Part.release`."""
+    part.release(store)
+
+
+@_answered
+def lay(part: Part, *args: Any) -> None:
+    """`Part.lay`."""
+    part.lay(*args)
+
+
+@_answered
+def walk(part: Part, *args: Any) -> int:
+    """`Part.walk`."""
+    return part.walk(*args)
+
+
+@_answered
+def step(part: Part, *args: Any) -> Any:
+    """`Part.step`."""
+    return part.step(*args)
+
+
+@_answered
+def begin(part: Part, *args: Any) -> int:
+    """`Part.begin`."""
+    return part.begin(*args)
+
+
+@_answered
+def outcome(part: Part, *args: Any) -> Answer | None:
+    """`Part.outcome`."""
+    return part.outcome(*args)
+
+
+@_answered
+def bye(part: Part) -> None:
+    """The owner needs nothing more."""
+    part.left.set()
+
+
+def alive() -> bool:
+    """The owner's one function: it is there."""
+    return True
+
+
+FUNCTIONS = (
+    close_store, get, put, count, freeze, release, lay, walk, step, begin, outcome, bye, alive,
+)  # fmt: skip
+"""All that one process may call in another."""

@@ -1,0 +1,249 @@
+"""Rows on memory nodes, as a store: each node has a part, a call goes to all of them at once."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from skirl.core.placement import AtSite, Placement
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
+from skirl.store.disk.frozen import point_of
+from skirl.store.frozen import Part
+from skirl.store.remote import cut, service
+from skirl.store.remote.address import Address
+from skirl.store.remote.calls import Numbered
+from skirl.store.remote.connection import Connection, connection
+from skirl.store.remote.errors import NodeError
+
+PIECE_BYTES = 16 << 20
+"""Bytes of rows that a call carries, at most; several of them are in flight."""
+
+
+class RemoteStore(Store):
+    """What `store="rpc://HOST:PORT"` makes: rows on the memory nodes that meet there.
+
+    **Arguments**
+
+    - `spec`: `rpc://HOST:PORT`, with `/rank-R` behind it for the trainer R.
+    - `layout`: the records of each table; a mapping will do.
+    - `rows`: how many rows each table has, as for a disk store.
+    """
+
+    def __init__(
+        self, spec: str, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None
+    ) -> None:
+        super().__init__(layout)
+        self.closed = True
+        self._address = Address.parse(spec)
+        self._nodes: Connection = connection(self._address)
+        self._placement = Placement.even(self._nodes.nodes, "store")
+        self._puts = [Numbered() for _ in range(self._nodes.nodes)]
+        about = [self.layout.facts(), None if rows is None else {int(t): int(n) for t, n in rows.items()}]
+        none = [None] * self._nodes.nodes
+        opened = self._nodes.job_of_all("open", none, [tuple(about)] * self._nodes.nodes)
+        self._stores: list[int] = [each["store"] for each in opened]
+        self._on_disk = opened[0]["shown"].startswith("DiskStore")
+        self.about = opened[0]["about"]
+        self._take_point(opened)
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"RemoteStore('rpc://{self._address}')"
+
+    def _take_point(self, points: Sequence[Mapping[str, Any]]) -> None:
+        self.identity = points[0]["identity"]
+        self.generation = max(point["generation"] for point in points)
+
+    def _each(self, *args: Any) -> list[tuple[Any, ...]]:
+        """Arguments of a call to all parts."""
+        return [(store, *args) for store in self._stores]
+
+    # Rows
+
+    def _pieces(self, kind: int, keys: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
+        """The rows of a call by node, in pieces of bounded size: which node, and where they are in the call."""
+        record = self.layout.kinds[kind]
+        most = max(1, PIECE_BYTES // (record.width * np.dtype(record.dtype).itemsize))
+        if self._nodes.nodes == 1:
+            for start in range(0, keys.size, most):
+                yield 0, slice(start, min(start + most, keys.size))
+            return
+        starts, order = np.zeros(self._nodes.nodes + 1, np.int64), np.empty(keys.size, np.int64)
+        cut.by_site(self._placement.site_of(keys), starts, order)
+        for node in range(self._nodes.nodes):
+            for start in range(starts[node], starts[node + 1], most):
+                yield node, order[start : min(start + most, starts[node + 1])]
+
+    def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
+        pieces = list(self._pieces(kind, keys))
+        calls = [(node, service.get, (self._stores[node], kind, _tensor(keys[at]))) for node, at in pieces]
+        for (node, at), (rows, held) in zip(pieces, self._nodes.answers(calls), strict=True):
+            self._put_in(out, found, at, *self._checked(node, len(keys[at]), out, rows, held))
+
+    def _checked(self, node: int, n: int, out: Rows, rows: Any, held: Any) -> tuple[Any, Any]:
+        """What a node gave, once it is what was asked for."""
+        mask = None if held is None else held.numpy()
+        count = n if mask is None else int(np.count_nonzero(mask))
+        values = np.empty((0, out.shape[1]), out.dtype) if rows is None else rows.numpy()
+        if values.dtype != out.dtype or values.shape != (count, out.shape[1]) or (mask is not None and len(mask) != n):
+            raise NodeError(
+                f"node {node} gave {values.dtype} {list(values.shape)} for {n} rows of {out.dtype} [{out.shape[1]}]: "
+                "install the same version of skirl on all machines"
+            )
+        return values, mask
+
+    def _put_in(
+        self, out: Rows, found: NDArray[np.bool_], at: NDArray[np.int64] | slice, values: Rows, mask: Any
+    ) -> None:
+        if isinstance(at, slice) and mask is None:
+            out[at] = values
+            found[at] = True
+            return
+        order = np.arange(at.start, at.stop) if isinstance(at, slice) else at
+        order = order if mask is None else order[mask]
+        cut.give(values, order, out)
+        found[order] = True
+
+    def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
+        calls, begun = [], []
+        for node, at in self._pieces(kind, keys):
+            if isinstance(at, slice):
+                values = rows[at]
+            else:
+                values = np.empty((len(at), rows.shape[1]), rows.dtype)
+                cut.take(rows, at, values)
+            number, settled = self._puts[node].begin()
+            begun.append((node, number))
+            args = self._stores[node], self._nodes.run, number, settled, kind, _tensor(keys[at]), _tensor(values)
+            calls.append((node, service.put, args))
+        self._nodes.answers(calls)
+        for node, number in begun:
+            self._puts[node].done(number)
+
+    def __len__(self) -> int:
+        return sum(self._nodes.of_all(service.count, self._each()))
+
+    def keys(self) -> Iterator[NDArray[np.int64]]:
+        self._check_open()
+        for _, keys in self._walked(bits=False):
+            yield keys
+
+    def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
+        """As `Store.held` says; each node gives its own bits of a table."""
+        self._check_open()
+        for table, found in self._walked(bits=True):
+            yield found if table is None else (table, found.view(np.uint64))
+
+    def _walked(self, *, bits: bool) -> Iterator[tuple[int | None, Any]]:
+        for node, store in enumerate(self._stores):
+            walk = self._nodes.call(node, service.walk, store, bits)
+            while (found := self._nodes.call(node, service.step, store, walk)) is not None:
+                yield found[0], found[1].numpy()
+
+    # Points
+
+    def remember(self, about: Mapping[str, Any]) -> None:
+        """As `Store.remember` says; nodes hear of it where their rows outlive this run."""
+        self._check_open()
+        self.about = dict(about)
+        if self._on_disk:
+            told = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
+            self.about = self._job("remember", told)[0]
+
+    def _job(self, what: str, *args: Any) -> list[Any]:
+        return self._nodes.job_of_all(what, self._stores, [args] * len(self._stores))
+
+    def flush(self) -> None:
+        """As `Store.flush` says, on all nodes."""
+        self._check_open()
+        self._take_point(self._job("flush"))
+
+    def freeze(self, folder: Path, since: Facts | None) -> Frozen:
+        """As `Store.freeze` says; the nodes write to the folder, so it has the same path on all machines."""
+        self._check_open()
+        parts = None if since is None else cut.own_parts(since, self._placement.digest)
+        each = [(s, str(folder.absolute()), None if parts is None else parts[i]) for i, s in enumerate(self._stores)]
+        frozen = FrozenOnNodes(self)
+        try:
+            points = self._nodes.of_all(service.freeze, each)
+        except BaseException:
+            frozen.release()
+            raise
+        self._take_point(points)
+        return frozen
+
+    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
+        """As `Store.thaw` says."""
+        self._check_open()
+        self.thaw_parts(folder, [Part(facts, over)], *point_of(folder, facts, self.layout))
+
+    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
+        """As `Store.thaw_parts` says. Rows that each node wrote itself it takes alone, all others it looks through."""
+        self._check_open()
+        for part in parts:
+            point_of(folder, part.facts, self.layout)
+        nodes, digest = range(self._nodes.nodes), self._placement.digest
+        told: list[list[Any]] = [[] for _ in nodes]
+        self._nodes.of_all(service.lay, self._each(0, None, None))
+        for number, part in enumerate(parts):
+            mine = [] if part.mine is None else [_told(part.mine)]
+            own = cut.own_parts(part.facts, digest)
+            for node in nodes:
+                at = [] if own is not None or len(nodes) == 1 else [(self._placement.facts, node)]
+                told[node].append((part.facts if own is None else own[node], mine + at))
+            for keys, rows in part.own(part.over):
+                self._lay(number, keys, rows)
+        where = str(folder.absolute())
+        args = [(where, each, identity, generation) for each in told]
+        self._take_point(self._nodes.job_of_all("thaw", self._stores, args))
+
+    def _lay(self, part: int, keys: NDArray[np.int64], rows: Rows) -> None:
+        calls = []
+        for node, at in self._pieces(self.layout.kind(keys, rows), np.ascontiguousarray(keys)):
+            args = (self._stores[node], part, _tensor(keys[at]), _tensor(rows[at]))
+            calls.append((node, service.lay, args))
+        self._nodes.answers(calls)
+
+    def close(self) -> None:
+        """Have the nodes close the parts, which flush if they are on disk; none where a node has failed."""
+        if not self.closed:
+            super().close()
+            if self._nodes.failure is None and not self._nodes.closed:
+                self._nodes.of_all(service.close_store, self._each())
+
+
+class FrozenOnNodes(Frozen):
+    """The rows of all parts at one moment.
+
+    **Arguments**
+
+    - `store`: whose.
+    """
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._store = store
+
+    def write(self) -> Facts:
+        """Have all nodes write; they do it in threads of their own."""
+        return cut.joined(self._store._job("write"), self._store._placement.digest)
+
+    def release(self) -> None:
+        """Tell the nodes; where one is gone, so is what it kept."""
+        with suppress(NodeError):
+            self._store._nodes.of_all(service.release, self._store._each())
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    """What a call carries, in place where that can be."""
+    return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
+
+
+def _told(mine: Callable[..., Any]) -> tuple[dict[str, Any], int]:
+    """Which keys to take, for another process."""
+    if not isinstance(mine, AtSite):
+        raise TypeError(f"{mine!r} chooses rows: a node is told of a placement and a site, an AtSite")
+    return mine.placement.facts, mine.site

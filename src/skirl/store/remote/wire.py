@@ -1,0 +1,66 @@
+"""What a node reads of a call: tensors, plain values, and the names of the store's own functions."""
+
+import io
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_GROUP = {
+    ("torch.distributed.rpc.internal", "PythonUDF"),
+    ("torch.distributed.rpc.internal", "RemoteException"),
+    ("torch.distributed.rpc._utils", "_update_group_membership"),
+    ("torch.distributed.rpc.backend_registry", "_get_device_infos"),
+    ("torch._C._distributed_rpc", "WorkerInfo"),
+    ("torch", "device"),
+}
+"""What members of a group say to each other when one joins."""
+
+
+def only(functions: Iterable[Callable[..., Any]]) -> None:
+    """From now on this process calls no function that another names, but these and those of joining a group.
+
+    **Arguments**
+
+    - `functions`: those that may be called.
+    """
+    from torch.distributed.rpc import internal
+
+    allowed = {(f.__module__, f.__qualname__): f for f in functions}
+    tensor = internal._InternalRPCPickler._tensor_receiver
+
+    class Known(pickle.Unpickler):
+        """Refuses every other name."""
+
+        def find_class(self, module: str, name: str, /) -> Any:
+            if (module, name) in allowed:
+                return allowed[module, name]
+            if (module, name) in _GROUP:
+                return super().find_class(module, name)
+            if (module, name) == ("torch.distributed.rpc.internal", "_InternalRPCPickler"):
+                return _PICKLER
+            if (module, name) == ("builtins", "getattr"):
+                return lambda of, attribute: tensor if (of, attribute) == (_PICKLER, "_tensor_receiver") else None
+            raise AttributeError(f"{module}.{name} is called by name: a node calls nothing but its store's functions")
+
+    internal._unpickler = Known  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_PICKLER = "what makes tensors of a call"
+
+
+def names_in(data: bytes) -> list[str]:
+    """The names that a pickle refers to, for tests.
+
+    >>> import os
+    >>> names_in(pickle.dumps(os.path.join))
+    ['posixpath.join']
+    """
+    found: list[str] = []
+
+    class Listing(pickle.Unpickler):
+        def find_class(self, module: str, name: str, /) -> Any:
+            found.append(f"{module}.{name}")
+            return super().find_class(module, name)
+
+    Listing(io.BytesIO(data)).load()
+    return found
