@@ -18,7 +18,7 @@ import torch
 
 import skirl
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint import numbers, saving
+from skirl.checkpoint import numbers, saving, starts
 from skirl.engine.access import peek
 from tests.resume import ROWS, Run, Setup, assert_same
 
@@ -215,6 +215,37 @@ def damage(store: str) -> None:
             shutil.rmtree(folder / "other", ignore_errors=True)
 
 
+def older_start() -> None:
+    """A start of a run that is not the newest any more: it adds and removes nothing, whenever it learns of it."""
+    setup, real = Setup(batches=6, passes=1), saving.Frozen.write
+
+    def save(run: Run, folder: Path) -> None:
+        skirl.save(folder, model=run.model, optimizers=run.parts, data=run.batches)
+
+    with scratch() as folder, pytest.MonkeyPatch.context() as patch:
+        older = Run(setup).train()
+        save(older, folder)
+        theirs = folder / "dense-0123456789abcdef"  # of a newer start, which has not named it yet
+        draft = folder / "checkpoint-000002.json-0123456789abcdef.tmp"
+        draft.touch()
+
+        def overtaken(frozen: saving.Frozen) -> Any:
+            patch.undo()
+            assert starts.claim(folder) == 2 and not draft.exists()
+            theirs.mkdir()
+            return real(frozen)
+
+        patch.setattr(saving.Frozen, "write", overtaken)
+        for _ in range(2):  # at its header, and then at once
+            with pytest.raises(starts.Superseded, match="belongs to start 2 of the run, and this is start 1"):
+                save(older, folder)
+            assert numbers(folder) == [1] and theirs.is_dir()
+        newer = Run(setup).load(folder)
+        save(newer, folder)
+        assert [path.name for path in folder.glob("start-*")] == ["start-000003"] and not theirs.exists()
+        assert folders.read(folders.header(folder, 2))["start"] == 3
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "held up": held_up,
     "gaps": gaps,
@@ -225,5 +256,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "slow writes": slow_writes,
     "synced": lambda: synced("memory"),
     "synced on disk": lambda: synced("disk"),
+    "older start": older_start,
     "damage": lambda: damage("memory"),
 }

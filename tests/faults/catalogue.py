@@ -431,6 +431,18 @@ CHECKPOINTS = [
           "[n for n in others if after is None or n <= after]", "[n for n in others]"),
     Fault("one checkpoint too few is kept", "checkpoint.folder:retain",
           "keep - 1", "keep - 2"),
+    Fault("any start of a run is the newest", "checkpoint.starts:is_newest",
+          "newest(folder) <= start", "True"),
+    Fault("a process that resumes takes the number of the start before", "checkpoint.saving:Saving.begin",
+          "starts.claim(self.folder)", "starts.newest(self.folder) or starts.claim(self.folder)"),
+    Fault("drafts of an older start stay", "checkpoint.starts:claim",
+          "_DRAFT.fullmatch(name) or (older and int(older[1]) < number)", "older and int(older[1]) < number"),
+    Fault("an older start may put its header in place", "checkpoint.saving:",
+          "write_sealed(saving.path, head, mark, partial(starts.check, path, saving.start))",
+          "write_sealed(saving.path, head, mark)"),
+    Fault("an older start removes what a newer one has not named yet", "checkpoint.folder:sweep",
+          "if not starts.is_newest(folder, start):\n"
+          "    return", ""),
 ]  # fmt: skip
 
 GPU = [

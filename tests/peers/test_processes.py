@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-TRAINER = "from skirl.peers.processes import watch_launcher; watch_launcher({patience})"
+TRAINER = "from skirl.peers.processes import watch_launcher; watch_launcher({patience}, 0.1)"
 WATCHES = {"TORCHELASTIC_RUN_ID": "job", "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
 
 
@@ -26,7 +26,7 @@ def launched(then: str, patience: float = 0.2, **changes: str) -> subprocess.Com
 def test_a_launcher_that_waits_for_others_is_ended_and_it_is_said():
     done = launched("exec sleep 30")
     assert done.returncode == -signal.SIGKILL
-    assert "the launcher waits for others, longer than patience=0.2: it is ended; start it again" in done.stderr
+    assert "the launcher waits for others, for more than 0.2 s: it is ended; start it again" in done.stderr
 
 
 @pytest.mark.parametrize(

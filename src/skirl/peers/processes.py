@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+LEAVING = 30.0
+"""Seconds that a launcher has to end, at least: it takes long where a machine is busy."""
 OF_TORCHRUN = 300.0
 """Seconds that torchrun waits for the launchers of other machines, when its own trainers are through."""
 WATCH = """
@@ -18,7 +20,7 @@ end, pid, patience = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 if not select.select([end], [], [], patience)[0]:
     began_again = any(task.joinpath("children").read_text() for task in pathlib.Path("/proc", pid, "task").iterdir())
     if not began_again:
-        print(f"the launcher waits for others, longer than patience={patience:g}: it is ended; start it again, as they are",
+        print(f"the launcher waits for others, for more than {patience:g} s: it is ended; start it again",
               file=sys.stderr)
         signal.pidfd_send_signal(end, signal.SIGKILL)
 """
@@ -65,7 +67,7 @@ def launched_here() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def watch_launcher(patience: float) -> None:
+def watch_launcher(patience: float, least: float = LEAVING) -> None:
     """See to it that this process's launcher, if it is one of several, does not outlive it for longer than patience.
 
     A launcher whose trainers are through waits until those of the others are. If one of them has begun again meanwhile, as a
@@ -74,8 +76,10 @@ def watch_launcher(patience: float) -> None:
 
     **Arguments**
 
-    - `patience`: seconds that it may wait.
+    - `patience`: seconds that it may wait,
+    - `least`: and that it has in any case.
     """
+    patience = max(patience, least)
     several = os.environ.get("GROUP_WORLD_SIZE", "1") != "1" and os.environ.get("LOCAL_RANK") == "0"
     if launched_here() and several and patience < OF_TORCHRUN and sys.platform.startswith("linux"):
         with suppress(OSError):
