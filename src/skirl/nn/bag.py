@@ -104,6 +104,7 @@ class EmbeddingBag(nn.Module):
             [table], optimizer=optimizer, cache=cache, store=store, device=device or "cpu", seed=seed,
             dtype=dtype or torch.float32, resume=resume,
         )  # fmt: skip
+        self.rows.names_tables = False
         if _weight is not None:
             put_weight(self.rows.engine, 0, _weight)
 

@@ -12,7 +12,7 @@ from skirl.core.batch import Sparse
 from skirl.core.groups import RowOptimizers, matching
 from skirl.core.handle import TorchHandle
 from skirl.core.optim import RowOptimizer
-from skirl.core.tables import Table
+from skirl.core.tables import Pooling, Table
 from skirl.engine.access import weights_of_all
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
@@ -25,6 +25,7 @@ from skirl.nn.current_step import CurrentStep, Loop, Ticket
 from skirl.nn.looked_up import Early, FoundRows, LookedUp
 from skirl.nn.lookup import Lookup, shaped
 from skirl.nn.output import Pooled, Unpooled, uncompiled
+from skirl.nn.part import Part
 from skirl.nn.same_batch import SameBatch
 from skirl.store import Store
 from skirl.tools.hash_index import distinct
@@ -35,6 +36,8 @@ class Collection(nn.Module):
 
     pooled = True
     output = Pooled
+    names_tables = True
+    """Whether the tables' names are the user's, and two of one name may be meant to be one."""
 
     def __init__(
         self,
@@ -120,6 +123,26 @@ class Collection(nn.Module):
             for table, frozen in zip(self.tables, self.engine.frozen, strict=True)
             if frozen or not self.anchor.requires_grad
         )
+
+    def part(self, *features: str, pooled: Pooling | None = None) -> Part:
+        """Some of the features as a module of its own, to give to a module of the model: the rows stay those of this one.
+
+        Parts share tables: bags in one module and sequences in another are looked up once in a step, their gradients are
+        summed, and rows are updated once. A batch is given to each part as it was yielded.
+
+        **Arguments**
+
+        - `features`: names of features of the collection's tables.
+        - `pooled`: of an `EmbeddingCollection`: "sum" or "mean" gives bags, [batch, dim]; None, one row for each id.
+
+        >>> import skirl
+        >>> items = EmbeddingCollection(
+        ...     [Table("item", 1000, 4, features=("seen", "bought"))], optimizer=skirl.SGD(lr=0.1), cache=100)
+        >>> ids = skirl.KeyedJagged(["seen", "bought"], torch.tensor([7, 1, 7]), lengths=torch.tensor([2, 0, 0, 1]))
+        >>> items.part("bought", pooled="mean")(ids), items.part("seen")(ids)
+        (Bags(bought: [2, 4]), Unpooled(seen: [2, 4]))
+        """
+        return Part(self, features, pooled)
 
     @property
     def lookahead(self) -> Loop | None:
@@ -341,6 +364,22 @@ def collections_of(model: nn.Module) -> dict[str, Collection]:
             "the model has no skirl collection: give it a skirl.EmbeddingBagCollection or a skirl.EmbeddingCollection"
         )
     return found
+
+
+def refuse_copies(model: nn.Module) -> None:
+    """Refuse two collections with a table of one name and shape: each would train rows of its own, without a word."""
+    found: dict[tuple[str, int, int], str] = {}
+    for place, collection in collections_of(model).items():
+        for table in collection.tables if collection.names_tables else ():
+            other = found.setdefault((table.name, table.rows, table.dim), place)
+            if other != place:
+                raise ValueError(
+                    f"two collections of the model, {other!r} and {place!r}, have a table {table.name!r} of {table.rows:,} "
+                    f"rows and dim {table.dim}, and each would train rows of its own. To share them, make one "
+                    "EmbeddingCollection with the features of both, and give each module a part of it: "
+                    f'collection.part("{table.features[0]}", pooled="{table.pooling}"). To keep them apart, give one '
+                    "another name"
+                )
 
 
 class Place(NamedTuple):

@@ -14,7 +14,7 @@ from skirl.core.batch import Sparse
 from skirl.core.ids import Captured
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
-from skirl.nn.collection import collections_of
+from skirl.nn.collection import collections_of, refuse_copies
 from skirl.oracle.options import Depth, Plan
 from skirl.oracle.together import Together
 from skirl.peers.base import Peers, said_of
@@ -116,6 +116,7 @@ class Lookahead:
         if not patience > 0:
             raise ValueError(f"patience is {patience}: set it to seconds above 0, or to float('inf')")
         self.times = Times()
+        refuse_copies(model)
         self.collections = list(collections_of(model).values())
         """Whose rows the batches use."""
         self._plan = plan

@@ -1,0 +1,201 @@
+"""Modules with parts of one collection share its tables: bags beside sequences, against nn.Embedding in float64."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import skirl
+from skirl.models import DLRM
+
+ROWS, DIM, FEATURES = 30, 4, ["user", "bought", "seen"]
+
+
+def collection(optimizer: Any = None, **options: Any) -> skirl.EmbeddingCollection:
+    tables = [skirl.Table("user", 9, DIM), skirl.Table("item", ROWS, DIM, features=("bought", "seen"))]
+    options = {"cache": 24, "dtype": torch.float64, "seed": 1} | options
+    return skirl.EmbeddingCollection(tables, optimizer=optimizer or skirl.Adagrad(lr=0.3), **options)
+
+
+def loader(batches: int = 8, samples: int = 3, seed: int = 0) -> list[skirl.KeyedJagged]:
+    rng, made = np.random.default_rng(seed), []
+    for _ in range(batches):
+        lengths = np.concatenate([np.ones(samples, np.int64), rng.integers(0, 4, 2 * samples)])
+        rows = np.repeat(np.repeat([9, ROWS, ROWS], samples), lengths)
+        made.append(
+            skirl.KeyedJagged(FEATURES, torch.from_numpy(rng.integers(0, rows)), lengths=torch.from_numpy(lengths))
+        )
+    return made
+
+
+class Profile(nn.Module):
+    """One module: bags."""
+
+    def __init__(self, bags: nn.Module) -> None:
+        super().__init__()
+        self.bags = bags
+
+    def forward(self, sparse: Any) -> Tensor:
+        return self.bags(sparse).stacked().square().sum()
+
+
+class History(nn.Module):
+    """Another one: sequences, the same feature among them, and bags of it."""
+
+    def __init__(self, rows: skirl.EmbeddingCollection) -> None:
+        super().__init__()
+        self.steps, self.sums = rows.part("seen"), rows.part("seen", pooled="sum")
+
+    def forward(self, sparse: Any) -> Tensor:
+        rows, _ = self.steps(sparse).padded("seen")
+        return (rows.cumsum(1) * 0.1).exp().sum() + self.sums(sparse)["seen"].pow(3).sum()
+
+
+class Both(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        rows = collection(**options)
+        self.profile, self.history = Profile(rows.part("bought", "user", pooled="mean")), History(rows)
+
+    @property
+    def rows(self) -> Any:
+        return self.history.steps.of
+
+    def loss(self, sparse: Any) -> Tensor:
+        return self.profile(sparse) + self.history(sparse)
+
+
+def train(model: Both) -> None:
+    with skirl.lookahead(loader(3), model, sparse=lambda batch: batch) as batches:
+        for sparse in batches:
+            model.loss(sparse).backward()
+
+
+class Plain(nn.Module):
+    """One nn.Embedding for each table, used by feature and sample."""
+
+    def __init__(self, rows: skirl.EmbeddingCollection) -> None:
+        super().__init__()
+        self.user, self.item = (
+            nn.Embedding.from_pretrained(rows.rows(name, range(count)).clone(), freeze=False)
+            for name, count in (("user", 9), ("item", ROWS))
+        )
+
+    def loss(self, sparse: skirl.KeyedJagged) -> Tensor:
+        samples = sparse.stride()
+        parts = sparse.values().split(sparse.lengths().tolist())
+        total = torch.zeros((), dtype=torch.float64)
+        longest = max(len(part) for part in parts[2 * samples :])
+        for sample in range(samples):
+            user, bought, seen = (
+                table(parts[feature * samples + sample])
+                for feature, table in enumerate((self.user, self.item, self.item))
+            )
+            bag = bought.sum(0) / max(1, len(bought))
+            total = total + user.square().sum() + bag.square().sum()
+            padded = torch.cat([seen, seen.new_zeros(longest - len(seen), DIM)])
+            total = total + (padded.cumsum(0) * 0.1).exp().sum() + seen.sum(0).pow(3).sum()
+        return total
+
+
+@pytest.mark.parametrize("optimizer", [skirl.SGD(lr=0.05), skirl.Adagrad(lr=0.3)])
+def test_parts_in_two_modules_train_one_table_as_plain_torch_does(optimizer: Any) -> None:
+    model = Both(optimizer=optimizer)
+    plain = Plain(model.rows)
+    kind = torch.optim.SGD if isinstance(optimizer, skirl.SGD) else torch.optim.Adagrad
+    plain_optimizer = kind(plain.parameters(), lr=optimizer.lr)
+    with skirl.lookahead(loader(), model, sparse=lambda batch: batch) as batches:
+        for sparse in batches:
+            loss, expected = model.loss(sparse), plain.loss(sparse)
+            torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+            plain_optimizer.zero_grad()
+            loss.backward()
+            expected.backward()
+            plain_optimizer.step()
+    assert model.rows.engine.counters.steps == 8  # one update a step
+    for name, table in (("user", plain.user), ("item", plain.item)):
+        found = model.rows.rows(name, range(len(table.weight)))
+        torch.testing.assert_close(found, table.weight.detach(), rtol=1e-11, atol=1e-14)
+
+
+def test_parts_have_the_bits_of_the_collection_itself() -> None:
+    model, direct = Both(), collection()
+    train(model)
+    for sparse in loader(3):
+        out = direct(sparse)
+        bags = torch.stack([out.pooled("user", "mean"), out.pooled("bought", "mean")], 1)
+        loss = bags.square().sum() + (out.padded("seen")[0].cumsum(1) * 0.1).exp().sum()
+        (loss + out.pooled("seen").pow(3).sum()).backward()
+    assert torch.equal(model.rows.rows("item", range(ROWS)), direct.rows("item", range(ROWS)))
+
+
+def test_a_model_of_parts_is_saved_loaded_and_exported_with_one_table(tmp_path: Path) -> None:
+    model, again = Both(), Both()
+    train(model)
+    skirl.save(tmp_path / "saved", model=model)
+    skirl.load(tmp_path / "saved", model=again)
+    model.eval(), again.eval()
+    assert torch.equal(model.loss(loader(1)[0]), again.loss(loader(1)[0]))
+    skirl.export(model, tmp_path / "rows.safetensors")
+    fresh = Both()
+    assert set(skirl.import_rows(fresh, tmp_path / "rows.safetensors")) == {"user", "item"}
+    assert torch.equal(fresh.rows.rows("item", range(ROWS)), model.rows.rows("item", range(ROWS)))
+
+
+def test_a_model_of_the_library_takes_a_part_for_its_embeddings() -> None:
+    items, ids = collection(dtype=torch.float32), loader(1)[0]
+    bags = skirl.EmbeddingBagCollection(items.tables, optimizer=skirl.SGD(lr=0.1), cache=30, seed=1)
+    torch.manual_seed(0)
+    model = DLRM.tiny(items.part("user", "seen", "bought", pooled="sum"), dense_features=2)
+    torch.manual_seed(0)
+    expected = DLRM.tiny(bags, dense_features=2)
+    batch = skirl.Batch(torch.ones(3, 2), ids, torch.zeros(3))
+    torch.testing.assert_close(model.eval()(batch), expected.eval()(batch))
+
+
+def test_a_part_says_what_it_is() -> None:
+    part = collection().part("seen", "user", pooled="mean")
+    assert [(table.name, table.features) for table in part.tables] == [("user", ("user",)), ("item", ("seen",))]
+    assert "'user', 'seen', pooled='mean'" in repr(part)
+
+
+def test_what_no_part_can_be() -> None:
+    bags = skirl.EmbeddingBagCollection([skirl.Table("item", ROWS, DIM)], optimizer=skirl.SGD(lr=0.1), cache=9)
+    with pytest.raises(ValueError, match="an EmbeddingBagCollection pools as its tables say: leave pooled out"):
+        bags.part("item", pooled="sum")
+    with pytest.raises(ValueError, match="no feature 'sold' in this collection: name some of 'user', 'bought', 'seen'"):
+        collection().part("sold")
+    with pytest.raises(ValueError, match="names no feature: name some of"):
+        collection().part()
+    with pytest.raises(ValueError, match="pooled is 'max': set it to 'sum' or 'mean'"):
+        collection().part("seen", pooled="max")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no feature 'seen', which this part looks up: it has 'user', 'bought'"):
+        collection().part("user", "seen")(loader(1)[0].select(["user", "bought"]))
+    with pytest.raises(KeyError, match="no feature 'user': take one of 'seen'"):
+        collection().part("seen", pooled="sum")(loader(1)[0])["user"]
+
+
+@pytest.mark.parametrize(("name", "dim"), [("item", DIM), ("item", 2), ("other", DIM)])
+def test_a_table_that_two_collections_have_is_refused_and_one_of_another_shape_or_name_is_not(
+    name: str, dim: int
+) -> None:
+    table = skirl.Table(name, ROWS, dim, features=("seen",), pooling="mean")
+    bags = skirl.EmbeddingBagCollection([table], optimizer=skirl.SGD(lr=0.1), cache=9)
+    model = nn.ModuleDict({"steps": collection(), "bags": bags})
+    if (name, dim) != ("item", DIM):
+        with skirl.lookahead(loader(2), model, sparse=lambda batch: batch):
+            return
+    with pytest.raises(
+        ValueError, match=r"'steps' and 'bags', have a table 'item' of 30 rows and dim 4, .*part\(\"seen\""
+    ):
+        skirl.lookahead(loader(2), model, sparse=lambda batch: batch)
+
+
+def test_two_drop_in_bags_of_one_shape_are_two_tables() -> None:
+    bags = [skirl.EmbeddingBag(9, 2, optimizer=skirl.SGD(lr=0.1), cache=9) for _ in range(2)]
+    ids = skirl.KeyedJagged(["weight"], torch.tensor([1]), lengths=torch.tensor([1]))
+    with skirl.lookahead([ids], nn.ModuleList(bags), sparse=lambda batch: batch):
+        pass
