@@ -11,11 +11,7 @@ import pytest
 from skirl.cluster.serve import Serve
 from tests.zygote import COMMAND, PIPE, Python
 
-TRAIN = (
-    (
-        "train --data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --cache 200 --threads 1 --quiet --json"  # fmt: skip
-    ).split(" ")
-)
+TRAIN = "train --data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --cache 200 --threads 1 --quiet --json"
 
 
 @pytest.mark.parametrize(
@@ -42,10 +38,10 @@ def free_port() -> int:
 
 def train(python: Python, folder: Path, *more: str) -> dict[str, object]:
     """What a training run says of its model."""
-    done = python.run(COMMAND, *TRAIN, "--save", str(folder), *more)
+    done = python.run(COMMAND, *TRAIN.split(), "--save", str(folder), *more)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    return {name: found[name] for name in ("loss", "auc", "ne", "step")}
+    return {name: found[name] for name in ("loss", "auc", "logloss", "ne", "calibration")}
 
 
 def test_a_trainer_on_a_node_has_the_bits_of_a_local_store_also_when_it_goes_on(warm_python: Python, tmp_path: Path):
