@@ -1,14 +1,16 @@
 """Memory nodes for tests: the nodes in a thread of the test's process, their parts in processes, on loopback."""
 
+import multiprocessing
 import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
-from skirl.store.remote import connection, group, part, service
+from skirl.store import Record, open_store
+from skirl.store.remote import connection, part, service
 from skirl.store.remote.address import Address
+from skirl.store.remote.errors import NodeError
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.node import Node
 
@@ -25,13 +27,27 @@ class Nodes:
             Node(meeting, i, count, rows=rows, patience=patience, limit=limit, body=body)
             for i, meeting in enumerate(meetings)
         ]
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self._patience = patience
+        self._start()
 
     @property
     def spec(self) -> str:
         return f"rpc://{self.address}"
+
+    def _start(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def start_again(self, number: int) -> Node:
+        """Another process, as it were, serves as a node; the node that did."""
+        self._stop.set()
+        self._thread.join()
+        before = self.nodes[number]
+        meeting = Meeting(self.address, seconds=self._patience)
+        self.nodes[number] = Node(meeting, number, len(self.nodes), patience=self._patience, body=body)
+        self._start()
+        return before
 
     def _run(self) -> None:
         try:
@@ -55,6 +71,7 @@ class Nodes:
 
 @contextmanager
 def served(count: int, **more) -> Iterator[Nodes]:
+    leave()
     nodes = Nodes(count, **more)
     try:
         yield nodes
@@ -107,6 +124,25 @@ class Patch:
         there.of_all(failing, [(name,)] * there.nodes)
 
 
-def alone(path: Path) -> None:
-    with suppress(group.Failed):
-        group.leave()
+def in_process(nodes: Nodes, what: str, more: str) -> str:
+    """What another process makes of rows on these nodes: "opened" and closed, or "killed" while they are open."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_other, args=(theirs, what, nodes.spec + more))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    finally:
+        process.join()
+
+
+def _other(pipe, what: str, spec: str) -> None:
+    try:
+        store = open_store(spec, {0: Record(4)})
+        pipe.send(what if what == "killed" else f"{len(store)} rows")
+        if what == "killed":
+            os._exit(0)
+        store.close()
+    except NodeError as error:
+        pipe.send(str(error))

@@ -83,7 +83,7 @@ class Connection:
         self.closed = True
         with suppress(group.Failed):
             if self.failure is None:
-                for future in [group.begin(name, service.bye, (), 5.0) for name in self.names]:
+                for future in [group.begin(name, service.bye, (), min(self.patience, 5.0)) for name in self.names]:
                     group.end(future)
         group.leave()
 

@@ -21,6 +21,8 @@ from skirl.store.remote.meeting import Meeting
 
 LOOK = 5.0
 """Seconds between two looks whether the owner is there."""
+LINGER = 0.5
+"""Seconds that a part stays for its owner to leave first."""
 ROWS, GETS, PUTS, ROWS_OUT, ROWS_IN, BYTES_OUT, BYTES_IN, OWN, OTHERS = range(9)
 """What a part and its node tell each other in an array of numbers: counts, and bytes of memory of this part and of all
 others of the node."""
@@ -162,6 +164,9 @@ def _watch(pipe: Connection, numbers: Any, task: Task, part: service.Part) -> No
             if answers is False or time.monotonic() - heard > task.patience:
                 return  # without a flush: the last durable point stays the last
     part.drain()
+    until = time.monotonic() + LINGER
+    while time.monotonic() < until and _owner_answers(task, LINGER):  # so that its last answers reach it
+        time.sleep(0.02)
 
 
 def _owner_answers(task: Task, seconds: float) -> bool | None:

@@ -1,0 +1,68 @@
+"""`skirl serve` as a user has it: processes that meet, a trainer that trains with the bits of a local store, and an end."""
+
+import json
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from skirl.cluster.serve import Serve
+from tests.zygote import COMMAND, PIPE, Python
+
+TRAIN = "train --data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --cache 200 --threads 1 --quiet --json"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"meet": "here"}, "meet is 'here': write it HOST:PORT"),
+        ({"nodes": 0}, "nodes is 0: set it to 1 or more"),
+        ({"nodes": 2, "node": 2}, "node is 2 and nodes is 2: number nodes from 0 to 1"),
+        ({"rows": "disk:"}, "rows is 'disk:': set it to memory or disk:FOLDER"),
+        ({"memory": "much"}, "memory is 'much' is no size"),
+        ({"metrics": "9400x"}, "metrics is '9400x': write it HOST:PORT"),
+        ({"patience": 0.0}, "patience is 0.0: set it to seconds above 0"),
+    ],
+)
+def test_wrong_flags(flags: dict[str, object], words: str):
+    with pytest.raises(ValueError, match=words):
+        Serve(**flags)  # type: ignore[arg-type]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def train(python: Python, folder: Path, *more: str) -> dict[str, object]:
+    """What a training run says of its model."""
+    done = python.run(COMMAND, *TRAIN.split(), "--save", str(folder), *more)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return {name: found[name] for name in ("loss", "auc", "logloss", "ne", "calibration")}
+
+
+def test_a_trainer_on_a_node_has_the_bits_of_a_local_store_also_when_it_goes_on(warm_python: Python, tmp_path: Path):
+    port, side = free_port(), free_port()
+    serve = "serve", f"127.0.0.1:{port}", "--metrics", str(side)
+    store = "--store", f"rpc://127.0.0.1:{port}"
+    with warm_python.start(COMMAND, *serve, stdout=PIPE, stderr=PIPE) as node:
+        try:
+            local = train(warm_python, tmp_path / "local", "--steps", "12")
+            train(warm_python, tmp_path / "remote", *store, "--steps", "6")
+            assert train(warm_python, tmp_path / "remote", *store, "--steps", "12", "--resume") == local
+            with urllib.request.urlopen(f"http://127.0.0.1:{side}/metrics", timeout=10) as answer:
+                assert b'skirl_node_parts{node="0"}' in answer.read()
+        finally:
+            node.send_signal(signal.SIGTERM)
+            out, err = node.communicate(60)
+    assert node.returncode == 0 and "SIGTERM" in out, err
+    assert f"node 0 keeps rows in memory; they meet at 127.0.0.1:{port}, only this machine reaches it" in err
+
+
+def test_a_node_ends_with_a_sentence_where_nobody_meets(warm_python: Python):
+    done = warm_python.run(COMMAND, "serve", "127.0.0.1:9", "--nodes", "2", "--node", "1", "--patience", "0.2")
+    assert done.returncode == 1
+    assert "skirl serve: nobody answers at 127.0.0.1:9 after" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,319 @@
+"""What goes wrong between an owner and its nodes: killed, stopped, replaced, late, twice, too large, of another layout."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.core.placement import AtSite, Placement
+from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
+from skirl.store.base import Facts
+from skirl.store.frozen import Part
+from skirl.store.remote import group, metrics, service
+from skirl.store.remote import store as remote
+from skirl.store.remote.calls import Numbered, Taken
+from skirl.store.remote.errors import NodeError
+from skirl.store.remote.meeting import Meeting
+from skirl.store.remote.node import Node, Replaced
+from tests.cases import cases
+from tests.store import frozen
+from tests.store.conformance import LAYOUT, contents, filled, table_keys
+from tests.store.remote.nodes import Nodes, in_process, leave, served
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with served(2) as found:
+        yield found
+
+
+def filled_on(nodes: Nodes) -> remote.RemoteStore:
+    store = filled(lambda layout: open_store(nodes.spec, layout))
+    assert isinstance(store, remote.RemoteStore)
+    return store
+
+
+def one_row(store: Store) -> np.ndarray:
+    out = np.zeros((1, 4), np.float32)
+    assert store.read(np.array([97]), out).all()
+    return out
+
+
+# Nodes that fail
+
+
+def test_a_killed_node_is_named_and_rows_come_back_from_the_frozen_state(nodes: Nodes, tmp_path: Path):
+    store = filled_on(nodes)
+    held = contents(store)
+    frozen.save(store, tmp_path)
+    os.kill(nodes.pids()[1], signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(
+        NodeError, match=r"node 1 failed in `(walk|get|count)` for the part of trainer 0 after .* limit 60 s"
+    ):
+        while True:
+            contents(store)
+    assert time.monotonic() - began < 10
+    with pytest.raises(NodeError, match="node 1 failed"):
+        store.write(np.array([0]), np.zeros((1, 4), np.float32))
+    store.close()
+    again = open_store(nodes.spec, LAYOUT)
+    assert len(again) == 0, "a part begins empty"
+    frozen.load(again, tmp_path)
+    assert contents(again) == held
+
+
+def test_a_stopped_node_is_named_after_the_time_limit_and_another_process_takes_its_place(nodes: Nodes, monkeypatch):
+    leave()
+    with monkeypatch.context() as patch:
+        patch.setenv("SKIRL_PATIENCE", "3")
+        store = filled_on(nodes)
+    os.kill(nodes.pids()[0], signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(
+        NodeError, match=r"node 0 failed in `count` .* after 3\.\d s \(it did not answer in time; limit 3 s\)"
+    ):
+        len(store)
+    assert 2.9 < time.monotonic() - began < 9
+    assert one_row(filled_on(nodes)).shape == (1, 4)
+
+
+def test_a_node_that_is_started_again_takes_the_place_of_the_older_one(nodes: Nodes):
+    store, before = filled_on(nodes), nodes.start_again(1)
+    with pytest.raises(Replaced, match="another process serves as node 1"):
+        before.tick()
+    before.kill()
+    with pytest.raises(NodeError, match="node 1 failed"):
+        contents(store)
+    assert one_row(filled_on(nodes)).shape == (1, 4)
+
+
+def test_nodes_that_count_differently_are_refused(nodes: Nodes):
+    with pytest.raises(NodeError, match="for 2 nodes, and this is node 2 of 3: give all of them the same --nodes"):
+        Node(Meeting(nodes.address, seconds=20), 2, 3, patience=1)
+
+
+def test_no_node_at_all(monkeypatch):
+    leave()
+    monkeypatch.setenv("SKIRL_PATIENCE", "0.2")
+    with pytest.raises(
+        NodeError, match=r"nobody answers at 127.0.0.1:9 after .* start `skirl serve --meet 127.0.0.1:9`"
+    ):
+        open_store("rpc://127.0.0.1:9", LAYOUT)
+
+
+# Calls
+
+
+def test_a_call_that_is_too_large_is_refused_before_anything_is_allocated(nodes: Nodes):
+    layout = Layout({0: Record(1 << 20)})
+    store = open_store(nodes.spec, layout)
+    assert isinstance(store, remote.RemoteStore)
+    keys = torch.arange(300)
+    with pytest.raises(ValueError, match=r"300 rows of .* are 1,258,291,200 bytes, a call carries 268,435,456: cut it"):
+        store._nodes.call(0, service.get, store._stores[0], 0, keys)
+    for wrong in (torch.zeros(3), torch.zeros((3, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64), "keys"):
+        with pytest.raises(TypeError, match="pass some int64 of one dimension"):
+            store._nodes.call(0, service.get, store._stores[0], 0, wrong)
+    with pytest.raises(ValueError, match="table without records"):
+        store._nodes.call(0, service.get, store._stores[0], 0, keys[:1] + (1 << 48))
+    with pytest.raises(ValueError, match="kind 7 of records: this store has 1"):
+        store._nodes.call(0, service.get, store._stores[0], 7, keys)
+    store.close()
+
+
+def test_a_large_batch_goes_in_pieces(nodes: Nodes, monkeypatch):
+    monkeypatch.setattr(remote, "PIECE_BYTES", 100)
+    store = filled_on(nodes)
+    keys = table_keys(0, np.random.default_rng(0).permutation(1000)[:300])
+    rows = np.random.default_rng(1).random((300, 4), np.float32)
+    store.write(keys, rows)
+    out = np.zeros((600, 4), np.float32)
+    found = store.read(np.stack([keys, keys + 5000], axis=1).reshape(-1), out)
+    assert found.tolist() == [True, False] * 300
+    assert (out[::2] == rows).all() and not out[1::2].any()
+    store.close()
+
+
+def test_four_calls_in_flight(nodes: Nodes):
+    store = filled_on(nodes)
+    calls = [store._nodes.begin(0, service.count, store._stores[0]) for _ in range(4)]
+    n = [store._nodes.answer(0, service.count, call, time.monotonic()) for call in reversed(calls)]
+    assert n == [n[0]] * 4
+    threads = [
+        threading.Thread(
+            target=store.write, args=(table_keys(0, np.arange(i, 4000, 4)), np.full((1000, 4), i, np.float32))
+        )
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    out = np.zeros((4000, 4), np.float32)
+    assert store.read(table_keys(0, np.arange(4000)), out).all()
+    assert (out == np.arange(4000).reshape(-1, 1) % 4).all()
+    store.close()
+
+
+def test_a_late_duplicate_of_a_put_changes_nothing(nodes: Nodes):
+    store = filled_on(nodes)
+    node = int(Placement.even(2, "store").site_of(np.array([0]))[0])
+    of, run = store._stores[node], store._nodes.run
+    for value in (1, 2):
+        store.write(np.array([0]), np.full((1, 4), value, np.float32))
+    late = torch.zeros(1, dtype=torch.int64), torch.full((1, 4), 1.0)
+    kind = store.layout.kinds.index(Record(4))
+    last = store._puts[node].begin()[0]
+    for number in (last - 1, last - 2):
+        with pytest.raises(ValueError, match=rf"put {number} of run {run} comes late"):
+            store._nodes.call(node, service.put, of, run, number, number, kind, *late)
+    with pytest.raises(ValueError, match=f"is of run {run - 1}, and this part belongs to run {run}"):
+        store._nodes.call(node, service.put, of, run - 1, last, last, kind, *late)
+    out = np.zeros((1, 4), np.float32)
+    assert store.read(np.array([0]), out).all() and (out == 2).all()
+    store.close()
+
+
+@cases(200)
+@given(st.data())
+def test_every_put_is_taken_once_in_whatever_order_it_comes(data: st.DataObject):
+    puts, taken, on_the_way, done, came = Numbered(), Taken(1), [], [], set()
+    for _ in range(data.draw(st.integers(1, 30))):
+        what = data.draw(st.sampled_from(["begin", "come", "again"]))
+        if what == "begin":
+            on_the_way.append(puts.begin())
+        elif what == "come" and on_the_way:
+            number, settled = on_the_way.pop(data.draw(st.integers(0, len(on_the_way) - 1)))
+            taken.take(1, number, settled)
+            came.add(number)
+            puts.done(number)
+            done.append((number, settled))
+        elif what == "again" and done:
+            with pytest.raises(ValueError, match="comes late"):
+                taken.take(1, *data.draw(st.sampled_from(done)))
+
+
+def test_a_node_calls_no_function_that_is_not_the_stores(nodes: Nodes):
+    store = filled_on(nodes)
+    with pytest.raises(group.Failed, match="AttributeError: On WorkerInfo"):
+        group.end(group.begin(store._nodes.names[0], os._exit, (3,), 5.0))
+    assert one_row(store).shape == (1, 4), "it lives"
+    store.close()
+
+
+# Whose rows
+
+
+def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: Nodes):
+    store = filled_on(nodes)
+    out = in_process(nodes, "opened", "/rank-0")
+    assert "the rows of trainer 0 at" in out and f"belong to run {store._nodes.run}, which is alive" in out
+    assert in_process(nodes, "opened", "/rank-1") == "0 rows"
+    assert one_row(store).shape == (1, 4)
+    with pytest.raises(ValueError, match=r"this process has rows at .* use one for all embeddings of a process"):
+        open_store(f"{nodes.spec}/rank-1", LAYOUT)
+    store.close()
+
+
+def test_an_owner_that_was_killed_is_followed_by_the_next(nodes: Nodes):
+    for _ in range(2):
+        assert in_process(nodes, "killed", "/rank-2") == "killed"
+
+
+def test_a_node_has_no_more_memory_than_it_may_take():
+    with served(1, limit=1) as nodes:
+        store = open_store(nodes.spec, LAYOUT)
+        with pytest.raises(MemoryError, match=r"node 0 has 1 bytes for rows, .* start it with a higher --memory"):
+            store.write(np.array([0]), np.zeros((1, 4), np.float32))
+        text = metrics.text(nodes.nodes[0])
+        assert 'skirl_node_rows{node="0",owner="0",run="1"} 0' in text and 'skirl_node_parts{node="0"} 1' in text
+
+
+# Frozen rows of nodes are those of any store
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Path, kind: str):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    saved, here, model = Placement.even(2), Placement.even(3), dict[int, bytes]()
+    facts: list[Facts] = []
+    leave()
+    with served(2, rows=f"disk:{tmp_path / 'nodes'}") if kind == "disk" else served(3) as there:
+        whole = filled(MemoryStore)
+        for site in range(2):
+            store = open_store(there.spec, LAYOUT)
+            for keys in whole.keys():  # noqa: SIM118
+                own = keys[saved.site_of(keys) == site]
+                out = np.zeros((own.size, LAYOUT.records[int(keys[0] >> 48)].width), _dtype(keys))
+                whole.read(own, out)
+                store.write(own, out)
+            since = frozen_in(rows, store, None)
+            own = np.array([0, 97])[saved.site_of(np.array([0, 97])) == site]
+            store.write(own, np.ones((own.size, 4), np.float32))
+            facts.append(frozen_in(rows, store, since))
+            model |= contents(store)
+            store.close()
+        found: dict[int, bytes] = {}
+        for site in range(3):
+            taken = [Part(of, (), AtSite(here, site)) for of in facts]
+            own = open_store(there.spec, LAYOUT)
+            own.thaw_parts(rows, taken, "ab" * 16, 70)
+            local = MemoryStore(LAYOUT) if kind == "memory" else DiskStore(tmp_path / f"local {site}", LAYOUT)
+            local.thaw_parts(rows, taken, "ab" * 16, 70)
+            assert contents(own) == contents(local) and own.generation == 70 and own.identity == "ab" * 16
+            found |= contents(own)
+            own.close()
+            local.close()
+        assert found == model
+        for of in facts:  # all of a part: each node takes what it wrote
+            own, local = open_store(there.spec, LAYOUT), open_store(there.spec, LAYOUT)
+            own.thaw(rows, of, [])
+            again = frozen.save(own, tmp_path / "again")
+            local.thaw(tmp_path / "again", again, [])
+            assert contents(own) == contents(local)
+            own.close()
+            local.close()
+
+
+def _dtype(keys: np.ndarray) -> str:
+    return LAYOUT.records[int(keys[0] >> 48)].dtype
+
+
+def frozen_in(folder: Path, store: Store, since: Facts | None) -> Facts:
+    state = store.freeze(folder, since)
+    try:
+        return state.write()
+    finally:
+        state.release()
+
+
+def test_rows_on_disk_outlive_their_owner_and_other_records_are_refused(tmp_path: Path):
+    with served(1, rows=f"disk:{tmp_path / 'rows'}") as nodes:
+        store = filled_on(nodes)
+        held, point = contents(store), (store.identity, store.generation)
+        store.close()
+        leave()
+        again = open_store(nodes.spec, LAYOUT, rows=dict.fromkeys(LAYOUT.records, 1 << 20))
+        assert contents(again) == held and again.identity == point[0] and again.generation > point[1]
+        assert not any(isinstance(part, tuple) for part in again.held()), (
+            "few rows of a large table are fewer bytes as keys"
+        )
+        again.write(table_keys(1, range(1000)), np.zeros((1000, 9), np.float32))
+        again.close()
+        again = open_store(nodes.spec, LAYOUT, rows=dict.fromkeys(LAYOUT.records, 6000))
+        (bits,) = [part for part in again.held() if isinstance(part, tuple)]
+        assert bits[0] == 1 and bits[1].size == 94
+        rows = np.flatnonzero(np.unpackbits(bits[1].view(np.uint8), bitorder="little"))
+        assert rows.tolist() == sorted({*range(1000), *(97 * i for i in range(50))})
+        again.close()
+        with pytest.raises(DiskError, match=r"has records .* open it with the tables"):
+            open_store(nodes.spec, Layout({0: Record(7)}))
