@@ -23,7 +23,7 @@ THREADS = 8
 INTERFACE = "TP_SOCKET_IFNAME"
 """Which network PyTorch RPC talks over, where the user says so."""
 TRANSPORTS: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
-"""Of PyTorch RPC; empty: its default ones, to measure them. Lanes beside the one connection would take a quarter more CPU."""
+"""Of PyTorch RPC; empty: its default ones, to measure them. Lanes beside one connection take a quarter more CPU."""
 _SCHEME = "skirl"
 
 
