@@ -105,6 +105,10 @@ COMMANDS = {
         "skirl.measure.bench.link:LinkSpeed",
         "trainers over a link of limited rate, beside the least that compute, bytes and cores allow",
     ),
+    "bench serve": (
+        "skirl.measure.bench.serve:ServeSpeed",
+        "calls to a memory node, beside a gather and a memcpy, and torch's default transports",
+    ),
     "bench start": (
         "skirl.measure.bench.start:Start",
         "time compiling and loading the kernels of a first training step",
