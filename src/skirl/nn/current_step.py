@@ -163,12 +163,19 @@ class CurrentStep:
         """Of each feature of a bank: whether its rows are trained by a forward that begins now."""
         return self.engine.trained(bank) & self.anchor.requires_grad
 
-    def returned(self, ticket: "Ticket", grad: Tensor | None) -> None:
-        """Backward reached one bank of one micro-batch."""
-        if grad is not None and ticket.live.any():
-            grad = grad.reshape(-1, grad.shape[-1]).contiguous()
+    def returned(self, ticket: "Ticket", grad: Tensor | None, of_bags: Tensor | None = None) -> None:
+        """Backward reached one bank of one micro-batch: its output, and shared bags that the loop took."""
+        if (grad is None and of_bags is None) or not ticket.live.any():
+            return
+        grad, of_bags = (None if g is None else g.reshape(-1, g.shape[-1]).contiguous() for g in (grad, of_bags))
+        shared = ticket.ids.folded
+        if shared is not None:
+            dim = self.engine.schema.banks[ticket.bank].dim
+            self.engine.banks[ticket.bank].fold(shared, grad, of_bags, ticket.made(dim))
+        else:
+            assert grad is not None
             ticket.work.keep(ticket.bank, ticket.micro, grad, self.engine.device.empty)
-            ticket.work.live[ticket.bank, ticket.micro] = ticket.live & ticket.trained
+        ticket.work.live[ticket.bank, ticket.micro] = ticket.live & ticket.trained
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
@@ -231,7 +238,21 @@ class Ticket:
         self.passes = self.trained.copy()
         """Of each feature: whether a gradient of it goes anywhere: to its rows, or to the weights of its ids."""
         self.used = False
+        self._made: Tensor | None = None
+
+    def room(self, rows: int, dim: int) -> Tensor:
+        """Memory for the gradient of the output; with shared bags, there is room for theirs behind it."""
+        if self.ids.folded is None:
+            return self.engine.device.empty(rows, dim)
+        return self.made(dim)[:rows]
+
+    def made(self, dim: int) -> Tensor:
+        """What the gradient of an output and of its shared bags is put to."""
+        if self._made is None:
+            self._made = self.work.room(self.bank, self.micro, dim, self.engine.device.empty)
+        return self._made
 
     def release(self) -> None:
         """Let go of the batch: who keeps a loss keeps its graph, and this ticket with it."""
+        self._made = None
         del self.work, self.ids

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
+from skirl.core.shared import Shared
 from skirl.core.initial import InitialTable
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
@@ -141,11 +142,24 @@ class BankRows(ABC):
 
     @abstractmethod
     def pool(self, work: Work, micro: int) -> torch.Tensor:
-        """The output of one micro-batch of the current step: [bags, dim]."""
+        """The output of one micro-batch of the current step: [bags, dim], shared bags behind the samples' rows."""
 
     @abstractmethod
     def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         """The same, out of records on the host; place: which record each id has."""
+
+    @abstractmethod
+    def fold(self, shared: Shared, grad: torch.Tensor | None, of_bags: torch.Tensor | None, into: torch.Tensor) -> None:
+        """Put the gradient of an output with shared bags to `into`, [bags, dim]: that of a shared bag is the sum over its
+        samples in ascending order, from 0, and then its own.
+
+        **Arguments**
+
+        - `shared`: which sample has which bag.
+        - `grad`: of the samples' rows, [batch * features, dim]; None: they have none.
+        - `of_bags`: of the shared bags themselves, where the loop took them; None: they have none.
+        - `into`: rows of samples that are copies of a bag stay undefined there.
+        """
 
     @abstractmethod
     def update(self, update: Update) -> None:
