@@ -103,7 +103,6 @@ class Stream:
         targets = torch.from_numpy(rng.choice([-1.0, 1.0], batch))
         return Item(number, sparse, targets)
 
-
     def _inverse(self, batch: int, names: list[str]) -> dict[tuple[str, ...], list[int]]:
         """By features that change together, the bag of each sample; of some batches, of some features."""
         rng = self._rng

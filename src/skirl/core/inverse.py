@@ -112,7 +112,9 @@ def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> Non
     - `bags`: how many there are in all.
     """
     if len(strides) != len(keys):
-        raise BadIds(f"strides has {len(strides)} entries for {len(keys)} features: pass how many bags each feature has")
+        raise BadIds(
+            f"strides has {len(strides)} entries for {len(keys)} features: pass how many bags each feature has"
+        )
     if any(stride < 0 for stride in strides):
         raise BadIds(f"strides has {min(strides)}: pass how many bags each feature has")
     if sum(strides) != bags:
@@ -128,11 +130,13 @@ def _given(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
         return (sparse.stride_per_key(), {n: i for names, i in groups.items() for n in names}) if groups else None
     pair = getattr(sparse, "inverse_indices_or_none", lambda: None)()
     if pair is None:
-        if not getattr(sparse, "variable_stride_per_key", bool)() or len(set(strides := sparse.stride_per_key())) < 2:
+        if not getattr(sparse, "variable_stride_per_key", bool)():
+            return None
+        if hasattr(sparse, "stride_per_key") and len(set(sparse.stride_per_key())) == 1:
             return None
         raise BadIds(
-            f"features have {', '.join(map(str, strides[:4]))}{', ...' if len(strides) > 4 else ''} bags (stride_per_key) "
-            "and nothing says which sample has which: pass inverse_indices as well, or a KeyedJaggedTensor of one stride"
+            "the batch has another number of samples for each feature (stride_per_key), and nothing says which sample has "
+            "which bag: pass inverse_indices as well, or a KeyedJaggedTensor of one stride"
         )
     names, matrix = pair
     if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2 or len(matrix) != len(names):

@@ -79,7 +79,8 @@ class KeyedJagged:
         named = [name for names in groups for name in names]
         if wrong := [name for name in named if name not in self._keys]:
             raise ValueError(f"the inverse names feature {wrong[0]!r}: there are {', '.join(map(repr, self._keys))}")
-        if twice := [name for name in named if named.count(name) > 1]:
+        if (twice := [name for name in named if named.count(name) > 1]) or len(groups) < len(inverse):
+            twice = twice or named
             raise ValueError(f"the inverse names feature {twice[0]!r} twice: put each into one group")
         for names, tensor in groups.items():
             of = {name: strides[self._keys.index(name)] for name in names}
@@ -260,7 +261,9 @@ class KeyedJagged:
         - `segments`: how many features each has; together all.
         """
         if sum(segments) != len(self._keys) or min(segments, default=0) < 1:
-            raise ValueError(f"segments are {list(segments)} for {len(self._keys)} features: pass counts that add up to it")
+            raise ValueError(
+                f"segments are {list(segments)} for {len(self._keys)} features: pass counts that add up to it"
+            )
         ends = [sum(segments[: i + 1]) for i in range(len(segments))]
         return [self.select(self._keys[end - count : end]) for end, count in zip(ends, segments, strict=True)]
 
@@ -299,6 +302,11 @@ class KeyedJagged:
         """
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
+    def unweighted(self) -> "KeyedJagged":
+        """The same ids without weights."""
+        strides, groups = self._strides, self.groups
+        return KeyedJagged(self._keys, self._values, offsets=self.offsets(), strides=strides, inverse=groups or None)
+
     def pin_memory(self) -> "KeyedJagged":
         """The same in pinned memory."""
         return self._mapped(lambda tensor: tensor.pin_memory())
@@ -307,9 +315,7 @@ class KeyedJagged:
         """The plain batch: each sample with a bag of its own."""
         if not self.groups:
             return self
-        samples = torch.arange(self.stride(), device=self._values.device)
-        of = {name: inverse.to(torch.int64) for names, inverse in self.groups.items() for name in names}
-        return self._with_bags({name: of.get(name, samples) for name in self._keys})
+        return self.with_bags({name: i.to(torch.int64) for names, i in self.groups.items() for name in names})
 
     def samples(self, low: int, high: int) -> "KeyedJagged":
         """Some of the samples, with the bags that they have.
@@ -324,7 +330,7 @@ class KeyedJagged:
         for names, inverse in self.groups.items():
             used, groups[names] = inverse[low:high].to(torch.int64).unique(return_inverse=True)
             bags |= dict.fromkeys(names, used)
-        return self._with_bags(bags, groups)
+        return self.with_bags(bags, groups)
 
     def lengths_by_sample(self) -> dict[str, torch.Tensor]:
         """How many ids each sample has, by feature: `[batch]`."""
@@ -351,21 +357,41 @@ class KeyedJagged:
             first.append(first[-1] + stride)
         return first
 
-    def _with_bags(
-        self, bags: Mapping[str, torch.Tensor], groups: dict[tuple[str, ...], torch.Tensor] | None = None
+    def with_bags(
+        self, bags: Mapping[str, torch.Tensor], groups: Mapping[tuple[str, ...], torch.Tensor] | None = None
     ) -> "KeyedJagged":
-        """Of each feature these bags, counted within it."""
+        """Of some features these bags, in this order, and of the others those that they have.
+
+        **Arguments**
+
+        - `bags`: by feature, int64: places among its bags.
+        - `groups`: which of them each sample has afterwards, as `inverse`; None: its own.
+        """
         first = self._first_bags()
-        places = torch.cat([bags[name] + first[f] for f, name in enumerate(self._keys)])
-        lengths, starts = self.lengths()[places], self.offsets()[places].to(torch.int64)
-        shift = starts - (lengths.cumsum(0) - lengths)
-        at = torch.arange(int(lengths.sum()), device=lengths.device) + shift.repeat_interleave(lengths)
+        ends = self.offsets()[first].tolist()
+        parts: list[tuple[torch.Tensor, Any]] = []
+        """Of each feature: lengths of its bags, and where its ids are."""
+        for f, name in enumerate(self._keys):
+            lengths = self.lengths()[first[f] : first[f + 1]]
+            if name not in bags:
+                parts.append((lengths, slice(ends[f], ends[f + 1])))
+                continue
+            begins = self.offsets()[first[f] : first[f + 1]].to(torch.int64)[bags[name]]
+            lengths = lengths[bags[name]]
+            shift = begins - (lengths.cumsum(0) - lengths)
+            parts.append(
+                (lengths, torch.arange(int(lengths.sum()), device=shift.device) + shift.repeat_interleave(lengths))
+            )
+        values, weights = (
+            None if of is None else torch.cat([of[at] for _, at in parts]) for of in (self._values, self._weights)
+        )
+        assert values is not None
         return KeyedJagged(
             self._keys,
-            self._values[at],
-            lengths=lengths,
-            weights=None if self._weights is None else self._weights[at],
-            strides=[len(bags[name]) for name in self._keys] if groups else None,
+            values,
+            lengths=torch.cat([lengths for lengths, _ in parts]),
+            weights=weights,
+            strides=[len(lengths) for lengths, _ in parts] if groups else None,
             inverse=groups or None,
         )
 
@@ -384,7 +410,7 @@ class KeyedJagged:
         )
 
     def __repr__(self) -> str:
-        shared = [f", {', '.join(names)} in {self.stride_per_key()[self._keys.index(names[0])]} bags" for names in self.groups]
-        return (
-            f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids{''.join(shared)})"
-        )
+        shared = [
+            f", {', '.join(names)} in {self.stride_per_key()[self._keys.index(names[0])]} bags" for names in self.groups
+        ]
+        return f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids{''.join(shared)})"

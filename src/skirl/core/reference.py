@@ -21,9 +21,10 @@ from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdag
 from skirl.core.tables import Table
 
 Row = NDArray[Any]
-Bags = tuple[Sequence[int], Sequence[int], Sequence[float] | None] | tuple[
-    Sequence[int], Sequence[int], Sequence[float] | None, Sequence[int]
-]
+Bags = (
+    tuple[Sequence[int], Sequence[int], Sequence[float] | None]
+    | tuple[Sequence[int], Sequence[int], Sequence[float] | None, Sequence[int]]
+)
 """Ids of a feature, the bags' offsets into them, and a weight for each id or None; where samples share bags, the bag of each
 sample as well."""
 

@@ -77,8 +77,8 @@ class Engine:
         """What is computed in, and what rows are given out as."""
         self.seed = seed
         self.pooled = pooled
-        self.resolver = Resolver(self.schema, self.dtype, pooled)
         self.device = open_device(device, self.dtype)
+        self.resolver = Resolver(self.schema, self.dtype, pooled, "" if self.device.shares_bags else str(device))
         self.exchange = exchange_with(self.device.at)
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
         if isinstance(store, str):

@@ -61,7 +61,12 @@ class SameBatch:
                 "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged; a "
                 "collection swapped for one of TorchRec's that is not weighted takes skirl.lookahead(sparse=SWAPPED.sparse)"
             )
-        if sparse.values().device.type == "cpu" or weights is not None or captured.inverse is not None or is_shared(sparse):
+        if (
+            sparse.values().device.type == "cpu"
+            or weights is not None
+            or captured.inverse is not None
+            or is_shared(sparse)
+        ):
             # Whatever has the hashes of the batch has its form: only what has others is looked at once more.
             if weights is None and (alike := _alike(sparse, captured)) and hashes_of(alike) == captured.hashes:
                 return True

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.core.shared import Shared
 from skirl.core.initial import InitialTable
+from skirl.core.shared import Shared
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.store.changes import Records
@@ -223,6 +223,8 @@ class Device(ABC):
     """Where the outputs are."""
     by_any_thread = False
     """Whether another thread than the one that computes may pool rows."""
+    shares_bags = True
+    """Whether samples may share bags."""
 
     @abstractmethod
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:

@@ -154,7 +154,13 @@ class HostRows(BankRows):
         return out
 
     def _pool(
-        self, rows: np.ndarray, place: np.ndarray, offsets: np.ndarray, features: int, scale: np.ndarray, into: np.ndarray
+        self,
+        rows: np.ndarray,
+        place: np.ndarray,
+        offsets: np.ndarray,
+        features: int,
+        scale: np.ndarray,
+        into: np.ndarray,
     ) -> None:
         kernel = choice.pool_for(self.facts.dim, rows.shape[1], into, not len(offsets))
         self._run(kernel, len(into), rows, self.facts.dim, place, offsets, features, scale, into)
