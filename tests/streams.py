@@ -82,8 +82,8 @@ class Stream:
             else:
                 bags[name] = (ids.tolist(), offsets.tolist(), scale.tolist() if weighted else None)
             if own is not None:
-                ids_of = [list(range(offsets[bag], offsets[bag + 1])) for bag in own]
-                bags[name] = (*bags[name][:3], sum(ids_of, []) if self._unpooled else own)
+                of_ids = [i for bag in own for i in range(offsets[bag], offsets[bag + 1])]
+                bags[name] = (*bags[name][:3], of_ids if self._unpooled else own)
             parts[name], lengths[name], scales[name] = torch.from_numpy(ids).to(self._dtype), sizes, scale
         order = [name for name, _ in names]
         rng.shuffle(order)

@@ -1,4 +1,4 @@
-"""Batches whose samples share bags, beside the same batches expanded: same outputs, and the same rows where sums are exact."""
+"""Batches whose samples share bags, beside the same ones expanded: same outputs, and same rows where sums are exact."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ def bent(out: Any) -> torch.Tensor:
 def test_whole_runs_are_equal_where_sums_are_exact(kind):
     """Rows and gradients are whole numbers, which floats add exactly in any order."""
     batches = [shared(i) for i in range(6)]
-    assert [names for names in batches[0].groups] == [("friends",), ("seen", "liked"), ("word",)]
+    assert list(batches[0].groups) == [("friends",), ("seen", "liked"), ("word",)]
     tables = [
         Table(t.name, t.rows, t.dim, t.features, init=torch.arange(t.rows * t.dim).view(t.rows, t.dim) % 5.0)
         for t in TABLES

@@ -284,7 +284,7 @@ class KeyedJagged:
         groups = {names: inverse for part in parts for names, inverse in part.groups.items()}
         strides = [stride for part in parts for stride in part.stride_per_key()]
         return KeyedJagged(
-            [name for part in parts for name in part.keys()],
+            [name for part in parts for name in part._keys],
             torch.cat([part.values() for part in parts]),
             lengths=torch.cat([part.lengths() for part in parts]),
             weights=torch.cat([part._weights for part in parts]) if weighted[0] else None,  # type: ignore[misc]
@@ -410,7 +410,6 @@ class KeyedJagged:
         )
 
     def __repr__(self) -> str:
-        shared = [
-            f", {', '.join(names)} in {self.stride_per_key()[self._keys.index(names[0])]} bags" for names in self.groups
-        ]
-        return f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids{''.join(shared)})"
+        strides = dict(zip(self._keys, self.stride_per_key()))
+        shared = "".join(f", {', '.join(names)} in {strides[names[0]]} bags" for names in self.groups)
+        return f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids{shared})"

@@ -72,7 +72,7 @@ class Lookup(torch.autograd.Function):
 
 def _weight_grad(ticket: Ticket, out: Tensor) -> None:
     """The gradient of the ids' weights, before the rows change."""
-    engine, work, ids = ticket.engine, ticket.work, ticket.ids
+    engine, work = ticket.engine, ticket.work
     grads = work.grads.get((ticket.bank, ticket.micro))
     if grads is None or not engine.pooled:
         return
