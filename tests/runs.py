@@ -59,6 +59,8 @@ class Case:
     longest: int = 3
     universe: int = 20
     weights: float = 0.0
+    shared: float = 0.0
+    """Share of batches whose samples share bags."""
     wide: bool = True
     # The plan.
     spare: int = SMALLEST
@@ -148,7 +150,7 @@ class Run:
         self.case = case
         stream = Stream(
             case.tables, seed=case.seed, universe=case.universe, sizes=case.sizes, longest=case.longest,
-            weights=case.weights, wide=case.wide, unpooled=case.unpooled, make=make,
+            weights=case.weights, wide=case.wide, unpooled=case.unpooled, shared=case.shared, make=make,
         )  # fmt: skip
         length = max(part.end for part in case.parts)
         self.items = [stream.draw(i) for i in range(length)]

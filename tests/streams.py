@@ -40,13 +40,14 @@ class Stream:
         weights: float = 0.0,
         wide: bool = True,
         unpooled: bool = False,
+        shared: float = 0.0,
         make: Any = KeyedJagged,
     ) -> None:
         self._rng = np.random.default_rng(seed)
         self._tables = tables
         self._sizes, self._longest, self._weights = sizes, longest, weights
         self._dtype = torch.int64 if wide else torch.int32
-        self._unpooled = unpooled
+        self._unpooled, self._shared = unpooled, shared
         self._make = make
         self.bags: dict[int, dict[str, Bags]] = {}
         """The ids of every batch drawn, as the reference takes them."""
@@ -64,8 +65,11 @@ class Stream:
         names = [(name, t) for t, table in enumerate(self._tables) for name in table.features]
         bags = self.bags[number] = {}
         parts, lengths, scales = {}, {}, {}
+        inverse = self._inverse(batch, [name for name, _ in names])
+        by_name = {name: of for group, of in inverse.items() for name in group}
         for name, t in names:
-            sizes = rng.integers(0, self._longest + 1, batch)
+            own = by_name.get(name)
+            sizes = rng.integers(0, self._longest + 1, batch if own is None else max(own, default=-1) + 1)
             count = int(sizes.sum())
             # Half of the ids are hot: a quarter of the universe.
             hot = rng.random(count) < 0.5
@@ -77,6 +81,9 @@ class Stream:
                 bags[name] = (ids.tolist(), list(range(count + 1)), None)
             else:
                 bags[name] = (ids.tolist(), offsets.tolist(), scale.tolist() if weighted else None)
+            if own is not None:
+                of_ids = [i for bag in own for i in range(offsets[bag], offsets[bag + 1])]
+                bags[name] = (*bags[name][:3], of_ids if self._unpooled else own)
             parts[name], lengths[name], scales[name] = torch.from_numpy(ids).to(self._dtype), sizes, scale
         order = [name for name, _ in names]
         rng.shuffle(order)
@@ -89,9 +96,21 @@ class Stream:
         if rng.random() < 0.5:
             splits = {"offsets": torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])}
         weights = torch.cat([scales[name] for name in order]) if weighted else None
+        if inverse:
+            splits["strides"] = [len(lengths[name]) for name in order]
+            splits["inverse"] = {group: torch.tensor(of, dtype=torch.int64) for group, of in inverse.items()}
         sparse = self._make(keys=order, values=torch.cat([parts[n] for n in order]), weights=weights, **splits)
         targets = torch.from_numpy(rng.choice([-1.0, 1.0], batch))
         return Item(number, sparse, targets)
+
+    def _inverse(self, batch: int, names: list[str]) -> dict[tuple[str, ...], list[int]]:
+        """By features that change together, the bag of each sample; of some batches, of some features."""
+        rng = self._rng
+        if not (self._shared and batch and rng.random() < self._shared):
+            return {}
+        group = tuple(name for name in names if rng.random() < 0.5)
+        groups = [group, *((name,) for name in names if name not in group and rng.random() < 0.5)]
+        return {group: rng.integers(0, rng.integers(1, batch + 1), batch).tolist() for group in groups if group}
 
 
 class Naps:

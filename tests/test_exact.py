@@ -128,6 +128,7 @@ def cases_of(draw) -> Case:
         nap=draw(st.sampled_from([0.0, 0.0, 0.0002, 0.002])),
         fresh=draw(st.booleans()),
         threads=draw(st.sampled_from([1, 1, 3])),
+        shared=draw(st.sampled_from([0.0, 0.0, 0.8])),
     )
 
 
@@ -144,6 +145,7 @@ def count(tally: Counter[str], case: Case, report: Report) -> None:
     tally["jitter"] += case.nap > 0
     tally["two banks"] += len(report.slots) > 1
     tally["unpooled"] += case.unpooled
+    tally["bags shared by samples"] += case.shared > 0
     tally["several parts"] += len(case.parts) > 1 or len(case.parts[0].passes) > 1
 
 
@@ -160,6 +162,7 @@ QUOTAS = {
     "jitter": 5,
     "two banks": 7,
     "unpooled": 1,
+    "bags shared by samples": 6,
     "several parts": 6,
 }
 

@@ -23,7 +23,7 @@ FLOORS = (
     ("checkpoint",),
     ("train",),
     ("measure",),
-    ("cluster",),
+    ("cluster", "dedup"),
     ("__init__", "cli", "torchrec", "lightning"),
     ("__main__",),
 )

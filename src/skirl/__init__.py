@@ -72,10 +72,10 @@ __getattr__ = lazily(
         "pipeline.lookahead": ("Lookahead", "lookahead"),
         "tools.sealed_json": ("CheckpointError",),
         "train.report.run_folder": ("lines_of",),
-        **dict.fromkeys(("data", "lightning", "models", "nn", "store", "torchrec", "train"), ()),
+        **dict.fromkeys(("data", "dedup", "lightning", "models", "nn", "store", "torchrec", "train"), ()),
     },
 )
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "data", "models", "nn", "store", "torchrec", "train"})
+    return sorted({*globals(), *__all__, "data", "dedup", "models", "nn", "store", "torchrec", "train"})

@@ -74,6 +74,11 @@ CASES = {
         BEGUN, Adagrad(lr=0.1, initial_accumulator_value=0.1), (Part(0, 14, (9,)), Part(9, 14), Part(0, 4, alone=True)),
         depth=3, evaluate=0.2, weights=0.5, universe=30,
     ),
+    "shared": Case(
+        TABLES, Adagrad(lr=0.1), (Part(0, 8),), shared=1.0, sizes=(3, 6), use="some", evaluate=0.2, weights=0.5, universe=60,
+        accumulate=2,
+    ),
+    "shared, unpooled": Case(ONE_DIM, SGD(lr=0.1), (Part(0, 8),), shared=1.0, sizes=(3, 6), unpooled=True, universe=16),
     "tight epoch": Case(ONE_DIM, SGD(lr=0.1), (Part(0, 30),), depth="epoch", universe=60, sizes=(1, 4)),
 }  # fmt: skip
 
@@ -116,6 +121,21 @@ def both_views() -> None:
         assert took[0, :, 0].tolist() == [2, 1], took
 
 
+def other_inverse() -> None:
+    """A second pass with the same ids in other samples is no second pass."""
+    from tests.nn.test_shared import test_an_epoch_sees_the_inverse
+
+    test_an_epoch_sees_the_inverse()
+
+
+def found() -> None:
+    """Bags found to repeat are those that do: batches of few bags, and hashes that are all alike."""
+    from tests.core.test_find import check
+
+    for seed in range(20):
+        check(np.random.default_rng(seed), alike=seed % 2 == 1)
+
+
 def battery(shift: int) -> dict[str, Callable[[], object]]:
     """All checks; `shift` is added to the seeds of the runs."""
     return {
@@ -124,6 +144,8 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
         "batch too large for a lookahead": lambda: too_large(True),
         **{name: lambda case=case: Run(replace(case, seed=case.seed + shift)).go() for name, case in CASES.items()},
         "both views": both_views,
+        "found": found,
+        "another inverse": other_inverse,
         "trained weights": lambda: trained_weights(True, "cpu"),
         "shards": lambda: shards(shift),
         "tree": lambda: tree(shift),

@@ -253,8 +253,8 @@ TRAINING = [
     Fault("stacked outputs train no row", "nn.lookup:Whole.backward",
           "ctx.ticket.live[:] = True", ""),
     Fault("a micro-batch's gradients are those of its other samples", "engine.work:keep",
-          "self.joint[bank][begin:begin + bags[micro]].copy_(grad)",
-          "self.joint[bank][begin:begin + bags[micro]].copy_(grad.flip(0))"),
+          "self._beside(bank, micro, grad.shape[-1], empty).copy_(grad)",
+          "self._beside(bank, micro, grad.shape[-1], empty).copy_(grad.flip(0))"),
     Fault("shards are added one after the other", "engine.kernels.tree:meets_below",
           "near < far and near < near ^ far", "True"),
     Fault("a part of a row without gradient counts", "engine.kernels.tree:sums",
@@ -306,6 +306,38 @@ TRAINING = [
           "part = part / np.repeat(np.diff(starts), np.diff(starts))", "pass"),
     Fault("trained weights are those of the reader", "nn.collection:_look_up",
           "ids.scale = again.scale", "pass"),
+    Fault("an inverse is off by one", "core.shared:Shared.of",
+          "inverse[f] + begins[i]", "np.maximum(inverse[f] - 1, 0) + begins[i]"),
+    Fault("a sum over samples leaves the last one out", "engine.kernels.shares:fold",
+          "range(bag.shape[0])", "range(bag.shape[0] - 1)"),
+    Fault("shared bags take the rows of the samples before them", "engine.kernels.shares:fold",
+          "sample * features + columns[i]", "max(0, sample - 1) * features + columns[i]"),
+    Fault("a shared bag's gradient is that of its last sample", "engine.kernels.shares:fold",
+          "out[b, d] = out[b, d] + grads[row, d]", "out[b, d] = grads[row, d]"),
+    Fault("bags are copied to the first shared feature alone", "engine.kernels.shares:expand",
+          "sample * features + columns[i]", "sample * features + columns[0]"),
+    Fault("shared bags without a gradient get that of the first feature", "core.shared:Shared.by_bag",
+          "mask[self.columns]", "mask[:1].repeat(len(self.columns))"),
+    Fault("a mean over shared bags counts one too many", "core.shared:_bags",
+          "weights.dtype.type(end - begin)", "weights.dtype.type(end - begin + (b == 1))"),
+    Fault("rows of shared sequences are those of the sample", "nn.output:Unpooled._expanded",
+          "np.diff(starts)[inverse], starts[:-1][inverse]",
+          "np.diff(starts)[inverse], np.sort(starts[:-1][inverse])"),
+    Fault("bags of one hash are taken for one", "core.find:_find",
+          "if _same(values, weights, weighted, begin, end, low, high):\n"
+          "    bag = other\n"
+          "    break",
+          "bag = other\n"
+          "break"),
+    Fault("bags are compared up to their last id", "core.find:_same",
+          "for i in range(end - begin):\n"
+          "    if values[begin + i] != values[low + i]:\n"
+          "        return False",
+          "for i in range(end - begin - 1):\n"
+          "    if values[begin + i] != values[low + i]:\n"
+          "        return False"),
+    Fault("an epoch does not see the inverse", "pipeline.epoch:_digest",
+          "int(_sum(bank.values, bank.parts)) ^ bank.inverse", "int(_sum(bank.values, bank.parts))"),
 ]  # fmt: skip
 
 DISK = [

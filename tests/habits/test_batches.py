@@ -145,6 +145,8 @@ def test_weights_changed_in_place():
 class Varying:
     """A KeyedJaggedTensor whose features have different numbers of samples."""
 
+    inverse: tuple[list[str], torch.Tensor] | None = None
+
     def keys(self) -> list[str]:
         return ["a", "b"]
 
@@ -160,11 +162,21 @@ class Varying:
     def variable_stride_per_key(self) -> bool:
         return True
 
+    def stride_per_key(self) -> list[int]:
+        return [1, 3]
+
+    def inverse_indices_or_none(self) -> tuple[list[str], torch.Tensor] | None:
+        return self.inverse
+
 
 def test_a_batch_size_of_each_feature_is_refused_by_name():
     rows = skirl.EmbeddingBagCollection([Table("a", 10, 2), Table("b", 10, 2)], optimizer=skirl.SGD(lr=1.0), cache=10)
     with pytest.raises(ValueError, match=r"another number of samples for each feature \(stride_per_key\)"):
         rows(Varying())
+    varying = Varying()
+    varying.inverse = ["b", "a"], torch.tensor([[0, 1, 2], [0, 0, 0]])
+    plain = KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 2], [1, 3], [1, 4]]))
+    assert torch.equal(rows.eval()(varying).stacked(), rows(plain).stacked())
 
 
 def test_ids_on_a_device_are_refused_at_a_later_step(monkeypatch):

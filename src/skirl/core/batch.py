@@ -1,10 +1,12 @@
-"""What a training loop passes in: the ids of many features, any number for each sample, and a batch that carries them."""
+"""What a training loop passes in: ids of many features by their methods, and a batch that carries them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+
+from skirl.core.jagged import KeyedJagged as KeyedJagged
 
 
 @runtime_checkable
@@ -15,157 +17,6 @@ class Sparse(Protocol):
     def values(self) -> torch.Tensor: ...
     def offsets(self) -> torch.Tensor: ...
     def weights_or_none(self) -> torch.Tensor | None: ...
-
-
-class KeyedJagged:
-    """Ids of several features, any number for each sample: values in order of (feature, sample, place in the bag).
-
-    It has the methods of TorchRec's KeyedJaggedTensor that skirl calls; wherever one is taken, so is the other, and any
-    class with these methods.
-
-    **Arguments**
-
-    - `keys`: the names of the features.
-    - `values`: all ids in one int64 or int32 tensor: those of the first feature, sample after sample, then the next
-      feature's.
-    - `lengths`: the number of ids in each bag, `[features * batch]`. Pass this or `offsets`, not both.
-    - `offsets`: where each bag starts in `values`, and where the last one ends, `[features * batch + 1]`.
-    - `weights`: one weight per id; None, the default, weighs all ids alike.
-
-    >>> sparse = KeyedJagged(["user", "clicked"], values=torch.tensor([7, 8, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 1]))
-    >>> sparse.offsets().tolist()
-    [0, 1, 2, 4, 5]
-    >>> sparse.stride()
-    2
-    """
-
-    def __init__(
-        self,
-        keys: Sequence[str],
-        values: torch.Tensor,
-        *,
-        lengths: torch.Tensor | None = None,
-        offsets: torch.Tensor | None = None,
-        weights: torch.Tensor | None = None,
-    ) -> None:
-        if (lengths is None) == (offsets is None):
-            given = "neither lengths nor offsets is" if lengths is None else "lengths and offsets are both"
-            raise ValueError(f"KeyedJagged: {given} given, pass one of the two")
-        self._keys = list(keys)
-        self._values = values
-        self._lengths = lengths
-        self._offsets = offsets
-        self._weights = weights
-
-    @classmethod
-    def one_hot(cls, keys: Sequence[str], ids: torch.Tensor) -> "KeyedJagged":
-        """For exactly one id per feature and sample.
-
-        **Arguments**
-
-        - `keys`: the names of the features.
-        - `ids`: `[batch, features]`, a column for each name.
-
-        >>> KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 2], [3, 4]])).values().tolist()
-        [1, 3, 2, 4]
-        """
-        batch, features = ids.shape
-        if features != len(keys):
-            raise ValueError(
-                f"KeyedJagged.one_hot: ids has {features} columns for {len(keys)} features ({', '.join(keys)}): pass a "
-                "column for each"
-            )
-        return cls(keys, ids.t().reshape(-1), offsets=torch.arange(batch * features + 1, dtype=torch.int32))
-
-    def select(self, features: Sequence[str]) -> "KeyedJagged":
-        """Some of the features, in this order.
-
-        **Arguments**
-
-        - `features`: names of features of this batch.
-
-        >>> ids = KeyedJagged(["a", "b", "c"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 2, 1]))
-        >>> ids.select(["c", "a"]).values().tolist(), ids.select(["c", "a"]).lengths().tolist()
-        ([4, 1], [1, 1])
-        """
-        features, batch = list(features), self.stride()
-        missing = [name for name in features if name not in self._keys]
-        if missing or not features:
-            raise KeyError(
-                f"no feature {missing[0] if missing else None!r}: there are {', '.join(map(repr, self._keys))}"
-            )
-        places = [self._keys.index(name) for name in features]
-        starts = self.offsets()[[place * batch for place in range(len(self._keys) + 1)]].tolist()
-        parts = [slice(starts[place], starts[place + 1]) for place in places]
-        lengths = torch.cat([self.lengths()[place * batch : (place + 1) * batch] for place in places])
-        values, weights = (
-            None if of is None else torch.cat([of[part] for part in parts]) for of in (self._values, self._weights)
-        )
-        assert values is not None
-        return KeyedJagged(features, values, lengths=lengths, weights=weights)
-
-    def keys(self) -> list[str]:
-        """Names of the features."""
-        return self._keys
-
-    def values(self) -> torch.Tensor:
-        """All ids, feature after feature."""
-        return self._values
-
-    def offsets(self) -> torch.Tensor:
-        """Where each bag starts, feature after feature; one more at the end."""
-        if self._offsets is None:
-            assert self._lengths is not None
-            self._offsets = torch.zeros(self._lengths.numel() + 1, dtype=torch.int64)
-            torch.cumsum(self._lengths, 0, out=self._offsets[1:])
-        return self._offsets
-
-    def lengths(self) -> torch.Tensor:
-        """The number of ids in each bag."""
-        if self._lengths is None:
-            self._lengths = self.offsets().diff()
-        return self._lengths
-
-    def weights_or_none(self) -> torch.Tensor | None:
-        """A weight for each id, if there are weights."""
-        return self._weights
-
-    @classmethod
-    def of_bags(cls, bags: Mapping[str, Sequence[Any]]) -> "KeyedJagged":
-        """For a collate function: of each feature the ids of each sample.
-
-        **Arguments**
-
-        - `bags`: by feature, an entry for each sample: one id, or a list, an array or a tensor of any number of them.
-
-        >>> sparse = KeyedJagged.of_bags({"user": [7, 8], "seen": [torch.tensor([1, 2]), []]})
-        >>> sparse.values().tolist(), sparse.lengths().tolist()
-        ([7, 8, 1, 2], [1, 1, 2, 0])
-        """
-        samples = {len(entries) for entries in bags.values()}
-        if len(samples) != 1:
-            each = ", ".join(f"{name!r}: {len(entries)}" for name, entries in bags.items())
-            raise ValueError(f"features have different numbers of samples ({each}): give an entry for each sample")
-        parts = []
-        for name, entries in bags.items():
-            for sample, entry in enumerate(entries):
-                part = torch.as_tensor(entry)
-                part = part.to(torch.int64) if not part.numel() else part  # an empty list has no whole numbers
-                if part.dim() > 1 or part.dtype not in (torch.int64, torch.int32):
-                    raise TypeError(
-                        f"feature {name!r}, sample {sample}: ids are {str(part.dtype).removeprefix('torch.')} of shape "
-                        f"{list(part.shape)}: give int64, in one dimension at most"
-                    )
-                parts.append(part.reshape(-1).to(torch.int64))
-        lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
-        return cls(list(bags), torch.cat([*parts, torch.empty(0, dtype=torch.int64)]), lengths=lengths)
-
-    def stride(self) -> int:
-        """The number of samples."""
-        return (self.offsets().numel() - 1) // max(1, len(self._keys))
-
-    def __repr__(self) -> str:
-        return f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids)"
 
 
 def moved(tensor: torch.Tensor, at: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -62,12 +62,28 @@ def hashes_of(captured: Captured) -> Hashes:
     (True, False, False)
     """
     array = np.zeros((2, len(captured.keys)), np.int64)
-    one_each = _of_one_each(captured.batch)
-    _hash(captured.values, captured.offsets, captured.batch, one_each, array[0])
+    numbers = [captured.values]
     if captured.weights is not None:
-        bits = captured.weights.view(np.int32 if captured.weights.itemsize == 4 else np.int64)
-        _hash(bits, captured.offsets, captured.batch, one_each, array[1])
+        numbers.append(captured.weights.view(np.int32 if captured.weights.itemsize == 4 else np.int64))
+    for out, of in zip(array, numbers):
+        if captured.inverse is None:
+            _hash(of, captured.offsets, captured.batch, _of_one_each(captured.batch), out)
+        else:
+            _hash_shared(of, captured, out)
     return Hashes(captured.keys, array)
+
+
+def _hash_shared(numbers: np.ndarray, captured: Captured, out: np.ndarray) -> None:
+    """Of each feature its distinct bags, and which of them each sample has."""
+    assert captured.inverse is not None
+    for f, inverse in enumerate(captured.inverse.of):
+        starts = captured.starts(f)
+        _hash(numbers, starts, len(starts) - 1, _of_one_each(len(starts) - 1), out[f : f + 1])
+        if inverse is not None:
+            # As the lengths of bags are, which they are no more than they are ids.
+            ends = np.concatenate([[0], np.cumsum(inverse.astype(np.int64) + 1)])
+            out[f : f + 1].view(np.uint64)[:] *= np.uint64(_STEP)
+            out[f : f + 1].view(np.uint64)[:] += np.uint64(_of_lengths(ends))
 
 
 @lru_cache(maxsize=64)

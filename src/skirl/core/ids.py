@@ -11,7 +11,10 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Sparse
+from skirl.core.inverse import BadIds as BadIds
+from skirl.core.inverse import Inverse, inverse_of
 from skirl.core.positions import Positions
+from skirl.core.shared import Shared
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 
@@ -28,16 +31,30 @@ class Captured:
     weights: np.ndarray | None
     hashes: Any = None
     """Of its ids, where the reader has made them: see `hashes_of`."""
+    inverse: Inverse | None = None
+    """Where samples share bags: which each has."""
 
     @property
     def batch(self) -> int:
         """The number of samples."""
-        return (len(self.offsets) - 1) // len(self.keys)
+        return (len(self.offsets) - 1) // len(self.keys) if self.inverse is None else self.inverse.batch
 
     @property
     def nbytes(self) -> int:
         """How much memory it takes."""
-        return self.values.nbytes + self.offsets.nbytes + (0 if self.weights is None else self.weights.nbytes)
+        arrays = (self.values, self.offsets, self.weights, self.inverse)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def bags(self, place: int) -> slice:
+        """Those of the feature at a place: of all bags of the batch."""
+        if self.inverse is None:
+            return slice(place * self.batch, (place + 1) * self.batch)
+        return slice(int(self.inverse.first[place]), int(self.inverse.first[place + 1]))
+
+    def starts(self, place: int) -> np.ndarray:
+        """Where each bag of the feature at a place begins, and where the last one ends."""
+        bags = self.bags(place)
+        return self.offsets[bags.start : bags.stop + 1]
 
 
 @dataclass(slots=True)
@@ -47,15 +64,17 @@ class BankIds:
     positions: Positions
     """By (feature, sample, place in the bag)."""
     offsets: np.ndarray
-    """int32 [features * batch + 1]: where each bag starts."""
+    """int32 [bags + 1], feature after feature: where each bag starts; bags are features * batch, but for shared ones."""
     bag_of: np.ndarray
-    """int32 [n]: each position's row in the output seen as [batch * features, dim]."""
+    """int32 [n]: each position's row in the output seen as [batch * features, dim], with shared bags behind it."""
     scale: np.ndarray
     """[n] in the rows' dtype: weight, or weight / count for a mean; empty when every factor is 1."""
     batch: int
     pooled: bool = True
     one_each: bool = False
     """Every row of the output is that of exactly one id: nothing has to be summed."""
+    shared: Shared | None = None
+    """Where samples share bags of some feature."""
 
     @property
     def count(self) -> int:
@@ -69,25 +88,34 @@ class BankIds:
 
     @property
     def bags(self) -> int:
-        """Rows of the output: one per bag, or one per id where nothing is pooled."""
-        return len(self.offsets) - 1 if self.pooled else self.count
+        """Rows of the output: one per bag, or one per id where nothing is pooled; shared bags are behind the samples'."""
+        if not self.pooled:
+            return self.count
+        return len(self.offsets) - 1 if self.folded is None else self.folded.rows
+
+    @property
+    def folded(self) -> Shared | None:
+        """Where bags are pooled once for several samples: which."""
+        return self.shared if self.pooled else None
+
+    @property
+    def first(self) -> np.ndarray:
+        """[features + 1]: each feature's first position."""
+        if self.shared is not None:
+            return self.offsets[self.shared.first]
+        features = len(self.positions.parts)
+        return self.offsets[:: self.batch] if self.batch else np.zeros(features + 1, np.int32)
 
     def by_bag(self, mask: np.ndarray) -> np.ndarray:
         """One value per feature, repeated for each of its rows in the output."""
-        if self.pooled:
-            return np.tile(mask, self.batch)
-        return np.repeat(
-            mask, np.diff(self.offsets[:: max(1, self.batch)]) if self.batch else np.zeros(len(mask), np.int64)
-        )
+        if not self.pooled:
+            return np.repeat(mask, np.diff(self.first))
+        return np.tile(mask, self.batch) if self.shared is None else self.shared.by_bag(mask)
 
     def unpooled(self) -> "BankIds":
         """The same ids, each in a bag of its own."""
         each = np.arange(self.count, dtype=np.int32)
-        return BankIds(self.positions, self.offsets, each, self.scale[:0], self.batch, False, True)
-
-
-class BadIds(ValueError):
-    """Ids that cannot be looked up; the text says which, where, and what is allowed."""
+        return BankIds(self.positions, self.offsets, each, self.scale[:0], self.batch, False, True, self.shared)
 
 
 def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Captured:
@@ -105,11 +133,6 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
                 "or tell lookahead where it is with sparse=lambda batch: ..."
             )
     keys = tuple(sparse.keys())
-    if getattr(sparse, "variable_stride_per_key", bool)():
-        raise BadIds(
-            "the batch has another number of samples for each feature (stride_per_key), which a lookup cannot tell apart "
-            "from a smaller batch: pass a KeyedJaggedTensor of one stride"
-        )
     values = _array(sparse.values(), "ids", (torch.int64, torch.int32), copy)
     offsets = _offsets(sparse, copy)
     weights = sparse.weights_or_none()
@@ -125,7 +148,8 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
         )
     if not keys:
         raise BadIds("the batch has no features: pass ids of at least one")
-    if (len(offsets) - 1) % len(keys) or not len(offsets):
+    inverse = inverse_of(sparse, keys, len(offsets) - 1)
+    if inverse is None and ((len(offsets) - 1) % len(keys) or not len(offsets)):
         raise BadIds(
             f"offsets has {len(offsets)} entries: {len(keys)} features need a multiple of {len(keys)}, and one; pass one "
             "for each feature and sample, and the end"
@@ -144,7 +168,7 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
                 else " and fall on the way: a length is negative, pass lengths of 0 or more"
             )
         )
-    return Captured(keys, values, offsets, array)
+    return Captured(keys, values, offsets, array, inverse=inverse)
 
 
 def _offsets(sparse: Sparse, copy: bool) -> np.ndarray:
@@ -186,12 +210,13 @@ def positions_of(captured: Captured, schema: Schema, bank: int) -> Positions:
         ...
     skirl.core.ids.BadIds: feature 'a', sample 0: id 10 is outside table 'a', which has rows 0 to 9: map ids to these, ...
     """
-    batch, starts, features = captured.batch, captured.offsets, schema.banks[bank].features
-    place = [captured.keys.index(f.name) for f in features]
-    parts = [(f.table, starts[p * batch], starts[(p + 1) * batch], 0) for f, p in zip(features, place)]
-    positions = Positions(captured.values, np.array(parts, np.int64).reshape(-1, 4))
+    starts, features = captured.offsets, schema.banks[bank].features
+    bags = [captured.bags(captured.keys.index(f.name)) for f in features]
+    parts = [(f.table, starts[b.start], starts[b.stop], 0) for f, b in zip(features, bags)]
+    inverse = 0 if captured.inverse is None else captured.inverse.digest
+    positions = Positions(captured.values, np.array(parts, np.int64).reshape(-1, 4), inverse)
     total = len(positions)
-    if max(total, batch * len(features)) >= 1 << 31:
+    if max(total, captured.batch * len(features) + sum(b.stop - b.start for b in bags)) >= 1 << 31:
         raise BadIds(f"a batch of {total} ids is too large: split it below 2**31")
     rows = np.array([schema.tables[f.table].rows for f in features], np.int64)
     bad = _check(positions.values, positions.parts, rows)
@@ -211,18 +236,46 @@ def resolve(captured: Captured, positions: Positions, schema: Schema, bank: int,
     [0, 3, 3]
     """
     batch, features, total = captured.batch, schema.banks[bank].features, len(positions)
-    place = np.array([captured.keys.index(f.name) for f in features], np.int64)
+    place = [captured.keys.index(f.name) for f in features]
     weighted = captured.weights is not None
-    if total == len(features) * batch and _one_each(captured.offsets, place, batch) and not weighted:
+    first = np.array([captured.bags(p).start for p in place], np.int64)
+    inverse = None if captured.inverse is None else [captured.inverse.of[p] for p in place]
+    if inverse is not None and any(each is not None for each in inverse):
+        sizes = [captured.bags(p).stop - captured.bags(p).start for p in place]
+        return _with_shared(captured, positions, schema, bank, dtype, first, Shared.of(inverse, sizes, batch))
+    if total == len(features) * batch and _one_each(captured.offsets, first, batch) and not weighted:
         offsets, bag_of = _one_hot(len(features), batch)
         return BankIds(positions, offsets, bag_of, np.empty(0, dtype), batch, one_each=True)
     mean = np.array([schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
     offsets = np.empty(len(features) * batch + 1, np.int32)
     bag_of = np.empty(total, np.int32)
     scale = np.empty(total if weighted or mean.any() else 0, dtype)
-    weights = captured.weights.astype(dtype, copy=False) if captured.weights is not None else NO_SCALE.astype(dtype)
-    one_each = _bags(captured.offsets, weights, place, mean, batch, offsets, bag_of, scale)
+    one_each = _bags(captured.offsets, _weights(captured, dtype), first, mean, batch, offsets, bag_of, scale)
     return BankIds(positions, offsets, bag_of, scale, batch, one_each=one_each)
+
+
+def _weights(captured: Captured, dtype: np.dtype) -> np.ndarray:
+    return captured.weights.astype(dtype, copy=False) if captured.weights is not None else NO_SCALE.astype(dtype)
+
+
+def _with_shared(
+    captured: Captured,
+    positions: Positions,
+    schema: Schema,
+    bank: int,
+    dtype: np.dtype,
+    first: np.ndarray,
+    shared: Shared,
+) -> BankIds:
+    """`resolve` where samples share bags of some feature."""
+    tables = [schema.tables[f.table] for f in schema.banks[bank].features]
+    mean = np.array([table.pooling == "mean" for table in tables], np.bool_)
+    total, weighted = len(positions), captured.weights is not None
+    offsets = np.empty(int(shared.first[-1]) + 1, np.int32)
+    bag_of = np.empty(total, np.int32)
+    scale = np.empty(total if weighted or mean.any() else 0, dtype)
+    shared.fill(captured.offsets, _weights(captured, dtype), first, mean, offsets, bag_of, scale)
+    return BankIds(positions, offsets, bag_of, scale, captured.batch, shared=shared)
 
 
 @dataclass(frozen=True)
@@ -240,6 +293,8 @@ class Resolver:
     dtype: np.dtype
     """What bags are computed in."""
     pooled: bool
+    plain: str = ""
+    """A device on which samples cannot share bags yet; empty: they can."""
 
     def capture(self, sparse: Sparse, *, copy: bool = True) -> Captured:
         """A batch's ids as arrays; those of other collections are left alone."""
@@ -256,10 +311,16 @@ class Resolver:
             return captured
         none = np.full(len(missing) * captured.batch, captured.offsets[-1], captured.offsets.dtype)
         offsets = np.concatenate([captured.offsets, none])
-        return Captured(captured.keys + missing, captured.values, offsets, captured.weights)
+        inverse = None if captured.inverse is None else captured.inverse.with_empty(len(missing))
+        return Captured(captured.keys + missing, captured.values, offsets, captured.weights, inverse=inverse)
 
     def positions(self, captured: Captured) -> list[Positions]:
         """Check every id; by bank."""
+        if captured.inverse is not None and self.plain:
+            raise BadIds(
+                f"samples of the batch share bags, which is not built for device {self.plain!r} yet: pass plain ids, "
+                "lookahead(sparse=lambda batch: batch.sparse.expanded()), or set device='cpu'"
+            )
         return [positions_of(captured, self.schema, bank) for bank in range(len(self.schema.banks))]
 
     def resolve(self, captured: Captured, positions: Sequence[Positions]) -> list[BankIds]:
@@ -287,12 +348,15 @@ def distinct(keys: np.ndarray) -> np.ndarray:
 
 
 def _complaint(captured: Captured, schema: Schema, position: int) -> str:
-    batch = captured.batch
     bag = int(np.searchsorted(captured.offsets, position, side="right")) - 1
-    name = captured.keys[bag // batch]
+    place = next(p for p in range(len(captured.keys)) if bag < captured.bags(p).stop)
+    name, sample = captured.keys[place], bag - captured.bags(place).start
+    inverse = None if captured.inverse is None else captured.inverse.of[place]
+    if inverse is not None and (inverse == sample).any():
+        sample = int(np.argmax(inverse == sample))
     table = next(t for t in schema.tables if name in t.features)
     return (
-        f"feature {name!r}, sample {bag % batch}: id {captured.values[position]} is outside table {table.name!r}, "
+        f"feature {name!r}, sample {sample}: id {captured.values[position]} is outside table {table.name!r}, "
         f"which has rows 0 to {table.rows - 1}: map ids to these, or make the table as large"
     )
 
@@ -320,26 +384,26 @@ def _check(values, parts, rows):
 
 
 @kernel
-def _one_each(starts, place, batch):
+def _one_each(starts, firsts, batch):
     """Whether every bag has exactly one id."""
     odd = 0
-    for f in range(len(place)):
-        for b in range(place[f] * batch, (place[f] + 1) * batch):
+    for first in firsts:
+        for b in range(first, first + batch):
             odd += starts[b + 1] - starts[b] != 1
     return odd == 0
 
 
 @kernel
-def _bags(starts, weights, place, mean, batch, offsets, bag_of, scale):
-    """Fill offsets, bag_of and scale; whether every bag has exactly one id."""
-    features = len(place)
+def _bags(starts, weights, first, mean, batch, offsets, bag_of, scale):
+    """Fill offsets, bag_of and scale; whether every bag has exactly one id. first: of each feature, its first bag."""
+    features = len(first)
     one = weights.dtype.type(1)
     n = odd = 0
     offsets[0] = 0
     for f in range(features):
         for b in range(batch):
-            begin = starts[place[f] * batch + b]
-            end = starts[place[f] * batch + b + 1]
+            begin = starts[first[f] + b]
+            end = starts[first[f] + b + 1]
             count = weights.dtype.type(end - begin)
             for p in range(begin, end):
                 bag_of[n] = b * features + f

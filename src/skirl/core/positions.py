@@ -16,6 +16,8 @@ class Positions:
     """int64 or int32: rows or keys; what lies outside all parts belongs to other banks."""
     parts: np.ndarray
     """int64 [parts, 4]: table, begin and end in `values`, and what to subtract from a value to get its row."""
+    inverse: int = 0
+    """What stands for the batch's inverse, where samples share bags."""
 
     @classmethod
     def of(cls, batch: "Positions | np.ndarray") -> "Positions":
@@ -38,11 +40,12 @@ class Positions:
         """Those of several micro-batches, one after the other."""
         if len(batches) == 1:
             return batches[0]
-        parts, shift = [], 0
+        parts, shift, inverse = [], 0, 0
         for batch in batches:
             parts.append(batch.parts + np.array([0, shift, shift, 0]))
             shift += len(batch.values)
-        return cls(np.concatenate([batch.values for batch in batches]), np.concatenate(parts))
+            inverse = hash((inverse, batch.inverse)) if inverse or batch.inverse else 0
+        return cls(np.concatenate([batch.values for batch in batches]), np.concatenate(parts), inverse)
 
     def __len__(self) -> int:
         return int((self.parts[:, 2] - self.parts[:, 1]).sum())

@@ -21,8 +21,12 @@ from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdag
 from skirl.core.tables import Table
 
 Row = NDArray[Any]
-Bags = tuple[Sequence[int], Sequence[int], Sequence[float] | None]
-"""Ids of a feature, the bags' offsets into them (batch + 1), and a weight for each id or None."""
+Bags = (
+    tuple[Sequence[int], Sequence[int], Sequence[float] | None]
+    | tuple[Sequence[int], Sequence[int], Sequence[float] | None, Sequence[int]]
+)
+"""Ids of a feature, the bags' offsets into them, and a weight for each id or None; where samples share bags, the bag of each
+sample as well."""
 
 
 class Reference:
@@ -69,7 +73,7 @@ class Reference:
             for feature in table.features:
                 if feature not in batch:
                     continue
-                ids, offsets, _ = batch[feature]
+                ids, offsets, _, *inverse = batch[feature]
                 scale = self._scale(table, batch[feature])
                 keys = [key_of(t, int(i)) for i in ids]
                 rows = self._records(t, keys, keep=not evaluate)
@@ -79,7 +83,7 @@ class Reference:
                     for place in range(offsets[bag], offsets[bag + 1]):
                         x = rows[keys[place]][: table.dim]
                         acc += x if scale is None else scale[place] * x
-                out[feature] = pooled
+                out[feature] = pooled[np.array(inverse[0], np.int64)] if inverse else pooled
         return out
 
     @np.errstate(all="ignore")
@@ -122,9 +126,14 @@ class Reference:
 
     def _add_terms(self, terms: dict[int, list[Row | None]], t: int, bags: Bags, grad: NDArray[Any] | None) -> None:
         """What each position of a feature adds to the gradient of its row, in order; None where it has no gradient."""
-        ids, offsets, _ = bags
+        ids, offsets, _, *inverse = bags
         scale = self._scale(self.tables[t], bags)
         keys = [key_of(t, int(i)) for i in ids]
+        if inverse and grad is not None:  # that of a bag is the sum over its samples
+            summed = np.zeros((len(offsets) - 1, self.tables[t].dim), self.dtype)
+            for sample, bag in enumerate(inverse[0]):
+                summed[bag] += np.asarray(grad[sample], self.dtype)
+            grad = summed
         for bag in range(len(offsets) - 1):
             go = None if grad is None else np.asarray(grad[bag], self.dtype)
             for place in range(offsets[bag], offsets[bag + 1]):
@@ -144,7 +153,7 @@ class Reference:
 
     def _scale(self, table: Table, bags: Bags) -> Row | None:
         """One factor for each id: its weight (or 1), divided by the size of its bag for a mean."""
-        ids, offsets, weights = bags
+        ids, offsets, weights, *_ = bags
         if table.pooling == "sum" and weights is None:
             return None
         scale: Row = np.ones(len(ids), self.dtype) if weights is None else np.array(weights, self.dtype)

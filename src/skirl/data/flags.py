@@ -16,6 +16,9 @@ SYNTHETIC_STEPS = 1000
 FILE_KINDS = ("criteo", "avazu", "csv", "parquet")
 _OF_FILES = ("epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows")
 _OF_SYNTHETIC = ("rows_scale", "pooling_factor")
+_OF_SESSIONS = ("per_session", "change", "lists", "drift")
+SESSIONS = "sessions"
+"""The synthetic data whose samples repeat their lists."""
 OPEN = "open"
 """The vocabulary that grows."""
 KINDS = "synthetic:NAME, criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH"
@@ -33,8 +36,9 @@ class DataFlags:
     group: ClassVar[str] = "data"
 
     data: str = "synthetic:criteo-kaggle"
-    """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte), or files: criteo:PATH,
-    avazu:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or several with commas between."""
+    """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte, sessions), or files:
+    criteo:PATH, avazu:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or several with commas
+    between."""
     _: KW_ONLY
     batch: int = 4096
     """Samples a step."""
@@ -49,7 +53,15 @@ class DataFlags:
     rows_scale: float = 1.0
     """Multiplies the rows of synthetic tables."""
     pooling_factor: int = 1
-    """Ids of a feature in a synthetic sample, on average; 1 is exactly one."""
+    """Ids of a feature in a synthetic sample, on average; 1 is exactly one. A list of synthetic:sessions: 75 if not set."""
+    per_session: float = 16.5
+    """Of synthetic:sessions: samples of a session, on average."""
+    change: float = 0.05
+    """Of synthetic:sessions: the probability that a list differs from that of the sample before."""
+    lists: int = 3
+    """Of synthetic:sessions: how many lists a sample has."""
+    drift: Literal["redraw", "shift"] = "redraw"
+    """Of synthetic:sessions: a list that changes is drawn anew, or gets one id more and loses its oldest."""
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     rows: str | None = None
@@ -94,9 +106,14 @@ class DataFlags:
             return self._grown()
         if self.kind != "synthetic":
             raise ValueError(f"data is {self.data!r}: set it to {KINDS}")
+        from skirl.data.sessions import Sessions
         from skirl.data.synthetic import Synthetic  # torch takes 1.4 s, which help and a wrong flag do without
 
-        return Synthetic(
+        kind, of_sessions = Synthetic, {}
+        if self.path == SESSIONS:
+            kind = Sessions
+            of_sessions = {"histories": self.lists} | {n: getattr(self, n) for n in ("per_session", "change", "drift")}
+        return kind(
             self.path,
             batch_size=self.batch,
             batches=self.steps,
@@ -104,6 +121,7 @@ class DataFlags:
             rows_scale=self.rows_scale,
             pooling_factor=self.pooling_factor,
             held_out_batches=self._synthetic_held_out(),
+            **of_sessions,
         )
 
     def files(self, part_bytes: int | None = None) -> "Files":
@@ -136,13 +154,17 @@ class DataFlags:
         if self.kind == "synthetic":
             unread, why = _OF_FILES, "is a flag of files, and data is synthetic"
         elif self.kind in FILE_KINDS:
-            unread, why = _OF_SYNTHETIC, "is a flag of synthetic data, and data is files"
+            unread, why = (*_OF_SYNTHETIC, *_OF_SESSIONS), "is a flag of synthetic data, and data is files"
         else:
             return
         if self.kind in FILE_KINDS and self.vocab != OPEN:
             for name in ("admit", "stale"):
                 if getattr(self, name) != getattr(DataFlags, name):
                     raise ValueError(f"{name} is a flag of an open vocabulary: set vocab to open, or leave it out")
+        if self.kind == "synthetic" and self.path != SESSIONS:
+            for name in _OF_SESSIONS:
+                if getattr(self, name) != getattr(DataFlags, name):
+                    raise ValueError(f"{name} is a flag of synthetic:{SESSIONS}, and data is {self.data}: leave it out")
         for name in unread:
             if getattr(self, name) != getattr(DataFlags, name):
                 raise ValueError(f"{name} {why}: leave it out")

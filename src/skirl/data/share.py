@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.inverse import is_shared
 from skirl.core.tree import block_of
 
 Cut = tuple[int, int]
@@ -181,6 +182,9 @@ def part_of(batch: Batch, low: int, high: int) -> Batch:
     ([8, 9], [1, 0])
     """
     sparse, samples = batch.sparse, len(batch.labels)
+    if is_shared(sparse):
+        jagged = KeyedJagged.of(sparse).samples(low, high)
+        return Batch(batch.dense[low:high].clone(), jagged, batch.labels[low:high].clone())
     offsets, keys = sparse.offsets(), list(sparse.keys())
     starts = torch.arange(len(keys)) * samples
     begins, ends = offsets[starts + low].tolist(), offsets[starts + high].tolist()

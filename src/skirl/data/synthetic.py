@@ -99,16 +99,20 @@ class Synthetic:
 
     yields_fresh: ClassVar[bool] = True
     """Each batch has memory of its own, so it need not be copied to be kept."""
+    shapes: ClassVar[dict[str, Shape]] = SHAPES
+    """The data sets by name."""
+    _identity: ClassVar[tuple[str, ...]] = ("name", "batch_size", "seed", "rows_scale", "pooling_factor")
 
     _share: Share = field(default=WHOLE, init=False, repr=False)
     _next: int = field(default=0, init=False, repr=False)
     _resume: int | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.name not in SHAPES:
-            near = difflib.get_close_matches(self.name, SHAPES, n=1)
+        if self.name not in self.shapes:
+            near = difflib.get_close_matches(self.name, self.shapes, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"there is no synthetic data set {self.name!r}{hint}: name one of {', '.join(SHAPES)}")
+            names = ", ".join((*self.shapes, "sessions"))
+            raise ValueError(f"there is no synthetic data set {self.name!r}{hint}: name one of {names}")
         for what, least in (("batch_size", 1), ("start", 0), ("pooling_factor", 1), ("held_out_batches", 0)):
             if getattr(self, what) < least:
                 raise ValueError(f"{what} is {getattr(self, what)}, set it to {least} or more")
@@ -121,7 +125,7 @@ class Synthetic:
     @property
     def dense_features(self) -> int:
         """Columns of `Batch.dense`."""
-        return SHAPES[self.name].dense
+        return self.shapes[self.name].dense
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -174,7 +178,7 @@ class Synthetic:
     def rows(self) -> dict[str, int]:
         """Rows of each table after scaling, by name."""
         scale = self.rows_scale
-        return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in SHAPES[self.name].rows.items()}
+        return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in self.shapes[self.name].rows.items()}
 
     def held_out_at(self, state: Any) -> "Synthetic | None":
         """The same: what is held out does not depend on where a run is."""
@@ -264,13 +268,13 @@ class Synthetic:
 
     def state_dict(self) -> dict[str, Any]:
         """How far the pass is, counting the batches handed out, and what stream it is."""
-        return {"next": self._next} | {name: getattr(self, name) for name in _IDENTITY}
+        return {"next": self._next} | {name: getattr(self, name) for name in self._identity}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Refuse a state of another stream, saying what differs; nothing else happens."""
         if "name" not in state:
             raise ValueError("the state is of no synthetic stream: set data to what it was")
-        for name in _IDENTITY:
+        for name in self._identity:
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set {name} to that")
 
@@ -345,9 +349,6 @@ class Synthetic:
         heat, hidden = named(self._world, _HEAT), named(self._world, _ROWS)
         _draw_ids(named(stream, _IDS), heat, hidden, rows, before, lengths, signal, values, logits)
         return dense, lengths, values, logits
-
-
-_IDENTITY = ("name", "batch_size", "seed", "rows_scale", "pooling_factor")
 
 
 @kernel

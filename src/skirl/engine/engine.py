@@ -77,8 +77,8 @@ class Engine:
         """What is computed in, and what rows are given out as."""
         self.seed = seed
         self.pooled = pooled
-        self.resolver = Resolver(self.schema, self.dtype, pooled)
         self.device = open_device(device, self.dtype)
+        self.resolver = Resolver(self.schema, self.dtype, pooled, "" if self.device.shares_bags else str(device))
         self.exchange = exchange_with(self.device.at)
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
         if isinstance(store, str):
@@ -382,6 +382,7 @@ class Engine:
         work.updated = True
         work.grads.clear()
         work.joint.clear()
+        work.apart.clear()
         return finite
 
     def _update_together(
@@ -417,7 +418,8 @@ class Engine:
         grads = work.joint.get(bank, work.grads.get((bank, 0)))
         if grads is None:  # other trainers have some
             grads = self.device.empty(0, self.schema.banks[bank].dim)
-        return Update(work, grads, self._live(work, bank), np.empty((0, 0), self.dtype), self.counters.steps)
+        none = np.empty((0, 0), self.dtype)
+        return Update(work, grads, self._live(work, bank), none, self.counters.steps, work.apart.get(bank))
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
         """Which rows of the output got a gradient: by feature where that is enough, else one by one."""
@@ -425,7 +427,8 @@ class Engine:
         masks = [work.live.get((bank, m), np.zeros(features, np.bool_)) for m in range(len(work.micros))]
         if all(mask.all() for mask in masks):
             return np.ones(1, np.bool_)
-        if self.pooled and all((mask == masks[0]).all() for mask in masks):
+        shared = any(m.ids[bank].shared is not None for m in work.micros)
+        if self.pooled and not shared and all((mask == masks[0]).all() for mask in masks):
             return masks[0]
         return np.concatenate([m.ids[bank].by_bag(mask) for mask, m in zip(masks, work.micros, strict=True)])
 

@@ -93,9 +93,11 @@ class Work:
     found: list[int] = field(default_factory=list)
     """By bank: how many of them the store had."""
     grads: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-    """By (bank, micro-batch): gradient of the pooled output, [bags, dim]."""
+    """By (bank, micro-batch): gradient of the pooled output, [bags, dim]; with shared bags, theirs are behind it."""
     joint: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, where there are several micro-batches: the memory that all of its gradients are in."""
+    apart: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By bank: gradient of the shared bags, [shared bags, dim], where it is not behind that of the output."""
     live: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     """By (bank, micro-batch): which features got a gradient."""
     reads: Sequence[Reads] = ()
@@ -142,12 +144,23 @@ class Work:
     def keep(self, bank: int, micro: int, grad: torch.Tensor, empty: Callable[[int, int], torch.Tensor]) -> None:
         """Take a micro-batch's gradient; to a place beside those of the others, so that its maker may use its memory."""
         if len(self.micros) > 1:
-            bags = [m.ids[bank].bags for m in self.micros]
-            if bank not in self.joint:
-                self.joint[bank] = empty(sum(bags), grad.shape[-1])
-            begin = sum(bags[:micro])
-            grad = self.joint[bank][begin : begin + bags[micro]].copy_(grad)
+            grad = self._beside(bank, micro, grad.shape[-1], empty).copy_(grad)
         self.grads[bank, micro] = grad
+
+    def room(self, bank: int, micro: int, dim: int, empty: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
+        """Where a micro-batch's gradient is to be put, with that of its shared bags behind it."""
+        alone = len(self.micros) == 1
+        into = empty(self.micros[micro].ids[bank].bags, dim) if alone else self._beside(bank, micro, dim, empty)
+        self.grads[bank, micro] = into
+        return into
+
+    def _beside(self, bank: int, micro: int, dim: int, empty: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
+        """A micro-batch's part of the memory that all of them have."""
+        bags = [m.ids[bank].bags for m in self.micros]
+        if bank not in self.joint:
+            self.joint[bank] = empty(sum(bags), dim)
+        begin = sum(bags[:micro])
+        return self.joint[bank][begin : begin + bags[micro]]
 
     def positions(self, bank: int, micro: int) -> slice:
         """Where a micro-batch's ids are among the step's."""

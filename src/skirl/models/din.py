@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from skirl.core.batch import Batch, Sparse, moved
+from skirl.core.batch import Batch, KeyedJagged, Sparse, moved
 from skirl.core.tables import Table
 from skirl.models.base import Embeddings, Model, last, linear
 
@@ -150,8 +150,7 @@ class DIN(Model):
 
     def _lengths(self, sparse: Sparse) -> dict[str, Tensor]:
         """How many ids each sample has, by feature."""
-        keys = list(sparse.keys())
-        return dict(zip(keys, sparse.offsets().diff().view(len(keys), -1)))
+        return KeyedJagged.of(sparse).lengths_by_sample()
 
 
 class ActivationUnit(nn.Module):

@@ -196,8 +196,8 @@ class Collection(nn.Module):
                 ids.scale = again.scale  # weights made in the loop were not there, or others, when the batch was read
         micro.entered = True
         tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.ids))]
-        banks = list(Lookup.apply(self.anchor, micro.weights, tickets))
-        return self.output(self.engine.schema, banks, tickets, micro.ids)
+        both = Lookup.apply(self.anchor, micro.weights, tickets)
+        return self.output(self.engine.schema, list(both[::2]), tickets, micro.ids, list(both[1::2]))
 
     def looked_up(self, sparse: Sparse, remembered: Remembered | None = None) -> LookedUp:
         """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way.
@@ -221,7 +221,7 @@ class Collection(nn.Module):
             found.append(looked_up)
         return found
 
-    def _pooled(self, bank: int, found: FoundRows) -> Tensor:
+    def _pooled(self, bank: int, found: FoundRows) -> tuple[Tensor, Tensor | None]:
         out = self.engine.banks[bank].pool_rows(found.rows, found.ids, found.place)
         return shaped(out, self.engine, bank, found.ids)
 
@@ -233,7 +233,8 @@ class Collection(nn.Module):
         early, self.early.found = self.early.found, None
         found = (early.take(sparse) if early is not None else None) or self.looked_up(sparse)
         banks = [self._pooled(bank, part) if part.out is None else part.out for bank, part in enumerate(found)]
-        return self.output(self.engine.schema, banks, None, [part.ids for part in found]).only(sparse.keys())
+        outputs, bags = [out for out, _ in banks], [bags for _, bags in banks]
+        return self.output(self.engine.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())
 
     def state_dict_of_rows(self) -> dict[str, Any]:
         """Which store, at which point, holds the rows: what `state_dict` carries instead of them."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from skirl.core.handle import TorchHandle
 from skirl.core.ids import Captured
 from skirl.engine.engine import Engine
+from skirl.engine.shared_gradients import keep_shared
 from skirl.engine.work import Micro, Work
 from skirl.nn.accumulation import DenseGradients
 from skirl.nn.optimizers import unscaled
@@ -163,12 +164,17 @@ class CurrentStep:
         """Of each feature of a bank: whether its rows are trained by a forward that begins now."""
         return self.engine.trained(bank) & self.anchor.requires_grad
 
-    def returned(self, ticket: "Ticket", grad: Tensor | None) -> None:
-        """Backward reached one bank of one micro-batch."""
-        if grad is not None and ticket.live.any():
-            grad = grad.reshape(-1, grad.shape[-1]).contiguous()
+    def returned(self, ticket: "Ticket", grad: Tensor | None, of_bags: Tensor | None = None) -> None:
+        """Backward reached one bank of one micro-batch: its output, and shared bags that the loop took."""
+        if (grad is None and of_bags is None) or not ticket.live.any():
+            return
+        grad, of_bags = (None if g is None else g.reshape(-1, g.shape[-1]).contiguous() for g in (grad, of_bags))
+        if ticket.ids.folded is not None:
+            keep_shared(self.engine, ticket.work, ticket.bank, ticket.micro, grad, of_bags)
+        else:
+            assert grad is not None
             ticket.work.keep(ticket.bank, ticket.micro, grad, self.engine.device.empty)
-            ticket.work.live[ticket.bank, ticket.micro] = ticket.live & ticket.trained
+        ticket.work.live[ticket.bank, ticket.micro] = ticket.live & ticket.trained
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
@@ -202,16 +208,18 @@ class CurrentStep:
         assert self.grad_scaler is not None
         inverse = 1.0 / self.grad_scaler.get_scale()
         for (bank, micro), grad in work.grads.items():
-            live = work.live[bank, micro]
-            rows = (
-                grad
-                if live.all()
-                else grad[torch.from_numpy(work.micros[micro].ids[bank].by_bag(live)).to(grad.device)]
-            )
+            live, ids = work.live[bank, micro], work.micros[micro].ids[bank]
+            rows = grad
+            if bank in work.apart:
+                rows = torch.cat([grad, work.apart[bank]])
+            if ids.shared is not None or not live.all():
+                rows = rows[torch.from_numpy(ids.by_bag(live)).to(grad.device)]
             if not torch.isfinite(rows).all():  # of rows that are trained: what is frozen may be anything
                 return False
         for place, grad in work.grads.items():
             work.grads[place] = grad * inverse if len(work.micros) == 1 else grad.mul_(inverse)
+        for of_bags in work.apart.values():
+            of_bags.mul_(inverse)
         return True
 
 

@@ -19,8 +19,8 @@ class FoundRows:
     """Records, or their weights alone."""
     place: np.ndarray
     """Which of them each id has."""
-    out: Tensor | None = None
-    """The bank's output, where it was made early."""
+    out: tuple[Tensor, Tensor | None] | None = None
+    """The bank's output and its shared bags, where they were made early."""
 
 
 LookedUp = list[FoundRows]

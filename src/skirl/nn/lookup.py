@@ -15,27 +15,36 @@ from skirl.engine.engine import Engine
 from skirl.nn.current_step import Ticket
 
 
-def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> Tensor:
-    """A bank's output: [batch, features, dim], or [ids, dim] where nothing is pooled."""
+def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> tuple[Tensor, Tensor | None]:
+    """A bank's output: [batch, features, dim], or [ids, dim] where nothing is pooled; and its shared bags, [bags, dim]."""
     if not engine.pooled:
-        return flat
-    return flat.view(ids.batch, len(engine.schema.banks[bank].features), flat.shape[-1])
+        return flat, None
+    shape, shared = (ids.batch, len(engine.schema.banks[bank].features), flat.shape[-1]), ids.folded
+    if shared is None:
+        return flat.view(shape), None
+    return flat[: shared.samples].view(shape), flat[shared.samples :]
 
 
 class Lookup(torch.autograd.Function):
-    """Forward: gather and pool each bank. Backward: hand their gradients to the current step."""
+    """Forward: gather and pool each bank. Backward: hand their gradients to the current step.
+
+    Of each bank its output and its shared bags, of which most have none.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, tickets: list[Ticket]) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, tickets: list[Ticket]) -> tuple[Tensor | None, ...]:
         ctx.tickets = tickets
         ctx.set_materialize_grads(False)
-        out = []
+        out: list[Tensor | None] = []
+        stopped: list[Tensor | None] = []
         for ticket in tickets:
             flat = ticket.engine.banks[ticket.bank].pool(ticket.work, ticket.micro)
-            out.append(shaped(flat, ticket.engine, ticket.bank, ticket.ids))
+            both = shaped(flat, ticket.engine, ticket.bank, ticket.ids)
+            out += both
             if weights is not None:
                 ticket.passes[:] = True
-        ctx.mark_non_differentiable(*(o for o, ticket in zip(out, tickets, strict=True) if not ticket.passes.any()))
+            stopped += () if ticket.passes.any() else both
+        ctx.mark_non_differentiable(*(each for each in stopped if each is not None))
         return tuple(out)
 
     @staticmethod
@@ -51,8 +60,8 @@ class Lookup(torch.autograd.Function):
         first.used = work.micros[first.micro].returned = True
         weights = work.micros[first.micro].weights
         weights_grad = None if weights is None else torch.zeros_like(weights)
-        for ticket, grad in zip(ctx.tickets, grads, strict=True):
-            current.returned(ticket, grad)
+        for ticket, grad, of_bags in zip(ctx.tickets, grads[::2], grads[1::2], strict=True):
+            current.returned(ticket, grad, of_bags)
             if weights_grad is not None:
                 _weight_grad(ticket, weights_grad)
         current.backward_done(work)
@@ -63,7 +72,7 @@ class Lookup(torch.autograd.Function):
 
 def _weight_grad(ticket: Ticket, out: Tensor) -> None:
     """The gradient of the ids' weights, before the rows change."""
-    engine, work, ids = ticket.engine, ticket.work, ticket.ids
+    engine, work = ticket.engine, ticket.work
     grads = work.grads.get((ticket.bank, ticket.micro))
     if grads is None or not engine.pooled:
         return
@@ -72,8 +81,7 @@ def _weight_grad(ticket: Ticket, out: Tensor) -> None:
     captured = micro.weighted or micro.captured
     n = 0
     for feature in engine.schema.banks[ticket.bank].features:
-        place = captured.keys.index(feature.name)
-        starts = captured.offsets[place * ids.batch : (place + 1) * ids.batch + 1]
+        starts = captured.starts(captured.keys.index(feature.name))
         part = dots[n : n + int(starts[-1] - starts[0])]
         if engine.schema.tables[feature.table].pooling == "mean":
             part = part / np.repeat(np.diff(starts), np.diff(starts))
@@ -118,23 +126,48 @@ class Unbind(torch.autograd.Function):
 
 
 class Split(torch.autograd.Function):
-    """Unpooled features one by one: a gradient counts for all ids of its feature."""
+    """Unpooled features one by one, or shared bags: a gradient counts for all ids of its feature.
+
+    columns: which features they are.
+    """
 
     @staticmethod
-    def forward(ctx: Any, bank: Tensor, ticket: Ticket, sizes: list[int]) -> tuple[Tensor, ...]:
-        ctx.ticket, ctx.shape, ctx.sizes = ticket, bank.shape, sizes
+    def forward(ctx: Any, bank: Tensor, ticket: Ticket, sizes: list[int], columns: list[int]) -> tuple[Tensor, ...]:
+        ctx.ticket, ctx.shape, ctx.sizes, ctx.columns = ticket, bank.shape, sizes, columns
         ctx.kind = {"dtype": bank.dtype, "device": bank.device}
         ctx.set_materialize_grads(False)
         return tuple(bank.split(sizes))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         out = torch.zeros(ctx.shape, **ctx.kind)
         begin = 0
-        for column, (grad, size) in enumerate(zip(grads, ctx.sizes, strict=True)):
+        for column, grad, size in zip(ctx.columns, grads, ctx.sizes, strict=True):
             if grad is not None:
                 out[begin : begin + size] = grad
                 ctx.ticket.live[column] = True
             begin += size
-        return out, None, None
+        return out, None, None, None
+
+
+class Expand(torch.autograd.Function):
+    """Rows of shared bags copied to the ids of all samples. Backward sums by row: samples ascending, from 0.
+
+    at: int64, which row each id has.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, at: Tensor) -> Tensor:
+        ctx.save_for_backward(at)
+        ctx.rows = len(rows)
+        return rows.index_select(0, at)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (at,) = ctx.saved_tensors
+        # In order, on every device: index_add on a GPU adds in any.
+        in_order = grad.index_select(0, at.argsort(stable=True))
+        lengths = at.bincount(minlength=ctx.rows)
+        return torch.segment_reduce(in_order, "sum", lengths=lengths, initial=0.0, unsafe=True), None

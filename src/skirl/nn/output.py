@@ -6,7 +6,7 @@ Both share one node of the autograd graph; the split by feature is made when it 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import wraps
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from skirl.core.ids import BadIds, BankIds
 from skirl.core.tables import Pooling, Schema
 from skirl.nn.current_step import Ticket
-from skirl.nn.lookup import Split, Unbind, Whole
+from skirl.nn.lookup import Expand, Split, Unbind, Whole
 from skirl.nn.sequences import nested, padded, pooled
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -49,12 +49,19 @@ class Pooled(Mapping[str, Tensor]):
     Pooled(user: [3, 2], item: [3, 2])
     """
 
-    def __init__(self, schema: Schema, banks: list[Tensor], tickets: list[Ticket] | None, ids: list[BankIds]) -> None:
+    def __init__(
+        self, schema: Schema, banks: list[Tensor], tickets: list[Ticket] | None, ids: list[BankIds],
+        bags: list[Tensor | None],
+    ) -> None:  # fmt: skip
         self._schema = schema
         self._banks = banks
+        self._bags = bags
+        """Of each bank, its shared bags."""
         self._tickets = tickets
         self._ids = ids
         self._split: dict[int, tuple[Tensor, ...]] = {}
+        self._once: dict[int, dict[int, Tensor]] = {}
+        """Of each bank, by feature: its shared bags."""
         self._all = {
             feature.name: (bank, feature.column)
             for bank, members in enumerate(schema.banks)
@@ -104,8 +111,66 @@ class Pooled(Mapping[str, Tensor]):
         bank, column = self._all[name]
         if bank not in self._split:
             self._split[bank] = self._unbind(bank)
-        out = self._split[bank][column]
+        return self._passing(bank, column, self._split[bank][column])
+
+    @uncompiled
+    def distinct(self, name: str) -> "Distinct":
+        """A feature with each bag once, for what is computed of bags: computed once, and then given to the samples.
+
+        A feature without an inverse has a bag for each sample.
+
+        **Arguments**
+
+        - `name`: the feature.
+
+        >>> import skirl, torch
+        >>> embeddings = skirl.EmbeddingBagCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10)
+        >>> ids = skirl.KeyedJagged(["item"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]), strides=[2],
+        ...                         inverse={"item": torch.tensor([0, 0, 1])})
+        >>> out = embeddings(ids)
+        >>> out["item"].shape, out.distinct("item").rows.shape, out.distinct("item").inverse.tolist()
+        (torch.Size([3, 2]), torch.Size([2, 2]), [0, 0, 1])
+        """
+        if name not in self._names:
+            raise KeyError(f"no feature {name!r}: take one of {', '.join(map(repr, self))}")
+        bank, column = self._all[name]
+        inverse, at = self._inverse(bank, column), self._banks[bank].device
+        if inverse is None:
+            rows, bags = self[name], self._ids[bank].batch
+            inverse = np.arange(bags, dtype=np.int64)
+        else:
+            rows = self._passing(bank, column, self._distinct_rows(bank)[column])
+            bags = len(self._offsets_of_bags(bank, column)) - 1
+        begins = self._offsets_of_bags(bank, column) if self._unpooled else np.arange(bags + 1)
+        offsets, which = (torch.from_numpy(array.astype(np.int64)).to(at) for array in (begins - begins[:1], inverse))
+        return Distinct(rows, offsets, which)
+
+    _unpooled = False
+
+    def _passing(self, bank: int, column: int, out: Tensor) -> Tensor:
         return out if self._passes is None or self._passes[bank][column] else out.detach()
+
+    def _inverse(self, bank: int, column: int) -> np.ndarray | None:
+        shared = self._ids[bank].shared
+        return None if shared is None else shared.inverse[column]
+
+    def _offsets_of_bags(self, bank: int, column: int) -> np.ndarray:
+        """Where each bag of a feature begins, among the rows of its bank."""
+        ids = self._ids[bank]
+        low, high = column * ids.batch, (column + 1) * ids.batch
+        if ids.shared is not None:
+            low, high = ids.shared.first[column : column + 2]
+        return ids.offsets[low : high + 1]
+
+    def _distinct_rows(self, bank: int) -> dict[int, Tensor]:
+        """By feature whose samples share bags, one row for each bag."""
+        if bank not in self._once:
+            shared, bags = self._ids[bank].folded, self._bags[bank]
+            assert shared is not None and bags is not None
+            sizes, columns = np.diff(shared.begins).tolist(), shared.columns.tolist()
+            parts = Split.apply(bags, self._tickets[bank], sizes, columns) if self._tickets else bags.split(sizes)
+            self._once[bank] = dict(zip(columns, parts, strict=True))
+        return self._once[bank]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -133,6 +198,17 @@ class Pooled(Mapping[str, Tensor]):
         if self._tickets is None:
             return self._banks[0]
         return Whole.apply(self._banks[0], self._tickets[0])
+
+
+class Distinct(NamedTuple):
+    """A feature with each bag once."""
+
+    rows: Tensor
+    """`[bags, dim]`, or `[ids of all bags, dim]` where nothing is pooled."""
+    offsets: Tensor
+    """int64 `[bags + 1]`: where the rows of each bag begin, and where those of the last one end."""
+    inverse: Tensor
+    """int64 `[batch]`: the bag of each sample."""
 
 
 class Unpooled(Pooled):
@@ -172,19 +248,36 @@ class Unpooled(Pooled):
             raise ValueError(f"mode is {mode!r}: set it to 'sum' or 'mean'")
         return pooled(self[name], self._offsets(name), mode)
 
+    _unpooled = True
+
     def _offsets(self, name: str) -> np.ndarray:
-        """Where each sample of a feature begins, among the rows of its bank."""
+        """Where each sample of a feature begins."""
         bank, column = self._all[name]
-        ids = self._ids[bank]
-        return ids.offsets[column * ids.batch : (column + 1) * ids.batch + 1]
+        starts, inverse = self._offsets_of_bags(bank, column), self._inverse(bank, column)
+        return starts if inverse is None else np.concatenate([[0], np.cumsum(np.diff(starts)[inverse])])
+
+    def _distinct_rows(self, bank: int) -> dict[int, Tensor]:
+        if bank not in self._once:
+            sizes = np.diff(self._ids[bank].first).tolist()
+            columns = list(range(len(sizes)))
+            rows, tickets = self._banks[bank], self._tickets
+            parts = rows.split(sizes) if tickets is None else Split.apply(rows, tickets[bank], sizes, columns)
+            self._once[bank] = dict(zip(columns, parts, strict=True))
+        return self._once[bank]
 
     def _unbind(self, bank: int) -> tuple[Tensor, ...]:
-        ids = self._ids[bank]
-        features = len(self._schema.banks[bank].features)
-        sizes = [int(ids.offsets[(f + 1) * ids.batch] - ids.offsets[f * ids.batch]) for f in range(features)]
-        if self._tickets is None:
-            return tuple(self._banks[bank].split(sizes))
-        return Split.apply(self._banks[bank], self._tickets[bank], sizes)
+        return tuple(self._expanded(bank, column, rows) for column, rows in self._distinct_rows(bank).items())
+
+    def _expanded(self, bank: int, column: int, rows: Tensor) -> Tensor:
+        """The rows of all samples, out of those of the bags that they share."""
+        inverse = self._inverse(bank, column)
+        if inverse is None:
+            return rows
+        starts = self._offsets_of_bags(bank, column) - self._offsets_of_bags(bank, column)[0]
+        lengths, begins = np.diff(starts)[inverse], starts[:-1][inverse]
+        shift = begins - (np.cumsum(lengths) - lengths)
+        at = torch.from_numpy((np.arange(lengths.sum()) + np.repeat(shift, lengths)).astype(np.int64)).to(rows.device)
+        return Expand.apply(rows, at) if self._tickets is not None else rows.index_select(0, at)
 
     def stacked(self) -> Tensor:
         """Unpooled features have different lengths."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from skirl.core.batch import Sparse, moved
 from skirl.core.id_hash import FeatureHashes, Hashes, hashes_of, hashes_on_device
 from skirl.core.ids import Captured, capture
+from skirl.core.inverse import is_shared
 
 _HERE = "forward takes the batch that the lookahead yielded last"
 _BEHIND = (
@@ -60,7 +61,12 @@ class SameBatch:
                 "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged; a "
                 "collection swapped for one of TorchRec's that is not weighted takes skirl.lookahead(sparse=SWAPPED.sparse)"
             )
-        if sparse.values().device.type == "cpu" or weights is not None:
+        if (
+            sparse.values().device.type == "cpu"
+            or weights is not None
+            or captured.inverse is not None
+            or is_shared(sparse)
+        ):
             # Whatever has the hashes of the batch has its form: only what has others is looked at once more.
             if weights is None and (alike := _alike(sparse, captured)) and hashes_of(alike) == captured.hashes:
                 return True
@@ -122,7 +128,7 @@ class SameBatch:
 def _alike(sparse: Sparse, captured: Captured) -> Captured | None:
     """The ids of a forward, unchecked, where they have the features and the sizes of the batch; None where not."""
     offsets_of = getattr(sparse, "offsets", None)
-    if captured.weights is not None or not callable(offsets_of):
+    if captured.weights is not None or captured.inverse is not None or not callable(offsets_of) or is_shared(sparse):
         return None
     arrays = []
     for tensor, like in ((sparse.values(), captured.values), (offsets_of(), captured.offsets)):

@@ -51,7 +51,7 @@ class Swapped(nn.Module):
         """The ids of a batch, for a lookahead: a collection that is not weighted ignores weights, as TorchRec's does."""
         if self._weighted or features.weights_or_none() is None:
             return features
-        return KeyedJagged(list(features.keys()), features.values(), offsets=features.offsets())
+        return KeyedJagged.of(features).unweighted()
 
     def forward(self, features: Sparse) -> Any:
         """A KeyedTensor, with its features in TorchRec's order."""

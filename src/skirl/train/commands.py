@@ -159,6 +159,7 @@ class Verify(Composed):
         """Train three times with each optimizer; what was compared, and the first difference if there is one."""
         from skirl.tools.machine import machine
         from skirl.train.verify import touched_rows, verify
+        from skirl.train.verify_expanded import failed, verify_expanded
 
         self.recipe.use_threads()
         touched = touched_rows(self.recipe)
@@ -166,11 +167,14 @@ class Verify(Composed):
             return self._with_trainers(touched)
         runs = [verify(recipe, touched, self.show) for recipe in self.recipes()]
         differences = [f"{run['optimizer']}: {run['difference']['text']}" for run in runs if run["difference"]]
+        expanded = verify_expanded(self.recipes()[0])
+        differences += failed(expanded)
         return {
             "command": "verify",
             **self.flat(),
             "touched": touched,
             "runs": runs,
+            "expanded": expanded,
             "machine": machine(),
             "failed": "\n".join(differences) or None,
         }
@@ -235,6 +239,13 @@ class Verify(Composed):
                     f"{moved['fetched']:,} fetched again, {moved['forwarded']:,} of them out of a pending write",
                 ]
                 + ([] if moved["fetched"] else ["no row was fetched again: use a smaller --cache or more --steps"])
+            )
+        if found := result["expanded"]:
+            equal = {True: "equal, bit for bit", False: "DIFFERENT"}
+            lines["expanded"] = (
+                f"the same batches with repeated lists again: outputs {equal[found['forward_equal']]};\n"
+                f"gradients within {found['gradient_rel']:.1e} of the largest; whole runs with whole numbers as gradients "
+                f"{equal[found['integer_equal']]}"
             )
         return lines
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.inverse import is_shared
 from skirl.nn.collection import collections_of
 from skirl.tools.shared_slots import SharedSlots
 from skirl.train.evaluation import evaluating
@@ -207,10 +208,18 @@ def _packed(batch: Batch) -> tuple[Any, ...]:
     """As arrays, which are written faster than tensors are."""
     sparse = batch.sparse
     tensors = (batch.dense, sparse.values(), sparse.offsets(), sparse.weights_or_none(), batch.labels)
-    return (list(sparse.keys()), *(None if tensor is None else tensor.numpy() for tensor in tensors))
+    shares = None
+    if is_shared(sparse):
+        own = KeyedJagged.of(sparse)
+        shares = own.stride_per_key(), {names: inverse.numpy() for names, inverse in own.groups.items()}
+    return (list(sparse.keys()), shares, *(None if tensor is None else tensor.numpy() for tensor in tensors))
 
 
-def _unpacked(keys: list[str], *arrays: np.ndarray | None) -> Batch:
+def _unpacked(keys: list[str], shares: Any, *arrays: np.ndarray | None) -> Batch:
     dense, values, offsets, weights, labels = (None if a is None else torch.from_numpy(a) for a in arrays)
     assert dense is not None and values is not None and labels is not None
-    return Batch(dense, KeyedJagged(keys, values, offsets=offsets, weights=weights), labels)
+    options = {}
+    if shares is not None:
+        options["strides"] = shares[0]
+        options["inverse"] = {names: torch.from_numpy(inverse) for names, inverse in shares[1].items()}
+    return Batch(dense, KeyedJagged(keys, values, offsets=offsets, weights=weights, **options), labels)

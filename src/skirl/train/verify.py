@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -165,8 +165,8 @@ class PlainEmbeddings(nn.Module):
 
     def forward(self, sparse: Sparse) -> "PlainRows":
         bags = _bags(sparse)
-        if not self.pooled:  # each id a bag of its own
-            bags = {name: (ids, range(len(ids) + 1), None) for name, (ids, _, _) in bags.items()}
+        if not self.pooled:
+            bags = {name: _one_by_one(*of) for name, of in bags.items()}
         names = [name for table in self.tables for name in table.features]
         return PlainRows(zip(names, _Plain.apply(self.anchor, self, bags, names), strict=True))
 
@@ -200,15 +200,27 @@ class _Plain(torch.autograd.Function):
         return None, None, None, None
 
 
+def _one_by_one(ids: Sequence[int], offsets: Sequence[int], weights: Any, *inverse: Sequence[int]) -> Bags:
+    """Each id a bag of its own; the ids of a sample are those of the bag that it has."""
+    each = [[i for bag in of for i in range(offsets[bag], offsets[bag + 1])] for of in inverse]
+    return (ids, range(len(ids) + 1), None, *each)  # type: ignore[return-value]
+
+
 def _bags(sparse: Sparse) -> dict[str, Bags]:
-    """Ids, offsets and weights of each feature, as lists."""
+    """Ids, offsets and weights of each feature, as lists; where samples share bags, the bag of each as well."""
     names, values, weights = sparse.keys(), sparse.values().tolist(), sparse.weights_or_none()
     offsets = sparse.offsets().tolist()
-    batch = (len(offsets) - 1) // len(names)
+    shares = getattr(sparse, "inverse_indices_or_none", lambda: None)()
+    strides = [(len(offsets) - 1) // len(names)] * len(names)
+    inverse: list[tuple[Sequence[int], ...]] = [()] * len(names)
+    if shares is not None:
+        strides = sparse.stride_per_key()  # type: ignore[attr-defined]
+        inverse = [(shares[1][shares[0].index(name)].tolist(),) for name in names]
     bags: dict[str, Bags] = {}
     for i, name in enumerate(names):
-        ends = offsets[i * batch : (i + 1) * batch + 1]
+        first = sum(strides[:i])
+        ends = offsets[first : first + strides[i] + 1]
         part = slice(ends[0], ends[-1])
         own = None if weights is None else weights[part].tolist()
-        bags[name] = (values[part], [end - ends[0] for end in ends], own)
+        bags[name] = (values[part], [end - ends[0] for end in ends], own, *inverse[i])
     return bags

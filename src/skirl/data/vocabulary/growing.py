@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.inverse import is_shared
 from skirl.core.tables import Table
 from skirl.data.files.stream import Files
 from skirl.data.share import WHOLE, Shards, Share, part_of, shards
@@ -295,6 +296,11 @@ class Growing:
 
     def _rows(self, batch: Batch, rows_of: Any) -> Batch:
         sparse = batch.sparse
+        if is_shared(sparse):
+            raise ValueError(
+                "samples of the batch share bags, and a vocabulary that grows counts each value as often as it comes: pass "
+                "the plain batch, sparse.expanded()"
+            )
         values = sparse.values().numpy()
         ends = sparse.offsets()[torch.arange(len(self._features) + 1) * len(batch.labels)].tolist()
         out = np.empty(len(values), np.int64)

@@ -10,6 +10,7 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import InitialTable
+from skirl.core.shared import Shared
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.store.changes import Records
@@ -52,6 +53,8 @@ class Update:
     """Of each table, the numbers of its optimizer: [tables, k]."""
     step: int
     """Counted from the start of the run; part of the seed by which halves are rounded."""
+    apart: torch.Tensor | None = None
+    """Gradients of the shared bags, where they are not behind `grads`."""
 
 
 @dataclass(slots=True)
@@ -141,11 +144,25 @@ class BankRows(ABC):
 
     @abstractmethod
     def pool(self, work: Work, micro: int) -> torch.Tensor:
-        """The output of one micro-batch of the current step: [bags, dim]."""
+        """The output of one micro-batch of the current step: [bags, dim], shared bags behind the samples' rows."""
 
     @abstractmethod
     def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
         """The same, out of records on the host; place: which record each id has."""
+
+    @abstractmethod
+    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+        """Put the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0.
+
+        **Arguments**
+
+        - `shared`: which sample has which bag.
+        - `grad`: of the samples' rows, [batch * features, dim]; None: they have none.
+        - `into`: as said.
+        """
+
+    reads_apart = False
+    """Whether `update` may get the gradients of shared bags apart from the others."""
 
     @abstractmethod
     def update(self, update: Update) -> None:
@@ -209,6 +226,8 @@ class Device(ABC):
     """Where the outputs are."""
     by_any_thread = False
     """Whether another thread than the one that computes may pool rows."""
+    shares_bags = True
+    """Whether samples may share bags."""
 
     @abstractmethod
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
+from skirl.core.shared import Shared
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
 from skirl.engine.device.gpu_backward import GpuBackward
 from skirl.engine.device.packed_plan import Packed
@@ -61,6 +62,8 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
 
 class Gpu(Device):
     """One GPU, or Triton's interpreter."""
+
+    shares_bags = False
 
     def __init__(self, at: torch.device, dtype: np.dtype, streams: Streams) -> None:
         from skirl.engine.kernels import gpu, gpu_update
@@ -286,6 +289,9 @@ class GpuRows(GpuBackward):
 
         self._streams.compute.now(pool)
         return out
+
+    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+        raise NotImplementedError("the resolver refuses shared bags")
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         arrival, number = self._current(work), self.facts.number

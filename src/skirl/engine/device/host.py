@@ -7,8 +7,9 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
+from skirl.core.shared import Shared
 from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, Update, joined_bags, joined_scales
-from skirl.engine.kernels import choice, cpu
+from skirl.engine.kernels import choice, cpu, shares
 from skirl.engine.kernels.buffers import Reused, empty
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.staging import Staging
@@ -137,12 +138,43 @@ class HostRows(BankRows):
         return work.values[self.facts.number].numpy() if work.reads else self.array
 
     def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
-        dim, features = self.facts.dim, self.facts.features
-        out = self._buffers.take(ids.bags, dim)
-        into, offsets = out.numpy(), ids.offsets[:0] if ids.one_each else ids.offsets
-        kernel = choice.pool_for(dim, rows.shape[1], into, ids.one_each)
-        self._run(kernel, len(out), rows, dim, place, offsets, features, ids.scale, into)
+        out = self._buffers.take(ids.bags, self.facts.dim)
+        shared = ids.folded
+        if shared is None:
+            offsets = ids.offsets[:0] if ids.one_each else ids.offsets
+            self._pool(rows, place, offsets, self.facts.features, ids.scale, out.numpy())
+            return out
+        assert shared.parts is not None
+        plain, once = shared.parts
+        samples, bags = out[: shared.samples].numpy(), out[shared.samples :].numpy()
+        if plain.at:
+            self._pool(rows, plain.of(place), plain.offsets, shared.features, plain.of(ids.scale), samples)
+        self._pool(rows, once.of(place), once.offsets, 1, once.of(ids.scale), bags)
+        self._run(shares.expand, shared.batch, bags, shared.bag, shared.columns, shared.features, samples)
         return out
+
+    def _pool(
+        self,
+        rows: np.ndarray,
+        place: np.ndarray,
+        offsets: np.ndarray,
+        features: int,
+        scale: np.ndarray,
+        into: np.ndarray,
+    ) -> None:
+        kernel = choice.pool_for(self.facts.dim, rows.shape[1], into, not len(offsets))
+        self._run(kernel, len(into), rows, self.facts.dim, place, offsets, features, scale, into)
+
+    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+        if grad is None:
+            into.zero_()
+            return
+        bags = into.numpy()
+        self._run(shares.fold, len(bags), grad.numpy(), shared.bag, shared.columns, shared.features, bags)
+
+    @property
+    def reads_apart(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return choice.is_wide(self.facts.dim, self.facts.dtype)
 
     def update(self, update: Update) -> None:
         work = update.work
@@ -150,12 +182,13 @@ class HostRows(BankRows):
             self.apply(work, self.sums(update), update.scalars, update.step, 1 / work.shards)
             return
         ids, step = work.micros[0].ids[self.facts.number], work.steps[self.facts.number]
-        groups = step.group_start, step.group_pos, ids.bag_of, ids.scale, update.grads.numpy(), update.live
-        self._update(work, groups, update.scalars)
+        grads = (update.grads.numpy(),) if update.apart is None else (update.grads.numpy(), update.apart.numpy())
+        groups = step.group_start, step.group_pos, ids.bag_of, ids.scale, *grads, update.live
+        self._update(work, groups, update.scalars, apart=update.apart is not None)
 
-    def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray) -> None:
+    def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray, apart: bool = False) -> None:
         facts, step = self.facts, work.steps[self.facts.number]
-        kernel = choice.update_for(facts.dim, facts.dtype, facts.kind)
+        kernel = (choice.update_apart_for if apart else choice.update_for)(facts.dim, facts.dtype, facts.kind)
         self._run(
             kernel, len(step.rows), self.array, facts.dim, facts.kind, step.rows, step.keys, *groups, scalars,
             work=groups[0],

@@ -1,0 +1,193 @@
+"""Finds samples that have the same ids of a feature: by hash, then by comparing."""
+
+from collections.abc import Sequence
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from skirl.core.ids import NO_SCALE, capture
+from skirl.core.inverse import is_shared
+from skirl.core.jagged import KeyedJagged
+from skirl.tools.jit import kernel
+
+LEAST = 1.1
+"""How many times as many ids a feature has to have with repeated bags as without."""
+
+
+def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = None) -> Any:
+    """The same batch with bags that repeat counted once, for features where that pays.
+
+    A feature stays plain where its factor, ids over ids that are left, is small; or where fewer ids are saved than there
+    are samples, since to copy a bag to a sample costs about what an id does: features of one id a sample stay plain.
+    Features that change together share one inverse.
+
+    **Arguments**
+
+    - `batch`: ids with the methods of a KeyedJagged, or a dataclass such as `skirl.Batch` that has them as `sparse`.
+    - `least`: the factor from which on; 1.1, below which finding and copying cost what they save.
+    - `features`: look at these, and take them whatever they save; None: at all.
+
+    >>> ids = KeyedJagged(["seen"], torch.tensor([1, 2, 3, 1, 2, 3]), lengths=torch.tensor([3, 3]))
+    >>> find(ids), find(ids).expanded().values().tolist()
+    (KeyedJagged(1 features, 2 samples, 3 ids, seen in 1 bags), [1, 2, 3, 1, 2, 3])
+    """
+    if is_dataclass(batch) and not isinstance(batch, type) and hasattr(batch, "sparse"):
+        return replace(batch, sparse=find(batch.sparse, least=least, features=features))  # type: ignore[type-var]
+    if is_shared(batch):
+        return KeyedJagged.of(batch)
+    captured = capture(batch, (), copy=False)
+    if unknown := [name for name in features or () if name not in captured.keys]:
+        raise ValueError(f"no feature {unknown[0]!r}: there are {', '.join(map(repr, captured.keys))}")
+    samples, whole = captured.batch, KeyedJagged.of(batch)
+    weights = NO_SCALE.view(np.int32) if captured.weights is None else captured.weights
+    bits = weights.view(np.int32 if weights.itemsize == 4 else np.int64)
+    finder = _Finder(samples)
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for place, name in enumerate(captured.keys):
+        starts = captured.starts(place)
+        ids = int(starts[-1] - starts[0])
+        if (features is not None and name not in features) or (features is None and ids <= samples):
+            continue
+        inverse, first, left = finder.find(captured.values, bits, starts)
+        if features is not None or (ids >= least * left and ids - left >= samples):
+            found[name] = inverse, first
+    return _shared(whole, found)
+
+
+class _Finder:
+    """Finds equal bags of one feature after the other, of so many samples."""
+
+    def __init__(self, samples: int, mask: int = -1) -> None:
+        self._table = np.empty(1 << max(1, (2 * samples - 1)).bit_length(), np.int32)
+        self._hashes = np.empty(samples, np.uint64)
+        self._mask = np.uint64(mask & (1 << 64) - 1)  # a test sees to it that hashes are alike
+
+    def find(self, values: np.ndarray, weights: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """The bag of each sample, the first sample of each bag, and how many ids they have."""
+        inverse = np.empty(len(starts) - 1, np.int32)
+        first = np.empty(len(starts) - 1, np.int32)
+        self._table.fill(-1)
+        bags, left = _find(values, weights, starts, self._mask, self._table, self._hashes, inverse, first)
+        return inverse, first[:bags], left
+
+
+def _shared(whole: KeyedJagged, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> KeyedJagged:
+    """The batch with these features' bags counted once."""
+    if not found:
+        return whole
+    groups: dict[bytes, list[str]] = {}
+    for name, (inverse, _) in found.items():
+        groups.setdefault(inverse.tobytes(), []).append(name)
+    captured = capture(whole, (), copy=False)
+    whole_bags = np.arange(captured.batch, dtype=np.int32)
+    bags = [found[name][1] if name in found else whole_bags for name in captured.keys]
+    lengths = [np.diff(captured.starts(place))[of] for place, of in enumerate(bags)]
+    ends = np.concatenate([[0], np.cumsum([int(of.sum()) for of in lengths])])
+    both: list[torch.Tensor | None] = []
+    for given in (captured.values, captured.weights):
+        out = None if given is None else np.empty(int(ends[-1]), given.dtype)
+        for place, of in enumerate(bags):
+            starts = captured.starts(place)
+            if given is None or out is None:
+                continue
+            if captured.keys[place] in found:
+                _take(given, starts, of, out[ends[place] : ends[place + 1]])
+            else:
+                out[ends[place] : ends[place + 1]] = given[starts[0] : starts[-1]]
+        both.append(None if out is None else torch.from_numpy(out))
+    values, weights = both
+    assert values is not None
+    return KeyedJagged(
+        captured.keys, values, lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int64)), weights=weights,
+        strides=[len(of) for of in bags],
+        inverse={tuple(names): torch.from_numpy(found[names[0]][0]) for names in groups.values()},
+    )  # fmt: skip
+
+
+@kernel
+def _find(values, weights, starts, mask, table, hashes, inverse, first):
+    """Number the distinct bags in the order in which they come; how many they are, and their ids.
+
+    A sample is compared with the bag of the one before it, and else with those of its hash.
+
+    **Arguments**
+
+    - `values`, `weights`: of the batch; weights as bits, or none.
+    - `starts`: [samples + 1], of the feature.
+    - `mask`: the bits of a hash that count.
+    - `table`: int32, a power of two and at least twice the samples: -1, the number of a bag when it is found.
+    - `hashes`: uint64 [samples], to be filled by bag.
+    - `inverse`, `first`: int32 [samples], to be filled.
+    """
+    bags = left = 0
+    last = len(table) - 1
+    weighted = len(weights) > 0
+    for sample in range(len(starts) - 1):
+        begin, end = starts[sample], starts[sample + 1]
+        bag = -1
+        if sample > 0:
+            before = inverse[sample - 1]
+            if _same(values, weights, weighted, begin, end, starts[first[before]], starts[first[before] + 1]):
+                bag = before
+        if bag < 0:
+            h = _hash(values, weights, weighted, begin, end) & mask
+            place = np.int64(h >> np.uint64(20)) & last
+            while table[place] >= 0:
+                other = table[place]
+                if hashes[other] == h:
+                    low, high = starts[first[other]], starts[first[other] + 1]
+                    if _same(values, weights, weighted, begin, end, low, high):
+                        bag = other
+                        break
+                place = (place + 1) & last
+            if bag < 0:
+                bag = bags
+                table[place], hashes[bag], first[bag] = bag, h, sample
+                bags += 1
+                left += end - begin
+        inverse[sample] = bag
+    return bags, left
+
+
+@kernel
+def _take(given, starts, bags, out):
+    """Copy the ids of some bags, or their weights."""
+    at = 0
+    for bag in bags:
+        for i in range(starts[bag], starts[bag + 1]):
+            out[at] = given[i]
+            at += 1
+
+
+@kernel
+def _same(values, weights, weighted, begin, end, low, high):
+    """Whether two bags have the same ids and weights, in the same order."""
+    if end - begin != high - low:
+        return False
+    for i in range(end - begin):
+        if values[begin + i] != values[low + i]:
+            return False
+    if weighted:
+        for i in range(end - begin):
+            if weights[begin + i] != weights[low + i]:
+                return False
+    return True
+
+
+@kernel
+def _hash(values, weights, weighted, begin, end):
+    """Of a bag's ids and weights, each mixed with its place."""
+    step, mix, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
+    total, place = np.uint64(end - begin), np.uint64(0)
+    for i in range(begin, end):
+        place += step
+        z = (np.uint64(values[i]) + place) * mix
+        total += z ^ (z >> half)
+    if weighted:
+        for i in range(begin, end):
+            place += step
+            z = (np.uint64(weights[i]) + place) * mix
+            total += z ^ (z >> half)
+    return (total ^ (total >> half)) * mix

@@ -1,0 +1,194 @@
+"""The inverse of a batch: bags of a feature are counted once, and each sample has one of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from skirl.tools.jit import kernel
+
+
+class BadIds(ValueError):
+    """Ids that cannot be looked up; the text says which, where, and what is allowed."""
+
+
+@dataclass(slots=True)
+class Inverse:
+    """Which of its feature's bags each sample has. A plain batch has none: each sample has a bag of its own."""
+
+    batch: int
+    """The number of samples."""
+    first: np.ndarray
+    """int64 [features + 1]: each feature's first bag."""
+    of: tuple[np.ndarray | None, ...]
+    """By feature: int32 [batch], one array for features that share it; None: each sample has its own bag."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return self.first.nbytes + sum(each.nbytes for each in {id(i): i for i in self.of if i is not None}.values())
+
+    @property
+    def digest(self) -> int:
+        """What stands for it: another inverse has another, but for accidents of one in 2**63."""
+        told = _mixed(self.first, 1)
+        for place, array in enumerate(self.of):
+            if array is not None:
+                told = _mixed(array, told + place)
+        return int(told)
+
+    def with_empty(self, features: int) -> "Inverse":
+        """The same with more features behind, whose samples each have a bag of their own."""
+        more = self.first[-1] + self.batch * np.arange(1, features + 1)
+        return Inverse(self.batch, np.concatenate([self.first, more]), self.of + (None,) * features)
+
+
+def is_shared(sparse: Any) -> bool:
+    """Whether samples of a batch may share bags: without looking at which they have."""
+    return bool(getattr(sparse, "variable_stride_per_key", bool)()) or (
+        getattr(sparse, "inverse_indices_or_none", lambda: None)() is not None
+    )
+
+
+def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
+    """That of a batch of ours, or of TorchRec's with a variable batch, checked; None of a plain one.
+
+    **Arguments**
+
+    - `sparse`: the batch.
+    - `keys`: names of its features.
+    - `bags`: how many bags its offsets have.
+
+    >>> from skirl import KeyedJagged
+    >>> ids = KeyedJagged(["a", "b"], torch.arange(4), lengths=torch.tensor([2, 1, 1]), strides=[1, 2],
+    ...                   inverse={"a": torch.tensor([0, 0])})
+    >>> found = inverse_of(ids, ids.keys(), 3)
+    >>> found.batch, found.first.tolist(), found.of[0].tolist(), found.of[1]
+    (2, [0, 1, 3], [0, 0], None)
+    """
+    given = _given(sparse)
+    if given is None:
+        return None
+    strides, by_name = given
+    check_strides(strides, keys, bags)
+    lengths = {name: len(tensor) for name, tensor in by_name.items()}
+    batch = next(iter(lengths.values()))
+    if other := next((name for name, length in lengths.items() if length != batch), None):
+        raise BadIds(
+            f"the inverse of feature {other!r} is of {lengths[other]} samples, that of feature {next(iter(lengths))!r} of "
+            f"{batch}: give each an entry for each sample"
+        )
+    arrays: dict[int, np.ndarray] = {}
+    of: list[np.ndarray | None] = []
+    for name, stride in zip(keys, strides, strict=True):
+        tensor = by_name.get(name)
+        if tensor is None:
+            if stride != batch:
+                raise BadIds(
+                    f"feature {name!r} has {stride} bags for {batch} samples and no inverse: give it one, or a bag for each "
+                    "sample"
+                )
+            of.append(None)
+            continue
+        key = id(tensor)
+        if key not in arrays:
+            arrays[key] = _array(name, tensor)
+        wrong, own = _look(arrays[key], stride)
+        if wrong >= 0:
+            raise BadIds(
+                f"the inverse of feature {name!r} has {tensor[wrong]} for sample {wrong}, and there are {stride} bags: pass "
+                "places from 0 on, below that number"
+            )
+        of.append(None if own and stride == batch else arrays[key])
+    if all(each is None for each in of):
+        return None
+    return Inverse(batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of))
+
+
+def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> None:
+    """Refuse numbers of bags that are not those of the offsets.
+
+    **Arguments**
+
+    - `strides`: of each feature.
+    - `keys`: names of the features.
+    - `bags`: how many there are in all.
+    """
+    if len(strides) != len(keys):
+        raise BadIds(
+            f"strides has {len(strides)} entries for {len(keys)} features: pass how many bags each feature has"
+        )
+    if any(stride < 0 for stride in strides):
+        raise BadIds(f"strides has {min(strides)}: pass how many bags each feature has")
+    if sum(strides) != bags:
+        raise BadIds(
+            f"strides add up to {sum(strides)}, and there are {bags} bags: pass how many bags of lengths each feature has"
+        )
+
+
+def _given(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
+    """Numbers of bags and the inverse by feature, as the batch has them."""
+    groups = getattr(sparse, "groups", None)
+    if isinstance(groups, dict):  # ours
+        return (sparse.stride_per_key(), {n: i for names, i in groups.items() for n in names}) if groups else None
+    pair = getattr(sparse, "inverse_indices_or_none", lambda: None)()
+    if pair is None:
+        if not getattr(sparse, "variable_stride_per_key", bool)():
+            return None
+        if hasattr(sparse, "stride_per_key") and len(set(sparse.stride_per_key())) == 1:
+            return None
+        raise BadIds(
+            "the batch has another number of samples for each feature (stride_per_key), and nothing says which sample has "
+            "which bag: pass inverse_indices as well, or a KeyedJaggedTensor of one stride"
+        )
+    names, matrix = pair
+    if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2 or len(matrix) != len(names):
+        shape = list(matrix.shape) if isinstance(matrix, torch.Tensor) else type(matrix).__name__
+        raise BadIds(f"inverse_indices are {shape} for {len(names)} features: pass [features, samples]")
+    return list(sparse.stride_per_key()), dict(zip(names, matrix, strict=True))
+
+
+def _array(name: str, tensor: torch.Tensor) -> np.ndarray:
+    """As int32, in memory that nobody else writes to."""
+    if tensor.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"the inverse of feature {name!r} is {str(tensor.dtype).removeprefix('torch.')}: pass int64 or int32"
+        )
+    if tensor.dim() != 1:
+        raise ValueError(f"the inverse of feature {name!r} has shape {list(tensor.shape)}: pass one dimension")
+    array = np.empty(len(tensor), np.int32)
+    _narrowed(tensor.detach().cpu().numpy(), array)
+    return array
+
+
+@kernel
+def _narrowed(given, out):
+    """As int32; -1 for what does not fit."""
+    for i in range(len(given)):
+        out[i] = given[i] if 0 <= given[i] < 2147483648 else -1
+
+
+@kernel
+def _look(inverse, stride):
+    """The first sample whose bag is not there, or -1; and whether each sample has the bag of its number."""
+    wrong, own = -1, True
+    for i in range(len(inverse)):
+        if wrong < 0 and (inverse[i] < 0 or inverse[i] >= stride):
+            wrong = i
+        own = own and inverse[i] == i
+    return wrong, own
+
+
+@kernel
+def _mixed(inverse, told):
+    """A hash of an inverse, begun with another."""
+    step, mix, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
+    place = np.uint64(told) * mix
+    total = place ^ (place >> half)
+    for i in range(len(inverse)):
+        place += step
+        z = (np.uint64(inverse[i]) + place) * mix
+        total += z ^ (z >> half)
+    return np.int64(total >> np.uint64(1))

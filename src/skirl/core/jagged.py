@@ -1,0 +1,415 @@
+"""Ids of several features, any number for each sample; where samples share bags, each bag once and an inverse."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from skirl.core.inverse import check_strides, inverse_of
+
+Theirs = TypeVar("Theirs")
+
+
+class KeyedJagged:
+    """Ids of several features, any number for each sample: values in order of (feature, sample, place in the bag).
+
+    It has the methods of TorchRec's KeyedJaggedTensor that skirl calls; wherever one is taken, so is the other, and any
+    class with these methods.
+
+    Samples that have the same ids of a feature may share one bag: then `strides` says how many bags each feature has, and
+    `inverse` which of them each sample has. TorchRec calls such a batch one of variable stride.
+
+    **Arguments**
+
+    - `keys`: the names of the features.
+    - `values`: all ids in one int64 or int32 tensor: those of the first feature, bag after bag, then the next feature's.
+    - `lengths`: the number of ids in each bag, `[features * batch]`. Pass this or `offsets`, not both.
+    - `offsets`: where each bag starts in `values`, and where the last one ends, `[features * batch + 1]`.
+    - `weights`: one weight per id; None, the default, weighs all ids alike.
+    - `strides`: how many bags each feature has, with `inverse`; None, the default: one for each sample.
+    - `inverse`: by feature, or by a tuple of features that change together, which of its bags each sample has, `[batch]`.
+      Features that are not named have a bag for each sample. None, the default: all have.
+
+    >>> sparse = KeyedJagged(["user", "clicked"], values=torch.tensor([7, 8, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 1]))
+    >>> sparse.offsets().tolist()
+    [0, 1, 2, 4, 5]
+    >>> sparse.stride()
+    2
+    >>> shared = KeyedJagged(["user", "clicked"], torch.tensor([7, 8, 1, 2]), lengths=torch.tensor([1, 1, 2]),
+    ...                      strides=[2, 1], inverse={"clicked": torch.tensor([0, 0])})
+    >>> shared, shared.expanded().values().tolist()
+    (KeyedJagged(2 features, 2 samples, 4 ids, clicked in 1 bags), [7, 8, 1, 2, 1, 2])
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: torch.Tensor,
+        *,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        strides: Sequence[int] | None = None,
+        inverse: Mapping[Any, torch.Tensor] | None = None,
+    ) -> None:
+        if (lengths is None) == (offsets is None):
+            given = "neither lengths nor offsets is" if lengths is None else "lengths and offsets are both"
+            raise ValueError(f"KeyedJagged: {given} given, pass one of the two")
+        self._keys = list(keys)
+        self._values = values
+        self._lengths = lengths
+        self._offsets = offsets
+        self._weights = weights
+        self.groups: dict[tuple[str, ...], torch.Tensor] = {}
+        """The inverse by features that change together."""
+        self._strides: list[int] | None = None
+        if inverse or strides is not None:
+            self._share(strides, inverse or {})
+
+    def _share(self, strides: Sequence[int] | None, inverse: Mapping[Any, torch.Tensor]) -> None:
+        """Take the inverse, as far as its form can be checked where it is."""
+        if strides is None or not inverse:
+            raise ValueError(
+                f"KeyedJagged: {'inverse' if inverse else 'strides'} is given alone: pass strides and inverse together, how "
+                "many bags each feature has and which of them each sample has"
+            )
+        strides = [int(stride) for stride in strides]
+        check_strides(strides, self._keys, (self._lengths if self._offsets is None else self._offsets[1:]).numel())  # type: ignore[union-attr]
+        groups = {(names,) if isinstance(names, str) else tuple(names): of for names, of in inverse.items()}
+        named = [name for names in groups for name in names]
+        if wrong := [name for name in named if name not in self._keys]:
+            raise ValueError(f"the inverse names feature {wrong[0]!r}: there are {', '.join(map(repr, self._keys))}")
+        if (twice := [name for name in named if named.count(name) > 1]) or len(groups) < len(inverse):
+            twice = twice or named
+            raise ValueError(f"the inverse names feature {twice[0]!r} twice: put each into one group")
+        for names, tensor in groups.items():
+            of = {name: strides[self._keys.index(name)] for name in names}
+            if len(set(of.values())) > 1:
+                each = ", ".join(f"{name}: {stride}" for name, stride in of.items())
+                raise ValueError(f"features of one group have different numbers of bags ({each}): they change together")
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() != 1:
+                what = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+                raise ValueError(f"the inverse of {', '.join(names)} is {what}: pass a tensor with an entry a sample")
+        self.groups, self._strides = groups, strides
+
+    @classmethod
+    def of(cls, sparse: Any) -> "KeyedJagged":
+        """The same ids, out of any class with the methods of a KeyedJaggedTensor.
+
+        **Arguments**
+
+        - `sparse`: the ids, TorchRec's of variable stride too.
+        """
+        if isinstance(sparse, cls):
+            return sparse
+        keys, offsets = list(sparse.keys()), sparse.offsets()
+        found = inverse_of(sparse, keys, offsets.numel() - 1)
+        options: dict[str, Any] = {}
+        if found is not None:
+            named = {name: torch.from_numpy(i) for name, i in zip(keys, found.of, strict=True) if i is not None}
+            options = {"strides": sparse.stride_per_key(), "inverse": named}
+        return cls(keys, sparse.values(), offsets=offsets, weights=sparse.weights_or_none(), **options)
+
+    @classmethod
+    def one_hot(cls, keys: Sequence[str], ids: torch.Tensor) -> "KeyedJagged":
+        """For exactly one id per feature and sample.
+
+        **Arguments**
+
+        - `keys`: the names of the features.
+        - `ids`: `[batch, features]`, a column for each name.
+
+        >>> KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 2], [3, 4]])).values().tolist()
+        [1, 3, 2, 4]
+        """
+        batch, features = ids.shape
+        if features != len(keys):
+            raise ValueError(
+                f"KeyedJagged.one_hot: ids has {features} columns for {len(keys)} features ({', '.join(keys)}): pass a "
+                "column for each"
+            )
+        return cls(keys, ids.t().reshape(-1), offsets=torch.arange(batch * features + 1, dtype=torch.int32))
+
+    @classmethod
+    def of_bags(cls, bags: Mapping[str, Sequence[Any]]) -> "KeyedJagged":
+        """For a collate function: of each feature the ids of each sample.
+
+        **Arguments**
+
+        - `bags`: by feature, an entry for each sample: one id, or a list, an array or a tensor of any number of them.
+
+        >>> sparse = KeyedJagged.of_bags({"user": [7, 8], "seen": [torch.tensor([1, 2]), []]})
+        >>> sparse.values().tolist(), sparse.lengths().tolist()
+        ([7, 8, 1, 2], [1, 1, 2, 0])
+        """
+        samples = {len(entries) for entries in bags.values()}
+        if len(samples) != 1:
+            each = ", ".join(f"{name!r}: {len(entries)}" for name, entries in bags.items())
+            raise ValueError(f"features have different numbers of samples ({each}): give an entry for each sample")
+        parts = []
+        for name, entries in bags.items():
+            for sample, entry in enumerate(entries):
+                part = torch.as_tensor(entry)
+                part = part.to(torch.int64) if not part.numel() else part  # an empty list has no whole numbers
+                if part.dim() > 1 or part.dtype not in (torch.int64, torch.int32):
+                    raise TypeError(
+                        f"feature {name!r}, sample {sample}: ids are {str(part.dtype).removeprefix('torch.')} of shape "
+                        f"{list(part.shape)}: give int64, in one dimension at most"
+                    )
+                parts.append(part.reshape(-1).to(torch.int64))
+        lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+        return cls(list(bags), torch.cat([*parts, torch.empty(0, dtype=torch.int64)]), lengths=lengths)
+
+    # What it has.
+
+    def keys(self) -> list[str]:
+        """Names of the features."""
+        return self._keys
+
+    def values(self) -> torch.Tensor:
+        """All ids, feature after feature."""
+        return self._values
+
+    def offsets(self) -> torch.Tensor:
+        """Where each bag starts, feature after feature; one more at the end."""
+        if self._offsets is None:
+            assert self._lengths is not None
+            self._offsets = torch.zeros(self._lengths.numel() + 1, dtype=torch.int64, device=self._lengths.device)
+            torch.cumsum(self._lengths, 0, out=self._offsets[1:])
+        return self._offsets
+
+    def lengths(self) -> torch.Tensor:
+        """The number of ids in each bag."""
+        if self._lengths is None:
+            self._lengths = self.offsets().diff()
+        return self._lengths
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        """A weight for each id, if there are weights."""
+        return self._weights
+
+    def stride(self) -> int:
+        """The number of samples."""
+        for inverse in self.groups.values():
+            return len(inverse)
+        return (self.offsets().numel() - 1) // max(1, len(self._keys))
+
+    def stride_per_key(self) -> list[int]:
+        """The number of bags of each feature."""
+        return [self.stride()] * len(self._keys) if self._strides is None else self._strides
+
+    def variable_stride_per_key(self) -> bool:
+        """Whether samples share bags."""
+        return bool(self.groups)
+
+    def inverse_indices_or_none(self) -> tuple[list[str], torch.Tensor] | None:
+        """Which of its bags each sample has, as TorchRec has it: names of all features, and int64 `[features, batch]`."""
+        if not self.groups:
+            return None
+        own = torch.arange(self.stride(), device=self._values.device)
+        of = {name: inverse for names, inverse in self.groups.items() for name in names}
+        return self._keys, torch.stack([of.get(name, own).to(torch.int64) for name in self._keys])
+
+    # What is made of it.
+
+    def select(self, features: Sequence[str]) -> "KeyedJagged":
+        """Some of the features, in this order.
+
+        **Arguments**
+
+        - `features`: names of features of this batch.
+
+        >>> ids = KeyedJagged(["a", "b", "c"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 2, 1]))
+        >>> ids.select(["c", "a"]).values().tolist(), ids.select(["c", "a"]).lengths().tolist()
+        ([4, 1], [1, 1])
+        """
+        features = list(features)
+        missing = [name for name in features if name not in self._keys]
+        if missing or not features:
+            raise KeyError(
+                f"no feature {missing[0] if missing else None!r}: there are {', '.join(map(repr, self._keys))}"
+            )
+        places = [self._keys.index(name) for name in features]
+        first = self._first_bags()
+        starts = self.offsets()[first].tolist()
+        parts = [slice(starts[place], starts[place + 1]) for place in places]
+        lengths = torch.cat([self.lengths()[first[place] : first[place + 1]] for place in places])
+        values, weights = (
+            None if of is None else torch.cat([of[part] for part in parts]) for of in (self._values, self._weights)
+        )
+        assert values is not None
+        kept = {tuple(n for n in names if n in features): inverse for names, inverse in self.groups.items()}
+        kept.pop((), None)
+        strides = self.stride_per_key()
+        options: dict[str, Any] = {"strides": [strides[place] for place in places], "inverse": kept} if kept else {}
+        return KeyedJagged(features, values, lengths=lengths, weights=weights, **options)
+
+    def permute(self, indices: Sequence[int]) -> "KeyedJagged":
+        """The features at these places, in this order.
+
+        **Arguments**
+
+        - `indices`: places among `keys()`.
+        """
+        return self.select([self._keys[place] for place in indices])
+
+    def split(self, segments: Sequence[int]) -> "list[KeyedJagged]":
+        """Batches of some features each.
+
+        **Arguments**
+
+        - `segments`: how many features each has; together all.
+        """
+        if sum(segments) != len(self._keys) or min(segments, default=0) < 1:
+            raise ValueError(
+                f"segments are {list(segments)} for {len(self._keys)} features: pass counts that add up to it"
+            )
+        ends = [sum(segments[: i + 1]) for i in range(len(segments))]
+        return [self.select(self._keys[end - count : end]) for end, count in zip(ends, segments, strict=True)]
+
+    @staticmethod
+    def concat(parts: "Sequence[KeyedJagged]") -> "KeyedJagged":
+        """The features of several batches of the same samples.
+
+        **Arguments**
+
+        - `parts`: the batches; all have weights, or none has.
+        """
+        sizes, weighted = [part.stride() for part in parts], [part.weights_or_none() is not None for part in parts]
+        if len(set(sizes)) != 1 or len(set(weighted)) != 1:
+            raise ValueError(
+                f"batches have {', '.join(map(str, sizes))} samples, and {sum(weighted)} of {len(parts)} have weights: pass "
+                "features of the same samples, all with weights or all without"
+            )
+        groups = {names: inverse for part in parts for names, inverse in part.groups.items()}
+        strides = [stride for part in parts for stride in part.stride_per_key()]
+        return KeyedJagged(
+            [name for part in parts for name in part._keys],
+            torch.cat([part.values() for part in parts]),
+            lengths=torch.cat([part.lengths() for part in parts]),
+            weights=torch.cat([part._weights for part in parts]) if weighted[0] else None,  # type: ignore[misc]
+            strides=strides if groups else None,
+            inverse=groups or None,
+        )
+
+    def to(self, device: str | torch.device, non_blocking: bool = False) -> "KeyedJagged":
+        """The same on a device.
+
+        **Arguments**
+
+        - `device`: where to.
+        - `non_blocking`: as in `torch.Tensor.to`.
+        """
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def unweighted(self) -> "KeyedJagged":
+        """The same ids without weights."""
+        strides, groups = self._strides, self.groups
+        return KeyedJagged(self._keys, self._values, offsets=self.offsets(), strides=strides, inverse=groups or None)
+
+    def pin_memory(self) -> "KeyedJagged":
+        """The same in pinned memory."""
+        return self._mapped(lambda tensor: tensor.pin_memory())
+
+    def expanded(self) -> "KeyedJagged":
+        """The plain batch: each sample with a bag of its own."""
+        if not self.groups:
+            return self
+        return self.with_bags({name: i.to(torch.int64) for names, i in self.groups.items() for name in names})
+
+    def samples(self, low: int, high: int) -> "KeyedJagged":
+        """Some of the samples, with the bags that they have.
+
+        **Arguments**
+
+        - `low`, `high`: the first, and the one after the last.
+        """
+        at = torch.arange(low, high, device=self._values.device)
+        bags = dict.fromkeys(self._keys, at)
+        groups = {}
+        for names, inverse in self.groups.items():
+            used, groups[names] = inverse[low:high].to(torch.int64).unique(return_inverse=True)
+            bags |= dict.fromkeys(names, used)
+        return self.with_bags(bags, groups)
+
+    def lengths_by_sample(self) -> dict[str, torch.Tensor]:
+        """How many ids each sample has, by feature: `[batch]`."""
+        of = {name: inverse.to(torch.int64) for names, inverse in self.groups.items() for name in names}
+        parts = zip(self._keys, self.lengths().split(self.stride_per_key()), strict=True)
+        return {name: part[of[name]] if name in of else part for name, part in parts}
+
+    def into(self, kind: Callable[..., Theirs]) -> Theirs:
+        """The same ids as one of TorchRec's.
+
+        **Arguments**
+
+        - `kind`: its class, `torchrec.KeyedJaggedTensor`.
+        """
+        options: dict[str, Any] = {}
+        if self.groups:
+            options["stride_per_key_per_rank"] = [[stride] for stride in self.stride_per_key()]
+            options["inverse_indices"] = self.inverse_indices_or_none()
+        return kind(keys=self._keys, values=self._values, lengths=self.lengths(), weights=self._weights, **options)
+
+    def _first_bags(self) -> list[int]:
+        first = [0]
+        for stride in self.stride_per_key():
+            first.append(first[-1] + stride)
+        return first
+
+    def with_bags(
+        self, bags: Mapping[str, torch.Tensor], groups: Mapping[tuple[str, ...], torch.Tensor] | None = None
+    ) -> "KeyedJagged":
+        """Of some features these bags, in this order, and of the others those that they have.
+
+        **Arguments**
+
+        - `bags`: by feature, int64: places among its bags.
+        - `groups`: which of them each sample has afterwards, as `inverse`; None: its own.
+        """
+        first = self._first_bags()
+        ends = self.offsets()[first].tolist()
+        parts: list[tuple[torch.Tensor, Any]] = []
+        """Of each feature: lengths of its bags, and where its ids are."""
+        for f, name in enumerate(self._keys):
+            lengths = self.lengths()[first[f] : first[f + 1]]
+            if name not in bags:
+                parts.append((lengths, slice(ends[f], ends[f + 1])))
+                continue
+            begins = self.offsets()[first[f] : first[f + 1]].to(torch.int64)[bags[name]]
+            lengths = lengths[bags[name]]
+            shift = begins - (lengths.cumsum(0) - lengths)
+            parts.append(
+                (lengths, torch.arange(int(lengths.sum()), device=shift.device) + shift.repeat_interleave(lengths))
+            )
+        values, weights = (
+            None if of is None else torch.cat([of[at] for _, at in parts]) for of in (self._values, self._weights)
+        )
+        assert values is not None
+        return KeyedJagged(
+            self._keys,
+            values,
+            lengths=torch.cat([lengths for lengths, _ in parts]),
+            weights=weights,
+            strides=[len(lengths) for lengths, _ in parts] if groups else None,
+            inverse=groups or None,
+        )
+
+    def _mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "KeyedJagged":
+        lengths, offsets, weights = (
+            None if of is None else function(of) for of in (self._lengths, self._offsets, self._weights)
+        )
+        return KeyedJagged(
+            self._keys,
+            function(self._values),
+            lengths=None if offsets is not None else lengths,
+            offsets=offsets,
+            weights=weights,
+            strides=self._strides,
+            inverse={names: function(inverse) for names, inverse in self.groups.items()} or None,
+        )
+
+    def __repr__(self) -> str:
+        strides = dict(zip(self._keys, self.stride_per_key()))
+        shared = "".join(f", {', '.join(names)} in {strides[names[0]]} bags" for names in self.groups)
+        return f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids{shared})"

@@ -1,0 +1,155 @@
+"""What a bank's ids have more where samples share bags: which row of the output comes from which bag.
+
+The rows of the output, [batch * features, dim], have those of the shared bags behind them: pooled once there, then copied
+to the samples; and gradients the other way round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from skirl.tools.jit import kernel
+
+
+@dataclass(slots=True)
+class Part:
+    """Some of a bank's positions, which are pooled by themselves."""
+
+    at: list[slice]
+    """Where they are among the bank's."""
+    offsets: np.ndarray
+    """int32 [bags + 1]: where each bag starts among them."""
+
+    def of(self, positions: np.ndarray) -> np.ndarray:
+        """What belongs to them, of something that each position has; or nothing."""
+        if not len(positions):
+            return positions
+        parts = [positions[at] for at in self.at]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts or [positions[:0]])
+
+
+@dataclass(slots=True)
+class Shared:
+    """Of one bank: features whose samples share bags, and the others, which are plain."""
+
+    batch: int
+    features: int
+    columns: np.ndarray
+    """int32 [shared]: the features whose bags are shared, ascending."""
+    bag: np.ndarray
+    """int32 [batch, shared]: the bag of each sample, counted over all shared bags of the bank."""
+    begins: np.ndarray
+    """int32 [shared + 1]: each shared feature's first bag among these."""
+    first: np.ndarray
+    """int64 [features + 1]: each feature's first bag among all of the bank's, as in `BankIds.offsets`."""
+    inverse: list[np.ndarray | None]
+    """Of each feature: int32 [batch], the bag of each sample among the feature's; None where it is plain."""
+    parts: tuple[Part, Part] | None = None
+    """The positions of plain features, and those of shared bags. The first has the bags of all features and samples, those
+    of shared ones empty."""
+
+    @classmethod
+    def of(cls, inverse: list[np.ndarray | None], sizes: Sequence[int], batch: int) -> "Shared":
+        """Of the features of a bank.
+
+        **Arguments**
+
+        - `inverse`: of each feature, where its samples share bags.
+        - `sizes`: how many bags each has.
+        - `batch`: the number of samples.
+        """
+        columns = [f for f, each in enumerate(inverse) if each is not None]
+        begins = np.concatenate([[0], np.cumsum([sizes[f] for f in columns])]).astype(np.int32)
+        bag = np.empty((batch, len(columns)), np.int32)
+        for i, f in enumerate(columns):
+            bag[:, i] = inverse[f] + begins[i]  # type: ignore[operator]
+        first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return cls(batch, len(sizes), np.array(columns, np.int32), bag, begins, first, inverse)
+
+    @property
+    def bags(self) -> int:
+        """How many bags are shared."""
+        return int(self.begins[-1])
+
+    @property
+    def samples(self) -> int:
+        """Rows of the output: one for each sample and feature."""
+        return self.batch * self.features
+
+    @property
+    def rows(self) -> int:
+        """The same, and the shared bags behind them."""
+        return self.samples + self.bags
+
+    @property
+    def plain(self) -> np.ndarray:
+        """Of each feature, whether it is plain."""
+        return np.array([each is None for each in self.inverse], np.bool_)
+
+    def by_bag(self, mask: np.ndarray) -> np.ndarray:
+        """A value for each feature, spread over the rows; rows of samples that are copies of a bag have False."""
+        behind = np.repeat(mask[self.columns], np.diff(self.begins))
+        return np.concatenate([np.tile(mask & self.plain, self.batch), behind])
+
+    def fill(
+        self, starts: np.ndarray, weights: np.ndarray, first: np.ndarray, mean: np.ndarray, offsets: np.ndarray,
+        bag_of: np.ndarray, scale: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Find the bags of all positions.
+
+        **Arguments**
+
+        - `starts`, `weights`: of the whole batch.
+        - `first`: of each feature, its first bag in `starts`.
+        - `mean`: of each feature, whether its bags are averaged.
+        - `offsets`, `bag_of`, `scale`: what to fill, as in `BankIds`.
+        """
+        row, step = np.arange(self.features, dtype=np.int64), np.full(self.features, self.features, np.int64)
+        row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
+        plain, once = np.zeros(self.samples + 1, np.int32), np.zeros(self.bags + 1, np.int32)
+        _bags(
+            starts, weights, first, np.diff(self.first), row, step, mean, self.plain, self.batch, offsets, bag_of, scale,
+            plain, once,
+        )  # fmt: skip
+        ends = offsets[self.first].tolist()
+        at = [slice(low, high) for low, high in pairwise(ends)]
+        self.parts = (
+            Part([of for of, each in zip(at, self.inverse) if each is None], plain),
+            Part([of for of, each in zip(at, self.inverse) if each is not None], once),
+        )
+
+
+@kernel
+def _bags(
+    starts, weights, first, sizes, row, step, mean, is_plain, batch, offsets, bag_of, scale, of_plain, of_shared
+):  # fmt: skip
+    """Fill offsets, bag_of and scale, and the offsets of both parts, which come as zeros.
+
+    row, step: of each feature, the row of its first bag, and from one to the next.
+    """
+    one = weights.dtype.type(1)
+    n = bags = plain = shared = at = 0
+    offsets[0] = 0
+    for f in range(len(first)):
+        if not is_plain[f]:
+            of_plain[f * batch + 1 : (f + 1) * batch + 1] = plain
+        for b in range(sizes[f]):
+            begin, end = starts[first[f] + b], starts[first[f] + b + 1]
+            count = weights.dtype.type(end - begin)
+            for p in range(begin, end):
+                bag_of[n] = row[f] + b * step[f]
+                if len(scale):
+                    factor = weights[p] if len(weights) else one
+                    scale[n] = factor / count if mean[f] else factor
+                n += 1
+            if is_plain[f]:
+                plain += end - begin
+                of_plain[f * batch + b + 1] = plain
+            else:
+                shared += end - begin
+                at += 1
+                of_shared[at] = shared
+            bags += 1
+            offsets[bags] = n

@@ -1,0 +1,49 @@
+"""The loops over bags that samples share: copy each to its samples, and sum the samples' gradients by bag."""
+
+from skirl.tools.jit import kernel
+
+
+@kernel
+def expand(bags, bag, columns, features, out, lo, hi):
+    """Copy bags to their samples, for samples lo..hi.
+
+    **Arguments**
+
+    - `bags`: [bags, dim], pooled.
+    - `bag`: int32 [batch, shared], of each sample and each feature whose bags are shared.
+    - `columns`: int32 [shared], which features these are.
+    - `features`: how many there are in all.
+    - `out`: [batch * features, dim]; other features' rows stay as they are.
+    - `lo`, `hi`: the samples.
+    """
+    dim = bags.shape[1]
+    for sample in range(lo, hi):
+        for i in range(columns.size):
+            b, row = bag[sample, i], sample * features + columns[i]
+            for d in range(dim):
+                out[row, d] = bags[b, d]
+
+
+@kernel
+def fold(grads, bag, columns, features, out, lo, hi):
+    """Sum the gradients of samples by bag, for bags lo..hi: over the samples in ascending order, from 0.
+
+    **Arguments**
+
+    - `grads`: [batch * features, dim], of the samples' rows.
+    - `bag`, `columns`, `features`: as in `expand`.
+    - `out`: [bags, dim].
+    - `lo`, `hi`: the bags.
+    """
+    dim = grads.shape[1]
+    zero = grads.dtype.type(0)
+    for b in range(lo, hi):
+        for d in range(dim):
+            out[b, d] = zero
+    for sample in range(bag.shape[0]):
+        for i in range(columns.size):
+            b = bag[sample, i]
+            if lo <= b < hi:
+                row = sample * features + columns[i]
+                for d in range(dim):
+                    out[b, d] = out[b, d] + grads[row, d]

@@ -1,0 +1,99 @@
+"""Repeated bags are found, whatever their hashes; what is found is the same batch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import skirl
+from skirl import Batch, KeyedJagged
+from skirl.core.find import _Finder, _shared, find
+from skirl.core.ids import NO_SCALE, capture
+from tests.cases import cases
+
+
+def bags_of(ids: KeyedJagged) -> dict[str, list[list[tuple[int, float]]]]:
+    """Ids and weights of each sample, by feature, from values and lengths alone."""
+    weights = [1.0] * len(ids.values()) if ids.weights_or_none() is None else ids.weights_or_none().tolist()  # type: ignore[union-attr]
+    pairs, at = iter(zip(ids.values().tolist(), weights, strict=True)), 0
+    bags: list[list[tuple[int, float]]] = []
+    for length in ids.lengths().tolist():
+        bags.append([next(pairs) for _ in range(length)])
+    out: dict[str, list[list[tuple[int, float]]]] = {}
+    shared = {name: inverse.tolist() for names, inverse in ids.groups.items() for name in names}
+    for name, stride in zip(ids.keys(), ids.stride_per_key(), strict=True):
+        own, at = bags[at : at + stride], at + stride
+        out[name] = [own[bag] for bag in shared.get(name, range(stride))]
+    return out
+
+
+def drawn(rng: np.random.Generator) -> KeyedJagged:
+    """Some features with few bags each, at random; empty lists among them."""
+    samples, weighted = int(rng.integers(1, 9)), rng.random() < 0.5
+    values: list[int] = []
+    lengths: list[int] = []
+    for _ in range(3):
+        bags = [rng.integers(0, 3, rng.integers(0, 4)).tolist() for _ in range(int(rng.integers(1, 5)))]
+        for bag in rng.integers(0, len(bags), samples):
+            values += bags[bag]
+            lengths.append(len(bags[bag]))
+    weights = torch.from_numpy(rng.choice([0.5, 1.0], len(values)).astype(np.float32)) if weighted else None
+    return KeyedJagged(
+        list("abc"), torch.tensor(values, dtype=torch.int64), lengths=torch.tensor(lengths), weights=weights
+    )
+
+
+def found_in(ids: KeyedJagged, mask: int) -> KeyedJagged:
+    """`find` of all features, with the hashes that a mask leaves."""
+    captured, finder = capture(ids, ()), _Finder(ids.stride(), mask)
+    weights = NO_SCALE if captured.weights is None else captured.weights
+    each = (finder.find(captured.values, weights.view(np.int32), captured.starts(f)) for f in range(len(ids.keys())))
+    return _shared(ids, {name: of[:2] for name, of in zip(ids.keys(), each, strict=True)})
+
+
+def check(rng: np.random.Generator, alike: bool) -> None:
+    ids = drawn(rng)
+    found = found_in(ids, 0 if alike else -1)
+    assert bags_of(found) == bags_of(ids) == bags_of(found.expanded())
+    for name, samples in bags_of(ids).items():
+        stride = found.stride_per_key()[ids.keys().index(name)]
+        assert stride == len(set(map(tuple, samples)))
+    inverses = [tuple(inverse.tolist()) for inverse in found.groups.values()]
+    assert len(set(inverses)) == len(inverses), "features that change together share one"
+    assert torch.equal(found.expanded().values(), ids.values())
+
+
+@cases(100)
+@example(0, False)
+@given(st.integers(0, 1 << 30), st.booleans())
+def test_every_bag_is_counted_once_whatever_the_hashes(seed, alike):
+    check(np.random.default_rng(seed), alike)
+
+
+def lists(*bags: list[int], name: str = "a") -> KeyedJagged:
+    return KeyedJagged.of_bags({name: list(bags)})
+
+
+def test_what_does_not_pay_stays_plain():
+    assert find(lists([1, 2], [1, 2], [3, 4], [3, 4])).stride_per_key() == [2]
+    assert find(lists([7], [7], [7])).groups == {}, "one id a sample"
+    assert find(lists([], [], [])).groups == {}
+    alone = lists([1, 2, 3])
+    assert find(alone).groups == {}
+    assert find(lists(*([i, i + 1, i + 2] for i in range(9)))).groups == {}
+    most = [[i, i, i] * 10 for i in range(40)]
+    assert find(lists(*most, *most[:3])).groups == {}, "43 / 40 is below 1.1"
+    assert find(lists(*most, *most[:5])).stride_per_key() == [40]
+    assert find(lists(*most, *most[:5]), least=2).groups == {}
+    assert find(lists([7], [7]), features=["a"]).stride_per_key() == [1]
+    with pytest.raises(ValueError, match="no feature 'b': there are 'a'"):
+        find(alone, features=["b"])
+
+
+def test_weights_and_batches_of_our_own():
+    ids = KeyedJagged(["a"], torch.tensor([1, 2, 1, 2, 1, 2]), lengths=torch.tensor([2, 2, 2]),
+                      weights=torch.tensor([1.0, 0.5, 1.0, 0.5, 1.0, 1.0]))  # fmt: skip
+    batch = skirl.dedup.find(Batch(torch.zeros(3, 1), ids, torch.zeros(3)), features=["a"])
+    assert batch.sparse.groups[("a",)].tolist() == [0, 0, 1]
+    assert find(batch.sparse) is batch.sparse

@@ -1,0 +1,112 @@
+"""A batch whose samples share bags: every operation keeps the samples' ids, and what is wrong is refused by name."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl import KeyedJagged, Table
+from skirl.core.id_hash import hashes_of
+from skirl.core.ids import BadIds, capture, positions_of
+from skirl.core.tables import Schema
+from tests.cases import cases
+from tests.core.test_find import bags_of, drawn, found_in
+
+
+@cases(100)
+@given(seed=st.integers(0, 1 << 30))
+def test_operations_keep_the_ids_of_all_samples(seed):
+    rng = np.random.default_rng(seed)
+    ids = found_in(drawn(rng), -1)
+    plain, samples = bags_of(ids), ids.stride()
+    assert {name: len(bags) for name, bags in plain.items()} == dict.fromkeys("abc", samples)
+    order = rng.permutation(3).tolist()
+    permuted = ids.permute(order)
+    assert bags_of(permuted) == plain and permuted.keys() == ["abc"[i] for i in order]
+    first, second = ids.split([1, 2])
+    assert bags_of(first) | bags_of(second) == plain
+    assert bags_of(KeyedJagged.concat([second, first])) == plain
+    low, high = sorted(rng.integers(0, samples + 1, 2).tolist())
+    assert bags_of(ids.samples(low, high)) == {name: bags[low:high] for name, bags in plain.items()}
+    for again in (ids.to("cpu"), copy.deepcopy(ids), pickle.loads(pickle.dumps(ids)), KeyedJagged.of(ids)):
+        assert bags_of(again) == plain and again.stride_per_key() == ids.stride_per_key()
+    lengths = {name: lengths.tolist() for name, lengths in ids.lengths_by_sample().items()}
+    assert lengths == {name: list(map(len, bags)) for name, bags in plain.items()}
+    weights = [pair for bags in plain.values() for bag in bags for pair in bag]
+    assert list(ids.expanded().values()) == [value for value, _ in weights]
+    assert bags_of(ids.unweighted()) == {n: [[(i, 1.0) for i, _ in bag] for bag in bags] for n, bags in plain.items()}
+
+
+@cases(60)
+@given(seed=st.integers(0, 1 << 30))
+def test_another_inverse_has_another_hash_and_another_digest(seed):
+    rng = np.random.default_rng(seed)
+    ids = found_in(drawn(rng), -1)
+    group = next(iter(ids.groups))
+    stride = ids.stride_per_key()[ids.keys().index(group[0])]
+    other = torch.from_numpy(rng.integers(0, stride, ids.stride()))
+    changed = KeyedJagged(
+        ids.keys(), ids.values(), lengths=ids.lengths(), weights=ids.weights_or_none(), strides=ids.stride_per_key(),
+        inverse={**ids.groups, group: other},
+    )  # fmt: skip
+    one, two = capture(ids, ()), capture(changed, ())
+    same = torch.equal(other, ids.groups[group].to(torch.int64))
+    assert (hashes_of(one) == hashes_of(two)) == same
+    if one.inverse is not None and two.inverse is not None:
+        schema = Schema.of([Table(name, 9, 2) for name in "abc"])
+        digests = [positions_of(each, schema, 0).inverse for each in (one, two)]
+        assert (digests[0] == digests[1]) == same
+
+
+IDS = {"values": torch.tensor([1, 2, 3]), "lengths": torch.tensor([1, 1, 1])}
+
+
+@pytest.mark.parametrize(
+    ("strides", "inverse", "text"),
+    [
+        ([1, 2], None, "strides is given alone"),
+        (None, {"a": torch.tensor([0, 0])}, "inverse is given alone"),
+        ([1, 3], {"a": torch.tensor([0, 0])}, "strides add up to 4, and there are 3 bags"),
+        ([3], {"a": torch.tensor([0, 0])}, "strides has 1 entries for 2 features"),
+        ([4, -1], {"a": torch.tensor([0, 0])}, "strides has -1: pass how many"),
+        ([1, 2], {"c": torch.tensor([0, 0])}, "the inverse names feature 'c': there are 'a', 'b'"),
+        ([1, 2], {("a", "b"): torch.tensor([0, 0])}, r"different numbers of bags \(a: 1, b: 2\)"),
+        ([1, 2], {"a": torch.tensor([0, 0]), ("a",): torch.tensor([0, 0])}, "feature 'a'"),
+        ([1, 2], {"a": torch.tensor([[0, 0]])}, r"the inverse of a is \[1, 2\]"),
+        ([1, 2], {"a": torch.tensor([0, 1])}, "of feature 'a' has 1 for sample 1, and there are 1 bags"),
+        ([1, 2], {"a": torch.tensor([-1, 0])}, "of feature 'a' has -1 for sample 0"),
+        ([1, 2], {"a": torch.tensor([0.0, 0.0])}, "of feature 'a' is float32: pass int64 or int32"),
+        ([1, 2], {"a": torch.tensor([0, 0, 0])}, "feature 'b' has 2 bags for 3 samples and no inverse"),
+        (
+            [1, 2],
+            {"a": torch.tensor([0, 0]), "b": torch.tensor([0, 1, 1])},
+            "of 'b' is of 3 samples|is of 3 samples, that of",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused(strides, inverse, text):
+    with pytest.raises((ValueError, TypeError), match=text):
+        capture(KeyedJagged(["a", "b"], IDS["values"], lengths=IDS["lengths"], strides=strides, inverse=inverse), ())
+
+
+def test_a_bad_id_is_named_by_a_sample_that_has_it():
+    ids = KeyedJagged(["a"], torch.tensor([1, 99]), lengths=torch.tensor([1, 1]), strides=[2],
+                      inverse={"a": torch.tensor([0, 0, 1])})  # fmt: skip
+    with pytest.raises(BadIds, match="feature 'a', sample 2: id 99 is outside"):
+        positions_of(capture(ids, ["a"]), Schema.of([Table("a", 9, 2)]), 0)
+
+
+def test_torchrec_has_the_same():
+    torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
+    ids = found_in(drawn(np.random.default_rng(5)), -1)
+    theirs = ids.into(torchrec.KeyedJaggedTensor)
+    assert theirs.stride() == ids.stride() and theirs.stride_per_key() == ids.stride_per_key()
+    assert theirs.variable_stride_per_key() and ids.variable_stride_per_key()
+    assert torch.equal(theirs.inverse_indices()[1], ids.inverse_indices_or_none()[1])  # type: ignore[index]
+    assert bags_of(KeyedJagged.of(theirs)) == bags_of(ids)
+    plain = ids.expanded().into(torchrec.KeyedJaggedTensor)
+    assert bags_of(KeyedJagged.of(plain)) == bags_of(ids)

@@ -1,0 +1,238 @@
+"""Batches whose samples share bags, beside the same ones expanded: same outputs, and same rows where sums are exact."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import skirl
+from skirl import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, RowwiseAdagrad, Table
+from skirl.core.find import find
+from skirl.pipeline.epoch import OrderChanged
+
+TABLES = (
+    Table("user", 50, 4, features=("user", "friends")),
+    Table("item", 40, 16, features=("item", "seen", "liked")),
+    Table("word", 30, 4),
+)
+NAMES = [name for table in TABLES for name in table.features]
+
+
+def plain(seed: int, samples: int = 12, weights: bool = False) -> KeyedJagged:
+    """A session of samples after the other: `seen` and `liked` change together, `word` by itself, the rest each time."""
+    rng = np.random.default_rng(seed)
+    bags: dict[str, list[Any]] = {name: [] for name in NAMES}
+    for sample in range(samples):
+        for name, rows in (("user", 50), ("item", 40)):
+            bags[name].append([int(rng.integers(0, rows))])
+        if sample % 4 == 0:
+            seen, liked = rng.integers(0, 40, rng.integers(0, 5)).tolist(), rng.integers(0, 40, 3).tolist()
+        if sample % 3 == 0:
+            words = rng.integers(0, 30, 4).tolist()
+        bags["seen"].append(seen)
+        bags["liked"].append(liked)
+        bags["word"].append(words)
+        bags["friends"].append(rng.integers(0, 50, 3).tolist())
+    ids = KeyedJagged.of_bags(bags)
+    given = torch.from_numpy(np.repeat(rng.choice([0.5, 1.0, 2.0], 64), 64)[: len(ids.values())].astype(np.float32))
+    return KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=given) if weights else ids
+
+
+def shared(seed: int, **options: Any) -> KeyedJagged:
+    return find(plain(seed, **options), features=["seen", "liked", "word", "friends"])
+
+
+def collection(optimizer: Any, kind: Any = EmbeddingBagCollection, cache: int = 120, **options: Any) -> Any:
+    return kind(TABLES, optimizer=optimizer, cache=cache, **options)
+
+
+def rows_of(embeddings: Any) -> list[torch.Tensor]:
+    return [embeddings.rows(table.name, range(table.rows)) for table in TABLES]
+
+
+def train(embeddings: Any, batches: list[KeyedJagged], loss: Any, **options: Any) -> list[torch.Tensor]:
+    outs = []
+    with skirl.lookahead(batches, embeddings, sparse=lambda ids: ids, **options) as loop:
+        for ids in loop:
+            out = embeddings(ids)
+            outs += [out[name].detach().clone() for name in NAMES]
+            loss(out).backward()
+    return outs
+
+
+def whole_numbers(out: Any) -> torch.Tensor:
+    """Each sample's gradient is a whole number, whatever the order of sums."""
+    return sum(
+        (out[name].round().detach() + torch.arange(len(out[name]))[:, None] % 7 - 3).mul(out[name]).sum()
+        for name in NAMES
+    )  # type: ignore[return-value]
+
+
+def bent(out: Any) -> torch.Tensor:
+    return sum(((i + 1) * out[name]).tanh().square().sum() for i, name in enumerate(NAMES))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
+def test_whole_runs_are_equal_where_sums_are_exact(kind):
+    """Rows and gradients are whole numbers, which floats add exactly in any order."""
+    batches = [shared(i) for i in range(6)]
+    assert list(batches[0].groups) == [("friends",), ("seen", "liked"), ("word",)]
+    tables = [
+        Table(t.name, t.rows, t.dim, t.features, init=torch.arange(t.rows * t.dim).view(t.rows, t.dim) % 5.0)
+        for t in TABLES
+    ]
+    runs = []
+    for of in (batches, [ids.expanded() for ids in batches]):
+        embeddings = kind(tables, optimizer=SGD(lr=1.0), cache=110)
+        outs = train(embeddings, of, lambda out: whole_numbers(out) / 4, accumulate=2)
+        runs.append([*outs, *rows_of(embeddings)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
+def test_one_step_from_equal_state(kind, weights):
+    ids = shared(3, samples=40, weights=weights)
+    assert len(ids.values()) < len(ids.expanded().values()) * 0.7
+    took, outs = [], []
+    for of in (ids, ids.expanded()):
+        embeddings = collection(SGD(lr=1.0), kind)
+        before = rows_of(embeddings)
+        out = embeddings(of)
+        outs.append([out[name].detach().clone() for name in NAMES])
+        bent(out).backward()
+        took.append([a - b for a, b in zip(before, rows_of(embeddings), strict=True)])
+    assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
+    for a, b in zip(*took, strict=True):
+        assert (a - b).abs().max() <= 1e-6 * b.abs().max() + 1e-7  # a difference of rows is rounded as well
+
+
+@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
+def test_bags_are_given_out_once(kind):
+    ids, embeddings = shared(1), collection(SGD(lr=1.0), kind)
+    for out in (embeddings(ids), embeddings.eval()(ids)):
+        for name in NAMES:
+            rows, offsets, inverse = out.distinct(name)
+            assert len(offsets) - 1 == ids.stride_per_key()[NAMES.index(name)] and len(inverse) == 12
+            at = [i for bag in inverse for i in range(offsets[bag], offsets[bag + 1])]
+            assert torch.equal(rows[at], out[name]), name
+        with pytest.raises(KeyError, match="no feature 'nothing'"):
+            out.distinct("nothing")
+    embeddings.train()
+    out = embeddings(ids)
+    (out.distinct("seen").rows.sum() + out["seen"].sum() + 2 * out.distinct("user").rows.sum()).backward()
+    once, plainly = collection(SGD(lr=1.0), kind), ids.expanded()
+    times = torch.zeros(40)
+    for bag, length in zip(ids.select(["seen"]).values().split(ids.select(["seen"]).lengths().tolist()), range(99)):
+        times[bag] += 0  # a row that is there
+        for i in bag:
+            times[i] += 1 + int((ids.groups["seen", "liked"] == length).sum())
+    before = collection(SGD(lr=1.0), kind)
+    assert torch.equal((before.rows("item", range(40)) - embeddings.rows("item", range(40))).round()[:, 0], times)
+    (2 * once(plainly)["user"].sum()).backward()
+    assert torch.equal(once.rows("user", range(50)), embeddings.rows("user", range(50)))
+
+
+def test_a_frozen_feature_and_one_without_a_gradient_train_no_row():
+    ids, embeddings = shared(2), collection(Adam(lr=0.1))
+    embeddings.freeze("word")
+    before = rows_of(embeddings)
+    out = embeddings(ids)
+    (out["word"].sum() + out["liked"].sum() + out.distinct("word").rows.sum()).backward()
+    after = rows_of(embeddings)
+    assert torch.equal(before[0], after[0]) and torch.equal(before[2], after[2])
+    changed = (before[1] != after[1]).any(1).nonzero().flatten()
+    assert set(changed.tolist()) == set(ids.select(["liked"]).values().tolist())
+
+
+def test_weights_of_shared_bags_get_the_sum_of_their_samples():
+    ids = shared(4, weights=True)
+    weights = ids.weights_or_none().clone().requires_grad_()  # type: ignore[union-attr]
+    embeddings = collection(SGD(lr=0.1), dtype=torch.float64)
+    now = KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=weights, strides=ids.stride_per_key(),
+                      inverse=ids.groups)  # fmt: skip
+    tables = dict(zip(("user", "item", "word"), rows_of(embeddings), strict=True))
+    again = weights.detach().double().clone().requires_grad_()
+    at = KeyedJagged(
+        NAMES, torch.arange(len(weights)), lengths=ids.lengths(), strides=ids.stride_per_key(), inverse=ids.groups
+    )
+    places, plainly = at.expanded().values(), ids.expanded()
+    names = [name for name, lengths in plainly.lengths_by_sample().items() for _ in range(int(lengths.sum()))]
+    table_of = {name: table.name for table in TABLES for name in table.features}
+    rows = [
+        tables[table_of[name]][i] * again[p]
+        for name, i, p in zip(names, plainly.values().tolist(), places.tolist(), strict=True)
+    ]
+    bags, begin = {}, 0
+    for name, lengths in plainly.lengths_by_sample().items():
+        parts = []
+        for length in lengths.tolist():
+            dim = tables[table_of[name]].shape[1]
+            parts.append(
+                torch.stack(rows[begin : begin + length]).sum(0) if length else torch.zeros(dim, dtype=torch.float64)
+            )
+            begin += length
+        bags[name] = torch.stack(parts)
+    bent(bags).backward()
+    bent(embeddings(now)).backward()
+    torch.testing.assert_close(weights.grad.double(), again.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_a_grad_scaler_changes_nothing():
+    runs = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
+        embeddings = collection(RowwiseAdagrad(lr=0.1), grad_scaler=scaler)
+        scale = (lambda loss: loss) if scaler is None else scaler.scale
+        for seed in range(3):
+            loss = scale(bent(embeddings(shared(seed))))
+            loss.backward()
+            if scaler is not None:
+                scaler.step(embeddings.optimizer)
+                scaler.update()
+        runs.append(rows_of(embeddings))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def other(ids: KeyedJagged) -> KeyedJagged:
+    """The same bags, and one sample has another one."""
+    groups = {names: inverse.clone() for names, inverse in ids.groups.items()}
+    groups["word",][-1] = 0
+    return KeyedJagged(ids.keys(), ids.values(), lengths=ids.lengths(), strides=ids.stride_per_key(), inverse=groups)
+
+
+class Changing:
+    """A loader whose second pass has another inverse."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return iter([shared(0), shared(1) if self.passes == 1 else other(shared(1))])
+
+
+def test_an_epoch_sees_the_inverse() -> None:
+    with pytest.raises(OrderChanged):
+        train(collection(SGD(lr=0.1)), Changing(), bent, depth="epoch")  # type: ignore[arg-type]
+    twice = [shared(0), shared(1)]
+    assert len(train(collection(Adagrad(lr=0.1)), twice, bent, depth="epoch")) == 2 * len(NAMES)
+
+
+def test_a_forward_with_another_inverse_is_refused():
+    embeddings = collection(SGD(lr=0.1))
+    for wrong in (other, KeyedJagged.expanded):
+        with skirl.lookahead([shared(0)], embeddings, sparse=lambda ids: ids) as loop:
+            for ids in loop:
+                with pytest.raises(ValueError, match="got other ids of feature"):
+                    embeddings(wrong(ids))
+
+
+def test_a_device_without_shared_bags_refuses_them():
+    embeddings = collection(SGD(lr=0.1), device="interpret")
+    for look in (embeddings, embeddings.eval()):
+        with pytest.raises(
+            ValueError, match="samples of the batch share bags, which is not built for device 'interpret'"
+        ):
+            look(shared(0))
+    embeddings.train()(shared(0).expanded())
