@@ -17,7 +17,7 @@ class Vocab:
     """Flags of `skirl vocab`."""
 
     data: str
-    """The files: criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    """The files: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
     """The vocabulary file to write."""
     _: KW_ONLY
@@ -96,7 +96,7 @@ class Convert:
     """Flags of `skirl convert`."""
 
     data: str
-    """The files: criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    """The files: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
     """The Parquet file to write."""
     _: KW_ONLY

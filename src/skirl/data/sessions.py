@@ -14,8 +14,20 @@ from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.find import find
 from skirl.core.tables import Table
 from skirl.data.skew import bits_for, fold, mass_of, named, rank_at, scatter, unit
-from skirl.data.synthetic import _DENSE, _HEAT, _IDS, _LABELS, _LENGTHS, _ROWS, DENSE_SIGNAL, SPARSE_SIGNAL
-from skirl.data.synthetic import Shape, Synthetic, _draw_dense, _draw_labels
+from skirl.data.synthetic import (
+    _DENSE,
+    _HEAT,
+    _IDS,
+    _LABELS,
+    _LENGTHS,
+    _ROWS,
+    DENSE_SIGNAL,
+    SPARSE_SIGNAL,
+    Shape,
+    Synthetic,
+    _draw_dense,
+    _draw_labels,
+)
 from skirl.tools.jit import kernel
 
 LENGTH = 75
@@ -70,7 +82,7 @@ class Sessions(Synthetic):
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        sizes = _BASE | {name: _BASE["item"] for name in self.lists[1:]}
+        sizes = _BASE | dict.fromkeys(self.lists[1:], _BASE["item"])
         return {name: max(10, round(rows * self.rows_scale)) for name, rows in sizes.items()}
 
     def tables(self, dim: int) -> list[Table]:
