@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skirl.data.convert import converted
+from skirl.data.convert import converted, keeping
 from skirl.data.files.encode import Encoded, Fingerprints
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.workers import Range, pieces
@@ -68,9 +68,7 @@ class Side:
     def keep(self, roles: list[str]) -> None:
         """Compare what says session and time, too."""
         columns = tuple(self.roles[role] or "" for role in roles)
-        wider = replace(self.files.encoder.schema, also=columns)
-        encoder = replace(self.files.encoder, schema=wider, kept=columns)
-        self.files = replace(self.files, dataset=replace(self.files.dataset.anew(), schema=wider), encoder=encoder)
+        self.files = keeping(self.files, columns)
 
     def hashed(self) -> Iterator[tuple[Encoded, "Part", np.ndarray]]:
         """All rows, by piece, with their hashes."""
