@@ -1043,8 +1043,8 @@ MISTAKES = [
         "Recipe.of(rwos=5)",
         "Recipe has no flag 'rwos' (did you mean 'rows'?): set some of data, batch, epochs, steps, valid, "
         "seed, rows_scale, pooling_factor, per_session, change, lists, drift, schema, rows, vocab, admit, stale, shuffle, "
-        "workers, bad_rows, model, dim, bottom, top, deep, rows_in_deep, dropout, cross, rank, structure, activation, target, "
-        "optimizer, lr, dense_lr, schedule, warmup, shards, cache, depth, policy, store, prefetch, link, "
+        "workers, bad_rows, model, dim, bottom, top, deep, rows_in_deep, dropout, cross, rank, structure, activation, "
+        "target, optimizer, lr, dense_lr, schedule, warmup, shards, cache, depth, policy, store, prefetch, link, "
         "peer_patience, device, dtype, threads",
     ),
     M(

@@ -78,6 +78,10 @@ COMMANDS = {
         "count the rows that each policy fetches on a trace of ids",
     ),
     "bench rows": ("skirl.measure.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
+    "bench dedup": (
+        "skirl.measure.bench.dedup:Dedup",
+        "lists that repeat in a batch, looked up once, beside the same batches expanded",
+    ),
     "bench kernels": (
         "skirl.measure.bench.kernels:Kernels",
         "the kernels of a GPU against the rate at which it copies memory",

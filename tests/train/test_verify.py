@@ -278,3 +278,25 @@ def test_dense_parameters_rows_and_losses_are_all_compared():
     assert "in step 2: the losses are" in difference(loss)
     assert "only reference has it at the end" in difference(missing)
     assert "equal after it, but not at the end of the run" in difference(sign_of_zero)
+
+
+@pytest.mark.parametrize("model", ["dlrm-tiny", "din-tiny"])
+def test_batches_that_share_bags(model, monkeypatch):
+    small = {
+        **SMALL,
+        "data": "synthetic:sessions",
+        "pooling_factor": 5,
+        "steps": 4,
+        "cache": "touched:60%",
+        "shards": 2,
+    }
+    report = Verify.of(**small, model=model).run()
+    assert report["runs"][0]["difference"] is None and report["failed"] is None
+    found = report["expanded"]
+    assert found["forward_equal"] is True and found["integer_equal"] is True and found["gradient_rel"] <= 1e-6
+    assert Verify.of(**{**SMALL, "steps": 2}).run()["expanded"] is None
+    monkeypatch.setattr("skirl.engine.kernels.shares.expand", lambda *args: None)
+    assert (
+        "the outputs of a batch and of the same expanded differ"
+        in Verify.of(**small, model="dlrm-tiny").run()["failed"]
+    )

@@ -80,9 +80,30 @@ def _shared(whole: KeyedJagged, found: dict[str, tuple[np.ndarray, np.ndarray]])
     groups: dict[bytes, list[str]] = {}
     for name, (inverse, _) in found.items():
         groups.setdefault(inverse.tobytes(), []).append(name)
-    inverses = {tuple(names): torch.from_numpy(found[names[0]][0]) for names in groups.values()}
-    bags = {name: torch.from_numpy(first.astype(np.int64)) for name, (_, first) in found.items()}
-    return whole.with_bags(bags, inverses)
+    captured = capture(whole, (), copy=False)
+    whole_bags = np.arange(captured.batch, dtype=np.int32)
+    bags = [found[name][1] if name in found else whole_bags for name in captured.keys]
+    lengths = [np.diff(captured.starts(place))[of] for place, of in enumerate(bags)]
+    ends = np.concatenate([[0], np.cumsum([int(of.sum()) for of in lengths])])
+    both: list[torch.Tensor | None] = []
+    for given in (captured.values, captured.weights):
+        out = None if given is None else np.empty(int(ends[-1]), given.dtype)
+        for place, of in enumerate(bags):
+            starts = captured.starts(place)
+            if given is None or out is None:
+                continue
+            if captured.keys[place] in found:
+                _take(given, starts, of, out[ends[place] : ends[place + 1]])
+            else:
+                out[ends[place] : ends[place + 1]] = given[starts[0] : starts[-1]]
+        both.append(None if out is None else torch.from_numpy(out))
+    values, weights = both
+    assert values is not None
+    return KeyedJagged(
+        captured.keys, values, lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int64)), weights=weights,
+        strides=[len(of) for of in bags],
+        inverse={tuple(names): torch.from_numpy(found[names[0]][0]) for names in groups.values()},
+    )  # fmt: skip
 
 
 @kernel
@@ -128,6 +149,16 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
                 left += end - begin
         inverse[sample] = bag
     return bags, left
+
+
+@kernel
+def _take(given, starts, bags, out):
+    """Copy the ids of some bags, or their weights."""
+    at = 0
+    for bag in bags:
+        for i in range(starts[bag], starts[bag + 1]):
+            out[at] = given[i]
+            at += 1
 
 
 @kernel

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
+
+from skirl.tools.jit import kernel
 
 
 class BadIds(ValueError):
@@ -32,11 +33,11 @@ class Inverse:
     @property
     def digest(self) -> int:
         """What stands for it: another inverse has another, but for accidents of one in 2**63."""
-        told = blake2b(self.first.tobytes(), digest_size=8)
+        told = _mixed(self.first, 1)
         for place, array in enumerate(self.of):
             if array is not None:
-                told.update(b"%d " % place + array.tobytes())
-        return int.from_bytes(told.digest(), "little") >> 1
+                told = _mixed(array, told + place)
+        return int(told)
 
     def with_empty(self, features: int) -> "Inverse":
         """The same with more features behind, whose samples each have a bag of their own."""
@@ -94,9 +95,13 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         key = id(tensor)
         if key not in arrays:
             arrays[key] = _array(name, tensor)
-        _check_range(name, arrays[key], stride)
-        own = stride == batch and bool((arrays[key] == np.arange(batch)).all())
-        of.append(None if own else arrays[key])
+        wrong, own = _look(arrays[key], stride)
+        if wrong >= 0:
+            raise BadIds(
+                f"the inverse of feature {name!r} has {tensor[wrong]} for sample {wrong}, and there are {stride} bags: pass "
+                "places from 0 on, below that number"
+            )
+        of.append(None if own and stride == batch else arrays[key])
     if all(each is None for each in of):
         return None
     return Inverse(batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of))
@@ -153,17 +158,37 @@ def _array(name: str, tensor: torch.Tensor) -> np.ndarray:
         )
     if tensor.dim() != 1:
         raise ValueError(f"the inverse of feature {name!r} has shape {list(tensor.shape)}: pass one dimension")
-    array = tensor.detach().cpu().numpy()
-    if len(array) and not -(1 << 31) <= array.min() <= array.max() < 1 << 31:
-        raise BadIds(f"the inverse of feature {name!r} has {array.max()}: pass places among its bags")
-    return array.astype(np.int32)
+    array = np.empty(len(tensor), np.int32)
+    _narrowed(tensor.detach().cpu().numpy(), array)
+    return array
 
 
-def _check_range(name: str, array: np.ndarray, stride: int) -> None:
-    wrong = (array < 0) | (array >= stride)
-    if wrong.any():
-        sample = int(np.argmax(wrong))
-        raise BadIds(
-            f"the inverse of feature {name!r} has {array[sample]} for sample {sample}, and there are {stride} bags: pass "
-            "places from 0 on, below that number"
-        )
+@kernel
+def _narrowed(given, out):
+    """As int32; -1 for what does not fit."""
+    for i in range(len(given)):
+        out[i] = given[i] if 0 <= given[i] < 2147483648 else -1
+
+
+@kernel
+def _look(inverse, stride):
+    """The first sample whose bag is not there, or -1; and whether each sample has the bag of its number."""
+    wrong, own = -1, True
+    for i in range(len(inverse)):
+        if wrong < 0 and (inverse[i] < 0 or inverse[i] >= stride):
+            wrong = i
+        own = own and inverse[i] == i
+    return wrong, own
+
+
+@kernel
+def _mixed(inverse, told):
+    """A hash of an inverse, begun with another."""
+    step, mix, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
+    place = np.uint64(told) * mix
+    total = place ^ (place >> half)
+    for i in range(len(inverse)):
+        place += step
+        z = (np.uint64(inverse[i]) + place) * mix
+        total += z ^ (z >> half)
+    return np.int64(total >> np.uint64(1))

@@ -6,6 +6,7 @@ to the samples; and gradients the other way round.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -107,29 +108,33 @@ class Shared:
         """
         row, step = np.arange(self.features, dtype=np.int64), np.full(self.features, self.features, np.int64)
         row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
-        _bags(starts, weights, first, np.diff(self.first), row, step, mean, offsets, bag_of, scale)
-        ends = offsets[self.first]
-        plain, lengths = self.plain, np.diff(offsets)
-        of_feature = [lengths[low:high] for low, high in zip(self.first[:-1], self.first[1:])]
-        nothing = np.zeros(self.batch, lengths.dtype)
-        bags = [each if own else nothing for each, own in zip(of_feature, plain)]
-        shared = [each for each, own in zip(of_feature, plain) if not own]
-        self.parts = tuple(
-            Part(
-                [slice(int(ends[f]), int(ends[f + 1])) for f in range(self.features) if plain[f] == own],
-                np.concatenate([[0], np.cumsum(np.concatenate(each))]).astype(np.int32),
-            )
-            for own, each in ((True, bags), (False, shared))
-        )  # type: ignore[assignment]
+        plain, once = np.zeros(self.samples + 1, np.int32), np.zeros(self.bags + 1, np.int32)
+        _bags(
+            starts, weights, first, np.diff(self.first), row, step, mean, self.plain, self.batch, offsets, bag_of, scale,
+            plain, once,
+        )  # fmt: skip
+        ends = offsets[self.first].tolist()
+        at = [slice(low, high) for low, high in pairwise(ends)]
+        self.parts = (
+            Part([of for of, each in zip(at, self.inverse) if each is None], plain),
+            Part([of for of, each in zip(at, self.inverse) if each is not None], once),
+        )
 
 
 @kernel
-def _bags(starts, weights, first, sizes, row, step, mean, offsets, bag_of, scale):
-    """Fill offsets, bag_of and scale; row, step: of each feature, the row of its first bag, and from one to the next."""
+def _bags(
+    starts, weights, first, sizes, row, step, mean, is_plain, batch, offsets, bag_of, scale, of_plain, of_shared
+):  # fmt: skip
+    """Fill offsets, bag_of and scale, and the offsets of both parts, which come as zeros.
+
+    row, step: of each feature, the row of its first bag, and from one to the next.
+    """
     one = weights.dtype.type(1)
-    n = bags = 0
+    n = bags = plain = shared = at = 0
     offsets[0] = 0
     for f in range(len(first)):
+        if not is_plain[f]:
+            of_plain[f * batch + 1 : (f + 1) * batch + 1] = plain
         for b in range(sizes[f]):
             begin, end = starts[first[f] + b], starts[first[f] + b + 1]
             count = weights.dtype.type(end - begin)
@@ -139,5 +144,12 @@ def _bags(starts, weights, first, sizes, row, step, mean, offsets, bag_of, scale
                     factor = weights[p] if len(weights) else one
                     scale[n] = factor / count if mean[f] else factor
                 n += 1
+            if is_plain[f]:
+                plain += end - begin
+                of_plain[f * batch + b + 1] = plain
+            else:
+                shared += end - begin
+                at += 1
+                of_shared[at] = shared
             bags += 1
             offsets[bags] = n

@@ -36,8 +36,9 @@ class DataFlags:
     group: ClassVar[str] = "data"
 
     data: str = "synthetic:criteo-kaggle"
-    """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte, sessions), or files: criteo:PATH,
-    avazu:PATH, mind:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or several with commas between."""
+    """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte, sessions), or files:
+    criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or several with
+    commas between."""
     _: KW_ONLY
     batch: int = 4096
     """Samples a step."""
@@ -52,7 +53,7 @@ class DataFlags:
     rows_scale: float = 1.0
     """Multiplies the rows of synthetic tables."""
     pooling_factor: int = 1
-    """Ids of a feature in a synthetic sample, on average; 1 is exactly one. Of a list of synthetic:sessions: 75 if not set."""
+    """Ids of a feature in a synthetic sample, on average; 1 is exactly one. A list of synthetic:sessions: 75 if not set."""
     per_session: float = 16.5
     """Of synthetic:sessions: samples of a session, on average."""
     change: float = 0.05

@@ -111,9 +111,8 @@ class Synthetic:
         if self.name not in self.shapes:
             near = difflib.get_close_matches(self.name, self.shapes, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(
-                f"there is no synthetic data set {self.name!r}{hint}: name one of {', '.join(self.shapes)}, sessions"
-            )
+            names = ", ".join((*self.shapes, "sessions"))
+            raise ValueError(f"there is no synthetic data set {self.name!r}{hint}: name one of {names}")
         for what, least in (("batch_size", 1), ("start", 0), ("pooling_factor", 1), ("held_out_batches", 0)):
             if getattr(self, what) < least:
                 raise ValueError(f"{what} is {getattr(self, what)}, set it to {least} or more")

@@ -382,6 +382,7 @@ class Engine:
         work.updated = True
         work.grads.clear()
         work.joint.clear()
+        work.apart.clear()
         return finite
 
     def _update_together(
@@ -417,7 +418,8 @@ class Engine:
         grads = work.joint.get(bank, work.grads.get((bank, 0)))
         if grads is None:  # other trainers have some
             grads = self.device.empty(0, self.schema.banks[bank].dim)
-        return Update(work, grads, self._live(work, bank), np.empty((0, 0), self.dtype), self.counters.steps)
+        none = np.empty((0, 0), self.dtype)
+        return Update(work, grads, self._live(work, bank), none, self.counters.steps, work.apart.get(bank))
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
         """Which rows of the output got a gradient: by feature where that is enough, else one by one."""

@@ -96,6 +96,8 @@ class Work:
     """By (bank, micro-batch): gradient of the pooled output, [bags, dim]; with shared bags, theirs are behind it."""
     joint: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, where there are several micro-batches: the memory that all of its gradients are in."""
+    apart: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By bank: gradient of the shared bags, [shared bags, dim], where it is not behind that of the output."""
     live: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     """By (bank, micro-batch): which features got a gradient."""
     reads: Sequence[Reads] = ()
@@ -146,7 +148,7 @@ class Work:
         self.grads[bank, micro] = grad
 
     def room(self, bank: int, micro: int, dim: int, empty: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
-        """Where a micro-batch's gradient is to be put, by who makes it."""
+        """Where a micro-batch's gradient is to be put, with that of its shared bags behind it."""
         alone = len(self.micros) == 1
         into = empty(self.micros[micro].ids[bank].bags, dim) if alone else self._beside(bank, micro, dim, empty)
         self.grads[bank, micro] = into

@@ -9,6 +9,7 @@ from torch import Tensor
 from skirl.core.handle import TorchHandle
 from skirl.core.ids import Captured
 from skirl.engine.engine import Engine
+from skirl.engine.shared_gradients import keep_shared
 from skirl.engine.work import Micro, Work
 from skirl.nn.accumulation import DenseGradients
 from skirl.nn.optimizers import unscaled
@@ -168,10 +169,8 @@ class CurrentStep:
         if (grad is None and of_bags is None) or not ticket.live.any():
             return
         grad, of_bags = (None if g is None else g.reshape(-1, g.shape[-1]).contiguous() for g in (grad, of_bags))
-        shared = ticket.ids.folded
-        if shared is not None:
-            dim = self.engine.schema.banks[ticket.bank].dim
-            self.engine.banks[ticket.bank].fold(shared, grad, of_bags, ticket.made(dim))
+        if ticket.ids.folded is not None:
+            keep_shared(self.engine, ticket.work, ticket.bank, ticket.micro, grad, of_bags)
         else:
             assert grad is not None
             ticket.work.keep(ticket.bank, ticket.micro, grad, self.engine.device.empty)
@@ -209,16 +208,18 @@ class CurrentStep:
         assert self.grad_scaler is not None
         inverse = 1.0 / self.grad_scaler.get_scale()
         for (bank, micro), grad in work.grads.items():
-            live = work.live[bank, micro]
-            rows = (
-                grad
-                if live.all()
-                else grad[torch.from_numpy(work.micros[micro].ids[bank].by_bag(live)).to(grad.device)]
-            )
+            live, ids = work.live[bank, micro], work.micros[micro].ids[bank]
+            rows = grad
+            if bank in work.apart:
+                rows = torch.cat([grad, work.apart[bank]])
+            if ids.shared is not None or not live.all():
+                rows = rows[torch.from_numpy(ids.by_bag(live)).to(grad.device)]
             if not torch.isfinite(rows).all():  # of rows that are trained: what is frozen may be anything
                 return False
         for place, grad in work.grads.items():
             work.grads[place] = grad * inverse if len(work.micros) == 1 else grad.mul_(inverse)
+        for of_bags in work.apart.values():
+            of_bags.mul_(inverse)
         return True
 
 
@@ -238,21 +239,7 @@ class Ticket:
         self.passes = self.trained.copy()
         """Of each feature: whether a gradient of it goes anywhere: to its rows, or to the weights of its ids."""
         self.used = False
-        self._made: Tensor | None = None
-
-    def room(self, rows: int, dim: int) -> Tensor:
-        """Memory for the gradient of the output; with shared bags, there is room for theirs behind it."""
-        if self.ids.folded is None:
-            return self.engine.device.empty(rows, dim)
-        return self.made(dim)[:rows]
-
-    def made(self, dim: int) -> Tensor:
-        """What the gradient of an output and of its shared bags is put to."""
-        if self._made is None:
-            self._made = self.work.room(self.bank, self.micro, dim, self.engine.device.empty)
-        return self._made
 
     def release(self) -> None:
         """Let go of the batch: who keeps a loss keeps its graph, and this ticket with it."""
-        self._made = None
         del self.work, self.ids

@@ -117,7 +117,7 @@ class Unbind(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         samples, features, dim = ctx.shape
-        out = ctx.ticket.room(samples * features, dim).view(ctx.shape)
+        out = ctx.ticket.engine.device.empty(samples * features, dim).view(ctx.shape)
         for column, grad in enumerate(grads):
             out[:, column] = 0 if grad is None else grad  # it may be added to the gradient of the stacked output
             if grad is not None:  # where that has one, a feature without is live all the same

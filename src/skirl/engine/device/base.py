@@ -53,6 +53,8 @@ class Update:
     """Of each table, the numbers of its optimizer: [tables, k]."""
     step: int
     """Counted from the start of the run; part of the seed by which halves are rounded."""
+    apart: torch.Tensor | None = None
+    """Gradients of the shared bags, where they are not behind `grads`."""
 
 
 @dataclass(slots=True)
@@ -149,17 +151,18 @@ class BankRows(ABC):
         """The same, out of records on the host; place: which record each id has."""
 
     @abstractmethod
-    def fold(self, shared: Shared, grad: torch.Tensor | None, of_bags: torch.Tensor | None, into: torch.Tensor) -> None:
-        """Put the gradient of an output with shared bags to `into`, [bags, dim]: that of a shared bag is the sum over its
-        samples in ascending order, from 0, and then its own.
+    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+        """Put the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0.
 
         **Arguments**
 
         - `shared`: which sample has which bag.
         - `grad`: of the samples' rows, [batch * features, dim]; None: they have none.
-        - `of_bags`: of the shared bags themselves, where the loop took them; None: they have none.
-        - `into`: rows of samples that are copies of a bag stay undefined there.
+        - `into`: as said.
         """
+
+    reads_apart = False
+    """Whether `update` may get the gradients of shared bags apart from the others."""
 
     @abstractmethod
     def update(self, update: Update) -> None:

@@ -290,7 +290,7 @@ class GpuRows(GpuBackward):
         self._streams.compute.now(pool)
         return out
 
-    def fold(self, shared: Shared, grad: torch.Tensor | None, of_bags: torch.Tensor | None, into: torch.Tensor) -> None:
+    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         raise NotImplementedError("the resolver refuses shared bags")
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:

@@ -165,18 +165,16 @@ class HostRows(BankRows):
         kernel = choice.pool_for(self.facts.dim, rows.shape[1], into, not len(offsets))
         self._run(kernel, len(into), rows, self.facts.dim, place, offsets, features, scale, into)
 
-    def fold(self, shared: Shared, grad: torch.Tensor | None, of_bags: torch.Tensor | None, into: torch.Tensor) -> None:
-        dim, bags = self.facts.dim, into[shared.samples :].numpy()
-        if grad is not None:
-            plain = torch.from_numpy(np.flatnonzero(shared.plain))
-            if len(plain) and into.data_ptr() != grad.data_ptr():
-                shape = (shared.batch, shared.features, dim)
-                into[: shared.samples].view(shape)[:, plain] = grad.view(shape)[:, plain]
-            self._run(shares.fold, len(bags), grad.numpy(), shared.bag, shared.columns, shared.features, bags)
-        else:
-            into[shared.samples :].zero_()
-        if of_bags is not None:
-            into[shared.samples :] += of_bags
+    def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
+        if grad is None:
+            into.zero_()
+            return
+        bags = into.numpy()
+        self._run(shares.fold, len(bags), grad.numpy(), shared.bag, shared.columns, shared.features, bags)
+
+    @property
+    def reads_apart(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return choice.is_wide(self.facts.dim, self.facts.dtype)
 
     def update(self, update: Update) -> None:
         work = update.work
@@ -184,12 +182,13 @@ class HostRows(BankRows):
             self.apply(work, self.sums(update), update.scalars, update.step, 1 / work.shards)
             return
         ids, step = work.micros[0].ids[self.facts.number], work.steps[self.facts.number]
-        groups = step.group_start, step.group_pos, ids.bag_of, ids.scale, update.grads.numpy(), update.live
-        self._update(work, groups, update.scalars)
+        grads = (update.grads.numpy(),) if update.apart is None else (update.grads.numpy(), update.apart.numpy())
+        groups = step.group_start, step.group_pos, ids.bag_of, ids.scale, *grads, update.live
+        self._update(work, groups, update.scalars, apart=update.apart is not None)
 
-    def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray) -> None:
+    def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray, apart: bool = False) -> None:
         facts, step = self.facts, work.steps[self.facts.number]
-        kernel = choice.update_for(facts.dim, facts.dtype, facts.kind)
+        kernel = (choice.update_apart_for if apart else choice.update_for)(facts.dim, facts.dtype, facts.kind)
         self._run(
             kernel, len(step.rows), self.array, facts.dim, facts.kind, step.rows, step.keys, *groups, scalars,
             work=groups[0],

@@ -50,6 +50,29 @@ def update_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
     return cpu.update if wide is None else wide.update_kernel(dim, kind)
 
 
+def update_apart_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
+    """The same with gradients in two arrays: bags beyond those of `grads` are in the one behind it. For wide rows only.
+
+    **Arguments**
+
+    - `dim`, `dtype`, `kind`: as in `update_for`.
+    """
+    wide = _wide()
+    assert wide is not None and _fits(dim, dtype)
+    return wide.update_apart_kernel(dim, kind)
+
+
+def is_wide(dim: int, dtype: np.dtype) -> bool:
+    """Whether rows take the loops compiled for their dim.
+
+    **Arguments**
+
+    - `dim`: numbers in a row.
+    - `dtype`: their type.
+    """
+    return _fits(dim, dtype) and _wide() is not None
+
+
 def sums_for(dim: int, dtype: np.dtype) -> Kernel:
     """The kernel that sums gradients over micro-batches, with the arguments of `tree.sums`.
 

@@ -121,10 +121,26 @@ def pool_kernel(n: int, across: bool, streams: bool) -> Kernel:
 @remember
 def update_kernel(n: int, which: int) -> Kernel:
     """Summing gradients and updating rows of `n` numbers by the row optimizer `which`, one of `KIND_...`."""
+    whole = _update_kernel(n, which, False)
+
+    def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
+        # Not a kernel: one that calls kernels made in this function is never found on disk again.
+        whole(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, grads, live, scalars, lo, hi)
+
+    return update
+
+
+@remember
+def update_apart_kernel(n: int, which: int) -> Kernel:
+    """The same with one array more, for bags beyond those of `grads`."""
+    return _update_kernel(n, which, True)
+
+
+def _update_kernel(n: int, which: int, apart: bool) -> Kernel:
     width = {KIND_ROWWISE_ADAGRAD: n + 1, KIND_SGD: n, KIND_ADAM: 3 * n, KIND_FTRL: 3 * n}.get(which, 2 * n)
 
     @kernel
-    def once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
+    def once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi):
         number = cache.dtype.type
         nothing = zeros(cache, n)
         scaled = scale.size > 0
@@ -142,12 +158,20 @@ def update_kernel(n: int, which: int) -> Kernel:
                 last = first  # left to `hot`: a loop over stretches here took 1.07 times as long at dim 16
             for i in range(first, last):
                 if i + AHEAD < end:
-                    later(grads, bag_of[group_pos[i + AHEAD]], n)
+                    if apart and bag_of[group_pos[i + AHEAD]] >= len(grads):
+                        later(more, bag_of[group_pos[i + AHEAD]] - len(grads), n)
+                    else:
+                        later(grads, bag_of[group_pos[i + AHEAD]], n)
                 pos = group_pos[i]
                 bag = bag_of[pos]
                 if all_live or live[bag % live.size]:
                     count += 1
-                    if scaled:
+                    if apart and bag >= len(grads):
+                        if scaled:
+                            g = g + scale[pos] * load(more, bag - len(grads), 0, n)
+                        else:
+                            g = g + load(more, bag - len(grads), 0, n)
+                    elif scaled:
                         g = g + scale[pos] * load(grads, bag, 0, n)
                     else:
                         g = g + load(grads, bag, 0, n)
@@ -203,7 +227,7 @@ def update_kernel(n: int, which: int) -> Kernel:
             store(cache, slot, 0, w)
 
     @kernel
-    def hot(rows, keys, group_start, group_pos, bag_of, scale, grads, live, lo, hi):
+    def hot(rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, lo, hi):
         """The rows of lo..hi with more than one stretch and some gradient: their slots, keys, and gradients summed."""
         m = 0
         for u in range(lo, hi):
@@ -223,12 +247,20 @@ def update_kernel(n: int, which: int) -> Kernel:
                 part = nothing
                 for i in range(begin, min(begin + STRETCH, last)):
                     if i + AHEAD < last:
-                        later(grads, bag_of[group_pos[i + AHEAD]], n)
+                        if apart and bag_of[group_pos[i + AHEAD]] >= len(grads):
+                            later(more, bag_of[group_pos[i + AHEAD]] - len(grads), n)
+                        else:
+                            later(grads, bag_of[group_pos[i + AHEAD]], n)
                     pos = group_pos[i]
                     bag = bag_of[pos]
                     if all_live or live[bag % live.size]:
                         count += 1
-                        if scaled:
+                        if apart and bag >= len(grads):
+                            if scaled:
+                                part = part + scale[pos] * load(more, bag - len(grads), 0, n)
+                            else:
+                                part = part + load(more, bag - len(grads), 0, n)
+                        elif scaled:
                             part = part + scale[pos] * load(grads, bag, 0, n)
                         else:
                             part = part + load(grads, bag, 0, n)
@@ -239,15 +271,14 @@ def update_kernel(n: int, which: int) -> Kernel:
                 m += 1
         return slots[:m], names[:m], sums[:m]
 
-    def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
-        # Not a kernel: one that calls kernels made in this function is never found on disk again.
-        once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi)
-        slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, live, lo, hi)
+    def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi):
+        once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi)
+        slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, lo, hi)
         if len(slots):
             # Now they are rows with one position each, whose gradient is the sum.
             each = np.arange(len(slots) + 1, dtype=np.int32)
             once(
-                cache, dim, kind, slots, names, each, each[:-1], each[:-1], scale[:0], sums, np.ones(1, np.bool_),
+                cache, dim, kind, slots, names, each, each[:-1], each[:-1], scale[:0], sums, sums, np.ones(1, np.bool_),
                 scalars, 0, len(slots),
             )  # fmt: skip
 

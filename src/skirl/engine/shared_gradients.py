@@ -1,0 +1,35 @@
+"""Where the gradient of an output whose samples share bags goes: those of the shared bags are sums over their samples."""
+
+import torch
+
+from skirl.engine.engine import Engine
+from skirl.engine.work import Work
+
+
+def keep_shared(
+    engine: Engine, work: Work, bank: int, micro: int, grad: torch.Tensor | None, of_bags: torch.Tensor | None
+) -> None:
+    """Take the gradient of a micro-batch whose samples share bags.
+
+    **Arguments**
+
+    - `engine`: the rows.
+    - `work`: the step.
+    - `bank`, `micro`: which bank, and which micro-batch.
+    - `grad`: of the output, [batch * features, dim]; None: it has none.
+    - `of_bags`: of the shared bags themselves, [shared bags, dim], where the loop took them; None: they have none.
+    """
+    shared, rows, dim = work.micros[micro].ids[bank].folded, engine.banks[bank], engine.schema.banks[bank].dim
+    assert shared is not None
+    empty, alone = engine.device.empty, len(work.micros) == 1 and engine.exchange is None
+    if alone and rows.reads_apart and grad is not None and work.micros[micro].weights is None:
+        work.grads[bank, micro] = grad  # not copied: it may be far larger than that of the shared bags
+        work.apart[bank] = folded = empty(shared.bags, dim)
+    else:
+        into = work.room(bank, micro, dim, empty)
+        folded = into[shared.samples :]
+        if grad is not None and shared.plain.any():
+            into[: shared.samples].copy_(grad)
+    rows.fold(shared, grad, folded)
+    if of_bags is not None:
+        folded += of_bags

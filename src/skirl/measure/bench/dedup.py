@@ -1,0 +1,200 @@
+"""What it gains to count bags that repeat once: the embedding step on batches of sessions, beside the same expanded."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+import torch
+
+from skirl.core.batch import KeyedJagged
+from skirl.core.find import find
+from skirl.core.optim import RowwiseAdagrad
+from skirl.core.tables import Table
+from skirl.data.sessions import Sessions
+from skirl.data.synthetic import Synthetic
+from skirl.measure.bench.helpers import Watch, at_least_one, child, result
+from skirl.measure.bench.others import INSTALL, fbgemm, has_fbgemm
+from skirl.nn.collection import EmbeddingBagCollection
+
+
+@dataclass(frozen=True)
+class Dedup:
+    """Processor time of the embedding step on batches whose lists repeat: each list once, beside the same expanded."""
+
+    part: tuple[Literal["lookup"], ...] = ("lookup",)
+    """What is measured: the step of an embedding collection, planner, forward and backward, all rows resident."""
+    factor: tuple[float, ...] = (1.0, 1.2, 4.0, 8.0)
+    """How often a list comes in a batch, on average."""
+    batch: int = 2048
+    """Samples a batch."""
+    lists: int = 6
+    """Lists of a sample, which change each by itself; the mixed batches have one, beside 26 single ids."""
+    ids: int = 75
+    """Ids of a list, on average: from two thirds to four thirds of it."""
+    dim: int = 64
+    """Numbers in a row."""
+    rounds: int = 9
+    """Steps of each side that are timed, in turns, on three batches."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "batch", "lists", "ids", "dim", "rounds")
+        if not self.factor or min(self.factor) < 1:
+            raise ValueError(f"factor is {' '.join(map(str, self.factor)) or 'empty'}: set it to numbers of 1 or more")
+
+    def run(self) -> dict[str, Any]:
+        """Measure in a process of its own."""
+        return child(["-m", "skirl.measure.bench.dedup", json.dumps(asdict(self))], {})
+
+    def measure(self) -> dict[str, Any]:
+        """Measure here."""
+        torch.set_num_threads(1)
+        lookup = self._over(self.factor, lambda factor: _Lists(self, self.lists, factor))
+        mixed = self._over(sorted({min(self.factor), max(self.factor)}), lambda factor: _Mixed(self, factor))
+        return result(
+            "dedup", self, "part batch lists ids dim rounds", lookup=lookup, mixed=mixed,
+            missing=None if has_fbgemm() else INSTALL,
+        )  # fmt: skip
+
+    def _over(self, factors: Sequence[float], data: "Callable[[float], _Lists]") -> dict[str, Any]:
+        """By name of what was measured, and then by factor."""
+        found = {f"{factor:g}": _Case(self, data(factor)).measure() for factor in factors}
+        names = next(iter(found.values()))
+        return {name: {factor: facts[name] for factor, facts in found.items()} for name in names}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        facts = {"step": f"{self.batch:,} samples of {self.lists} lists, planner, forward and backward, one core"}
+        for part in ("lookup", "mixed"):
+            of = result[part]
+            for factor in of["x"]:
+                beside = f", {of['vs_fbgemm'][factor]:.2f} of FBGEMM" if of["vs_fbgemm"][factor] else ""
+                facts[f"{part}, factor {factor}"] = (
+                    f"{of['x'][factor]:.2f} times as fast as expanded{beside}; {of['ids'][factor]:,} ids of "
+                    f"{of['ids_expanded'][factor]:,}, found at {of['find_ns'][factor]:.1f} ns an id"
+                )
+        if result["missing"]:
+            facts["missing"] = result["missing"]
+        return facts
+
+
+class _Lists:
+    """Batches of sessions' lists."""
+
+    def __init__(self, bench: Dedup, lists: int, factor: float) -> None:
+        samples = 16.5 if factor > 1 else 1.0
+        change = (samples / factor - 1) / (samples - 1) if factor > 1 else 0.0
+        if not 0 <= change <= 1:
+            raise ValueError(f"factor is {factor:g}: set it to at most {samples:g}, the samples of a session")
+        self.data = Sessions(
+            batch_size=bench.batch,
+            pooling_factor=bench.ids,
+            histories=lists,
+            per_session=samples,
+            change=change,
+            once=False,
+        )
+        self.dim = bench.dim
+
+    @property
+    def tables(self) -> list[Table]:
+        """One for each list."""
+        rows = self.data.rows["item"]
+        return [Table(name, rows, self.dim) for name in self.data.lists]
+
+    def batch(self, number: int) -> KeyedJagged:
+        """All lists."""
+        return self.data.batch(number).sparse.select(self.data.lists)
+
+
+class _Mixed(_Lists):
+    """One list beside single ids, those of a click log."""
+
+    def __init__(self, bench: Dedup, factor: float) -> None:
+        super().__init__(bench, 1, factor)
+        self.singles = Synthetic("criteo-kaggle", bench.batch, rows_scale=0.02)
+
+    @property
+    def tables(self) -> list[Table]:
+        return [*self.singles.tables(self.dim), *super().tables]
+
+    def batch(self, number: int) -> KeyedJagged:
+        return KeyedJagged.concat([self.singles.batch(number).sparse, super().batch(number)])
+
+
+class _Case:
+    """One factor."""
+
+    def __init__(self, bench: Dedup, data: _Lists) -> None:
+        self.rounds = bench.rounds
+        self.tables = data.tables
+        rows = sum(table.rows for table in self.tables)
+        self.sides = [EmbeddingBagCollection(self.tables, optimizer=RowwiseAdagrad(lr=0.01), cache=rows) for _ in "ab"]
+        self.plain = [data.batch(number) for number in range(3)]
+        find(self.plain[0])  # compiled
+        with Watch() as watch:
+            self.once = [find(ids) for ids in self.plain]
+        self.find_ns = watch.cpu * 1e9 / sum(len(ids.values()) for ids in self.plain)
+        generator = torch.Generator().manual_seed(0)
+        self.grad = torch.empty(bench.batch, len(self.tables), bench.dim).uniform_(-1, 1, generator=generator)
+        self.other = fbgemm(self.tables, lr=0.01, rowwise=True, eps=1e-8) if has_fbgemm() else None
+
+    def measure(self) -> dict[str, Any]:
+        """Medians of the ratios of rounds; the first of each batch compile and make rows."""
+        took: list[tuple[float, ...]] = []
+        for number in range(-len(self.plain), self.rounds):
+            at = number % len(self.plain)
+            calls: list[Callable[[], Any]] = [
+                lambda at=at: self._step(self.sides[0], self.plain[at]),
+                lambda at=at: self._step(self.sides[1], self.once[at]),
+            ]
+            if self.other is not None:
+                calls.append(lambda at=at: self._others_step(self.plain[at]))
+            order = list(range(len(calls)))[:: 1 if number % 2 else -1]
+            times = dict(zip(order, (_cpu(calls[i]) for i in order), strict=True))
+            if number < 0:
+                self._compare(at)
+            else:
+                took.append(tuple(times[i] for i in range(len(calls))))
+        ms = [round(median(of) * 1e3, 2) for of in zip(*took)]
+        return {
+            "x": round(median(one[0] / one[1] for one in took), 3),
+            "ms": ms[1],
+            "ms_expanded": ms[0],
+            "vs_fbgemm": round(median(one[2] / one[1] for one in took), 3) if self.other is not None else None,
+            "ids": len(self.once[0].values()),
+            "ids_expanded": len(self.plain[0].values()),
+            "find_ns": round(self.find_ns, 2),
+        }
+
+    def _step(self, embeddings: EmbeddingBagCollection, ids: KeyedJagged) -> None:
+        embeddings(ids).stacked().backward(self.grad)
+
+    def _others_step(self, ids: KeyedJagged) -> None:
+        self.other(ids.values(), ids.offsets()).backward(self.grad.flatten(1))  # type: ignore[misc]
+
+    def _compare(self, at: int) -> None:
+        """Refuse to time what is not the same."""
+        outs = []
+        for side, ids in zip(self.sides, (self.plain[at], self.once[at]), strict=True):
+            with torch.no_grad():
+                outs.append(side(ids).stacked())
+        if not torch.allclose(*outs, rtol=1e-3, atol=1e-4):
+            raise AssertionError(f"outputs differ by {float((outs[0] - outs[1]).abs().max()):g}: no ratio is given")
+
+
+def _cpu(call: Callable[[], Any]) -> float:
+    with Watch() as watch:
+        call()
+    return watch.cpu
+
+
+if __name__ == "__main__":
+    flags: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(sys.argv[1]).items()
+    }
+    print(json.dumps(Dedup(**flags).measure()))

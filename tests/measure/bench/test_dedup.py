@@ -1,0 +1,21 @@
+"""`skirl bench dedup`: what it counts is right, and it says a figure for each factor."""
+
+import pytest
+
+from skirl.measure.bench.dedup import Dedup
+
+
+def test_every_factor_has_its_figures():
+    bench = Dedup(factor=(1.0, 4.0), batch=256, lists=2, ids=12, dim=16, rounds=1)
+    found = bench.measure()
+    for part in ("lookup", "mixed"):
+        assert found[part]["x"].keys() == {"1", "4"} and min(found[part]["x"].values()) > 0
+        assert found[part]["ids"]["1"] == found[part]["ids_expanded"]["1"]
+    assert 3 < found["lookup"]["ids_expanded"]["4"] / found["lookup"]["ids"]["4"] < 5
+    assert "times as fast as expanded" in bench.summary(found)["lookup, factor 4"]
+
+
+@pytest.mark.parametrize(("flags", "text"), [({"factor": (0.5,)}, "factor is 0.5"), ({"rounds": 0}, "rounds is 0")])
+def test_wrong_flags_are_refused(flags, text):
+    with pytest.raises(ValueError, match=text):
+        Dedup(**flags)
