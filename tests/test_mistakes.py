@@ -209,7 +209,7 @@ MISTAKES = [
     M(
         "data without its kind",
         "skirl train --data day_0.tsv",
-        "skirl train: --data is 'day_0.tsv': set it to synthetic:NAME, criteo:PATH, avazu:PATH, csv:PATH or "
+        "skirl train: --data is 'day_0.tsv': set it to synthetic:NAME, criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or "
         "parquet:PATH",
     ),
     M(
@@ -540,7 +540,7 @@ MISTAKES = [
     M(
         "a vocabulary of synthetic data",
         "skirl vocab --data synthetic:tiny --out ids.vocab",
-        "skirl vocab: --data is 'synthetic:tiny': set it to files, one of criteo:PATH, avazu:PATH, csv:PATH, "
+        "skirl vocab: --data is 'synthetic:tiny': set it to files, one of criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, "
         "parquet:PATH",
     ),
     M(

@@ -53,7 +53,8 @@ COMMANDS = {
         "skirl.data.commands:Vocab",
         "give the ids of data files rows of their own, in one pass and bounded memory",
     ),
-    "convert": ("skirl.data.commands:Convert", "write data files as Parquet that is read several times faster"),
+    "convert": ("skirl.dedup.commands:Convert", "write data files as Parquet that is read several times faster"),
+    "same": ("skirl.dedup.commands:Same", "whether two data sets hold the same rows, in whatever order and layout"),
     "export": (
         "skirl.checkpoint.commands:Export",
         "rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",

@@ -17,7 +17,7 @@ class Vocab:
     """Flags of `skirl vocab`."""
 
     data: str
-    """The files: criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    """The files: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
     """The vocabulary file to write."""
     _: KW_ONLY
@@ -59,7 +59,7 @@ class Vocab:
         """Count, and write what is kept."""
         from skirl.data.vocab import count
 
-        return _timed(
+        return timed(
             "vocab",
             self,
             lambda: count(
@@ -96,7 +96,7 @@ class Convert:
     """Flags of `skirl convert`."""
 
     data: str
-    """The files: criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    """The files: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
     """The Parquet file to write."""
     _: KW_ONLY
@@ -124,12 +124,9 @@ class Convert:
         if Path(self.out).exists() and not self.force:
             raise ValueError(f"--out is {self.out}, which is there: name another file, or add --force to replace it")
 
-    def run(self) -> dict[str, Any]:
-        """Read everything, write it in the other format."""
-        from skirl.data.convert import convert
-
-        as_rows = self.rows is not None or self.vocab is not None
-        flags = DataFlags(
+    def flags(self) -> DataFlags:
+        """What is read."""
+        return DataFlags(
             self.data,
             rows=self.rows,
             vocab=self.vocab,
@@ -137,11 +134,17 @@ class Convert:
             workers=self.workers,
             bad_rows=self.bad_rows,
         )
-        return _timed(
+
+    def run(self) -> dict[str, Any]:
+        """Read everything, write it in the other format."""
+        from skirl.data.convert import convert
+
+        as_rows = self.rows is not None or self.vocab is not None
+        return timed(
             "convert",
             self,
             lambda: convert(
-                flags.files(), self.out, self.compression, as_rows=as_rows, json=self.json, quiet=self.quiet
+                self.flags().files(), self.out, self.compression, as_rows=as_rows, json=self.json, quiet=self.quiet
             ),
         )
 
@@ -155,7 +158,7 @@ class Convert:
         }
 
 
-def _timed(name: str, flags: Vocab | Convert, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def timed(name: str, flags: Vocab | Convert, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The result of a command: its flags, what the work found, and what it took."""
     started = time.monotonic()
     found = work()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.data.files.encode import Fingerprints
+from skirl.data.files.encode import Encoded, Fingerprints
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.files.stream import Files
@@ -23,7 +23,7 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bo
     if not as_rows:
         files = replace(files, encoder=replace(files.encoder, rows_of=Fingerprints()))
     schema, kept = converted(files.encoder.schema, files.encoder.rows if as_rows else None)
-    files = _keeping(files, tuple(kept.values()))
+    files = keeping(files, tuple(kept.values()))
     samples = 0
     with Progress("convert", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
         for number, rows in enumerate(write(out, schema, list(kept), files.pieces(), compression), start=1):
@@ -34,13 +34,13 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bo
     return {"samples": samples, **left_out, "bytes": Path(out).stat().st_size}
 
 
-def _keeping(files: Files, columns: tuple[str, ...]) -> Files:
-    """The same files, these columns beside what training reads."""
+def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) -> Files:
+    """The same files, these columns beside what training reads. all_there: a row without one of them is malformed."""
     wider = replace(files.encoder.schema, also=columns)
     return replace(
         files,
         dataset=replace(files.dataset.anew(), schema=wider),
-        encoder=replace(files.encoder, schema=wider, kept=columns),
+        encoder=replace(files.encoder, schema=wider, kept=columns, all_there=all_there),
     )
 
 
@@ -83,11 +83,34 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
     return FileSchema(labels, tuple(dense), tuple(ids), missing=("",), text=Text(), **called), kept
 
 
+def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
+    """Encoded rows as an Arrow table of a converted file's columns.
+
+    **Arguments**
+
+    - `rows`: the rows.
+    - `schema`: of the converted file.
+    - `kept_names`: what the columns that are kept are called in it.
+    """
+    import pyarrow as pa
+
+    arrays = [pa.array(rows.labels[:, k]) for k in range(len(schema.labels))]
+    arrays += [pa.array(np.ascontiguousarray(rows.dense[:, k])) for k in range(len(schema.dense))]
+    for values, sizes in zip(rows.ids, rows.lengths):
+        array = pa.array(values)
+        if sizes is not None:
+            offsets = np.zeros(len(sizes) + 1, np.int32)
+            np.cumsum(sizes, out=offsets[1:])
+            array = pa.ListArray.from_arrays(pa.array(offsets), array)
+        arrays.append(array)
+    names = [*(column.name for column in (*schema.labels, *schema.dense, *schema.ids)), *kept_names]
+    return pa.table(dict(zip(names, [*arrays, *rows.kept], strict=True)))
+
+
 def write(
     path: str, schema: FileSchema, kept_names: list[str], pieces: Iterator[Any], compression: str
 ) -> Iterator[int]:
     """Write encoded pieces; the rows of each row group when it is written. The file is there when it is complete."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     from skirl.data.files.columnar import KEY, SLICE
@@ -102,18 +125,7 @@ def write(
         nonlocal writer, rows, kept
         whole = joined(kept)
         now, later = cut(whole, 0, min(SLICE, rows)), cut(whole, min(SLICE, rows), rows)
-        arrays = [pa.array(now.labels[:, k]) for k in range(len(schema.labels))]
-        arrays += [pa.array(np.ascontiguousarray(now.dense[:, k])) for k in range(len(schema.dense))]
-        for values, sizes in zip(now.ids, now.lengths):
-            array = pa.array(values)
-            if sizes is not None:
-                offsets = np.zeros(len(sizes) + 1, np.int32)
-                np.cumsum(sizes, out=offsets[1:])
-                array = pa.ListArray.from_arrays(pa.array(offsets), array)
-            arrays.append(array)
-        arrays += now.kept
-        names = [*(column.name for column in (*schema.labels, *schema.dense, *schema.ids)), *kept_names]
-        table = pa.table(dict(zip(names, arrays, strict=True)), metadata={KEY: schema.toml().encode()})
+        table = table_of(now, schema, kept_names).replace_schema_metadata({KEY: schema.toml().encode()})
         if writer is not None:
             table = table.cast(writer.schema)  # of a file that holds other types of kept texts or numbers
         with writing(path):

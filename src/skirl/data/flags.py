@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SYNTHETIC_STEPS = 1000
 """Steps of a run over a synthetic stream, which has no end, where none are given."""
-FILE_KINDS = ("criteo", "avazu", "csv", "parquet")
+FILE_KINDS = ("criteo", "avazu", "mind", "csv", "parquet")
 _OF_FILES = ("epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows")
 _OF_SYNTHETIC = ("rows_scale", "pooling_factor")
 _OF_SESSIONS = ("per_session", "change", "lists", "drift")
@@ -21,7 +21,7 @@ SESSIONS = "sessions"
 """The synthetic data whose samples repeat their lists."""
 OPEN = "open"
 """The vocabulary that grows."""
-KINDS = "synthetic:NAME, criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH"
+KINDS = "synthetic:NAME, criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH"
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class DataFlags:
 
     data: str = "synthetic:criteo-kaggle"
     """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte, sessions), or files:
-    criteo:PATH, avazu:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or several with commas
-    between."""
+    criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or several with
+    commas between."""
     _: KW_ONLY
     batch: int = 4096
     """Samples a step."""
@@ -208,7 +208,7 @@ def check_in_and_out(data: str, out: str) -> None:
 
     >>> check_in_and_out("synthetic:tiny", "out.parquet")
     Traceback (most recent call last):
-    ValueError: data is 'synthetic:tiny': set it to files, one of criteo:PATH, avazu:PATH, csv:PATH, parquet:PATH
+    ValueError: data is 'synthetic:tiny': set it to files, one of criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, parquet:PATH
     """
     if data.partition(":")[0] not in FILE_KINDS:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")

@@ -12,6 +12,7 @@ from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.find import find, kind_of
 from skirl.data.files.labels import as_labelled
+from skirl.data.files.mind import MIND
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.stream import Files
 from skirl.data.files.text import PART
@@ -72,15 +73,16 @@ def open_to_count(data: str, schema: str | None, *, valid: str | None, workers: 
 def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
     """The schema that is given, built in, or inside of the first file."""
     if schema is not None:
-        return FileSchema.load(schema)
+        read = FileSchema.load(schema)
+        return replace(read, text=MIND.text) if kind == "mind" else read
     found = embedded_schema(path) if kind_of(path) == "parquet" else None
     if found is not None:
         try:
             return FileSchema.parse(found)
         except BadSchema as error:
             raise BadSchema(f"{path}: the schema in it {error}") from None
-    if kind in BUILT_IN:
-        return BUILT_IN[kind]
+    if kind in BUILT_IN or kind == "mind":
+        return MIND if kind == "mind" else BUILT_IN[kind]
     raise BadSchema(f"{path}: data is {kind}:..., and no file says what its columns mean: set schema to one")
 
 

@@ -128,6 +128,7 @@ def _given(flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[tuple[s
     for arg in args:
         written, equals, value = arg.partition("=")
         name = written.removeprefix("--").replace("-", "_")
+        name = f"{name}_" if f"{name}_" in flags else name
         if arg.startswith("-") and not re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
             kind = flags[name].type if written.startswith("--") and name in flags else None
             if kind is not None:

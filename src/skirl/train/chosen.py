@@ -18,7 +18,7 @@ class Chosen:
     save: Path
     """The folder that skirl train --save wrote, whose newest whole checkpoint is taken; or the header of one."""
     data: str | None = None
-    """What to predict, as for skirl train: criteo:PATH, avazu:PATH, csv:PATH or parquet:PATH; the run's data if not set."""
+    """What to predict, as for skirl train: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not set."""
     held_out: bool = False
     """Only the part that the run held out of its training."""
     valid: str | None = None

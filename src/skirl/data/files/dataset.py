@@ -10,6 +10,7 @@ from skirl.data.files.columnar import ArrowFile, ParquetFile
 from skirl.data.files.encode import Raw
 from skirl.data.files.errors import BadFile
 from skirl.data.files.find import kind_of
+from skirl.data.files.mind import MindFile
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.text import PART, TextFile
 
@@ -130,4 +131,5 @@ def open_file(path: str, schema: FileSchema, part_bytes: int = PART) -> DataFile
         return ArrowFile(path, schema)
     if not schema.text.columns and schema.text.header == "no":
         raise BadFile(path, "is text, and the schema does not say what its columns are", "add columns to [file]")
-    return TextFile(path, schema, kind == "gzip", part_bytes)
+    kind_of_text = MindFile if schema.text.samples == "shown" else TextFile
+    return kind_of_text(path, schema, kind == "gzip", part_bytes)

@@ -25,7 +25,7 @@ from skirl.data.files.columns import (
 from skirl.data.files.errors import BadRow, BadSchema, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
-from skirl.data.files.times import DATE, NUMBER, Span, begins_with_dates, hours_of, seconds_of
+from skirl.data.files.times import DATE, NUMBER, Span, begins_with_dates, hours_of, is_date, seconds_of
 from skirl.tools.jit import kernel
 
 FITS = "a number that fits a float32"
@@ -184,6 +184,8 @@ class Encoder:
     """Only rows whose time is in it."""
     kept: tuple[str, ...] = ()
     """Columns to keep as they are; a time that is text becomes a number."""
+    all_there: bool = False
+    """Whether a row is malformed that has nothing in a kept column, or NaN."""
 
     def __call__(self, raw: Raw) -> Encoded:
         """The piece, encoded; raises `BadRow` unless malformed rows are to be left out."""
@@ -215,6 +217,9 @@ class Encoder:
         if self.keep is not None:
             wanted = self._in_time(raw, seen[self.keep.column], self.keep, marks)
         kept = [self._kept(raw, seen[name], name, marks) for name in self.kept]
+        if self.all_there:
+            for name, column in zip(self.kept, kept):
+                self._check_there(raw, column, name, marks)
         if not self.skip:
             marks.refuse(raw)
         places = np.arange(raw.rows) if raw.places is None else raw.places
@@ -348,6 +353,15 @@ class Encoder:
         if dated:
             return pa.array((values * 1e6).round().astype(np.int64), pa.timestamp("us"), mask=kinds != GOOD)
         return pa.array(np.asarray(values, np.float64), mask=kinds != GOOD)
+
+    def _check_there(self, raw: Raw, column: Any, name: str, marks: Marks) -> None:
+        column = plain(column, ())
+        plain_numbers = not is_text(column.type) and not is_date(column.type)
+        kinds = floats_of(column, False)[1] if plain_numbers else kinds_of(column)
+        what, expected = ("time", NUMBER) if name == self.schema.time else ("session", "a value in each row")
+        marks.add(
+            raw, kinds != GOOD, lambda i: (f"{what} column {name} is {shown(value_at(column, i))}", expected)
+        )
 
     def _in_time(self, raw: Raw, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
         inside, kinds, expected = keep.has(raw.file, column)

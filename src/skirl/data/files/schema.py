@@ -86,6 +86,8 @@ class Text:
     """Whether the first line names the columns; auto: where all that are needed are in it."""
     quotes: bool = False
     """Whether a value may stand in double quotes. A line end inside of them is refused."""
+    samples: Literal["lines", "shown"] = "lines"
+    """lines: a line is a sample; shown: it is an impression of MIND's, and each item that it shows is one."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,10 @@ class FileSchema:
         """The schema as TOML text that `parse` reads."""
         lines = [f"{name} = {_toml(getattr(self, name))}" for name in ("session", "time") if getattr(self, name)]
         lines += [f"missing = {_toml(self.missing)}", f"nan_is_missing = {_toml(self.nan_is_missing)}"]
-        lines += ["[file]", *(f"{f.name} = {_toml(getattr(self.text, f.name))}" for f in fields(Text))]
+        given = [
+            f.name for f in fields(Text) if f.name != "samples" or self.text.samples != "lines"
+        ]  # as it was before
+        lines += ["[file]", *(f"{name} = {_toml(getattr(self.text, name))}" for name in given)]
         for kind, columns in (("label", self.labels), ("dense", self.dense), ("id", self.ids)):
             for column in columns:
                 lines.append(f"[[{kind}]]")

@@ -1,0 +1,116 @@
+"""MIND's behaviors.tsv: a line is an impression, and each item that it shows is a sample.
+
+Columns: impression, user, time, history (items, with spaces between), shown (items, "-1" behind those that were clicked).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from skirl.data.files.columns import pc, plain
+from skirl.data.files.encode import Raw
+from skirl.data.files.schema import FileSchema, Id, Label, Text
+from skirl.data.files.text import PART, TextFile
+
+LINE = ("impression", "user", "time", "history", "shown")
+MIND = FileSchema(
+    labels=(Label("click"),),
+    dense=(),
+    ids=(Id("user"), Id("item"), Id("history", table="item", list=True, separator=" ")),
+    session="impression",
+    time="time",
+    text=Text("tab", ("impression", "user", "time", "history", "item", "click"), "no", samples="shown"),
+)
+"""What its samples have; `criteo` and `avazu` are in schema.py."""
+_LINES = FileSchema((), (), tuple(Id(name) for name in LINE), text=Text("tab", LINE, "no"))
+_WHEN = "%m/%d/%Y %I:%M:%S %p"
+
+
+class MindFile:
+    """One such file. A line that cannot be split into columns counts as one sample, which is malformed."""
+
+    def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
+        self.path = path
+        self._args = (path, schema, packed, part)
+        self._schema = schema
+        self._lines = TextFile(path, replace(_LINES, missing=schema.missing), packed, part)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"args": self._args}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["args"])
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._lines.close()
+
+    def has(self, part: int) -> bool:
+        """Whether there is such a part."""
+        return self._lines.has(part)
+
+    def share(self, part: int) -> int:
+        """Parts of one share are read by one worker."""
+        return part
+
+    def rows(self, part: int) -> int:
+        """Samples of a part, malformed ones too."""
+        raw = self._lines.read(part)
+        return int(_samples(raw, _shown(raw))[1].sum())
+
+    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+        """A part's columns. rows: which of its samples, ascending; None: all."""
+        raw = self._lines.read(part)
+        shown = _shown(raw)
+        lines, counts = _samples(raw, shown)
+        first = np.cumsum(counts) - counts
+        of = np.repeat(np.arange(raw.rows), counts[lines])
+        columns = {name: plain(raw.columns[name], ()).take(pa.array(of)) for name in LINE[:2] + LINE[3:4]}
+        moments = pc.strptime(plain(raw.columns["time"], ()), format=_WHEN, unit="s", error_is_null=True)
+        columns["time"] = moments.take(pa.array(of))
+        each = pc.list_flatten(shown) if raw.rows else pa.array([], pa.string())
+        found = pc.extract_regex(each, "^(?P<item>.*)-(?P<click>[^-]*)$")
+        split = found.is_valid()  # where it is not known what was clicked, as in the set to predict, there is no label
+        columns["item"] = pc.if_else(split, pc.struct_field(found, "item"), each)
+        columns["click"] = pc.if_else(split, pc.struct_field(found, "click"), None)
+        places = first[lines][of] + np.arange(len(of)) - (np.cumsum(counts[lines]) - counts[lines])[of]
+        broken = [(int(first[line]), found_, wanted) for line, found_, wanted in raw.broken]
+        ends = first + counts
+        done = Raw(
+            {name: columns[name] for name in self._schema.needed},
+            len(of),
+            self.path,
+            lambda row: raw.where(int(np.searchsorted(ends, row, side="right"))),
+            broken,
+            places,
+            nulls=True,
+        )
+        if rows is None:
+            return done
+        return _some(done, rows)
+
+
+def _shown(raw: Raw) -> pa.Array:
+    """The items of each line; one that is missing where there are none."""
+    texts = plain(raw.columns["shown"], ())
+    return pc.split_pattern(pc.fill_null(texts, ""), " ")
+
+
+def _samples(raw: Raw, shown: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """int64: which lines of the part could be split; and of all its lines, how many samples each has."""
+    lines = np.arange(raw.rows) if raw.places is None else raw.places
+    counts = np.ones(raw.rows + len(raw.broken), np.int64)
+    counts[lines] = pc.list_value_length(shown).to_numpy(zero_copy_only=False)
+    return lines, counts
+
+
+def _some(raw: Raw, rows: np.ndarray) -> Raw:
+    """Some of the samples, by their places."""
+    assert raw.places is not None
+    at = np.flatnonzero(np.isin(raw.places, rows))
+    wanted = set(rows.tolist())
+    columns = {name: column.take(pa.array(at)) for name, column in raw.columns.items()}
+    broken = [one for one in raw.broken if one[0] in wanted]
+    return replace(raw, columns=columns, rows=len(at), places=raw.places[at], broken=broken)

@@ -1,0 +1,151 @@
+"""The commands of this room: their flags, and what they print. What they do is imported when they run."""
+
+import time
+from dataclasses import KW_ONLY, asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from skirl.data.commands import Convert as InOneFile
+from skirl.data.commands import timed
+from skirl.data.flags import DataFlags, check_in_and_out
+from skirl.tools.durations import parse_seconds
+from skirl.tools.flags import WrongFlags
+from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.progress import clock, size
+from skirl.tools.sizes import parse_bytes
+
+
+@dataclass(frozen=True)
+class Convert(InOneFile):
+    """Flags of `skirl convert`: those of one file, and of a folder whose rows are put in order."""
+
+    by: Literal["session"] | None = None
+    """Write a folder of files instead, rows of a session one after the other; one file in the order of data if not set."""
+    session: str | None = None
+    """By session: the column that says which rows belong together; the schema's session if not set."""
+    user: str | None = None
+    """By session: the column of users, where no column says the session: one ends where gap passes without a row."""
+    gap: str | None = None
+    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds."""
+    partition: str | None = None
+    """By session: no file crosses a border of so much time, such as 1d, and files are in its order; sessions are cut there."""
+    memory: str = "1GiB"
+    """By session: memory of the whole process; what does not fit is on disk, beside out."""
+    layout: Literal["once", "rows"] = "once"
+    """By session: once leaves a list out that equals the row above's; rows leaves nothing out."""
+
+    def __post_init__(self) -> None:
+        if self.by is None:
+            for name in _BY_SESSION:
+                if getattr(self, name) != getattr(Convert, name):
+                    raise ValueError(f"{name} is for folders by session: set by to session, or leave {name} out")
+            super().__post_init__()
+            return
+        check_in_and_out(self.data, self.out)
+        for path in self.data.partition(":")[2].split(","):
+            folder, out = Path(path.strip()), Path(self.out).resolve()
+            if folder.is_dir() and (out == folder.resolve() or folder.resolve() in out.parents):
+                raise ValueError(f"out is {self.out!r}, inside of {path.strip()}, which is read: name a folder beside it")
+        if self.user is not None and self.session is not None:
+            raise ValueError("session and user are both set: leave one of them out")
+        if (self.user is None) != (self.gap is None):
+            raise ValueError("user and gap go together: set user to a column, and gap to a length of time such as 30m")
+        for name in ("gap", "partition"):
+            if (text := getattr(self, name)) is not None:
+                try:
+                    parse_seconds(text)
+                except ValueError:
+                    raise ValueError(f"{name} is {text!r}: set it to a length of time such as 30m or 1d") from None
+        try:
+            memory = parse_bytes(self.memory)
+        except ValueError:
+            raise ValueError(f"memory is {self.memory!r}: set it to a size such as 1GiB") from None
+        if memory < LEAST_MEMORY:
+            raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
+
+    def run(self) -> dict[str, Any]:
+        """Read everything, write it in the other format."""
+        if self.by is None:
+            return super().run()
+        from skirl.dedup.by_session import Wanted, clean, convert_by_session
+
+        clean(self.out)
+        if Path(self.out).exists() and not self.force:
+            raise WrongFlags(f"out is {self.out}, which is there: name another folder, or add --force to replace it")
+        names = ("session", "user", "gap", "partition", "layout")
+        wanted = Wanted(
+            **{name: getattr(self, name) for name in names},
+            memory=parse_bytes(self.memory),
+            compression=self.compression,
+            as_rows=self.rows is not None or self.vocab is not None,
+        )
+        say = {"force": self.force, "json": self.json, "quiet": self.quiet}
+        return timed("convert", self, lambda: convert_by_session(self.flags().files(_PART), self.out, wanted, **say))
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        told = super().summary(result)
+        if self.by is None:
+            return told
+        cut = {"cut_at_borders": f"cut at borders of {self.partition}", "cut_as_too_long": "longer than 10,000 rows: cut"}
+        counted = [f"{result['sessions']:,}", *(f"{result[k]:,} {what}" for k, what in cut.items() if result[k])]
+        groups = [f"{', '.join(names)} ({run})" for run, names in result["groups"].items()]
+        return {
+            "written": f"{told['written']} in {result['files']:,} files",
+            "sessions": ", ".join(counted),
+            **({"left out": f"lists that repeat: {'; '.join(groups)}"} if groups else {}),
+            "disk": f"{size(result['spilled_bytes'])} for buckets while it ran",
+            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
+            "saved": told["saved"],
+        }
+
+
+_BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout")
+LEAST_MEMORY = 640 << 20
+_PART = 1 << 18
+"""Bytes of text that are read at a time: rows of it may be many times as large."""
+
+
+@dataclass(frozen=True)
+class Same:
+    """Flags of `skirl same`."""
+
+    data: str
+    """Files, as for `skirl convert`."""
+    as_: str
+    """The files to compare them with."""
+    _: KW_ONLY
+    schema: str | None = None
+    """A TOML file that names the columns of data; criteo:, avazu: and mind: have one built in, converted files have theirs."""
+    as_schema: str | None = None
+    """The same of those to compare with."""
+    workers: int = 0
+    """Processes that read files; 0: this one does."""
+    bad_rows: Literal["refuse", "skip"] = "refuse"
+    """What to do with a malformed row: refuse, or leave the row out."""
+    json: bool = False
+    """Print the results as one line of JSON."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def run(self) -> dict[str, Any]:
+        """Read both, compare their sums."""
+        from skirl.dedup.same import same
+
+        started = time.monotonic()
+        sides = [
+            DataFlags(data, schema=schema, workers=self.workers, bad_rows=self.bad_rows).files()
+            for data, schema in ((self.data, self.schema), (self.as_, self.as_schema))
+        ]
+        found = same(*sides, json=self.json, quiet=self.quiet)
+        took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
+        return {"command": "same", **asdict(self), **found, **took}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        return {
+            "samples": f"{result['samples']:,} and {result['samples_as']:,} in {clock(result['seconds'])}",
+            "compared": ", ".join(result["compared"]),
+            "same": "yes, whatever the order" if result["same"] else "no",
+            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
+        }

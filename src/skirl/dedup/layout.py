@@ -1,0 +1,158 @@
+"""How a bucket in order becomes a Parquet file: its row groups, what is left out of them, and how columns are encoded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from skirl.data.files.columnar import KEY, SLICE
+from skirl.data.files.schema import FileSchema
+from skirl.tools.jit import kernel
+
+LIKELY = 1.1
+"""A list column is left out where it repeats when that makes its ids fewer by this factor at least, in the first bucket."""
+RUN = "run"
+
+
+def changed(column: Any, new: np.ndarray) -> np.ndarray:
+    """bool [n]: where a list is not that of the row above, or a session begins.
+
+    **Arguments**
+
+    - `column`: an Arrow list array without nulls.
+    - `new`: bool [n]: where sessions begin.
+    """
+    out = new.copy()
+    offsets = column.offsets.to_numpy()
+    _compare(offsets, column.values.to_numpy(zero_copy_only=False), out)
+    return out
+
+
+@kernel
+def _compare(offsets, values, out):
+    """Mark rows whose lists differ from those of the rows above."""
+    for i in range(1, out.size):
+        before, begin, end = offsets[i - 1], offsets[i], offsets[i + 1]
+        if begin - before != end - begin:
+            out[i] = True
+        k = 0
+        while not out[i] and k < end - begin:
+            if values[before + k] != values[begin + k]:
+                out[i] = True
+            k += 1
+
+
+def groups_found(table: Any, schema: FileSchema, new: np.ndarray) -> dict[str, list[str]]:
+    """Which list columns are left out where they repeat, by the name of the column that says so: those that change together.
+
+    **Arguments**
+
+    - `table`: rows in order.
+    - `schema`: of the file.
+    - `new`: bool: where sessions begin.
+    """
+    patterns: dict[bytes, list[str]] = {}
+    for spec in schema.ids:
+        if not spec.list:
+            continue
+        column = _one(table.column(spec.name))
+        own = changed(column, new)
+        sizes = np.diff(column.offsets.to_numpy())
+        if sizes.sum() >= LIKELY * max(1, sizes[own].sum()):
+            patterns.setdefault(np.packbits(own).tobytes(), []).append(spec.name)
+    taken = set(table.column_names)
+    free = (name for n in range(1, 1 << 20) if (name := f"{RUN}_{n}" if n > 1 else RUN) not in taken)
+    return {next(free): names for names in patterns.values()}
+
+
+def with_runs(schema: FileSchema, groups: Mapping[str, Sequence[str]]) -> FileSchema:
+    """The schema of a file that leaves lists out.
+
+    **Arguments**
+
+    - `schema`: of the rows.
+    - `groups`: columns that are left out together, by the name of the column that says so.
+    """
+    runs = {name: run for run, names in groups.items() for name in names}
+    return replace(schema, ids=tuple(replace(spec, run=runs.get(spec.name, "")) for spec in schema.ids))
+
+
+def once(table: Any, groups: Mapping[str, Sequence[str]], new: np.ndarray) -> Any:
+    """The rows with null in place of lists that equal those of the row above, and columns that say so a second time.
+
+    **Arguments**
+
+    - `table`: a row group in order; it begins with a session.
+    - `groups`: columns that are left out together, by the name of the column that says so.
+    - `new`: bool: where sessions begin.
+    """
+    for run, names in groups.items():
+        columns = {name: _one(table.column(name)) for name in names}
+        written = np.logical_or.reduce([changed(column, new) for column in columns.values()])
+        for name, column in columns.items():
+            sizes = np.diff(column.offsets.to_numpy()) * written
+            offsets = np.zeros(len(sizes) + 1, np.int32)
+            np.cumsum(sizes, out=offsets[1:])
+            values = column.filter(pa.array(written)).flatten()
+            some = pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(~written))
+            table = table.set_column(table.column_names.index(name), pa.field(name, some.type), some)
+        table = table.append_column(pa.field(run, pa.int32()), pa.array(runs_of(written)))
+    return table
+
+
+def runs_of(written: np.ndarray) -> np.ndarray:
+    """int32 [n]: how many rows above each the row stands that holds its list.
+
+    >>> runs_of(np.array([True, False, False, True])).tolist()
+    [0, 1, 2, 0]
+    """
+    rows = np.arange(len(written))
+    return (rows - np.maximum.accumulate(np.where(written, rows, 0))).astype(np.int32)
+
+
+def measured(table: Any, compression: str, folder: Path) -> list[str]:
+    """The columns that are smaller with a dictionary than without.
+
+    **Arguments**
+
+    - `table`: the first rows, as they are written.
+    - `compression`: of the file.
+    - `folder`: where to try.
+    """
+    sizes = []
+    path = folder / "trial.parquet"
+    for dictionary in (True, False):
+        with pq.ParquetWriter(path, table.schema, compression=compression, use_dictionary=dictionary) as writer:
+            writer.write_table(table, row_group_size=SLICE)
+        meta = pq.ParquetFile(path).metadata
+        sizes.append({})
+        for group in range(meta.num_row_groups):
+            for k in range(meta.num_columns):
+                chunk = meta.row_group(group).column(k)
+                of = chunk.path_in_schema
+                sizes[-1][of] = sizes[-1].get(of, 0) + chunk.total_compressed_size
+    path.unlink()
+    return [of for of, size in sizes[0].items() if size < sizes[1][of]]
+
+
+def writer_of(path: Path, schema: pa.Schema, of: FileSchema, compression: str, dictionaries: list[str]) -> Any:
+    """What writes a file; `with` closes it.
+
+    **Arguments**
+
+    - `path`: of the file.
+    - `schema`: of the rows.
+    - `of`: what the file says of itself.
+    - `compression`: what pages are packed with.
+    - `dictionaries`: columns that have one.
+    """
+    schema = schema.with_metadata({KEY: of.toml().encode()})
+    return pq.ParquetWriter(path, schema, compression=compression, use_dictionary=dictionaries or False)
+
+
+def _one(column: Any) -> Any:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1 else column.chunk(0)

@@ -1,0 +1,267 @@
+"""Files by session, compared with a plain sort of rows in Python."""
+
+import json
+import random
+from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl import cli
+from skirl.data.flags import DataFlags
+from skirl.dedup import order
+from skirl.dedup.by_session import BASE, Wanted, convert_by_session
+from skirl.dedup.spill import path_of
+from tests.cases import cases
+from tests.dedup.rows import Row, schema, write
+from tests.zygote import Python
+
+WANTED = Wanted(None, None, None, None, BASE, "rows", "zstd", False)
+"""So little memory that a few hundred rows are many files."""
+
+
+def made(n: int, sessions: int, seed: int = 0, width: int = 60) -> list[Row]:
+    """Rows in a random order; `price` numbers them."""
+    draw = random.Random(seed)
+    lists = {v: [draw.randrange(1000) for _ in range(draw.randrange(width))] for v in range(sessions)}
+    rows = []
+    for i in range(n):
+        visit = draw.randrange(sessions)
+        if draw.random() < 0.2:
+            lists[visit] = [draw.randrange(1000) for _ in range(draw.randrange(width))]
+        one = {"click": i % 2, "price": float(i), "item": draw.randrange(50), "seen": lists[visit], "bought": [visit]}
+        rows.append(one | {"visit": visit, "when": draw.randrange(400), "user": f"u{visit}"})
+    return rows
+
+
+def converted(folder: Path, rows: list[Row], wanted: Wanted, *, files: int = 2) -> tuple[list[list[Row]], dict[str, Any]]:
+    """The rows of each file, and what the command says."""
+    each = -(-len(rows) // files)
+    for k in range(files):
+        write(folder / f"in-{k}.parquet", rows[k * each : (k + 1) * each], 50)
+    paths = ",".join(str(folder / f"in-{k}.parquet") for k in range(files))
+    source = DataFlags(f"parquet:{paths}", schema=schema(folder)).files()
+    told = convert_by_session(source, str(folder / "out"), wanted, force=True, json=True, quiet=True)
+    assert not (folder / "out.unfinished").exists()
+    return [pq.read_table(path).to_pylist() for path in sorted((folder / "out").iterdir())], told
+
+
+def expected(rows: list[Row], wanted: Wanted) -> Counter[tuple[float, ...]]:
+    """Sessions as the numbers of their rows in order: a plain sort."""
+    gap = int(wanted.gap[:-1]) if wanted.gap else None
+    part = int(wanted.partition[:-1]) if wanted.partition else 1 << 30
+    users: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        users[row["visit"]].append(row)
+    found = []
+    for own in users.values():
+        session: list[Row] = []
+        for row in sorted(own, key=lambda row: (row["when"], row["price"])):
+            last = session[-1]["when"] if session else None
+            if last is not None and (row["when"] // part != last // part or (gap is not None and row["when"] - last > gap)):
+                found.append(tuple(r["price"] for r in session))
+                session = []
+            session.append(row)
+        found.append(tuple(r["price"] for r in session))
+    return Counter(found)
+
+
+def sessions_in(files: list[list[Row]], wanted: Wanted) -> Counter[tuple[float, ...]]:
+    """The same of what was written: a session ends where another comes, or a file does."""
+    part = int(wanted.partition[:-1]) if wanted.partition else 1 << 30
+    found = []
+    for rows in files:
+        assert len({row["when"] // part for row in rows}) == 1
+        name = "session" if wanted.user else "visit"
+        last = None
+        for row in rows:
+            if row[name] != last:
+                found.append([])
+            last = row[name]
+            found[-1].append(row["price"])
+    assert sorted(each[0]["when"] // part for each in files) == [each[0]["when"] // part for each in files]
+    return Counter(map(tuple, found))
+
+
+ways = st.sampled_from(
+    [
+        WANTED,
+        replace(WANTED, partition="100s"),
+        replace(WANTED, user="user", gap="20s"),
+        replace(WANTED, user="user", gap="20s", partition="100s"),
+    ]
+)
+
+
+@given(n=st.integers(1, 300), sessions=st.integers(1, 30), seed=st.integers(0, 9), wanted=ways)
+@cases(24)
+def test_sessions_are_those_of_a_plain_sort(tmp_path_factory: Any, n: int, sessions: int, seed: int, wanted: Wanted) -> None:
+    rows = made(n, sessions, seed)
+    files, told = converted(tmp_path_factory.mktemp("by"), rows, wanted)
+    reference = expected(rows, wanted)
+    assert sessions_in(files, wanted) == reference
+    assert told["samples"] == n and told["sessions"] == reference.total()
+    uncut = expected(rows, replace(wanted, partition=None)).total()
+    assert (told["cut_at_borders"] > 0) == (reference.total() > uncut)
+    by_number = {row["price"]: row for row in rows}
+    for row in (row for rows in files for row in rows):
+        own = by_number[row["price"]]
+        assert (row["click"], len(row["seen"]), row["when"]) == (own["click"], len(own["seen"]), own["when"])
+
+
+def test_many_buckets_make_many_files(tmp_path: Path) -> None:
+    rows = made(3000, 200)
+    files, told = converted(tmp_path, rows, WANTED, files=3)
+    assert len(files) > 5 and told["spilled_bytes"] > told["bytes"]
+    assert sessions_in(files, WANTED) == expected(rows, WANTED)
+
+
+def test_a_session_that_is_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order.begins, "__defaults__", (40,))
+    rows = made(300, 3)
+    wanted = replace(WANTED, user="user", gap="1000s")
+    files, told = converted(tmp_path, rows, wanted)
+    whole = [len(session) for session in expected(rows, wanted)]
+    assert told["cut_as_too_long"] == 3 and told["sessions"] == sum(-(-size // 40) for size in whole)
+    assert max(map(len, sessions_in(files, wanted))) == 40
+
+
+def test_same_says_that_nothing_else_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, by = write(tmp_path / "in.parquet", made(300, 20)), schema(tmp_path)
+    out = str(tmp_path / "out")
+    flags = ["--by", "session", "--partition", "100s", "--schema", by]
+    assert cli.main(["convert", "--data", data, "--out", out, *flags]) == 0
+    assert "cut at borders of 100s" in capsys.readouterr().out
+    assert cli.main(["same", "--data", data, "--as", f"parquet:{out}", "--schema", by, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["same"] is True
+
+
+KILLED = """
+import os, sys
+from skirl import cli
+moment, seen, argv = int(sys.argv[1]), 0, sys.argv[2:]
+def count(event, args):
+    global seen
+    if event in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.unlink", "mmap.__new__", "os.listdir"):
+        seen += 1
+        if seen == moment:
+            os.kill(os.getpid(), 9)
+sys.addaudithook(count)
+code = cli.main(argv)
+print(seen)
+sys.exit(code)
+"""
+
+
+def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_python: Python) -> None:
+    rows = made(600, 40)
+    data, by = write(tmp_path / "in.parquet", rows, 50), schema(tmp_path)
+    flags = ["--data", data, "--schema", by, "--by", "session", "--partition", "100s", "--quiet", "--json"]
+
+    def run(out: str, moment: int) -> Any:
+        return warm_python.run(KILLED, str(moment), "convert", "--out", str(tmp_path / out), *flags)
+
+    def bytes_of(out: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in sorted((tmp_path / out).iterdir())}
+
+    whole = run("whole", 0)
+    assert whole.returncode == 0, whole.stderr
+    moments = int(whole.stdout.splitlines()[-1])
+    draw = random.Random(0)
+    ended = [run("out", draw.randrange(moments * k // 4, moments * (k + 1) // 4)).returncode for k in range(1, 4)]
+    assert -9 in ended
+    last = run("out", 0)
+    assert last.returncode == 0 or (tmp_path / "out").exists(), last.stderr
+    assert bytes_of("out") == bytes_of("whole") and len(bytes_of("out")) >= 4
+
+
+def begun(folder: Path, rows: list[Row], wanted: Wanted = WANTED) -> DataFlags:
+    """What a convert leaves that was ended when rows had gone to their buckets."""
+    data = DataFlags(write(folder / "in.parquet", rows), schema=schema(folder))
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skirl.dedup.by_session.finish", _ended)
+        convert_by_session(data.files(), str(folder / "out"), wanted, force=False, json=True, quiet=True)
+    return data
+
+
+def _ended(*args: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_another_command_does_not_go_on(tmp_path: Path) -> None:
+    data = begun(tmp_path, made(50, 5))
+    go = {"force": False, "json": True, "quiet": True}
+    with pytest.raises(ValueError, match=r"out.unfinished is of a convert with layout rows, not once: run the command as"):
+        convert_by_session(data.files(), str(tmp_path / "out"), replace(WANTED, layout="once"), **go)
+    write(tmp_path / "in.parquet", made(51, 5))
+    with pytest.raises(ValueError, match=r"is of a convert with other files \(.*in.parquet \(.* bytes"):
+        convert_by_session(data.files(), str(tmp_path / "out"), WANTED, **go)
+
+
+@pytest.mark.parametrize("damage", ["shorter", "other bytes", "gone"])
+def test_a_damaged_spill_is_refused(tmp_path: Path, damage: str) -> None:
+    data = begun(tmp_path, made(50, 5))
+    spill = next(path for k in range(16) if (path := path_of(tmp_path / "out.unfinished" / "spill", k)).is_file())
+    raw = bytearray(spill.read_bytes())
+    raw[200] ^= 1
+    spill.write_bytes(raw[:-8] if damage == "shorter" else raw)
+    if damage == "gone":
+        spill.unlink()
+    found = {"shorter": "bytes, and had", "other bytes": "is damaged behind byte", "gone": "cannot be read"}[damage]
+    with pytest.raises(ValueError, match=f"{spill}.*{found}.*: remove .*out.unfinished, and run the command again"):
+        convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, json=True, quiet=True)
+
+
+MISTAKES = {
+    "no session": (["--schema", "{bare}"], "nothing says which rows are a session: set --session to the column that does"),
+    "no such column": (["--session", "visits"], "it has no column 'visits', did you mean 'visit'?"),
+    "a session that is null": (["--session", "sometimes"], "row 2 of row group 1: session column sometimes is nothing, expected"),
+    "a time that is NaN": (["--schema", "{nan}"], "row 3 of row group 1: time column real is nan, expected a finite number"),
+    "gap alone": (["--gap", "30m"], "--user and --gap go together: set --user to a column, and --gap to a length of time"),
+    "wrong gap": (["--user", "user", "--gap", "30"], "--gap is '30': set it to a length of time such as 30m or 1d"),
+    "too little memory": (["--memory", "1MiB"], "--memory is '1MiB': set it to 640.0 MiB or more"),
+    "out inside of in": (["--data", "parquet:{folder}", "--out", "{folder}/a/b"], "which is read: name a folder beside it"),
+    "out is there": (["--out", "{folder}"], "which is there: name another folder, or add --force to replace it"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    import pyarrow as pa
+
+    folder = tmp_path / "in"
+    (folder / "a").mkdir(parents=True)
+    rows = made(4, 2)
+    write(folder / "in.parquet", rows)
+    table = pq.read_table(folder / "in.parquet")
+    table = table.append_column("sometimes", pa.array([1, None, 3, 4])).append_column(
+        "real", pa.array([1.0, 2.0, float("nan"), 4.0])
+    )
+    pq.write_table(table, folder / "in.parquet")
+    by = Path(schema(tmp_path)).read_text()
+    (tmp_path / "bare.toml").write_text(by.replace('session = "visit"', ""))
+    (tmp_path / "nan.toml").write_text(by.replace('"when"', '"real"'))
+    more, sentence = MISTAKES[what]
+    names = {"bare": tmp_path / "bare.toml", "nan": tmp_path / "nan.toml", "folder": folder}
+    given = {"--data": f"parquet:{folder}/in.parquet", "--out": str(tmp_path / "out"), "--schema": str(tmp_path / "schema.toml")}
+    given |= {flag: value.format(**names) for flag, value in zip(more[::2], more[1::2])}
+    assert cli.main(["convert", "--by", "session", *(w for pair in given.items() for w in pair), "--quiet"]) in (1, 2)
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+
+
+def test_two_converts_into_one_folder_are_refused(tmp_path: Path) -> None:
+    from skirl.store.disk.lock import Lock
+
+    work = tmp_path / "out.unfinished"
+    work.mkdir()
+    lock = Lock(work)
+    data = DataFlags(write(tmp_path / "in.parquet", made(5, 2)), schema=schema(tmp_path))
+    with pytest.raises(ValueError, match=r"out.unfinished is in use by process \d+"):
+        convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, json=True, quiet=True)
+    lock.release()
