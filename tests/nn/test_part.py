@@ -137,8 +137,7 @@ def test_a_model_of_parts_is_saved_loaded_and_exported_with_one_table(tmp_path: 
     train(model)
     skirl.save(tmp_path / "saved", model=model)
     skirl.load(tmp_path / "saved", model=again)
-    model.eval(), again.eval()
-    assert torch.equal(model.loss(loader(1)[0]), again.loss(loader(1)[0]))
+    assert torch.equal(model.eval().loss(loader(1)[0]), again.eval().loss(loader(1)[0]))
     skirl.export(model, tmp_path / "rows.safetensors")
     fresh = Both()
     assert set(skirl.import_rows(fresh, tmp_path / "rows.safetensors")) == {"user", "item"}
