@@ -268,7 +268,7 @@ MISTAKES = [
     M(
         "a flag of another model",
         "skirl train --model dlrm-tiny --rank 4",
-        "skirl train: --rank is a flag of deep-cross and dcnv2, and --model is dlrm: leave it out, or set "
+        "skirl train: --rank is a flag of deep-cross and dcnv2, and dlrm has none: leave it out, or set "
         "--model to one of these",
     ),
     M(
@@ -424,7 +424,8 @@ MISTAKES = [
     M(
         "no schema",
         "skirl train --data csv:good.csv",
-        "skirl train: good.csv: data is csv:..., and no file says what its columns mean: set --schema to one",
+        "skirl train: good.csv: nothing says what its columns mean: set --schema to a TOML file that does, "
+        "docs/data.md has an example",
     ),
     M(
         "a schema that is not there",
@@ -1084,7 +1085,7 @@ MISTAKES = [
     M(
         "another batch in forward",
         "with ahead(model=one) as batches: [one(batch(1, 2, 3, 4)) for _ in batches]",
-        "forward takes the batch that the lookahead yielded last, whole: it has 1 samples, and forward got 2: "
+        "forward takes the batch that the lookahead yielded last, whole: it has 1 sample, and forward got 2: "
         "pass that batch unchanged",
     ),
     M(
@@ -1199,6 +1200,29 @@ MISTAKES = [
         "an export that is there",
         "skirl export checkpoints weights.pt",
         "skirl export: --out is weights.pt, which is there: name another file, or add --force to replace it",
+    ),
+    M(
+        "a table in two collections",
+        "train(model=nn.ModuleList([rows(), rows()]))",
+        "two collections of the model, '0' and '1', have a table 'item' of 10 rows and dim 4, and each would train rows of "
+        "its own. To share them, make one EmbeddingCollection with the features of both, and give each module a part of "
+        'it: collection.part("item", pooled="sum"). To keep them apart, give one another name',
+    ),
+    M(
+        "a part that is no feature",
+        'one.part("items")',
+        "no feature 'items' in this collection: name some of 'item', 'user'",
+    ),
+    M(
+        "bags pooled once more",
+        'one.part("item", pooled="mean")',
+        "pooled is 'mean', and an EmbeddingBagCollection pools as its tables say: leave pooled out, or make one "
+        "EmbeddingCollection, whose parts have bags or sequences",
+    ),
+    M(
+        "a part of a batch without its feature",
+        'one.part("item", "user")(batch().select(["item"]))',
+        "the batch has no feature 'user', which this part looks up, it has 'item': pass it the batch as it was yielded",
     ),
     M(
         "seconds for a step",

@@ -230,7 +230,7 @@ CASES = [
          "csv", CSV.replace('"y"\n', '"y"\nkind = "number"\n', 1), 1, rows=3),
     Case("parquet-negative-row", parquet(item=[1, -1, 3, 4]), ("column item is -1", "a row from 0 to 99"), *ROW, 1),
     Case("parquet-row-beyond", parquet(item=[1, 2, 100, 4]), ("column item is 100", "a row from 0 to 99"), *ROW, 1),
-    Case("parquet-without-schema", parquet(), ("no file says what its columns mean", "set schema"), "parquet"),
+    Case("parquet-without-schema", parquet(), ("nothing says what its columns mean", "set schema"), "parquet"),
     Case("arrow-cut", cut(arrow, lambda b: b[: len(b) // 2]), ("is truncated: its ", "get it anew"), *OURS),
     Case("arrow-head-only", raw(b"ARROW1\0\0"), ("is truncated: its ", "get it anew"), *OURS),
     Case("arrow-no-column", lambda path: feather.write_feather(pa.table({"y": [0]}), path), ("has no column 'x'",), *OURS),

@@ -79,7 +79,7 @@ class TestOneBatchOneStep:
         embeddings = made()
         with ahead(embeddings, [one_hot((1, 2, 3))]) as batches:
             next(batches)
-            with pytest.raises(ValueError, match="it has 1 samples, and forward got 2"):
+            with pytest.raises(ValueError, match="it has 1 sample, and forward got 2"):
                 embeddings(one_hot((1, 2, 3), (4, 5, 6)))
 
     def test_every_id_is_compared(self):

@@ -18,8 +18,9 @@ def test_a_forked_process_sees_what_is_put_later() -> None:
         try:
             os.read(here, 1)
             a, none, b, strided = slots.get(LAYOUT)
-            good = none is None and np.array_equal(a, first) and np.array_equal(b, second)
-            os.write(write, bytes([good and np.array_equal(strided, first[:, ::2])]))
+            assert a is not None and none is None and b is not None and strided is not None
+            good = np.array_equal(a, first) and np.array_equal(b, second) and np.array_equal(strided, first[:, ::2])
+            os.write(write, bytes([good]))
         finally:
             os._exit(0)
     layout = slots.put(2, [first, None, second, first[:, ::2]])

@@ -83,7 +83,9 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
             raise BadSchema(f"{path}: the schema in it {error}") from None
     if kind in BUILT_IN or kind == "mind":
         return MIND if kind == "mind" else BUILT_IN[kind]
-    raise BadSchema(f"{path}: data is {kind}:..., and no file says what its columns mean: set schema to one")
+    raise BadSchema(
+        f"{path}: nothing says what its columns mean: set schema to a TOML file that does, docs/data.md has an example"
+    )
 
 
 def encoding_of(

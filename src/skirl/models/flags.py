@@ -55,7 +55,7 @@ class LayerFlags:
     {'deep': (32,), 'rank': None}
     >>> LayerFlags(rank=4).of_model("dlrm")
     Traceback (most recent call last):
-    ValueError: rank is a flag of deep-cross and dcnv2, and model is dlrm: leave it out, or set model to one of these
+    ValueError: rank is a flag of deep-cross and dcnv2, and dlrm has none: leave it out, or set model to one of these
     """
 
     group: ClassVar[str] = "model"
@@ -99,7 +99,7 @@ class LayerFlags:
             if name not in takes[model]:
                 owners = " and ".join(other for other, parameters in takes.items() if name in parameters)
                 raise ValueError(
-                    f"{name} is a flag of {owners}, and model is {model}: leave it out, or set model to one of these"
+                    f"{name} is a flag of {owners}, and {model} has none: leave it out, or set model to one of these"
                 )
         return {name: None if value == "full" else value for name, value in self._set().items()}
 

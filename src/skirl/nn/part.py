@@ -87,7 +87,10 @@ class Part(nn.Module):
         """Look the part's features up; parts of one collection share a lookup, and their gradients make one update."""
         if missing := set(self.features) - set(sparse.keys()):
             have = ", ".join(map(repr, sparse.keys())) or "none"
-            raise BadIds(f"the batch has no feature {sorted(missing)[0]!r}, which this part looks up: it has {have}")
+            raise BadIds(
+                f"the batch has no feature {sorted(missing)[0]!r}, which this part looks up, it has {have}: pass it the "
+                "batch as it was yielded"
+            )
         out = self.of(sparse).only(self.features)
         return out if self.pooled is None else Bags({name: out.pooled(name, self.pooled) for name in out})
 

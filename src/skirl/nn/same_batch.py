@@ -88,8 +88,9 @@ class SameBatch:
         if any(_other_ids(given, later.hashes.by_name()) is None for later in coming()):
             raise ValueError(_AHEAD)
         if now.batch != captured.batch:
+            samples = "1 sample" if captured.batch == 1 else f"{captured.batch} samples"
             raise ValueError(
-                f"{_HERE}, whole: it has {captured.batch} samples, and forward got {now.batch}: pass that batch unchanged"
+                f"{_HERE}, whole: it has {samples}, and forward got {now.batch}: pass that batch unchanged"
             )
         raise ValueError(_CHANGED.format(name=wrong))
 

@@ -121,6 +121,15 @@ def test_no_text_is_cut_off_or_lies_on_a_line(browse, tmp_path):
     assert mistakes(browse, tmp_path, page) == NONE
 
 
+def test_one_point_is_seen_in_the_middle_and_its_values_stand_once():
+    text = svg([Chart("t", "step", {"samples": [(28, 920.2)]}, log=(False, False), dots=False)], width=400, height=300)
+    assert text.count("<circle") == 1 and text.count(">28<") == 1 and text.count(">920.2<") == 1
+    (x,) = re.findall(r'<circle cx="([0-9.]+)"', text)
+    assert 150 < float(x) < 300
+    two = svg([Chart("t", "step", {"samples": [(1, 2.0), (3, 2.0)]}, log=(False, False), dots=False)])
+    assert two.count("<circle") == 0 and two.count(">2<") == 2  # of both axes
+
+
 def test_names_of_lines_stand_above_the_lines():
     text = svg([Chart("t", "x", {"first": [(1, 2.0), (9, 3.0)], "second": [(1, 3.0), (9, 3.0)]})])
     names = [float(y) for y in re.findall(r'y="([0-9.]+)"[^>]*>(?:first|second)<', text)]

@@ -101,7 +101,7 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
         drawn = _thin(line)
         where = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in drawn)
         out.append(f'<polyline points="{where}" fill="none" stroke-width="1.6" {styles[name]}/>')
-        if chart.dots and not name.startswith("~"):
+        if (chart.dots or len(drawn) == 1) and not name.startswith("~"):  # a line of one point is not seen
             out += [
                 f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.4" {styles[name].replace("stroke", "fill")}>'
                 f"<title>{escape(name)}: {short(x)}, {short(y)}</title></circle>"
@@ -165,6 +165,9 @@ class _Scale:
         least = 0.3 if log else (abs(high) or 1.0) * 1e-6
         room = max(high - low, least) * 0.06
         self.low, self.high = low - room, max(high, low + least) + room
+        self._only = None if log or low < high else low
+        if self._only is not None:  # it stands in the middle
+            self.low = 2 * low - self.high
         self._first, self._last = 0.0, 1.0
 
     def between(self, first: float, last: float) -> None:
@@ -179,7 +182,9 @@ class _Scale:
         return self._first + share * (self._last - self._first)
 
     def ticks(self) -> list[float]:
-        """Round numbers on this axis, some four of them."""
+        """Round numbers on this axis, some four of them; where all values are one, this one."""
+        if self._only is not None:
+            return [self._only]
         if not self._log:
             return self._linear()
         steps = (1, 2, 5) if self.high - self.low < 2.2 else (1,)
