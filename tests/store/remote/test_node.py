@@ -231,7 +231,7 @@ def test_an_owner_that_was_killed_is_followed_by_the_next(nodes: Nodes):
 def test_a_node_has_no_more_memory_than_it_may_take():
     with served(1, limit=1) as nodes:
         store = open_store(nodes.spec, LAYOUT)
-        with pytest.raises(MemoryError, match=r"node 0 has 1 bytes for rows, .* start it with a higher --memory"):
+        with pytest.raises(NodeError, match=r"node 0 has 1 bytes for rows, .* start it with a higher --memory"):
             store.write(np.array([0]), np.zeros((1, 4), np.float32))
         text = metrics.text(nodes.nodes[0])
         assert 'skirl_node_rows{node="0",owner="0",run="1"} 0' in text and 'skirl_node_parts{node="0"} 1' in text
@@ -274,6 +274,11 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
             own.close()
             local.close()
         assert found == model
+        frozen.save(whole, tmp_path / "local")
+        own = open_store(there.spec, LAYOUT)
+        frozen.load(own, tmp_path / "local")  # each node takes its own, out of files that have the rows of all
+        assert contents(own) == contents(whole)
+        own.close()
         for of in facts:  # all of a part: each node takes what it wrote
             own, local = open_store(there.spec, LAYOUT), open_store(there.spec, LAYOUT)
             own.thaw(rows, of, [])
