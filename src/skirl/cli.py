@@ -93,6 +93,10 @@ COMMANDS = {
         "skirl.measure.bench.faults:Faults",
         "kill, stop and cut off trainers, launchers and nodes; every run has to end with the same bits",
     ),
+    "bench node-faults": (
+        "skirl.measure.bench.memory_faults:NodeFaults",
+        "kill, stop, cut off and empty memory nodes; every run has to end with the same bits",
+    ),
     "bench readers": (
         "skirl.measure.bench.readers:Readers",
         "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",
