@@ -113,6 +113,10 @@ COMMANDS = {
         "skirl.measure.bench.serve:ServeSpeed",
         "calls to a memory node, beside a gather and a memcpy, and torch's default transports",
     ),
+    "bench serve-link": (
+        "skirl.measure.bench.serve_link:ServeLink",
+        "training over a link of limited rate to a memory node, beside the least that compute, bytes and cores allow",
+    ),
     "bench start": (
         "skirl.measure.bench.start:Start",
         "time compiling and loading the kernels of a first training step",

@@ -15,7 +15,6 @@ import numpy as np
 
 from skirl.engine.access import peek
 from skirl.engine.engine import Engine
-from skirl.store.own_folder import own_folder
 from skirl.train.fingerprints import digest, fingerprints, rows_of
 from skirl.train.recipe import Recipe
 from skirl.train.train import steps
@@ -31,9 +30,7 @@ def main(folder: Path) -> None:
     for number, run in enumerate(job["runs"]):
         recipe = recipe_of(Recipe.of(**job["flags"]), run)
         recipe.use_threads()
-        store = {"disk": f"disk:{folder / str(number)}"}.get(run["store"]) or own_folder(
-            run["store"], share.rank, among_others=True
-        )
+        store = {"disk": f"disk:{folder / str(number)}"}.get(run["store"], run["store"])
         naps = random.Random(number * share.size + share.rank)
         found = trace(recipe, run["cache"], store, share, naps, looks_of(run))
         np.savez(folder / f"{number}-{share.rank}.npz", **found)
