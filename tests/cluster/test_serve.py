@@ -62,6 +62,17 @@ def test_a_trainer_on_a_node_has_the_bits_of_a_local_store_also_when_it_goes_on(
     assert f"node 0 keeps rows in memory; they meet at 127.0.0.1:{port}, only this machine reaches it" in err
 
 
+def test_nodes_end_with_the_meeting_point(warm_python: Python):
+    serve = "serve", f"127.0.0.1:{free_port()}", "--nodes", "2", "--node"
+    first, second = (warm_python.start(COMMAND, *serve, node, stderr=PIPE) for node in "01")
+    with first, second:
+        assert second.stderr is not None and "keeps rows" in second.stderr.readline()
+        first.kill()
+        _, err = second.communicate(60)
+    assert second.returncode == 1
+    assert f"skirl serve: the meeting point {serve[1]} is gone: start its node again" in err and "Traceback" not in err
+
+
 def test_a_node_ends_with_a_sentence_where_nobody_meets(warm_python: Python):
     done = warm_python.run(COMMAND, "serve", "127.0.0.1:9", "--nodes", "2", "--node", "1", "--patience", "0.2")
     assert done.returncode == 1

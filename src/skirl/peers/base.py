@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVa
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.peers.errors import PeerError
 from skirl.peers.message import ALIGNED, HEAD, KINDS, heads, padded, read_head
 
 if TYPE_CHECKING:
@@ -379,6 +378,7 @@ def said_of(error: BaseException | str) -> str:
     """
     if isinstance(error, KeyboardInterrupt):
         return "it was stopped by Ctrl-C"
-    if isinstance(error, ValueError | OSError | PeerError) and str(error):
+    sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
+    if sentence and str(error):
         return str(error)
     return error if isinstance(error, str) else repr(error)

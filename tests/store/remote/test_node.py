@@ -231,7 +231,7 @@ def test_an_owner_that_was_killed_is_followed_by_the_next(nodes: Nodes):
 def test_a_node_has_no_more_memory_than_it_may_take():
     with served(1, limit=1) as nodes:
         store = open_store(nodes.spec, LAYOUT)
-        with pytest.raises(MemoryError, match=r"node 0 has 1 bytes for rows, .* start it with a higher --memory"):
+        with pytest.raises(NodeError, match=r"node 0 has 1 bytes for rows, .* start it with a higher --memory"):
             store.write(np.array([0]), np.zeros((1, 4), np.float32))
         text = metrics.text(nodes.nodes[0])
         assert 'skirl_node_rows{node="0",owner="0",run="1"} 0' in text and 'skirl_node_parts{node="0"} 1' in text

@@ -13,7 +13,6 @@ _KINDS: dict[str, type[Exception]] = {
     "DiskError": DiskError,
     "ValueError": ValueError,
     "TypeError": TypeError,
-    "MemoryError": MemoryError,
 }
 
 

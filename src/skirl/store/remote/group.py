@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import struct
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -25,6 +24,8 @@ INTERFACE = "TP_SOCKET_IFNAME"
 TRANSPORTS: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
 """Of PyTorch RPC; empty: its default ones, to measure them. Lanes beside one connection take a quarter more CPU."""
 _SCHEME = "skirl"
+_meet_in: list[tuple[Any, int, int]] = []
+"""Where the group is formed that this process joins, and its rank there."""
 
 
 class Failed(RuntimeError):
@@ -41,21 +42,18 @@ def join(store: Any, address: Address, name: str, rank: int, seconds: float) -> 
     - `name`, `rank`: of this member; no other has them.
     - `seconds`: time limit.
     """
-    import torch.distributed as dist
     from torch.distributed import rpc
+    from torch.distributed.rendezvous import register_rendezvous_handler
 
     if rpc.api._is_current_rpc_agent_set():
         raise Failed("this process talks by PyTorch RPC already: rows on nodes need it for themselves")
     if not os.environ.get(INTERFACE) and (found := _interface(address)) is not None:
         os.environ[INTERFACE] = found
 
-    def meets(url: str, timeout: Any = None, **more: Any):
-        yield store, rank, -1
-
-    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
-    handlers.pop(_SCHEME, None)
-    dist.rendezvous.__globals__["register_rendezvous_handler"](_SCHEME, meets)
-    rpc._init_counter = 0  # pyright: ignore[reportAttributeAccessIssue]  # it names the group, and each has a store of its own
+    _meet_in[:] = [(store, rank, -1)]
+    with suppress(RuntimeError):  # it is registered already
+        register_rendezvous_handler(_SCHEME, lambda url, **more: iter(_meet_in))
+    rpc._init_counter = 0  # it names the group, and each has a store of its own
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"{_SCHEME}://",
         rpc_timeout=seconds,

@@ -108,7 +108,7 @@ class Room:
             own, others = memory(), self._numbers[OTHERS]
             left = self._limit - own - others - more
             if left < 0:
-                raise MemoryError(
+                raise NodeError(
                     f"{self._node} has {self._limit:,} bytes for rows, {own + others:,} are taken and {more:,} more do not "
                     "fit: start it with a higher --memory, or start more nodes"
                 )

@@ -1,6 +1,5 @@
 """What a node reads of a call: tensors, plain values, and the names of the store's own functions."""
 
-import io
 import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -42,25 +41,7 @@ def only(functions: Iterable[Callable[..., Any]]) -> None:
                 return lambda of, attribute: tensor if (of, attribute) == (_PICKLER, "_tensor_receiver") else None
             raise AttributeError(f"{module}.{name} is called by name: a node calls nothing but its store's functions")
 
-    internal._unpickler = Known  # pyright: ignore[reportAttributeAccessIssue]
+    internal._unpickler = Known
 
 
 _PICKLER = "what makes tensors of a call"
-
-
-def names_in(data: bytes) -> list[str]:
-    """The names that a pickle refers to, for tests.
-
-    >>> import os
-    >>> names_in(pickle.dumps(os.path.join))
-    ['posixpath.join']
-    """
-    found: list[str] = []
-
-    class Listing(pickle.Unpickler):
-        def find_class(self, module: str, name: str, /) -> Any:
-            found.append(f"{module}.{name}")
-            return super().find_class(module, name)
-
-    Listing(io.BytesIO(data)).load()
-    return found
