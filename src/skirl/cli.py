@@ -113,6 +113,10 @@ COMMANDS = {
         "skirl.measure.bench.serve:ServeSpeed",
         "calls to a memory node, beside a gather and a memcpy, and torch's default transports",
     ),
+    "bench serve-large": (
+        "skirl.measure.bench.serve_large:ServeLarge",
+        "ten times the caches in touched rows on memory nodes with disks, and what each process takes of memory",
+    ),
     "bench serve-link": (
         "skirl.measure.bench.serve_link:ServeLink",
         "training over a link of limited rate to a memory node, beside the least that compute, bytes and cores allow",

@@ -1,9 +1,13 @@
 """The memory nodes that `skirl verify --nodes` starts on this machine."""
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+PATIENCE = 600.0
+"""Seconds that a call may take: what is compared is bits, on machines however busy."""
 
 
 @contextmanager
@@ -23,11 +27,12 @@ def started(counts: Sequence[int]) -> Iterator[list[str]]:
         return
     from skirl.store.remote.started import StartedNodes
 
+    os.environ.setdefault("SKIRL_PATIENCE", f"{PATIENCE:g}")  # of this process and those that it starts
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skirl-verify-nodes-")))
         specs = []
         for number, count in enumerate(counts):
             log = folder / str(number)
             log.mkdir()
-            specs.append(stack.enter_context(StartedNodes(count, log=log)).spec)
+            specs.append(stack.enter_context(StartedNodes(count, patience=PATIENCE, log=log)).spec)
         yield specs

@@ -15,6 +15,7 @@ from typing import Any
 from skirl.measure.bench.faults import SEEDS, Fault, Faults, Run, digests
 from skirl.measure.bench.helpers import at_least_one
 from skirl.measure.bench.nodes import ENVIRONMENT, Node, forked, send
+from skirl.measure.bench.serve_node import Forked
 from skirl.store.remote.started import StartedNodes
 from skirl.tools.machine import machine
 
@@ -70,6 +71,8 @@ class NodeFaults:
         trainers = Faults(
             steps=self.steps, batch=self.batch, every=self.every, patience=self.patience, limit=self.limit
         )
+        import skirl.store.remote.warm_disk  # noqa: F401 - what is forked has it
+
         trainers._warm(top / "warm")
         undisturbed = _in_a_fork(lambda: _undisturbed(trainers._flags(top / "undisturbed"), top / "undisturbed"), top)
         done = []
@@ -102,7 +105,9 @@ class NodeFaults:
         kept.mkdir()
         where = "memory" if rows == "memory" else f"disk:{kept}/{{}}"
         began, wrong = time.monotonic(), None
-        with StartedNodes(self.nodes, rows=where, patience=self.patience, log=folder, watched=False) as nodes:
+        with StartedNodes(
+            self.nodes, rows=where, patience=self.patience, log=folder, start=Forked.start, watched=False
+        ) as nodes:
             run = OverNodes(trainers, fault, rng, folder, trainers._flags(folder), nodes, size)
             try:
                 run.suffer()

@@ -177,10 +177,10 @@ def cpu_of(pids: Sequence[int]) -> float:
     return total / 1e9
 
 
-def memory_of(pid: int) -> int:
-    """Bytes of memory that a process has had at most, what it shares with others counted too; 0 where it is gone."""
+def private_memory_of(pid: int) -> int:
+    """Bytes of memory that a process has and no file has; 0 where it is gone."""
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
+            if line.startswith("RssAnon"):
                 return int(line.split()[1]) << 10
     return 0
