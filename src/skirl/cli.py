@@ -98,6 +98,10 @@ COMMANDS = {
         "skirl.measure.bench.faults:Faults",
         "kill, stop and cut off trainers, launchers and nodes; every run has to end with the same bits",
     ),
+    "bench node-faults": (
+        "skirl.measure.bench.memory_faults:NodeFaults",
+        "kill, stop, cut off and empty memory nodes; every run has to end with the same bits",
+    ),
     "bench readers": (
         "skirl.measure.bench.readers:Readers",
         "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",
@@ -113,6 +117,14 @@ COMMANDS = {
     "bench serve": (
         "skirl.measure.bench.serve:ServeSpeed",
         "calls to a memory node, beside a gather and a memcpy, and torch's default transports",
+    ),
+    "bench serve-large": (
+        "skirl.measure.bench.serve_large:ServeLarge",
+        "ten times the caches in touched rows on memory nodes with disks, and what each process takes of memory",
+    ),
+    "bench serve-link": (
+        "skirl.measure.bench.serve_link:ServeLink",
+        "training over a link of limited rate to a memory node, beside the least that compute, bytes and cores allow",
     ),
     "bench start": (
         "skirl.measure.bench.start:Start",

@@ -1,6 +1,6 @@
 """The commands of training: their flags, and what they print. What they do is imported when they run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -141,6 +141,8 @@ class Verify(Composed):
     """The optimizer of the rows; dense weights have Adam. all: one after the other."""
     trainers: str | None = None
     """Numbers of trainers, as 1,2,4: train with each, with three caches and depths and both stores, late on purpose."""
+    nodes: str | None = None
+    """Numbers of memory nodes, as 1,3: so many are started here and have the rows; or name those that run: --store rpc://..."""
 
     def __post_init__(self) -> None:
         most = max(self.sizes(), default=1)
@@ -154,18 +156,30 @@ class Verify(Composed):
                 f"dtype is {self.recipe.device.dtype!r}: the reference rounds nothing to 16 bits, leave dtype out"
             )
         self.recipe.check_labels()
+        if len(self.node_counts()) > 1 and self.trainers is None:
+            raise ValueError(f"nodes is {self.nodes!r}: set it to one number, or set trainers too, as --trainers 1")
+        if self.nodes is not None and self.recipe.cache.store != "memory":
+            raise ValueError(f"nodes is {self.nodes!r} and store is {self.recipe.cache.store!r}: set one of the two")
 
     def run(self) -> dict[str, Any]:
         """Train three times with each optimizer; what was compared, and the first difference if there is one."""
         from skirl.tools.machine import machine
         from skirl.train.verify import touched_rows, verify
         from skirl.train.verify_expanded import failed, verify_expanded
+        from skirl.train.verify_nodes import started
 
         self.recipe.use_threads()
         touched = touched_rows(self.recipe)
-        if self.trainers is not None:
-            return self._with_trainers(touched)
-        runs = [verify(recipe, touched, self.show) for recipe in self.recipes()]
+        with started(self.node_counts()) as specs:
+            if self.trainers is not None:
+                return self._with_trainers(touched, specs)
+            store = specs[0] if specs else self.recipe.cache.store
+            runs = [
+                verify(
+                    replace(recipe, cache=replace(recipe.cache, store=store)) if specs else recipe, touched, self.show
+                )
+                for recipe in self.recipes()
+            ]
         differences = [f"{run['optimizer']}: {run['difference']['text']}" for run in runs if run["difference"]]
         expanded = verify_expanded(self.recipes()[0])
         differences += failed(expanded)
@@ -181,22 +195,23 @@ class Verify(Composed):
 
     def sizes(self) -> list[int]:
         """The numbers of trainers; none where they were not given."""
-        words = [] if self.trainers is None else self.trainers.split(",")
-        if not all(word.strip().isdecimal() and 0 < int(word) <= 64 for word in words):
-            raise ValueError(
-                f"trainers is {self.trainers!r}: set it to numbers from 1 to 64 with commas between, as 1,2,4"
-            )
-        return [int(word) for word in words]
+        return _numbers("trainers", self.trainers, "1,2,4")
 
-    def _with_trainers(self, touched: int) -> dict[str, Any]:
+    def node_counts(self) -> list[int]:
+        """The numbers of memory nodes to start; none where they were not given."""
+        return _numbers("nodes", self.nodes, "1,3")
+
+    def _with_trainers(self, touched: int, specs: Sequence[str]) -> dict[str, Any]:
         from skirl.tools.machine import machine
-        from skirl.train.verify_trainers import verify_trainers
+        from skirl.train.verify_trainers import STORES, verify_trainers
 
         least = self.recipe.cache_size(touched)
         if not isinstance(least, int):
             raise ValueError(f"cache is {least!r}: with trainers, set it to rows or a share of the touched rows")
         names = [recipe.optimizer.optimizer for recipe in self.recipes()]
-        found = verify_trainers(self.recipe, self.sizes(), names, [least, 2 * least, max(touched, least)], self.show)
+        stores = [(spec,) for spec in specs or [self.recipe.cache.store] if spec.startswith("rpc:")] or [STORES]
+        caches = [least, 2 * least, max(touched, least)]
+        found = verify_trainers(self.recipe, self.sizes(), names, caches, self.show, stores)
         said = (
             None
             if found["first"] is None
@@ -209,7 +224,7 @@ class Verify(Composed):
         if self.optimizer != "all":
             return [replace(self.recipe, optimizer=OptimizerFlags(self.optimizer))]
         cache = self.recipe.cache
-        on_disk = cache.store != "memory"
+        on_disk = cache.store.startswith("disk:")
         return [
             replace(
                 self.recipe,
@@ -224,7 +239,8 @@ class Verify(Composed):
         lines = {}
         if self.trainers is not None:
             equal = "equal, bit for bit" if not result["differences"] else f"{result['differences']:,} DIFFERENT"
-            return {f"{self.trainers} trainers": f"{equal}: {result['runs']:,} runs of {result['steps']:,} steps, "
+            where = "" if self.nodes is None else f" over {self.nodes} memory nodes"
+            return {f"{self.trainers} trainers{where}": f"{equal}: {result['runs']:,} runs of {result['steps']:,} steps, "
                     f"{result['fetched']:,} rows fetched again ({clock(result['seconds'])})"}  # fmt: skip
         for run in result["runs"]:
             moved, dense = run["moved"], run["dense"]
@@ -248,6 +264,13 @@ class Verify(Composed):
                 f"{equal[found['integer_equal']]}"
             )
         return lines
+
+
+def _numbers(name: str, text: str | None, example: str) -> list[int]:
+    words = [] if text is None else text.split(",")
+    if not all(word.strip().isdecimal() and 0 < int(word) <= 64 for word in words):
+        raise ValueError(f"{name} is {text!r}: set it to numbers from 1 to 64 with commas between, as {example}")
+    return [int(word) for word in words]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,12 @@ PATIENCE = 1800.0
 
 
 def verify_trainers(
-    recipe: Recipe, sizes: Sequence[int], optimizers: Sequence[str], caches: Sequence[int], show: ShowFlags
+    recipe: Recipe,
+    sizes: Sequence[int],
+    optimizers: Sequence[str],
+    caches: Sequence[int],
+    show: ShowFlags,
+    stores: Sequence[Sequence[str]] = (STORES,),
 ) -> dict[str, Any]:
     """Train with each number of trainers and each cache, depth and store; how many runs there were, and what differs.
 
@@ -40,19 +45,22 @@ def verify_trainers(
     - `optimizers`: of rows, by name.
     - `caches`: rows that all trainers together hold.
     - `show`: whether progress is shown.
+    - `stores`: where rows are: memory, disk, or memory nodes by their address. Processes of their own have each group, for
+      a process has rows at one address.
     """
     started = time.monotonic()
-    cases = [
-        {"optimizer": optimizer, "cache": cache, "depth": depth, "store": store}
-        for optimizer, cache, depth, store in product(optimizers, caches, DEPTHS, STORES)
-    ]
-    expected = {name: _with_digests(in_plain_python(recipe_of(recipe, cases[0] | {"optimizer": name}), show))
+    plain = replace(recipe, cache=replace(recipe.cache, depth=1, store="memory"))
+    expected = {name: _with_digests(in_plain_python(recipe_of(plain, {"optimizer": name, "depth": 1}), show))
                 for name in optimizers}  # fmt: skip
     schema, batches = Schema.of(recipe.tables()), list(recipe.stream())
     keys = [rows_of([batch], schema) for batch in batches]
     differences: list[str] = []
-    fetched = 0
-    for size in sizes:
+    fetched = done = 0
+    for size, together in product(sizes, stores):
+        cases = [
+            {"optimizer": optimizer, "cache": cache, "depth": depth, "store": store}
+            for optimizer, cache, depth, store in product(optimizers, caches, DEPTHS, together)
+        ]
         # What a batch needs at once differs by owner: each has a share of the cache, and a tenth more.
         runs = [case | {"cache": -(-case["cache"] * 11 // (10 * size))} for case in cases]
         with tempfile.TemporaryDirectory(prefix="skirl-verify-") as folder:
@@ -67,11 +75,13 @@ def verify_trainers(
                 if found is not None:
                     said = ", ".join(f"{name} {value}" for name, value in case.items())
                     differences.append(f"{size} trainers, {said}: {found}")
+        done += len(cases)
         if not show.quiet and not show.json:
-            print(f"{size} trainers: {len(cases)} runs compared, {len(differences)} differences so far", flush=True)
+            where = ", ".join(together)
+            print(f"{size} trainers, {where}: {len(cases)} runs, {len(differences)} differences so far", flush=True)
     return {
         "trainers": list(sizes),
-        "runs": len(cases) * len(sizes),
+        "runs": done,
         "differences": len(differences),
         "first": differences[0] if differences else None,
         "fetched": fetched,

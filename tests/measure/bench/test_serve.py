@@ -48,11 +48,11 @@ def test_a_family_is_a_process_and_all_that_it_has_started():
     assert process.pid is not None
     while len(pids := started.family(process.pid)) < 2:
         time.sleep(0.01)
-    assert pids[0] == process.pid and started.memory_of(pids[1]) > 0
+    assert pids[0] == process.pid and started.private_memory_of(pids[1]) > 0
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     process.join()
-    assert started.memory_of(process.pid) == 0 and started.cpu_of([process.pid]) == 0
+    assert started.private_memory_of(process.pid) == 0 and started.cpu_of([process.pid]) == 0
 
 
 def test_a_node_that_ends_is_started_again_unless_it_is_held():

@@ -29,6 +29,7 @@ from skirl.nn.current_step import CurrentStep
 from skirl.oracle.step import Step
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.store import Link, LinkStore, Record, open_store
+from skirl.store.remote.started import cpu_of, family
 from skirl.train.done import Done
 from skirl.train.train import steps
 
@@ -55,8 +56,12 @@ class Setting:
     """And the most that one of them uses."""
     link: Link
     store: str
-    """memory, or disk:FOLDER, where each mode gets a folder of its own."""
+    """memory, or disk:FOLDER, where each mode gets a folder of its own, or memory nodes."""
     device: str = "cpu"
+    wire: Link | None = None
+    """The network to memory nodes, which is not emulated."""
+    beside: int = 0
+    """A process on this machine that serves rows: its CPU, and that of all it has started, counts as a mode's own."""
 
     @property
     def dim(self) -> int:
@@ -126,12 +131,13 @@ class Mode:
             self._loop = steps(self.model, self._optimizer, self.batches())
         self.rest()
         (received, sent, calls), busy = self._moved(), machine_busy()
-        began, spent = time.perf_counter(), time.process_time()
+        served, spent = self._served(), time.process_time()
+        began = time.perf_counter()
         losses = [next(self._loop).loss_tensor for _ in range(count)]
         self.rest()
         if self._at.type == "cuda":
             torch.cuda.synchronize(self._at)
-        seconds, used = time.perf_counter() - began, time.process_time() - spent
+        seconds, used = time.perf_counter() - began, time.process_time() - spent + self._served() - served
         others = max(0.0, machine_busy() - busy - used) / seconds
         received_then, sent_then, calls_then = self._moved()
         numbers = [loss.item() for loss in losses]
@@ -143,6 +149,10 @@ class Mode:
     def close(self) -> None:
         """Let go of everything."""
         self._loop = None
+
+    def _served(self) -> float:
+        """Seconds of CPU of whoever serves rows on this machine."""
+        return cpu_of(family(self.setting.beside)) if self.setting.beside else 0.0
 
     def _moved(self) -> tuple[int, int, int]:
         if self.store is None:
@@ -307,7 +317,8 @@ def fbgemm_or_none(setting: Setting) -> Mode | None:
 def store_of(setting: Setting, name: str, resident: bool = False) -> LinkStore:
     """A mode's store behind the link; with every row resident it is never asked."""
     spec = setting.store
-    inner = open_store("memory" if resident or spec == "memory" else f"{spec}/{name}", setting.layout)
+    own = spec if spec == "memory" or spec.startswith("rpc:") else f"{spec}/{name}"
+    inner = open_store("memory" if resident else own, setting.layout)
     return LinkStore(inner, setting.link)
 
 

@@ -1,9 +1,13 @@
-"""A memory node that talks over torch's default transports: `python -m`, with the words of `skirl serve` behind it."""
+"""Memory nodes as benchmarks need them: over torch's default transports, or forked from a process that has imported all."""
 
+import os
+import signal
 import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
+from skirl.measure.bench.nodes import forked
 from skirl.store.remote import group, part
 from skirl.store.remote.address import Address
 from skirl.store.remote.meeting import Meeting
@@ -16,15 +20,58 @@ def torchs_own(pipe: Any, numbers: Any, task: part.Task) -> None:
     part.run(pipe, numbers, task)
 
 
-def main(words: list[str]) -> None:
-    """Serve until killed."""
+def serve(words: list[str], **more: Any) -> int:
+    """Serve until killed, or until the meeting point is gone.
+
+    **Arguments**
+
+    - `words`: those of `skirl serve`.
+    - `more`: of the node.
+    """
     address, given = Address.meeting(words[0]), dict(zip(words[1::2], words[2::2]))
-    patience = float(given["--patience"])
-    node = Node(Meeting(address, keep=True, seconds=patience), 0, 1, patience=patience, body=torchs_own)
-    while True:
-        node.tick()
-        time.sleep(TICK)
+    patience, number = float(given["--patience"]), int(given["--node"])
+    meeting = Meeting(address, keep=number == 0, seconds=patience)
+    node = Node(meeting, number, int(given["--nodes"]), rows=given["--rows"], patience=patience, **more)
+    try:
+        while True:
+            node.tick()
+            time.sleep(TICK)
+    finally:
+        node.kill()
+
+
+class Forked:
+    """A node that is forked from this process, which has no threads; it can be asked what a `subprocess.Popen` can.
+
+    **Arguments**
+
+    - `words`: what would stand behind `python`.
+    - `log`: the file for what it says.
+    """
+
+    def __init__(self, words: list[str], log: Path | None) -> None:
+        self._code: int | None = None
+        self.pid = forked(lambda: serve(words, begun="fork"), log)
+
+    @classmethod
+    def start(cls, words: list[str], log: Path | None) -> Self:
+        """Begin a node."""
+        return cls(words[3:], log)  # behind `-m skirl serve`
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        while (code := self.poll()) is None:
+            time.sleep(0.005)
+        return code
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    serve(sys.argv[1:], body=torchs_own)

@@ -116,7 +116,7 @@ class TrainSpeed:
         finally:
             for mode in made.values():
                 mode.close()
-            if setting.store != "memory":
+            if setting.store.startswith("disk:"):
                 for name in made:
                     shutil.rmtree(Path(setting.store.removeprefix("disk:")) / name, ignore_errors=True)
         losses = {name: warm_losses[name] + [x for s in slices[name] for x in s.losses] for name in made}
@@ -216,7 +216,7 @@ class TrainSpeed:
         if "skirl" not in slices or "resident" not in slices:
             return None
         return [
-            max(resident.seconds, wire(setting.link, mine), mine.cpu / cores)
+            max(resident.seconds, wire(setting.wire or setting.link, mine), mine.cpu / cores)
             for mine, resident in zip(slices["skirl"], slices["resident"])
         ]
 
@@ -226,7 +226,7 @@ class TrainSpeed:
             return None
         parts = {
             "compute": [s.seconds for s in slices["resident"]],
-            "wire": [wire(setting.link, s) for s in slices["skirl"]],
+            "wire": [wire(setting.wire or setting.link, s) for s in slices["skirl"]],
             "cpu": [s.cpu / cores for s in slices["skirl"]],
         }
         return {name: round(1e3 * median(values) / self.slice, 3) for name, values in parts.items()}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from skirl.store.remote import part as parts
 from skirl.store.remote.errors import NodeError
@@ -52,6 +52,7 @@ class Node:
     - `limit`: bytes of memory for the rows of all owners; None: as many as there are.
     - `patience`: seconds that a call may take.
     - `body`: what the process of a part runs, as `part.run` does; tests put something in between.
+    - `begun`: how processes of parts begin; those of the default come from one that has no threads.
     """
 
     def __init__(
@@ -64,13 +65,16 @@ class Node:
         limit: int | None = None,
         patience: float = 60.0,
         body: Callable[..., None] = parts.run,
+        begun: Literal["forkserver", "fork"] = "forkserver",
     ) -> None:
         self.number, self.nodes = number, nodes
         self.served: dict[int, Served] = {}
         """By owner."""
         self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["skirl.store.remote.warm"])
+        self._context = multiprocessing.get_context(begun)
+        self._context.set_forkserver_preload(
+            ["skirl.store.remote.warm" if rows == "memory" else "skirl.store.remote.warm_disk"]
+        )
         about = {"version": VERSION, "nodes": nodes}
         if number == 0:
             meeting.tell("about", about)

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +33,7 @@ class StartedNodes:
     - `start`: begins a process.
     - `within`: words of a command that each runs within, such as those of a network namespace.
     - `words`: what runs a node, behind `python`.
+    - `watched`: by a thread, or by calls of `tick`: a process that forks has no threads.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class StartedNodes:
         start: Start | None = None,
         within: Sequence[str] = (),
         words: Sequence[str] = SERVE,
+        watched: bool = True,
     ) -> None:
         self.count = count
         self.address = Address(host, free_port() if host == "127.0.0.1" else 29400)
@@ -57,8 +58,9 @@ class StartedNodes:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self.processes = [self._begin(node) for node in range(count)]
-        self._watch = threading.Thread(target=self._supervise, daemon=True)
-        self._watch.start()
+        self._watch = threading.Thread(target=self._supervise, daemon=True) if watched else None
+        if self._watch is not None:
+            self._watch.start()
 
     @property
     def spec(self) -> str:
@@ -82,11 +84,14 @@ class StartedNodes:
 
     def _supervise(self) -> None:
         while not self._over.wait(0.1):
-            with self._lock:
-                for node, process in enumerate(self.processes):
-                    if process.poll() is not None and node not in self.held and not self._over.is_set():
-                        time.sleep(0.1)
-                        self.processes[node] = self._begin(node)
+            self.tick()
+
+    def tick(self) -> None:
+        """Start again what has ended."""
+        with self._lock:
+            for node, process in enumerate(self.processes):
+                if process.poll() is not None and node not in self.held and not self._over.is_set():
+                    self.processes[node] = self._begin(node)
 
     def family(self, node: int) -> list[int]:
         """The node's process and all that it has started."""
@@ -104,7 +109,8 @@ class StartedNodes:
     def end(self) -> None:
         """End all of them."""
         self._over.set()
-        self._watch.join()
+        if self._watch is not None:
+            self._watch.join()
         for node, process in enumerate(self.processes):
             pids = self.family(node) if process.poll() is None else []
             for pid in pids:
@@ -171,10 +177,10 @@ def cpu_of(pids: Sequence[int]) -> float:
     return total / 1e9
 
 
-def memory_of(pid: int) -> int:
-    """Bytes of memory that a process has had at most, what it shares with others counted too; 0 where it is gone."""
+def private_memory_of(pid: int) -> int:
+    """Bytes of memory that a process has and no file has; 0 where it is gone."""
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
+            if line.startswith("RssAnon"):
                 return int(line.split()[1]) << 10
     return 0

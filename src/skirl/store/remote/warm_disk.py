@@ -1,0 +1,42 @@
+"""What parts whose rows are on disk need besides: the disk store's loops, compiled before an owner waits for them."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from skirl.store.base import Layout
+from skirl.store.disk.store import DiskStore
+from skirl.store.frozen import Part
+from skirl.store.remote import warm  # noqa: F401
+
+
+def warm_disk(dtype: str = "float32") -> int:
+    """Write, read, freeze and thaw a row; with and without the number of rows of its table.
+
+    **Arguments**
+
+    - `dtype`: of the row.
+
+    >>> warm_disk()
+    2
+    """
+    read, key, row = 0, np.zeros(1, np.int64), np.zeros((1, 1), dtype)
+    for n, rows in enumerate((None, {0: 1})):
+        with tempfile.TemporaryDirectory(prefix="skirl-warm-") as folder:
+            there = Path(folder)
+            with DiskStore(there / str(n), Layout.from_facts([[0, 1, dtype]]), rows=rows) as store:
+                for _ in range(2):
+                    store.write(key, row)
+                store.flush()
+                read += int(store.read(key, row).sum())
+                saved = there / "saved"
+                saved.mkdir()
+                frozen = store.freeze(saved, None)
+                facts = frozen.write()
+                frozen.release()
+                store.thaw_parts(saved, [Part(facts, ())], store.identity, store.generation)
+    return read
+
+
+warm_disk()
