@@ -278,7 +278,7 @@ class Files:
             values[at : at + len(ids)] = ids
             at += len(ids)
         if all(sizes is None for sizes in part.lengths):
-            jagged = {"offsets": torch.from_numpy(np.arange(total + 1, dtype=np.int32))}
+            jagged: dict[str, Any] = {"offsets": torch.from_numpy(np.arange(total + 1, dtype=np.int32))}
         else:
             ones = np.ones(len(part), np.int64)
             jagged = {"lengths": torch.from_numpy(np.concatenate([ones if s is None else s for s in part.lengths]))}
