@@ -17,6 +17,8 @@ from skirl.data.flags import DataFlags
 from skirl.dedup import order
 from skirl.dedup.by_session import BASE, Wanted, convert_by_session
 from skirl.dedup.spill import path_of
+from skirl.store.disk.errors import DiskError
+from skirl.store.disk.lock import Lock
 from tests.cases import cases
 from tests.dedup.rows import Row, schema, write
 from tests.zygote import Python
@@ -39,7 +41,9 @@ def made(n: int, sessions: int, seed: int = 0, width: int = 60) -> list[Row]:
     return rows
 
 
-def converted(folder: Path, rows: list[Row], wanted: Wanted, *, files: int = 2) -> tuple[list[list[Row]], dict[str, Any]]:
+def converted(
+    folder: Path, rows: list[Row], wanted: Wanted, *, files: int = 2
+) -> tuple[list[list[Row]], dict[str, Any]]:
     """The rows of each file, and what the command says."""
     each = -(-len(rows) // files)
     for k in range(files):
@@ -63,7 +67,9 @@ def expected(rows: list[Row], wanted: Wanted) -> Counter[tuple[float, ...]]:
         session: list[Row] = []
         for row in sorted(own, key=lambda row: (row["when"], row["price"])):
             last = session[-1]["when"] if session else None
-            if last is not None and (row["when"] // part != last // part or (gap is not None and row["when"] - last > gap)):
+            if last is not None and (
+                row["when"] // part != last // part or (gap is not None and row["when"] - last > gap)
+            ):
                 found.append(tuple(r["price"] for r in session))
                 session = []
             session.append(row)
@@ -100,7 +106,9 @@ ways = st.sampled_from(
 
 @given(n=st.integers(1, 300), sessions=st.integers(1, 30), seed=st.integers(0, 9), wanted=ways)
 @cases(24)
-def test_sessions_are_those_of_a_plain_sort(tmp_path_factory: Any, n: int, sessions: int, seed: int, wanted: Wanted) -> None:
+def test_sessions_are_those_of_a_plain_sort(
+    tmp_path_factory: Any, n: int, sessions: int, seed: int, wanted: Wanted
+) -> None:
     rows = made(n, sessions, seed)
     files, told = converted(tmp_path_factory.mktemp("by"), rows, wanted)
     reference = expected(rows, wanted)
@@ -196,7 +204,9 @@ def _ended(*args: Any) -> None:
 def test_another_command_does_not_go_on(tmp_path: Path) -> None:
     data = begun(tmp_path, made(50, 5))
     go = {"force": False, "json": True, "quiet": True}
-    with pytest.raises(ValueError, match=r"out.unfinished is of a convert with layout rows, not once: run the command as"):
+    with pytest.raises(
+        ValueError, match=r"out.unfinished is of a convert with layout rows, not once: run the command as"
+    ):
         convert_by_session(data.files(), str(tmp_path / "out"), replace(WANTED, layout="once"), **go)
     write(tmp_path / "in.parquet", made(51, 5))
     with pytest.raises(ValueError, match=r"is of a convert with other files \(.*in.parquet \(.* bytes"):
@@ -218,14 +228,29 @@ def test_a_damaged_spill_is_refused(tmp_path: Path, damage: str) -> None:
 
 
 MISTAKES = {
-    "no session": (["--schema", "{bare}"], "nothing says which rows are a session: set --session to the column that does"),
+    "no session": (
+        ["--schema", "{bare}"],
+        "nothing says which rows are a session: set --session to the column that does",
+    ),
     "no such column": (["--session", "visits"], "it has no column 'visits', did you mean 'visit'?"),
-    "a session that is null": (["--session", "sometimes"], "row 2 of row group 1: session column sometimes is nothing, expected"),
-    "a time that is NaN": (["--schema", "{nan}"], "row 3 of row group 1: time column real is nan, expected a finite number"),
-    "gap alone": (["--gap", "30m"], "--user and --gap go together: set --user to a column, and --gap to a length of time"),
+    "a session that is null": (
+        ["--session", "sometimes"],
+        "row 2 of row group 1: session column sometimes is nothing",
+    ),
+    "a time that is NaN": (
+        ["--schema", "{nan}"],
+        "row 3 of row group 1: time column real is nan, expected a finite number",
+    ),
+    "gap alone": (
+        ["--gap", "30m"],
+        "--gap is '30m', and no user is named: set --user to a column",
+    ),
     "wrong gap": (["--user", "user", "--gap", "30"], "--gap is '30': set it to a length of time such as 30m or 1d"),
     "too little memory": (["--memory", "1MiB"], "--memory is '1MiB': set it to 640.0 MiB or more"),
-    "out inside of in": (["--data", "parquet:{folder}", "--out", "{folder}/a/b"], "which is read: name a folder beside it"),
+    "out inside of in": (
+        ["--data", "parquet:{folder}", "--out", "{folder}/a/b"],
+        "which is read: name a folder beside it",
+    ),
     "out is there": (["--out", "{folder}"], "which is there: name another folder, or add --force to replace it"),
 }
 
@@ -248,7 +273,11 @@ def test_a_mistake_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "nan.toml").write_text(by.replace('"when"', '"real"'))
     more, sentence = MISTAKES[what]
     names = {"bare": tmp_path / "bare.toml", "nan": tmp_path / "nan.toml", "folder": folder}
-    given = {"--data": f"parquet:{folder}/in.parquet", "--out": str(tmp_path / "out"), "--schema": str(tmp_path / "schema.toml")}
+    given = {
+        "--data": f"parquet:{folder}/in.parquet",
+        "--out": str(tmp_path / "out"),
+        "--schema": str(tmp_path / "schema.toml"),
+    }
     given |= {flag: value.format(**names) for flag, value in zip(more[::2], more[1::2])}
     assert cli.main(["convert", "--by", "session", *(w for pair in given.items() for w in pair), "--quiet"]) in (1, 2)
     error = capsys.readouterr().err
@@ -256,12 +285,10 @@ def test_a_mistake_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_two_converts_into_one_folder_are_refused(tmp_path: Path) -> None:
-    from skirl.store.disk.lock import Lock
-
     work = tmp_path / "out.unfinished"
     work.mkdir()
     lock = Lock(work)
     data = DataFlags(write(tmp_path / "in.parquet", made(5, 2)), schema=schema(tmp_path))
-    with pytest.raises(ValueError, match=r"out.unfinished is in use by process \d+"):
+    with pytest.raises(DiskError, match=r"out.unfinished is in use by process \d+"):
         convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, json=True, quiet=True)
     lock.release()

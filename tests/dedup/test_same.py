@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import cli
-from skirl.data.files.encode import Encoded
+from skirl.data.files.encoded import Encoded
 from skirl.data.flags import DataFlags
 from skirl.dedup import same as module
 from skirl.dedup.row_hash import row_hashes

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from skirl.data.files.encode import Encoded, Fingerprints
+from skirl.data.files.encode import Fingerprints
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.files.stream import Files
@@ -63,7 +64,7 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
         form: dict[str, Any] = {"type": "fingerprint", "of": column.kind}
         if column.encode == "row" or rows is not None:
             form = {"type": "int", "of": "", "encode": "row", "rows": (rows or {}).get(table, column.rows)}
-        ids.append(replace(column, column="", separator="", **form))
+        ids.append(replace(column, column="", separator="", run="", **form))
     labels = tuple(Label(label.name, label.kind) for label in schema.labels)
     names = [column.name for column in (*labels, *dense, *ids)]
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]

@@ -37,8 +37,8 @@ class DataFlags:
 
     data: str = "synthetic:criteo-kaggle"
     """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte, sessions), or files:
-    criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or several with
-    commas between."""
+    criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or several
+    with commas between."""
     _: KW_ONLY
     batch: int = 4096
     """Samples a step."""

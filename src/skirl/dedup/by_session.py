@@ -1,4 +1,4 @@
-"""Writes data files as a folder of Parquet, sessions one after the other: rows go to buckets on disk, each is sorted by itself."""
+"""Writes data files as a folder of Parquet by session: rows go to buckets on disk, each is put in order by itself."""
 
 import os
 import shutil
@@ -14,7 +14,6 @@ import pyarrow as pa
 from skirl.data.convert import converted, keeping, table_of
 from skirl.data.files.encode import Fingerprints
 from skirl.data.files.errors import BadSchema
-from skirl.data.files.schema import FileSchema
 from skirl.data.files.stream import Files
 from skirl.dedup.finish import Shape, finish, plan, spilled
 from skirl.dedup.row_hash import session_hashes, time_bits
@@ -71,7 +70,9 @@ class Wanted:
         return max(1 << 16, (self.memory - BASE) // 8)
 
 
-def convert_by_session(files: Files, out: str, wanted: Wanted, *, force: bool, json: bool, quiet: bool) -> dict[str, Any]:
+def convert_by_session(
+    files: Files, out: str, wanted: Wanted, *, force: bool, json: bool, quiet: bool
+) -> dict[str, Any]:
     """Write the folder, or go on with it; what the command prints.
 
     **Arguments**
@@ -177,7 +178,9 @@ def _read(work: Path, of: dict[str, Any]) -> dict[str, Any] | None:
             except CheckpointError:
                 raise ValueError(f"{path} is damaged: remove {work}, and run the command again") from None
     else:
-        write_sealed(begun, {"format": "skirl convert", "format_version": 1, "skirl": skirl_version(), "of": of}, "begun")
+        write_sealed(
+            begun, {"format": "skirl convert", "format_version": 1, "skirl": skirl_version(), "of": of}, "begun"
+        )
     return None
 
 
@@ -276,5 +279,3 @@ def clean(out: str) -> None:
     work = Path(f"{out}.unfinished")
     if Path(out).exists() and not (work / "parts").exists():
         shutil.rmtree(work, ignore_errors=True)
-
-

@@ -28,7 +28,7 @@ class Convert(InOneFile):
     gap: str | None = None
     """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds."""
     partition: str | None = None
-    """By session: no file crosses a border of so much time, such as 1d, and files are in its order; sessions are cut there."""
+    """By session: no file or session crosses a border of so much time, such as 1d, and files are in its order."""
     memory: str = "1GiB"
     """By session: memory of the whole process; what does not fit is on disk, beside out."""
     layout: Literal["once", "rows"] = "once"
@@ -45,11 +45,15 @@ class Convert(InOneFile):
         for path in self.data.partition(":")[2].split(","):
             folder, out = Path(path.strip()), Path(self.out).resolve()
             if folder.is_dir() and (out == folder.resolve() or folder.resolve() in out.parents):
-                raise ValueError(f"out is {self.out!r}, inside of {path.strip()}, which is read: name a folder beside it")
+                raise ValueError(
+                    f"out is {self.out!r}, inside of {path.strip()}, which is read: name a folder beside it"
+                )
         if self.user is not None and self.session is not None:
             raise ValueError("session and user are both set: leave one of them out")
-        if (self.user is None) != (self.gap is None):
-            raise ValueError("user and gap go together: set user to a column, and gap to a length of time such as 30m")
+        if self.user is None and self.gap is not None:
+            raise ValueError(f"gap is {self.gap!r}, and no user is named: set user to a column, or leave gap out")
+        if self.user is not None and self.gap is None:
+            raise ValueError(f"user is {self.user!r}, and no gap: set gap to a length of time such as 30m")
         for name in ("gap", "partition"):
             if (text := getattr(self, name)) is not None:
                 try:
@@ -87,7 +91,10 @@ class Convert(InOneFile):
         told = super().summary(result)
         if self.by is None:
             return told
-        cut = {"cut_at_borders": f"cut at borders of {self.partition}", "cut_as_too_long": "longer than 10,000 rows: cut"}
+        cut = {
+            "cut_at_borders": f"cut at borders of {self.partition}",
+            "cut_as_too_long": "longer than 10,000 rows: cut",
+        }
         counted = [f"{result['sessions']:,}", *(f"{result[k]:,} {what}" for k, what in cut.items() if result[k])]
         groups = [f"{', '.join(names)} ({run})" for run, names in result["groups"].items()]
         return {
@@ -116,7 +123,7 @@ class Same:
     """The files to compare them with."""
     _: KW_ONLY
     schema: str | None = None
-    """A TOML file that names the columns of data; criteo:, avazu: and mind: have one built in, converted files have theirs."""
+    """A TOML file that names the columns of data; converted files, criteo:, avazu: and mind: have one built in."""
     as_schema: str | None = None
     """The same of those to compare with."""
     workers: int = 0

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ def _row_groups(unit: _Unit, shape: Shape, manifest: Mapping[str, Any]) -> Itera
     del hashes, times
     most = int(min(SLICE, max(1, manifest["most"] * unit.rows // (4 * max(1, unit.bytes)))))
     cuts = groups_of_rows(new, most)
-    for low, high in zip(cuts, cuts[1:]):
+    for low, high in pairwise(cuts):
         table = unit.taken(order[low:high])
         if names is not None:
             table = table.append_column(shape.named, pa.array(names[low:high]))

@@ -155,4 +155,6 @@ def writer_of(path: Path, schema: pa.Schema, of: FileSchema, compression: str, d
 
 
 def _one(column: Any) -> Any:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1 else column.chunk(0)
+    return (
+        column.combine_chunks() if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1 else column.chunk(0)
+    )

@@ -1,5 +1,7 @@
 """The order of rows by session, and where sessions begin: pure functions of arrays."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from skirl.core.initial import mix
@@ -119,7 +121,7 @@ def groups_of_rows(new: np.ndarray, most: int) -> list[int]:
     """
     first = np.append(np.flatnonzero(new), len(new)).tolist()
     cuts = [0]
-    for begin, end in zip(first, first[1:]):
+    for begin, end in pairwise(first):
         if end - cuts[-1] > most and begin > cuts[-1]:
             cuts.append(begin)
     return [*cuts, len(new)] if len(new) else cuts

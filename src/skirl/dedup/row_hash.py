@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from skirl.core.initial import mix
 from skirl.data.files.columns import floats_of, ints_of, is_text, kinds_of, plain, texts_of
-from skirl.data.files.encode import Encoded
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.hashing import NONE, hash_texts, seed_of
 from skirl.data.files.times import is_date, seconds_of
 from skirl.tools.jit import kernel
@@ -30,11 +30,15 @@ def row_hashes(rows: Encoded, labels: Sequence[str], dense: Sequence[str], ids: 
     for names, columns in ((labels, rows.labels), (dense, rows.dense)):
         for k, name in enumerate(names):
             _add_numbers(np.ascontiguousarray(columns[:, k]).view(np.int32), _seed("number", name), out)
-    for name, values, lengths in zip(ids, rows.ids, rows.lengths, strict=True):
+    for f, (name, values, lengths) in enumerate(zip(ids, rows.ids, rows.lengths, strict=True)):
         if lengths is None:
             _add_numbers(values, _seed("id", name), out)
-        else:
+        elif (inverse := rows.inverse(f)) is None:
             _add_lists(values, lengths, _seed("id", name), out)
+        else:
+            lists = np.zeros((len(lengths), 2), np.uint64)
+            _add_lists(values, lengths, _seed("id", name), lists)
+            out += lists[inverse]
     for place, column in enumerate(rows.kept):
         hashes = session_hashes(column) if place == 0 else time_bits(column)[:, None].repeat(2, 1)
         for lane in range(2):

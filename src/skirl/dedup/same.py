@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from skirl.data.convert import converted, keeping
-from skirl.data.files.encode import Encoded, Fingerprints
+from skirl.data.files.encode import Fingerprints
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.workers import Range, pieces
 from skirl.dedup.row_hash import row_hashes

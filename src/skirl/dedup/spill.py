@@ -1,4 +1,4 @@
-"""Rows on disk by bucket: frames of Arrow, each of one time partition, which say what they hold and whether they are whole."""
+"""Rows on disk by bucket: frames of Arrow, each of one stretch of time, which say what they hold."""
 
 import mmap
 import os

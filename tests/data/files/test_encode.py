@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data import DataFlags
-from skirl.data.files.encode import ByHash, Encoded, Encoder, Raw, taken
+from skirl.data.files.encode import ByHash, Encoder, Raw
+from skirl.data.files.encoded import Encoded, taken
 from skirl.data.files.errors import BadRow
 from skirl.data.files.schema import FileSchema
 from tests.cases import cases

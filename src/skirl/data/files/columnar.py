@@ -12,6 +12,7 @@ import pyarrow.types as pt
 from skirl.data.files.columns import is_list, is_number, is_text
 from skirl.data.files.encode import Raw
 from skirl.data.files.errors import BadFile, BadSchema, no_column
+from skirl.data.files.repeats import share
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.times import is_date
 
@@ -32,7 +33,9 @@ class ColumnFile:
     def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE) -> None:
         self.path = path
         self._schema = schema
-        self._slice = slice_rows
+        self._slice = (
+            1 << 62 if any(column.run for column in schema.ids) else slice_rows
+        )  # a group begins with whole rows
         self._file: Any = None
         self._parts: list[tuple[int, int, int]] = []
         """Group, first row in it, rows."""
@@ -78,6 +81,9 @@ class ColumnFile:
             raise self._damaged(f"row group {group:,} cannot be read ({_short(error)})") from None
         if batch.num_rows != rows:
             raise self._damaged(f"row group {group:,} has fewer rows than its header says")
+        if wrong := share(columns, self._schema):
+            row, found = wrong
+            raise self._damaged(f"row {row + 1:,} of row group {group + 1:,} {found}")
         return Raw(columns, rows, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
 
     def _open(self) -> None:
@@ -90,6 +96,7 @@ class ColumnFile:
             self._file = None
             raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
         check_columns(self.path, schema, self._schema)
+        check_runs(self.path, (schema.metadata or {}).get(KEY), self._schema)
         self._parts = [
             (group, first, min(self._slice, rows - first))
             for group, rows in enumerate(groups)
@@ -200,6 +207,23 @@ def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
         if not (is_text(inner) or is_number(inner) or is_date(inner)):
             raise BadSchema(
                 f"{path}: column {name!r} is of type {kind}: the schema takes texts, numbers, or lists of them"
+            )
+
+
+def check_runs(path: str, embedded: bytes | None, schema: FileSchema) -> None:
+    """Refuse to take lists for empty ones that a file leaves out."""
+    if embedded is None:
+        return
+    try:
+        theirs = {column.name: column.run for column in FileSchema.parse(embedded.decode("utf-8", "replace")).ids}
+    except BadSchema:
+        return
+    for column in schema.ids:
+        run = theirs.get(column.column or column.name, "")
+        if run and run != column.run:
+            raise BadSchema(
+                f"{path}: column {column.name!r} leaves lists out that equal the row above's, as {run!r} says, and "
+                f"the schema does not say so: write run = {run!r} under its [[id]], or leave schema out for the one in the file"
             )
 
 

@@ -4,7 +4,7 @@ Malformed rows are marked on the way; at the end the first is the error, or all 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +22,10 @@ from skirl.data.files.columns import (
     texts_of,
     value_at,
 )
+from skirl.data.files.encoded import Encoded, taken
 from skirl.data.files.errors import BadRow, BadSchema, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
+from skirl.data.files.repeats import is_shared, shared_lists
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.files.times import DATE, NUMBER, Span, begins_with_dates, hours_of, is_date, seconds_of
 from skirl.tools.jit import kernel
@@ -67,33 +69,6 @@ class Raw:
             return self.between(int(rows[0]), int(rows[-1]) + 1)
         columns = {name: column.take(pa.array(rows)) for name, column in self.columns.items()}
         return Raw(columns, len(rows), self.file, self.where, self.broken, rows, self.nulls)
-
-
-@dataclass
-class Encoded:
-    """A piece of a file as batches are made of it; malformed rows are gone."""
-
-    labels: np.ndarray
-    """float32 [n, labels]."""
-    dense: np.ndarray
-    """float32 [n, dense features]."""
-    ids: list[np.ndarray]
-    """int64 or int32, of each feature."""
-    lengths: list[np.ndarray | None]
-    """int64 [n] for a feature with lists, None where each row has one id."""
-    places: np.ndarray
-    """int64 [n]: which row of its part each is."""
-    bad: int = 0
-    """Rows left out,"""
-    first_bad: int = -1
-    """and which row of the part the first of them is; -1: there is none."""
-    fingerprints: bool = False
-    """`ids` are fingerprints of values that an open vocabulary turns into rows."""
-    kept: list[Any] = field(default_factory=list)
-    """Arrow arrays of n values, of the columns that are kept."""
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 class RowsOf(Protocol):
@@ -196,7 +171,8 @@ class Encoder:
         seen: dict[str, pa.Array] = {}
         for name in schema.needed:
             column = raw.columns[name]
-            seen[name] = column if is_list(column.type) else plain(column, () if raw.nulls else schema.missing)
+            of_lists = is_list(column.type) or is_shared(column)
+            seen[name] = column if of_lists else plain(column, () if raw.nulls else schema.missing)
         labels = np.empty((raw.rows, len(schema.labels)), np.float32)
         for k, label in enumerate(schema.labels):
             self._label(raw, seen[label.name], label, labels[:, k], marks)
@@ -204,15 +180,17 @@ class Encoder:
         k = 0
         for column in schema.dense:
             k += self._dense(raw, seen[column.column or column.name], column, dense, k, marks)
-        ids, lengths = [], []
+        ids, lengths, inverses = [], [], []
         for column in schema.ids:
-            source = seen[column.column or column.name]
+            source, inverse = seen[column.column or column.name], None
             if column.list:
-                values, sizes = self._lists(raw, source, column, marks)
+                source, inverse = shared_lists(source)
+                values, sizes = self._lists(raw, source, column, marks, inverse)
             else:
                 values, sizes = self._ids(raw, source, column, marks), None
             ids.append(values)
             lengths.append(sizes)
+            inverses.append(inverse)
         wanted = np.ones(raw.rows, bool)
         if self.keep is not None:
             wanted = self._in_time(raw, seen[self.keep.column], self.keep, marks)
@@ -224,7 +202,7 @@ class Encoder:
             marks.refuse(raw)
         places = np.arange(raw.rows) if raw.places is None else raw.places
         bad = int(marks.bad.sum()) + len(raw.broken)
-        done = Encoded(labels, dense, ids, lengths, places, bad, marks.at, kept=kept)
+        done = Encoded(labels, dense, ids, lengths, places, bad, marks.at, kept=kept, inverses=inverses)
         wanted &= ~marks.bad
         return done if wanted.all() else taken(done, np.flatnonzero(wanted))
 
@@ -276,8 +254,10 @@ class Encoder:
             marks.add(raw, wrong, lambda i: _of_id(f"column {spec.name} is", value_at(column, i), why, spec))
         return values
 
-    def _lists(self, raw: Raw, column: Any, spec: Id, marks: Marks) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of all lists, and the length of each; a missing list is an empty one."""
+    def _lists(
+        self, raw: Raw, column: Any, spec: Id, marks: Marks, inverse: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of all lists, and the length of each; a missing list is an empty one. inverse: which list each row has."""
         if not is_list(column.type):
             if not is_text(column.type) or not spec.separator:
                 raise BadSchema(
@@ -290,15 +270,17 @@ class Encoder:
         items = plain(column.flatten(), self.schema.missing)
         values, kinds, wrong, why = self.rows_in(raw.file, items, spec)
         if wrong is not None and wrong.any():
-            owner = np.repeat(np.arange(raw.rows), sizes)
-            rows = np.zeros(raw.rows, bool)
+            owner = np.repeat(np.arange(len(sizes)), sizes)
+            rows = np.zeros(len(sizes), bool)
             rows[owner[wrong]] = True
+            of = np.arange(raw.rows) if inverse is None else inverse
+            rows = rows[of]
             marks.add(
                 raw,
                 rows,
                 lambda i: _of_id(
                     f"column {spec.name} has",
-                    value_at(items, int(np.flatnonzero(wrong & (owner == i))[0])),
+                    value_at(items, int(np.flatnonzero(wrong & (owner == of[i]))[0])),
                     why,
                     spec,
                 ),
@@ -359,9 +341,7 @@ class Encoder:
         plain_numbers = not is_text(column.type) and not is_date(column.type)
         kinds = floats_of(column, False)[1] if plain_numbers else kinds_of(column)
         what, expected = ("time", NUMBER) if name == self.schema.time else ("session", "a value in each row")
-        marks.add(
-            raw, kinds != GOOD, lambda i: (f"{what} column {name} is {shown(value_at(column, i))}", expected)
-        )
+        marks.add(raw, kinds != GOOD, lambda i: (f"{what} column {name} is {shown(value_at(column, i))}", expected))
 
     def _in_time(self, raw: Raw, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
         inside, kinds, expected = keep.has(raw.file, column)
@@ -385,50 +365,6 @@ def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
         else:
             expected += f" (numbers with a fraction are no ids: is {spec.name} a [[dense]] column?)"
     return f"{found} {shown(value)}", expected
-
-
-def nothing(schema: FileSchema) -> Encoded:
-    """A piece without a row."""
-    none = np.empty(0, np.int64)
-    labels, dense = (np.empty((0, width), np.float32) for width in (len(schema.labels), schema.dense_features))
-    return Encoded(labels, dense, [none] * len(schema.ids), [none if c.list else None for c in schema.ids], none)
-
-
-def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
-    """Some rows of a piece, in this order."""
-    ids, lengths = [], []
-    for values, sizes in zip(piece.ids, piece.lengths):
-        if sizes is None:
-            ids.append(values[rows])
-            lengths.append(None)
-        else:
-            begins = np.zeros(len(sizes) + 1, np.int64)
-            np.cumsum(sizes, out=begins[1:])
-            out = np.empty(int(sizes[rows].sum()), values.dtype)
-            _gather(values, begins, rows, out)
-            ids.append(out)
-            lengths.append(sizes[rows])
-    kept = [column.take(pa.array(rows)) for column in piece.kept]
-    return Encoded(
-        piece.labels[rows],
-        piece.dense[rows],
-        ids,
-        lengths,
-        piece.places[rows],
-        piece.bad,
-        piece.first_bad,
-        piece.fingerprints,
-        kept,
-    )
-
-
-@kernel
-def _gather(values, begins, rows, out):
-    at = 0
-    for row in rows:
-        for place in range(begins[row], begins[row + 1]):
-            out[at] = values[place]
-            at += 1
 
 
 @kernel

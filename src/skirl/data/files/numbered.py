@@ -6,7 +6,7 @@ import numpy as np
 
 from skirl.core.batch import Batch
 from skirl.data.files.dataset import Dataset, Part, Place
-from skirl.data.files.encode import Encoded
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.stream import Files
 from skirl.data.files.windows import cut, joined
 from skirl.data.files.workers import Range, pieces

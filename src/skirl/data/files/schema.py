@@ -67,6 +67,9 @@ class Id:
     """What stands between the ids of a list in text."""
     pooling: Literal["sum", "mean"] = "sum"
     """How the vectors of a list become one."""
+    run: str = ""
+    """Of lists that are left out (null) where they equal the row above's: the column that says how many rows above each row
+    its list stands; none is left out if not set."""
 
     @property
     def kind(self) -> str:
@@ -155,6 +158,10 @@ class FileSchema:
                 )
             if column.encode == "row" and column.rows is None:
                 raise BadSchema(f"id column {column.name!r}: encode is row, so say how many there are: rows = NUMBER")
+            if column.run and (not column.list or column.separator):
+                raise BadSchema(
+                    f"id column {column.name!r}: run is for list columns, without a separator: leave it out"
+                )
             if column.separator and not column.list:
                 raise BadSchema(f"id column {column.name!r}: it has a separator, so write list = true")
             if len(column.separator) > 1:
@@ -182,6 +189,7 @@ class FileSchema:
         named = [label.name for label in self.labels]
         named += [column.column or column.name for column in (*self.dense, *self.ids)]
         named += [self.time] if self.time is not None else []
+        named += [column.run for column in self.ids if column.run]
         named += self.also
         return tuple(dict.fromkeys(named))
 
@@ -286,7 +294,9 @@ class FileSchema:
             for column in columns:
                 lines.append(f"[[{kind}]]")
                 lines += [
-                    f"{f.name} = {_toml(v)}" for f in fields(column) if (v := getattr(column, f.name)) is not None
+                    f"{f.name} = {_toml(v)}"
+                    for f in fields(column)
+                    if (v := getattr(column, f.name)) is not None and (v or f.name != "run")  # as it was before
                 ]
         return "\n".join(lines) + "\n"
 

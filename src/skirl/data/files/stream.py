@@ -19,7 +19,8 @@ import torch
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.tables import Table
 from skirl.data.files.dataset import START, Dataset, Part, Place
-from skirl.data.files.encode import Encoded, Encoder, taken
+from skirl.data.files.encode import Encoder
+from skirl.data.files.encoded import Encoded, sharing, taken
 from skirl.data.files.identity import check_identity, identity_of
 from skirl.data.files.windows import Windows, cut, partial_windows, whole_windows
 from skirl.data.files.workers import Range, pieces
@@ -172,7 +173,7 @@ class Files:
         try:
             for found in iter(lambda: next(source), None):
                 self._count_bad(*found)
-                yield found[0]
+                yield found[0].expanded()
         finally:
             source.close()
 
@@ -268,20 +269,26 @@ class Files:
             self._first_bad = part, piece.first_bad
 
     def batch_of(self, rows: Encoded, low: int, high: int) -> Batch:
-        """Rows low .. high - 1 as a batch."""
+        """Rows low .. high - 1 as a batch; lists that files leave out where they repeat are in it once, where that pays."""
         part = cut(rows, low, high)
         names = [column.name for column in self.encoder.schema.ids]
+        part, inverses = sharing(part, names)
         total = sum(len(ids) for ids in part.ids)
         values = np.empty(total, np.int64)
         at = 0
         for ids in part.ids:
             values[at : at + len(ids)] = ids
             at += len(ids)
+        jagged: dict[str, Any] = {}
         if all(sizes is None for sizes in part.lengths):
-            jagged: dict[str, Any] = {"offsets": torch.from_numpy(np.arange(total + 1, dtype=np.int32))}
+            jagged["offsets"] = torch.from_numpy(np.arange(total + 1, dtype=np.int32))
         else:
             ones = np.ones(len(part), np.int64)
-            jagged = {"lengths": torch.from_numpy(np.concatenate([ones if s is None else s for s in part.lengths]))}
+            sizes = [ones if s is None else s for s in part.lengths]
+            jagged["lengths"] = torch.from_numpy(np.concatenate(sizes))
+            if inverses:
+                of = {group: torch.from_numpy(inverse) for group, inverse in inverses.items()}
+                jagged |= {"strides": [len(each) for each in sizes], "inverse": of}
         sparse = KeyedJagged(names, torch.from_numpy(values), **jagged)
         labels = part.labels[:, 0] if part.labels.shape[1] == 1 else part.labels
         return Batch(torch.from_numpy(part.dense.copy()), sparse, torch.from_numpy(labels.copy()))

@@ -2,14 +2,14 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from skirl.data.files.dataset import Dataset, Part, Place
-from skirl.data.files.encode import Encoded
+from skirl.data.files.encoded import Encoded, used
 from skirl.data.share import Cut, Share
 from skirl.data.skew import named, unit
 from skirl.tools.jit import kernel
@@ -127,26 +127,28 @@ def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterato
 
 def cut(rows: Encoded, low: int, high: int) -> Encoded:
     """Rows low .. high - 1, as views."""
-    ids, lengths = [], []
-    for values, sizes in zip(rows.ids, rows.lengths):
+    ids, lengths, inverses = [], [], []
+    for f, (values, sizes) in enumerate(zip(rows.ids, rows.lengths)):
+        inverse = rows.inverse(f)
         if sizes is None:
-            ids.append(values[low:high])
-            lengths.append(None)
-        else:
+            values = values[low:high]
+        elif inverse is None:
             begin = int(sizes[:low].sum())
-            ids.append(values[begin : begin + int(sizes[low:high].sum())])
-            lengths.append(sizes[low:high])
-    kept = [column.slice(low, high - low) for column in rows.kept]
-    return Encoded(
-        rows.labels[low:high],
-        rows.dense[low:high],
-        ids,
-        lengths,
-        rows.places[low:high],
-        rows.bad,
-        rows.first_bad,
-        rows.fingerprints,
-        kept,
+            values, sizes = values[begin : begin + int(sizes[low:high].sum())], sizes[low:high]
+        else:
+            values, sizes, inverse = used(values, sizes, inverse[low:high])
+        ids.append(values)
+        lengths.append(sizes)
+        inverses.append(inverse)
+    return replace(
+        rows,
+        labels=rows.labels[low:high],
+        dense=rows.dense[low:high],
+        ids=ids,
+        lengths=lengths,
+        places=rows.places[low:high],
+        kept=[column.slice(low, high - low) for column in rows.kept],
+        inverses=inverses,
     )
 
 
@@ -163,7 +165,20 @@ def joined(pieces: list[Encoded]) -> Encoded:
         np.concatenate([p.places for p in pieces]),
         fingerprints=pieces[0].fingerprints,
         kept=[_one([p.kept[c] for p in pieces]) for c in range(len(pieces[0].kept))],
+        inverses=[_joined_inverse(pieces, f) for f in features],
     )
+
+
+def _joined_inverse(pieces: list[Encoded], feature: int) -> np.ndarray | None:
+    """Which list each row has of those of all pieces; a piece without an inverse has a list a row."""
+    if all(piece.inverse(feature) is None for piece in pieces):
+        return None
+    parts, before = [], 0
+    for piece in pieces:
+        inverse, sizes = piece.inverse(feature), piece.lengths[feature]
+        parts.append(before + (np.arange(len(piece)) if inverse is None else inverse))
+        before += 0 if sizes is None else len(sizes)
+    return np.concatenate(parts)
 
 
 def _one(arrays: list[Any]) -> Any:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skirl.data.files.dataset import Dataset, Part, Place
-from skirl.data.files.encode import Encoded, Encoder, nothing
+from skirl.data.files.encode import Encoder
+from skirl.data.files.encoded import Encoded, nothing
 from skirl.data.files.windows import Windows
 
 PATIENCE = 5.0

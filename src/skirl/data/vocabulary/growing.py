@@ -296,11 +296,8 @@ class Growing:
 
     def _rows(self, batch: Batch, rows_of: Any) -> Batch:
         sparse = batch.sparse
-        if is_shared(sparse):
-            raise ValueError(
-                "samples of the batch share bags, and a vocabulary that grows counts each value as often as it comes: pass "
-                "the plain batch, sparse.expanded()"
-            )
+        if is_shared(sparse):  # counts each value as often as it comes
+            sparse = KeyedJagged.of(sparse).expanded()
         values = sparse.values().numpy()
         ends = sparse.offsets()[torch.arange(len(self._features) + 1) * len(batch.labels)].tolist()
         out = np.empty(len(values), np.int64)

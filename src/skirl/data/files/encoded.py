@@ -1,0 +1,148 @@
+"""Rows of files as batches are made of them: arrays, and lists that are here once for all rows that have them."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from skirl.core.find import LEAST
+from skirl.data.files.schema import FileSchema
+from skirl.tools.jit import kernel
+
+
+@dataclass
+class Encoded:
+    """A piece of a file as batches are made of it; malformed rows are gone."""
+
+    labels: np.ndarray
+    """float32 [n, labels]."""
+    dense: np.ndarray
+    """float32 [n, dense features]."""
+    ids: list[np.ndarray]
+    """int64 or int32, of each feature."""
+    lengths: list[np.ndarray | None]
+    """int64 [n] for a feature with lists, None where each row has one id."""
+    places: np.ndarray
+    """int64 [n]: which row of its part each is."""
+    bad: int = 0
+    """Rows left out,"""
+    first_bad: int = -1
+    """and which row of the part the first of them is; -1: there is none."""
+    fingerprints: bool = False
+    """`ids` are fingerprints of values that an open vocabulary turns into rows."""
+    kept: list[Any] = field(default_factory=list)
+    """Arrow arrays of n values, of the columns that are kept."""
+    inverses: list[np.ndarray | None] = field(default_factory=list)
+    """int64 [n] for a feature whose lists are here once for all rows that have them: which one each row has. None, or no
+    entry at all: each row has its own."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def inverse(self, feature: int) -> np.ndarray | None:
+        """Which of a feature's lists each row has; None: its own."""
+        return self.inverses[feature] if self.inverses else None
+
+    def expanded(self) -> "Encoded":
+        """The same with a list for each row."""
+        if all(inverse is None for inverse in self.inverses):
+            return self
+        lists = [lists_at(*each) for each in zip(self.ids, self.lengths, self.inverses, strict=True)]
+        return replace(self, ids=[ids for ids, _ in lists], lengths=[sizes for _, sizes in lists], inverses=[])
+
+
+def lists_at(
+    values: np.ndarray, sizes: np.ndarray | None, rows: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Lists at these places, in this order: their ids, and the length of each. rows: None for all."""
+    if rows is None:
+        return values, sizes
+    if sizes is None:
+        return values[rows], None
+    begins = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=begins[1:])
+    out = np.empty(int(sizes[rows].sum()), values.dtype)
+    _gather(values, begins, rows, out)
+    return out, sizes[rows]
+
+
+def used(values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Only the lists that some row has, and which each has of them."""
+    low, high = (int(inverse.min()), int(inverse.max()) + 1) if len(inverse) else (0, 0)
+    begin = int(sizes[:low].sum())
+    sizes = sizes[low:high]
+    values, inverse = values[begin : begin + int(sizes.sum())], inverse - low
+    there = np.zeros(len(sizes), bool)
+    there[inverse] = True
+    if there.all():
+        return values, sizes, inverse
+    some, kept = lists_at(values, sizes, np.flatnonzero(there))
+    assert kept is not None
+    return some, kept, (np.cumsum(there) - 1)[inverse]
+
+
+def sharing(piece: Encoded, names: list[str]) -> tuple[Encoded, dict[tuple[str, ...], np.ndarray]]:
+    """A batch's rows with lists here once where that pays, as `skirl.dedup.find` decides it; and the inverse, int32, by
+    features that share it."""
+    if all(inverse is None for inverse in piece.inverses):
+        return piece, {}
+    ids, lengths, groups = list(piece.ids), list(piece.lengths), {}
+    for f, name in enumerate(names):
+        inverse, sizes = piece.inverse(f), piece.lengths[f]
+        if inverse is None or sizes is None:
+            continue
+        total, left = int(sizes[inverse].sum()), int(sizes.sum())
+        if total >= LEAST * left and total - left >= len(piece):
+            groups.setdefault(inverse.astype(np.int32).tobytes(), []).append(name)
+        else:
+            ids[f], lengths[f] = lists_at(piece.ids[f], sizes, inverse)
+    found = {tuple(of): np.frombuffer(bytearray(raw), np.int32) for raw, of in groups.items()}
+    return replace(piece, ids=ids, lengths=lengths, inverses=[]), found
+
+
+def nothing(schema: FileSchema) -> Encoded:
+    """A piece without a row."""
+    none = np.empty(0, np.int64)
+    labels, dense = (np.empty((0, width), np.float32) for width in (len(schema.labels), schema.dense_features))
+    return Encoded(
+        labels,
+        dense,
+        [none] * len(schema.ids),
+        [none if c.list else None for c in schema.ids],
+        none,
+        inverses=[none if c.run else None for c in schema.ids],
+    )
+
+
+def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
+    """Some rows of a piece, in this order."""
+    ids, lengths, inverses = [], [], []
+    for f, (values, sizes) in enumerate(zip(piece.ids, piece.lengths)):
+        inverse = piece.inverse(f)
+        if inverse is None or sizes is None:
+            values, sizes = lists_at(values, sizes, rows)
+        else:
+            values, sizes, inverse = used(values, sizes, inverse[rows])
+        ids.append(values)
+        lengths.append(sizes)
+        inverses.append(inverse)
+    return replace(
+        piece,
+        labels=piece.labels[rows],
+        dense=piece.dense[rows],
+        ids=ids,
+        lengths=lengths,
+        places=piece.places[rows],
+        kept=[column.take(pa.array(rows)) for column in piece.kept],
+        inverses=inverses,
+    )
+
+
+@kernel
+def _gather(values, begins, rows, out):
+    at = 0
+    for row in rows:
+        for place in range(begins[row], begins[row + 1]):
+            out[at] = values[place]
+            at += 1

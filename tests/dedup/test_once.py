@@ -1,0 +1,190 @@
+"""Files that leave lists out where they equal the row above's, beside the same rows with nothing left out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.core.find import find
+from skirl.data.files.columnar import KEY
+from skirl.data.files.errors import BadFile, BadSchema
+from skirl.data.files.schema import FileSchema
+from skirl.data.flags import DataFlags
+from skirl.dedup.by_session import BASE, convert_by_session
+from skirl.dedup.layout import groups_found, once, runs_of, with_runs
+from tests.cases import cases
+from tests.dedup.rows import Row, schema, write
+from tests.dedup.test_by_session import WANTED, made
+
+ONCE = replace(WANTED, layout="once", memory=BASE + (24 << 20))
+
+
+def both(folder: Path, rows: list[Row]) -> tuple[str, str]:
+    """The same rows as two folders: lists once, and all of them."""
+    source = DataFlags(write(folder / "in.parquet", rows), schema=schema(folder)).files()
+    for layout in ("once", "rows"):
+        wanted = replace(ONCE, layout=layout)
+        convert_by_session(source, str(folder / layout), wanted, force=True, json=True, quiet=True)
+    return f"parquet:{folder / 'once'}", f"parquet:{folder / 'rows'}"
+
+
+def plain(batch: Any) -> tuple[Any, ...]:
+    sparse = batch.sparse.expanded()
+    parts = (batch.dense, batch.labels, sparse.values(), sparse.lengths())
+    return tuple(part.tolist() for part in parts)
+
+
+def test_what_is_left_out_is_what_equals_the_row_above(tmp_path: Path) -> None:
+    some, whole = both(tmp_path, made(400, 15))
+    one, other = (pq.read_table(data.partition(":")[2]) for data in (some, whole))
+    assert one.column("run").type == pa.int32() and one.num_rows == 400
+    for run in ("run", "run_2"):
+        name = {"run": "seen", "run_2": "bought"}[run]
+        above: Any = None
+        for lists, full, back, visit, last in zip(
+            one.column(name).to_pylist(), other.column(name).to_pylist(), one.column(run).to_pylist(),
+            one.column("visit").to_pylist(), [None, *one.column("visit").to_pylist()],
+        ):  # fmt: skip
+            repeats = visit == last and full == above
+            assert (lists is None) == repeats and (back > 0) == repeats
+            assert repeats or lists == full
+            above = full
+
+
+@given(n=st.integers(2, 120), sessions=st.integers(1, 12), seed=st.integers(0, 9), batch=st.sampled_from([1, 7, 64]))
+@cases(12)
+def test_batches_are_those_of_the_plain_rows(
+    tmp_path_factory: Any, n: int, sessions: int, seed: int, batch: int
+) -> None:
+    some, whole = both(tmp_path_factory.mktemp("once"), made(n, sessions, seed))
+    for more in ({}, {"shuffle": 30}, {"valid": "30%"}):
+        streams = [DataFlags(data, batch=batch, **more).stream() for data in (some, whole)]
+        for mine, theirs in zip(*streams, strict=True):
+            assert plain(mine) == plain(theirs) == plain(find(theirs))
+            assert mine.sparse.values().numel() <= theirs.sparse.values().numel()
+
+
+def test_batches_have_each_list_once(tmp_path: Path) -> None:
+    some, whole = both(tmp_path, made(200, 10))
+    mine, theirs = (next(iter(DataFlags(data, batch=200).stream())) for data in (some, whole))
+    ids = mine.sparse.stride_per_key()
+    lists = pq.read_table(some.partition(":")[2]).column("seen")
+    assert ids[1] == len(lists) - lists.null_count and mine.sparse.stride() == 200
+    assert ids[0] == 200 and find(theirs).sparse.values().numel() <= mine.sparse.values().numel()
+
+
+def test_a_pass_goes_on_in_the_middle_and_by_shards(tmp_path: Path) -> None:
+    some, whole = both(tmp_path, made(130, 6))
+    source, reference = (DataFlags(data, batch=8, shuffle=16).stream() for data in (some, whole))
+    batches = iter(source)
+    for _ in range(5):
+        next(batches)
+    again = DataFlags(some, batch=8, shuffle=16).stream()
+    again.load_state_dict(source.state_dict())
+    rest = list(reference)[5:]
+    assert [plain(batch) for batch in again] == [plain(batch) for batch in rest]
+    for rank in range(2):
+        shards = [stream.sharded(rank, rank + 1, 2) for stream in (source, reference)]
+        for mine, theirs in zip(*shards, strict=True):
+            assert plain(mine) == plain(theirs)
+
+
+def test_workers_and_a_growing_vocabulary_change_nothing(tmp_path: Path) -> None:
+    some, whole = both(tmp_path, made(130, 6))
+    kinds: list[dict[str, Any]] = [{"workers": 2}, {"vocab": "open", "admit": 2}]
+    for more in kinds:
+        mine, theirs = (DataFlags(data, batch=32, **more).stream() for data in (some, whole))
+        assert [plain(batch) for batch in mine] == [plain(batch) for batch in theirs]
+
+
+def table_of(path: Path) -> Any:
+    return pq.read_table(path / "part-00000.parquet")
+
+
+def run_with(row: int, value: int) -> Callable[[Any], Any]:
+    def change(table: Any) -> Any:
+        runs = table.column("run").to_numpy().copy()
+        runs[row] = value
+        return table.set_column(table.column_names.index("run"), "run", pa.array(runs, pa.int32()))
+
+    return change
+
+
+DAMAGES = {
+    "begins with null": (
+        lambda table: table.slice(1),
+        "row 1 of row group 1 leaves out the list of column 'seen'",
+    ),
+    "run is wrong": (
+        run_with(2, 1),
+        "row 3 of row group 1 has 1 in column 'run', .* was last there 2",
+    ),
+    "run without a null": (
+        run_with(4, 3),
+        "row 5 of row group 1 has 3 in column 'run', .* is there",
+    ),
+    "a null without a run": (run_with(1, 0), "row 2 of row group 1 has 0 in column 'run'"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damaged_files_are_refused(tmp_path: Path, what: str) -> None:
+    lists = [[1, 2, 3], [1, 2, 3], [1, 2, 3], [1, 2, 3], [4], [4]]
+    made_of = FileSchema.parse('[[label]]\nname = "y"\n[[id]]\nname = "seen"\ntype = "int"\nlist = true\n')
+    table = pa.table({"y": pa.array([0.0] * 6), "seen": pa.array(lists, pa.list_(pa.int64()))})
+    groups = {"run": ["seen"]}
+    table = once(table, groups, np.array([True, False, False, False, False, False]))
+    assert table.column("seen").null_count == 4
+    damage, sentence = DAMAGES[what]
+    path = tmp_path / "x.parquet"
+    pq.write_table(damage(table).replace_schema_metadata({KEY: with_runs(made_of, groups).toml().encode()}), path)
+    with pytest.raises(BadFile, match=sentence):
+        list(DataFlags(f"parquet:{path}", batch=2).stream())
+
+
+def test_a_schema_that_does_not_say_so_is_refused(tmp_path: Path) -> None:
+    some, _ = both(tmp_path, made(50, 3))
+    with pytest.raises(
+        BadSchema, match=r"column 'seen' leaves lists out that equal the row above's, as 'run' says, and"
+    ):
+        list(DataFlags(some, batch=2, schema=schema(tmp_path)).stream())
+
+
+def test_an_empty_list_stays_one_and_columns_that_change_together_share(tmp_path: Path) -> None:
+    lists = pa.array([[], [], [5], [5], []], pa.list_(pa.int64()))
+    new = np.array([True, False, False, False, True])
+    named = FileSchema.parse('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "b"]\ntype = "int"\nlist = true\n')
+    table = pa.table({"a": lists, "b": pa.array([[1, 1], [1, 1], [2], [2], [1, 1]], lists.type)})
+    groups = groups_found(table, named, new)
+    assert groups == {"run": ["a", "b"]}
+    assert once(table, groups, new).column("a").to_pylist() == [[], None, [5], None, []]
+    table = table.set_column(1, "b", pa.array([[1, 1], [9], [2], [2], [1, 1]], lists.type))  # no longer together
+    assert once(table, groups, new).column("a").to_pylist() == [[], [], [5], None, []]
+    assert runs_of(np.array([True, True, False])).tolist() == [0, 0, 1]
+
+
+def test_other_programs_expand_it_in_a_line(tmp_path: Path) -> None:
+    some, whole = both(tmp_path, made(200, 10))
+    duckdb = pytest.importorskip("duckdb")
+    path = Path(some.partition(":")[2]) / "part-00000.parquet"
+    found = duckdb.sql(
+        f"SELECT last_value(seen IGNORE NULLS) OVER (ORDER BY file_row_number) AS seen FROM read_parquet('{path}', "
+        "file_row_number = true) ORDER BY file_row_number"
+    )
+    assert [row[0] for row in found.fetchall()] == table_of(Path(whole.partition(":")[2])).column("seen").to_pylist()
+
+
+def test_a_missing_tensor_is_none(tmp_path: Path) -> None:
+    """A batch in which nothing repeats is the plain one."""
+    rows = [row | {"visit": i} for i, row in enumerate(made(40, 40))]
+    some, _ = both(tmp_path, rows)
+    batch = next(iter(DataFlags(some, batch=40).stream()))
+    assert not batch.sparse.variable_stride_per_key() and isinstance(batch.sparse.values(), torch.Tensor)
