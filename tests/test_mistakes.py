@@ -1209,6 +1209,11 @@ MISTAKES = [
         'it: collection.part("item", pooled="sum"). To keep them apart, give one another name',
     ),
     M(
+        "a hash with its table first",
+        'skirl.Hashed("item", 1000)',
+        "Hashed('item', 1000): the number of rows comes first, then the table's name: write Hashed(1000, \"item\")",
+    ),
+    M(
         "a part that is no feature",
         'one.part("items")',
         "no feature 'items' in this collection: name some of 'item', 'user'",

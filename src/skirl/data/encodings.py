@@ -120,6 +120,11 @@ class Hashed(Encoding):
         self, rows: int, table: str, *, type: Type = "string", missing: Sequence[str] = ("",), nan_is_missing: bool = False,
         separator: str = "",
     ) -> None:  # fmt: skip
+        if not isinstance(rows, int | np.integer) or not isinstance(table, str):
+            raise TypeError(
+                f"Hashed({rows!r}, {table!r}): the number of rows comes first, then the table's name: "
+                'write Hashed(1000, "item")'
+            )
         super().__init__(*_encoder(table, ByHash({table: rows}), rows, type, missing, nan_is_missing, separator))
 
 
