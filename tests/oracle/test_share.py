@@ -40,11 +40,11 @@ def owned(share: Share, tables: list[int]) -> list[int]:
 @cases(40)
 @given(share=shares(), tables=st.permutations([0, 1, 2]))
 def test_numbers_are_those_of_a_list(share, tables):
-    numbered, mine = Numbered(SCHEMA, tables, share), owned(share, tables)
-    assert numbered.keys.tolist() == mine
+    numbered, mine = Numbered(SCHEMA, tables, share, first=7), owned(share, tables)
+    assert numbered.end == 7 + len(mine)
     for table in tables:
         found = [number_of(numbered.words, numbered.begin[table], row) for row in range(ROWS[table])]
-        places = {key: place for place, key in enumerate(mine)}
+        places = {key: 7 + place for place, key in enumerate(mine)}
         assert found == [places.get(key_of(table, row), -1) for row in range(ROWS[table])]
     assert numbered.begin[3] == -1
 
@@ -62,19 +62,19 @@ def test_each_row_has_a_handle_of_its_own(share, room, seed):
         some = np.unique(rng.choice(keys, 200)) if len(keys) else keys
         low = np.searchsorted(some, [key_of(table, 0) for table in (*ALL, 4)])
         out = np.empty(len(some), np.int32)
-        states.name(np.array(ALL), some & (1 << 48) - 1, low[:-1], low, out)
-        hashed = [key for key in some.tolist() if states.base[key >> 48] < 0]
+        named = states.name(np.array(ALL), some & (1 << 48) - 1, low[:-1], low, out)
         told = states.handles(some)
-        for key, handle, named in zip(some.tolist(), told.tolist(), out.tolist()):
+        for i, (key, handle) in enumerate(zip(some.tolist(), told.tolist())):
             assert given_to.setdefault(key, handle) == handle
-            assert key not in hashed or (named == handle and states.key[handle] == key)
-    outside = [handle for key, handle in given_to.items() if states.base[key >> 48] < 0]
-    assert len(set(outside)) == len(outside) and all(states.hashed[outside] == 0)
+            assert states.base[key >> 48] >= 0 or out[i] == handle
+            assert states.by_key[key >> 48] >= 0 or states.key[handle] == key
+            assert states.numbered.begin[key >> 48] < 0 or (named is not None and named[i] == key)
+    for states_of, kind in ((states.dense, True), (states.hashed, False)):
+        handles = [handle for key, handle in given_to.items() if (states.by_key[key >> 48] >= 0) == kind]
+        assert len(set(handles)) == len(handles) and not states_of[handles].any()
     numbered = {0: False, 600: True, 2000: False}
     assert (states.numbered.begin[2] >= 0) == numbered.get(room, states.numbered.begin[2] >= 0)
-    assert states.hashed_rows == sum(
-        states.numbered.begin[key >> 48] < 0 for key in given_to if states.base[key >> 48] < 0
-    )
+    assert states.hashed_rows == sum(states.by_key[key >> 48] < 0 for key in given_to)
 
 
 def test_a_row_of_another_owner_is_a_bug():

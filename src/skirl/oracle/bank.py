@@ -47,6 +47,8 @@ class _Entered:
     place: int
     """Of its first use; the others follow."""
     next_uses: np.ndarray | None
+    keys: np.ndarray | None
+    """Of each row that the handle does not tell the key of: see `RowStates.name`."""
 
     @property
     def rows(self) -> int:
@@ -184,12 +186,12 @@ class BankPlanner:
             self._begin(layout.positions)
         rows, uses = self._known, self._uses
         place = uses.take(total, self.entered)
-        rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
+        keys = rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
         called, state = np.empty(total, np.int32), np.empty(total, np.int32)
         told = np.empty((len(self._tables), 2), np.int64)
         self._run(
-            loops.link, borders, self._tables, rows.base, rows.dense, rows.hashed, distinct.found, distinct.low, first,
-            place, uses.handle, uses.next, uses.slot, state, self._slot_next, called, told,
+            loops.link, borders, self._tables, rows.base, rows.by_key, rows.dense, rows.hashed, distinct.found, distinct.low,
+            first, place, uses.handle, uses.next, uses.slot, state, self._slot_next, called, told,
         )  # fmt: skip
         n_called, fresh = loops.close_up(first, told, called)
         if next_uses is None:
@@ -197,7 +199,7 @@ class BankPlanner:
         self.window_rows += fresh
         if self._threads > 1:
             self._cost = np.diff(layout.at) + 4 * np.diff(first) + 1
-        self._window.append(_Entered(layout, first, distinct.row_of, place, next_uses))
+        self._window.append(_Entered(layout, first, distinct.row_of, place, next_uses, keys))
         self.entered += 1
 
     def plan(self) -> Step:
@@ -206,11 +208,12 @@ class BankPlanner:
         batch = self._window.popleft()
         rows, uses, total = self._known, self._uses, batch.rows
         place, borders, first = batch.place, self._borders(self._threads), batch.first
-        keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
+        keys = np.empty(total, np.int64) if batch.keys is None else batch.keys
+        missing = np.empty(total, np.int32)
         counts = np.zeros(len(self._tables), np.int64)
         self._run(
-            loops.scan, borders, self._tables, rows.base, rows.key, first, place, uses.handle, uses.slot, keys, missing,
-            counts,
+            loops.scan, borders, self._tables, rows.base, rows.by_key, rows.key, first, place, uses.handle, uses.slot, keys,
+            missing, counts,
         )  # fmt: skip
         n_missing = int(counts.sum())
 
@@ -220,8 +223,8 @@ class BankPlanner:
         victims = self._policy.evict(need, uses.slot[place : place + total], number)
         evict_keys = np.empty(len(victims), np.int64)
         loops.leave(
-            victims, self._evictions, rows.base, rows.key, rows.dense, rows.hashed, uses.slot, self._slot_row,
-            self._slot_next, self._free, self._n_free, evict_keys,
+            victims, self._evictions, rows.base, rows.numbered.begin, rows.numbered.words, rows.key, rows.dense,
+            rows.hashed, uses.slot, self._slot_row, self._slot_next, self._free, self._n_free, evict_keys,
         )  # fmt: skip
         self._n_free += len(victims)
         self._hold_on(number, evict_keys)
@@ -232,10 +235,10 @@ class BankPlanner:
         from_step, from_index = np.empty(n_missing, np.int64), np.empty(n_missing, np.int32)
         held, held_keys = self._held()
         f, w, n, fetch_after = loops.arrive(
-            self._tables, rows.base, first, counts, missing, place, uses.handle, uses.slot, keys, self._slot_row, self._free,
-            self._n_free, self._seen.bits, self._seen.base, self._existed(batch, missing, counts, keys), held, held_keys,
-            self._hold_from, number - self._hold - 1, fetch_keys, fetch_slots, forward_keys, forward_slots, new_keys,
-            new_slots, from_step, from_index,
+            self._tables, rows.by_key, first, counts, missing, place, uses.handle, uses.slot, keys, self._slot_row,
+            self._free, self._n_free, self._seen.bits, self._seen.base, self._existed(batch, missing, counts, keys),
+            held, held_keys, self._hold_from, number - self._hold - 1, fetch_keys, fetch_slots, forward_keys,
+            forward_slots, new_keys, new_slots, from_step, from_index,
         )  # fmt: skip
         self._n_free -= n_missing
         new_keys = new_keys[:n]
@@ -246,11 +249,11 @@ class BankPlanner:
         if self._policy.wants_last:
             last = np.empty(total, np.int32)
             loops.last_uses(
-                self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch, uses.handle, last
+                self._tables, rows.by_key, rows.dense, rows.hashed, first, place, uses.bits, uses.batch, uses.handle, last
             )  # fmt: skip
         slots, next_uses, lasts = (np.empty(total, np.int32) for _ in range(3))
         self._run(
-            loops.use, borders, self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch,
+            loops.use, borders, self._tables, rows.by_key, rows.dense, rows.hashed, first, place, uses.bits, uses.batch,
             uses.handle, uses.next, uses.slot, self._slot_next, slots, next_uses, lasts, counts,
         )  # fmt: skip
         self.window_rows -= int(counts.sum())
@@ -331,7 +334,7 @@ class BankPlanner:
         """Start with rows already in the cache."""
         rows, keys, slots = self._known, resident.keys, resident.slots.astype(np.int32)
         handles = rows.handles(keys)
-        loops.adopt(keys, handles, slots, rows.base, rows.dense, rows.hashed, self._slot_row, self._slot_next)
+        loops.adopt(keys, handles, slots, rows.by_key, rows.dense, rows.hashed, self._slot_row, self._slot_next)
         taken = np.zeros(self.capacity, np.bool_)
         taken[slots] = True
         free = np.flatnonzero(~taken)[::-1].astype(np.int32)

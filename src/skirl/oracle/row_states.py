@@ -7,7 +7,7 @@
 
 Small tables have their states in one array, row after row; all other rows have them behind a hash index. A handle is the
 place of a state, in the array or among the hashed ones. Where an owner's rows of a larger table can be numbered (share.py),
-their states stand before the hashed ones, number after number.
+their states are in the array too, behind those of small tables.
 """
 
 import mmap
@@ -31,7 +31,7 @@ MOST_IN_ARRAY = 1 << 26
 MOST_TO_NUMBER = 1 << 27
 """Rows of all tables of which an owner numbers its own, at most: each is hashed once, which takes about 2 ns."""
 
-_BYTES_A_STATE = 16
+_BYTES_A_STATE = 8
 """Memory that numbered rows may take for each state that may lie in the array; a hash index would take as much, or more."""
 
 
@@ -59,18 +59,19 @@ class RowStates:
             if used + schema.tables[table].rows <= min(room, MOST_IN_ARRAY):
                 self.base[table] = used
                 used += schema.tables[table].rows
-        self.dense = zeros(used)
         others = [table for table in tables if self.base[table] < 0]
-        self.numbered = Numbered(schema, _to_number(schema, others, room, share), share)
-        self.key = self.numbered.keys
-        """Of each row outside of the array."""
-        self.hashed = zeros(len(self.key))
-        """States of numbered rows, and behind them of hashed ones."""
+        self.numbered = Numbered(schema, _to_number(schema, others, room, share), share, first=used)
+        self.dense = zeros(self.numbered.end)
+        self.by_key = np.maximum(self.base, self.numbered.begin)
+        """[all tables]: -1: its rows are hashed, and what refers to one of them knows its handle and not its key."""
+        self.hashed = np.zeros(0, np.int32)
+        self.key = np.empty(0, np.int64)
+        """Of each hashed row."""
         self.index = HashIndex()
         self.free = np.empty(0, np.int32)
         self.n_free = 0
-        self.any_outside = len(others) > 0
-        self.any_hashed = any(self.numbered.begin[table] < 0 for table in others)
+        self.any_numbered = bool((self.numbered.begin >= 0).any())
+        self.any_hashed = any(self.by_key[table] < 0 for table in tables)
 
     def reserve(self, count: int) -> None:
         """Make room for this many more hashed rows."""
@@ -99,16 +100,21 @@ class RowStates:
         self._added(_handles(*args))
         return out
 
-    def name(self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
-        """Handles of the rows outside of the array among a batch's distinct rows, made where there are none.
+    def name(
+        self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray
+    ) -> np.ndarray | None:
+        """Handles of the rows outside of small tables among a batch's distinct rows, made where there are none.
 
-        Table t's rows are found[low[t]:], and their places in `out` first[t]:first[t + 1].
+        Table t's rows are found[low[t]:], and their places in `out` first[t]:first[t + 1]. Returned are the keys of numbered
+        rows in these places, where there are any: their handles do not tell them.
         """
         if self.any_hashed:
             self.reserve(len(out))
-        if self.any_outside:
-            args: Any = (tables, self.base, found, low, first, *self._named, out)
+        keys = np.empty(len(out) if self.any_numbered else 0, np.int64)
+        if self.any_hashed or self.any_numbered:
+            args: Any = (tables, self.base, found, low, first, *self._named, out, keys)
             self._added(_name(*args))
+        return keys if self.any_numbered else None
 
     @property
     def _named(self) -> tuple[Any, ...]:
@@ -126,16 +132,15 @@ class RowStates:
         """Forget hashed rows that are as their eviction left them, the first one numbered `first`."""
         if self.any_hashed:
             removed = _release(
-                keys, first, self.base, self.numbered.begin, self.hashed, self.index.keys, self.index.values, self.free,
-                self.n_free,
-            )  # fmt: skip
+                keys, first, self.by_key, self.hashed, self.index.keys, self.index.values, self.free, self.n_free
+            )
             self.n_free += removed
             self.index.count -= removed
 
     @property
     def hashed_rows(self) -> int:
         """How many rows the hash index holds."""
-        return self.index.count
+        return len(self.key) - self.n_free
 
 
 def _to_number(schema: Schema, tables: Sequence[int], room: int, share: Share | None) -> list[int]:
@@ -146,7 +151,7 @@ def _to_number(schema: Schema, tables: Sequence[int], room: int, share: Share | 
     for table in sorted(tables, key=lambda i: (schema.tables[i].rows, i)):
         rows = schema.tables[table].rows
         looked += rows
-        nbytes += rows // 4 + 12 * share.rows_of(table, rows)
+        nbytes += rows // 4 + 4 * share.rows_of(table, rows)
         if looked > MOST_TO_NUMBER or nbytes > _BYTES_A_STATE * room:
             break
         out.append(table)
@@ -164,23 +169,23 @@ def zeros(count: int) -> np.ndarray:
 
 
 @kernel
-def _name(tables, base, found, low, first, begin, words, entry_key, index_keys, index_values, free, n_free, out):
+def _name(tables, base, found, low, first, begin, words, entry_key, index_keys, index_values, free, n_free, out, keys):
     before, mask = n_free, len(index_keys) - 1
     for t in range(len(tables)):
         if base[tables[t]] >= 0:
             continue
-        rows, mine = found[low[t] : low[t] + first[t + 1] - first[t]], out[first[t] : first[t + 1]]
+        high, rows, mine = tables[t] << ROW_BITS, found[low[t] :], out[first[t] : first[t + 1]]
         if begin[tables[t]] >= 0:
-            for i in range(len(rows)):
-                prefetch(words, begin[tables[t]] + (rows[min(i + AHEAD, len(rows) - 1)] >> 5))
+            for i in range(len(mine)):
+                prefetch(words, begin[tables[t]] + (rows[min(i + AHEAD, len(mine) - 1)] >> 5))
                 mine[i] = number_of(words, begin[tables[t]], rows[i])
+                keys[first[t] + i] = high | rows[i]
             for handle in mine:
                 if handle < 0:
                     return -1
             continue
-        high = tables[t] << ROW_BITS
-        for i in range(len(rows)):
-            ask(index_keys, index_values, mask, high | rows[min(i + AHEAD, len(rows) - 1)])
+        for i in range(len(mine)):
+            ask(index_keys, index_values, mask, high | rows[min(i + AHEAD, len(mine) - 1)])
             key = high | rows[i]
             handle = find(index_keys, index_values, mask, key)
             if handle < 0:
@@ -220,12 +225,12 @@ def _handles(keys, base, begin, words, entry_key, index_keys, index_values, free
 
 
 @kernel
-def _release(keys, first, base, begin, hashed, index_keys, index_values, free, n_free):
+def _release(keys, first, by_key, hashed, index_keys, index_values, free, n_free):
     mask = len(index_keys) - 1
     removed, last = 0, len(keys) - 1
     for i in range(len(keys)):
         ask(index_keys, index_values, mask, keys[min(i + AHEAD, last)])
-        if base[keys[i] >> ROW_BITS] >= 0 or begin[keys[i] >> ROW_BITS] >= 0:
+        if by_key[keys[i] >> ROW_BITS] >= 0:
             continue
         handle = find(index_keys, index_values, mask, keys[i])
         if handle >= 0 and hashed[handle] == -EVICTED - 1 - ((first + i) & (EVICTED - 1)):

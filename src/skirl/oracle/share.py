@@ -13,7 +13,6 @@ from skirl.core.placement import Placement, site_in
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel, ones
 
-_LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
 
@@ -43,32 +42,30 @@ class Numbered:
     - `schema`: all tables.
     - `tables`: the numbers of those whose rows are numbered, in all at most 2**32 rows.
     - `share`: which rows they are; None: there are no tables.
+    - `first`: the number of the first one.
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 8, 4), Table("b", 4, 4)])
     >>> numbered = Numbered(schema, [0, 1], Share(Placement.even(2), 1))
-    >>> [hex(key) for key in numbered.keys.tolist()]
-    ['0x0', '0x1', '0x2', '0x6', '0x1000000000000', '0x1000000000003']
-    >>> [number_of(numbered.words, numbered.begin[0], row) for row in (0, 2, 3, 6)]
-    [0, 2, -1, 3]
+    >>> [number_of(numbered.words, numbered.begin[0], row) for row in range(8)]
+    [0, 1, 2, -1, -1, -1, 3, -1]
+    >>> numbered.end
+    6
     """
 
-    def __init__(self, schema: Schema, tables: Sequence[int], share: Share | None) -> None:
+    def __init__(self, schema: Schema, tables: Sequence[int], share: Share | None, first: int = 0) -> None:
         self.begin = np.full(len(schema.tables), -1, np.int64)
         """[all tables]: the word of a table's row 0, -1: its rows have no numbers."""
         words = [-(-schema.tables[table].rows // 32) for table in tables]
         self.begin[list(tables)] = np.cumsum([0, *words])[:-1]
         self.words = np.zeros(sum(words), np.uint64)
-        many = 0
+        self.end = first
+        """The number that another row would have."""
         for table in tables:
             assert share is not None
             cut_of, *rest = share.placement.arrays
             cut, mine = cut_of[min(table, len(cut_of) - 1)], self.words[self.begin[table] :]
-            many = _mark(mine, table << ROW_BITS, schema.tables[table].rows, share.site, many, cut, *rest)
-        self.keys = np.empty(many, np.int64)
-        """Of each number."""
-        for table, count in zip(tables, words, strict=True):
-            _name(self.words[self.begin[table] : self.begin[table] + count], table << ROW_BITS, self.keys)
+            self.end = int(_mark(mine, table << ROW_BITS, schema.tables[table].rows, share.site, self.end, cut, *rest))
 
 
 @kernel
@@ -82,24 +79,13 @@ def number_of(words, begin, row):
 
 
 @kernel
-def _mark(words, high, rows, site, many, cut, salt, guess, last, starts, sites):
-    """Fill a table's words; `many` rows have a number before, and so many after."""
+def _mark(words, high, rows, site, end, cut, salt, guess, last, starts, sites):
+    """Fill a table's words; `end`: the number of its first row, and what it returns of the next table's."""
     for i in range((rows + 31) >> 5):
         word = np.uint64(0)
         for row in range(32 * i, min(32 * i + 32, rows)):
             mine = site_in(cut, high | row, salt, guess, last, starts, sites) == site
             word |= np.uint64(mine) << np.uint64(row & 31)
-        words[i] = np.uint64(many) << _HALF | word
-        many += ones(word)
-    return many
-
-
-@kernel
-def _name(words, high, keys):
-    """The keys of a table's rows, each at its number."""
-    for i in range(len(words)):
-        n, word = np.int64(words[i] >> _HALF), words[i] & _LOW
-        for bit in range(32):
-            if word >> np.uint64(bit) & np.uint64(1):
-                keys[n] = high | (32 * i + bit)
-                n += 1
+        words[i] = np.uint64(end) << _HALF | word
+        end += ones(word)
+    return end
