@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def test_one_node_is_hit_and_comes_back(fault: Fault, nodes: StartedNodes, tmp_p
     run = Sleeping(Faults(patience=0.1), fault, random.Random(1), tmp_path, {}, nodes, 0)
     run._hit(fault)
     stays = fault.what in ("stop", "cut")
-    (hit,) = [n for n in range(3) if state(pids[n]) == "T" or nodes.processes[n].poll() is not None]
+    while not (found := [n for n in range(3) if state(pids[n]) == "T" or nodes.processes[n].poll() is not None]):
+        time.sleep(0.005)
+    (hit,) = found
     lost = [n for n in range(3) if not (tmp_path / "nodes" / str(n)).exists()]
     assert lost == ([hit] if fault.what == "lose" else [])
     assert run._stopped == ([pids[hit]] if fault.what == "cut" else [])

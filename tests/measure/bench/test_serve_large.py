@@ -14,7 +14,7 @@ def test_flags_that_do_not_fit(tmp_path):
 
 @pytest.mark.slow
 def test_ten_times_the_caches_on_two_nodes_with_disks(tmp_path):
-    flags = {"data": "synthetic:criteo-kaggle", "dim": 16, "batch": 512, "steps": 60, "cache": "1MB"}
+    flags = {"data": "synthetic:criteo-kaggle", "dim": 16, "batch": 256, "steps": 120, "cache": "1MB"}
     found = ServeLarge(**flags, folder=tmp_path / "rows").run()
     assert found["failed"] is None and found["times_cache"] >= 10 and found["fetched"] > 0
     assert not (tmp_path / "rows").exists()

@@ -12,14 +12,14 @@ from skirl.store.link import Link
 from tests.store.remote.nodes import leave, served
 
 SMALL = {
-    "batch": 32,
+    "batch": 8,
     "dim": 4,
-    "warm": 4,
+    "warm": 8,
     "slice": 2,
     "rounds": 2,
     "rows_scale": 0.001,
     "depth": 6,
-    "cache": "touched:85%",
+    "cache": "touched:20%",
     "threads": 1,
 }
 
