@@ -188,7 +188,7 @@ class AtSite:
     [False, False, False, True, False]
     >>> both = AtSite.all([AtSite(Placement.even(2), 1), AtSite(Placement.even(2, "store"), 1)])
     >>> keys[both(keys)].tolist()
-    [0, 1, 2]
+    [1, 2]
     """
 
     placement: Placement
