@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     for number, run in enumerate(job["runs"]):
         recipe = recipe_of(Recipe.of(**job["flags"]), run)
         recipe.use_threads()
-        store = {"disk": f"disk:{folder / str(number)}"}.get(run["store"], run["store"])
+        store: str = f"disk:{folder / str(number)}" if run["store"] == "disk" else run["store"]
         naps = random.Random(number * share.size + share.rank)
         found = trace(recipe, run["cache"], store, share, naps, looks_of(run))
         np.savez(folder / f"{number}-{share.rank}.npz", **found)

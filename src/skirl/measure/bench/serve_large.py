@@ -98,7 +98,8 @@ class ServeLarge:
     def _team(self, spec: str) -> list[Any]:
         words = {
             "data": self.data, "model": "dlrm-tiny", "dim": self.dim, "batch": self.batch, "steps": self.steps,
-            "cache": self.cache, "optimizer": "adam", "shards": _shards(self.trainers), "threads": 1, "store": spec, "run": "none",
+            "cache": self.cache, "optimizer": "adam", "shards": _shards(self.trainers), "threads": 1, "store": spec,
+            "run": "none",
         }  # fmt: skip
         flags = [word for name, value in words.items() for word in (f"--{name}", str(value))]
         job = {"WORLD_SIZE": self.trainers, "LOCAL_WORLD_SIZE": self.trainers, "MASTER_ADDR": "127.0.0.1"}

@@ -71,7 +71,7 @@ class Node:
         self.served: dict[int, Served] = {}
         """By owner."""
         self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
-        self._context = multiprocessing.get_context(begun)
+        self._context: Any = multiprocessing.get_context(begun)
         self._context.set_forkserver_preload(
             ["skirl.store.remote.warm" if rows == "memory" else "skirl.store.remote.warm_disk"]
         )

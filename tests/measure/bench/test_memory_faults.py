@@ -1,0 +1,71 @@
+"""Memory nodes that are hit: the seed says which and when; every run ends with the bits of the undisturbed one."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from skirl.measure.bench.faults import Fault, Faults
+from skirl.measure.bench.memory_faults import FAULTS, NodeFaults, OverNodes, _line
+from skirl.store.remote.started import StartedNodes
+
+
+class Sleeping(OverNodes):
+    """A run without trainers."""
+
+    def _add(self) -> None:
+        pass
+
+
+@pytest.fixture
+def nodes(tmp_path: Path):
+    start = lambda words, log: subprocess.Popen(["sleep", "60"])  # noqa: E731
+    with StartedNodes(3, start=start, watched=False) as found:
+        yield found
+
+
+def state(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "gone"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=" ".join)
+def test_one_node_is_hit_and_comes_back(fault: Fault, nodes: StartedNodes, tmp_path: Path):
+    for node in range(3):
+        (tmp_path / "nodes" / str(node)).mkdir(parents=True)
+    pids = [process.pid for process in nodes.processes]
+    run = Sleeping(Faults(patience=0.1), fault, random.Random(1), tmp_path, {}, nodes, 0)
+    run._hit(fault)
+    stays = fault.what in ("stop", "cut")
+    while not (found := [n for n in range(3) if state(pids[n]) == "T" or nodes.processes[n].poll() is not None]):
+        time.sleep(0.005)
+    (hit,) = found
+    lost = [n for n in range(3) if not (tmp_path / "nodes" / str(n)).exists()]
+    assert lost == ([hit] if fault.what == "lose" else [])
+    assert run._stopped == ([pids[hit]] if fault.what == "cut" else [])
+    if fault.what == "cut":
+        os.kill(pids[hit], signal.SIGCONT)
+    while state(nodes.processes[hit].pid) not in "SR":
+        run._tick()
+    assert (nodes.processes[hit].pid == pids[hit]) == stays and run.hit == 1
+    assert [nodes.processes[n].pid for n in range(3) if n != hit] == [pid for n, pid in enumerate(pids) if n != hit]
+
+
+def test_a_line_says_what_befell_a_run():
+    run = {"number": 3, "fault": ["cut", "node", "saving"], "at_step": 7, "trainers": 2, "rows": "disk", "wrong": None}
+    said = _line(run | {"recovery_s": 4.5, "lost_steps": 2})
+    assert said.endswith("at step 7, 2 trainers, rows in disk: same bits, on again in 4.5 s, 2 steps lost")
+    assert _line(run | {"recovery_s": None, "lost_steps": 0}).endswith("same bits, went on")
+    assert _line(run | {"wrong": "rows differ", "recovery_s": None, "lost_steps": 0}).endswith(": rows differ")
+
+
+@pytest.mark.slow
+def test_thirty_faults():
+    found = NodeFaults(runs=30).run()
+    assert (found["same_bits"], found["failed"]) == (30, None)
