@@ -83,7 +83,7 @@ COMMANDS = {
     ),
     "bench rows": ("skirl.measure.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
     "bench dedup": (
-        "skirl.measure.bench.dedup:Dedup",
+        "skirl.dedup.storage:Dedup",
         "lists that repeat in a batch, looked up once, beside the same batches expanded",
     ),
     "bench kernels": (

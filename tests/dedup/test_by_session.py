@@ -1,5 +1,6 @@
 """Files by session, compared with a plain sort of rows in Python."""
 
+import errno
 import json
 import random
 from collections import Counter, defaultdict
@@ -19,6 +20,7 @@ from skirl.dedup.by_session import BASE, Wanted, convert_by_session
 from skirl.dedup.spill import path_of
 from skirl.store.disk.errors import DiskError
 from skirl.store.disk.lock import Lock
+from skirl.tools.os_errors import NotWritten
 from tests.cases import cases
 from tests.dedup.rows import Row, schema, write
 from tests.zygote import Python
@@ -292,3 +294,19 @@ def test_two_converts_into_one_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"out.unfinished is in use by process \d+"):
         convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, json=True, quiet=True)
     lock.release()
+
+
+def test_a_full_disk_is_a_sentence_and_then_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = DataFlags(write(tmp_path / "in.parquet", made(60, 5)), schema=schema(tmp_path))
+
+    def full(file: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    go = {"force": False, "json": True, "quiet": True}
+    for where in ("spill", "finish"):
+        with monkeypatch.context() as patch, pytest.raises(NotWritten, match="the disk is full .* free some room"):
+            patch.setattr(f"skirl.dedup.{where}.to_disk", full)
+            convert_by_session(data.files(), str(tmp_path / "out"), WANTED, **go)
+        assert not (tmp_path / "out").exists()
+    convert_by_session(data.files(), str(tmp_path / "out"), WANTED, **go)
+    assert pq.read_table(tmp_path / "out").num_rows == 60

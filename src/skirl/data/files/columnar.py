@@ -222,8 +222,8 @@ def check_runs(path: str, embedded: bytes | None, schema: FileSchema) -> None:
         run = theirs.get(column.column or column.name, "")
         if run and run != column.run:
             raise BadSchema(
-                f"{path}: column {column.name!r} leaves lists out that equal the row above's, as {run!r} says, and "
-                f"the schema does not say so: write run = {run!r} under its [[id]], or leave schema out for the one in the file"
+                f"{path}: column {column.name!r} leaves lists out that equal the row above's, as {run!r} says, and the "
+                f"schema does not say so: write run = {run!r} under its [[id]], or leave schema out for the one in the file"
             )
 
 
