@@ -4,7 +4,11 @@ import json
 
 import pytest
 
+from skirl.checkpoint.without_model import opened
 from skirl.measure.bench.faults import FAULTS, Faults
+from skirl.measure.bench.filled import fill
+from skirl.nn.collection import collections_of
+from skirl.train.commands import Train
 from tests.zygote import COMMAND, Python
 
 FLAGS = ["bench", "faults", "--json", "--limit", "200", "--patience", "8"]
@@ -44,3 +48,20 @@ def test_sixty_faults_change_no_bit(python: Python, tmp_path, campaign_seed):
 def test_bad_flags_are_refused():
     with pytest.raises(ValueError, match="runs is 0: set it to 1 or more"):
         Faults(runs=0)
+
+
+def test_runs_begin_with_as_many_bytes_of_rows_as_they_are_told(tmp_path):
+    flags = {
+        "data": "synthetic:tiny",
+        "model": "dlrm-tiny",
+        "dim": 16,
+        "optimizer": "adam",
+        "cache": "10",
+        "quiet": True,
+    }
+    more = fill(flags, 0.02, tmp_path)
+    with opened(more["from_"]) as found:
+        (collection,) = collections_of(found.rows).values()
+        rows, engine = len(collection.engine.store), collection.engine
+    assert rows * engine.widths[0] * engine.dtype.itemsize == pytest.approx(0.02e9, rel=0.01)
+    assert sum(table.rows for table in Train.of(**flags | more).recipe.tables()) == rows
