@@ -92,7 +92,7 @@ class Stream:
             parts["stranger"], lengths["stranger"] = torch.full((batch,), 10**9, dtype=self._dtype), np.ones(batch, int)
             scales["stranger"] = torch.ones(batch)
         sizes = torch.from_numpy(np.concatenate([lengths[name] for name in order])).long()
-        splits = {"lengths": sizes}
+        splits: dict[str, Any] = {"lengths": sizes}
         if rng.random() < 0.5:
             splits = {"offsets": torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])}
         weights = torch.cat([scales[name] for name in order]) if weighted else None

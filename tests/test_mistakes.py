@@ -216,7 +216,7 @@ MISTAKES = [
         "a synthetic set that is none",
         "skirl train --data synthetic:criteo",
         "skirl train: there is no synthetic data set 'criteo' (did you mean criteo-kaggle?): name one of "
-        "tiny, avazu, criteo-kaggle, criteo-terabyte",
+        "tiny, avazu, criteo-kaggle, criteo-terabyte, sessions",
     ),
     M(
         "a share of more than all",

@@ -11,6 +11,7 @@ from torch import nn
 
 import skirl
 from skirl import FTRL, SGD, Adagrad, Adam, KeyedJagged, RowwiseAdagrad, Table
+from skirl.core.find import find
 from skirl.core.reference import Reference
 from skirl.pipeline.shards import ShardsInLoop
 from skirl.tools import rng_state
@@ -28,7 +29,7 @@ class Data:
 
 
 def draw(seed, batches, size=4, universe=12):
-    """Batches in which most rows are in some shards of a step and not in others."""
+    """Batches in which most rows are in some shards of a step and not in others; of every third seed, samples share bags."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(batches):
@@ -36,7 +37,11 @@ def draw(seed, batches, size=4, universe=12):
             f: [rng.integers(0, min(ROWS[f], universe), rng.integers(0, 4)).tolist() for _ in range(size)]
             for f in FEATURES
         }
-        made.append(Data(KeyedJagged.of_bags(bags), torch.from_numpy(rng.random(size).astype(np.float32))))
+        if seed % 3 == 2:
+            bags = {f: [bags[f][i] for i in rng.integers(0, size, size)] for f in FEATURES}
+        ids = KeyedJagged.of_bags(bags)
+        ids = find(ids, features=FEATURES[1:]) if seed % 3 == 2 else ids
+        made.append(Data(ids, torch.from_numpy(rng.random(size).astype(np.float32))))
     return made
 
 
@@ -67,11 +72,14 @@ class Plain(nn.Module):
         """Whether the next micro-batch begins a step."""
 
     def forward(self, sparse):
-        size, offsets, ids = sparse.stride(), sparse.offsets().tolist(), sparse.values().tolist()
+        offsets, ids, strides = sparse.offsets().tolist(), sparse.values().tolist(), sparse.stride_per_key()
+        inverse = sparse.inverse_indices_or_none()
         bags = {}
         for i, name in enumerate(sparse.keys()):
-            ends = offsets[i * size : (i + 1) * size + 1]
+            ends = offsets[sum(strides[:i]) : sum(strides[: i + 1]) + 1]
             bags[name] = (ids[ends[0] : ends[-1]], [end - ends[0] for end in ends], None)
+            if inverse is not None:
+                bags[name] += (inverse[1][i].tolist(),)
         out = self.reference.forward(bags, accumulate=not self.first)
         self.leaves = {name: torch.from_numpy(values).requires_grad_() for name, values in out.items()}
         return self.leaves

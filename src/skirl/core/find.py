@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from skirl.core.ids import NO_SCALE, capture
-from skirl.core.inverse import is_shared
 from skirl.core.jagged import KeyedJagged
 from skirl.tools.jit import kernel
 
@@ -33,25 +32,31 @@ def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = N
     >>> find(ids), find(ids).expanded().values().tolist()
     (KeyedJagged(1 features, 2 samples, 3 ids, seen in 1 bags), [1, 2, 3, 1, 2, 3])
     """
-    if is_dataclass(batch) and not isinstance(batch, type) and hasattr(batch, "sparse"):
-        return replace(batch, sparse=find(batch.sparse, least=least, features=features))  # type: ignore[type-var]
-    if is_shared(batch):
-        return KeyedJagged.of(batch)
-    captured = capture(batch, (), copy=False)
+    if is_dataclass(batch) and hasattr(batch, "sparse"):
+        found: Any = replace(batch, sparse=find(batch.sparse, least=least, features=features))  # type: ignore[type-var]
+        return found
+    return _of_ids(batch, least, features)
+
+
+def _of_ids(ids: Any, least: float, features: Sequence[str] | None) -> KeyedJagged:
+    whole = KeyedJagged.of(ids)
+    if whole.groups:
+        return whole
+    captured = capture(whole, (), copy=False)
     if unknown := [name for name in features or () if name not in captured.keys]:
         raise ValueError(f"no feature {unknown[0]!r}: there are {', '.join(map(repr, captured.keys))}")
-    samples, whole = captured.batch, KeyedJagged.of(batch)
+    samples = captured.batch
     weights = NO_SCALE.view(np.int32) if captured.weights is None else captured.weights
     bits = weights.view(np.int32 if weights.itemsize == 4 else np.int64)
     finder = _Finder(samples)
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for place, name in enumerate(captured.keys):
         starts = captured.starts(place)
-        ids = int(starts[-1] - starts[0])
-        if (features is not None and name not in features) or (features is None and ids <= samples):
+        count = int(starts[-1] - starts[0])
+        if (features is not None and name not in features) or (features is None and count <= samples):
             continue
         inverse, first, left = finder.find(captured.values, bits, starts)
-        if features is not None or (ids >= least * left and ids - left >= samples):
+        if features is not None or (count >= least * left and count - left >= samples):
             found[name] = inverse, first
     return _shared(whole, found)
 

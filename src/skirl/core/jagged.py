@@ -325,11 +325,11 @@ class KeyedJagged:
         - `low`, `high`: the first, and the one after the last.
         """
         at = torch.arange(low, high, device=self._values.device)
-        bags = dict.fromkeys(self._keys, at)
+        bags: dict[str, torch.Tensor] = dict.fromkeys(self._keys, at)
         groups = {}
         for names, inverse in self.groups.items():
             used, groups[names] = inverse[low:high].to(torch.int64).unique(return_inverse=True)
-            bags |= dict.fromkeys(names, used)
+            bags.update((name, used) for name in names)
         return self.with_bags(bags, groups)
 
     def lengths_by_sample(self) -> dict[str, torch.Tensor]:

@@ -64,7 +64,7 @@ class Shared:
         begins = np.concatenate([[0], np.cumsum([sizes[f] for f in columns])]).astype(np.int32)
         bag = np.empty((batch, len(columns)), np.int32)
         for i, f in enumerate(columns):
-            bag[:, i] = inverse[f] + begins[i]  # type: ignore[operator]
+            bag[:, i] = inverse[f] + begins[i]
         first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         return cls(batch, len(sizes), np.array(columns, np.int32), bag, begins, first, inverse)
 

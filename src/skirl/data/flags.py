@@ -2,7 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from skirl.data.held_out import share_of
 from skirl.tools.flags import check_types
@@ -109,19 +109,18 @@ class DataFlags:
         from skirl.data.sessions import Sessions
         from skirl.data.synthetic import Synthetic  # torch takes 1.4 s, which help and a wrong flag do without
 
-        kind, of_sessions = Synthetic, {}
-        if self.path == SESSIONS:
-            kind = Sessions
-            of_sessions = {"histories": self.lists} | {n: getattr(self, n) for n in ("per_session", "change", "drift")}
-        return kind(
-            self.path,
-            batch_size=self.batch,
-            batches=self.steps,
-            seed=self.seed,
-            rows_scale=self.rows_scale,
-            pooling_factor=self.pooling_factor,
-            held_out_batches=self._synthetic_held_out(),
-            **of_sessions,
+        shape: dict[str, Any] = {
+            "batch_size": self.batch,
+            "batches": self.steps,
+            "seed": self.seed,
+            "rows_scale": self.rows_scale,
+            "pooling_factor": self.pooling_factor,
+            "held_out_batches": self._synthetic_held_out(),
+        }
+        if self.path != SESSIONS:
+            return Synthetic(self.path, **shape)
+        return Sessions(
+            **shape, per_session=self.per_session, change=self.change, histories=self.lists, drift=self.drift
         )
 
     def files(self, part_bytes: int | None = None) -> "Files":

@@ -34,7 +34,9 @@ LENGTH = 75
 """Ids of a list, on average, where `pooling_factor` says nothing: from two thirds to four thirds of it."""
 MOST_LISTS = 32
 _STARTS, _CHANGES = 21, 22
-_BASE = {"user": 50_000, "item": 20_000}
+ITEMS = 20_000
+"""Rows of the tables of items, before `rows_scale`."""
+_BASE = {"user": 50_000, "item": ITEMS}
 
 
 @dataclass
@@ -82,7 +84,7 @@ class Sessions(Synthetic):
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        sizes = _BASE | dict.fromkeys(self.lists[1:], _BASE["item"])
+        sizes = _BASE | dict.fromkeys(self.lists[1:], ITEMS)
         return {name: max(10, round(rows * self.rows_scale)) for name, rows in sizes.items()}
 
     def tables(self, dim: int) -> list[Table]:

@@ -302,7 +302,7 @@ class Synthetic:
         dense, lengths, values, logits = self._draw(stream, self.batch_size, low, high)
         labels = _draw_labels(named(stream, _LABELS), low, logits + self._bias)
         if self.pooling_factor == 1:  # offsets that are known cost nothing
-            jagged = {"offsets": torch.arange(values.size + 1)}
+            jagged: dict[str, Any] = {"offsets": torch.arange(values.size + 1)}
         else:
             jagged = {"lengths": torch.from_numpy(lengths)}
         sparse = KeyedJagged(list(self.rows), torch.from_numpy(values), **jagged)

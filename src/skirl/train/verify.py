@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -166,7 +166,7 @@ class PlainEmbeddings(nn.Module):
     def forward(self, sparse: Sparse) -> "PlainRows":
         bags = _bags(sparse)
         if not self.pooled:
-            bags = {name: _one_by_one(*of) for name, of in bags.items()}
+            bags = {name: _one_by_one(of) for name, of in bags.items()}
         names = [name for table in self.tables for name in table.features]
         return PlainRows(zip(names, _Plain.apply(self.anchor, self, bags, names), strict=True))
 
@@ -200,10 +200,12 @@ class _Plain(torch.autograd.Function):
         return None, None, None, None
 
 
-def _one_by_one(ids: Sequence[int], offsets: Sequence[int], weights: Any, *inverse: Sequence[int]) -> Bags:
+def _one_by_one(bags: Bags) -> Bags:
     """Each id a bag of its own; the ids of a sample are those of the bag that it has."""
-    each = [[i for bag in of for i in range(offsets[bag], offsets[bag + 1])] for of in inverse]
-    return (ids, range(len(ids) + 1), None, *each)  # type: ignore[return-value]
+    ids, offsets, ends = bags[0], bags[1], range(len(bags[0]) + 1)
+    if len(bags) == 3:
+        return ids, ends, None
+    return ids, ends, None, [i for bag in bags[3] for i in range(offsets[bag], offsets[bag + 1])]
 
 
 def _bags(sparse: Sparse) -> dict[str, Bags]:
@@ -212,15 +214,14 @@ def _bags(sparse: Sparse) -> dict[str, Bags]:
     offsets = sparse.offsets().tolist()
     shares = getattr(sparse, "inverse_indices_or_none", lambda: None)()
     strides = [(len(offsets) - 1) // len(names)] * len(names)
-    inverse: list[tuple[Sequence[int], ...]] = [()] * len(names)
     if shares is not None:
         strides = sparse.stride_per_key()  # type: ignore[attr-defined]
-        inverse = [(shares[1][shares[0].index(name)].tolist(),) for name in names]
     bags: dict[str, Bags] = {}
     for i, name in enumerate(names):
         first = sum(strides[:i])
         ends = offsets[first : first + strides[i] + 1]
         part = slice(ends[0], ends[-1])
         own = None if weights is None else weights[part].tolist()
-        bags[name] = (values[part], [end - ends[0] for end in ends], own, *inverse[i])
+        plain = values[part], [end - ends[0] for end in ends], own
+        bags[name] = plain if shares is None else (*plain, shares[1][shares[0].index(name)].tolist())
     return bags

@@ -3,16 +3,22 @@
 import pytest
 
 from skirl.measure.bench.dedup import Dedup
+from skirl.measure.bench.train import TrainSpeed
 
 
 def test_every_factor_has_its_figures():
-    bench = Dedup(factor=(1.0, 4.0), batch=256, lists=2, ids=12, dim=16, rounds=1)
+    bench = Dedup(factor=(1.0, 4.0), batch=256, lists=2, ids=12, dim=16, rows=1000, rounds=1)
     found = bench.measure()
     for part in ("lookup", "mixed"):
         assert found[part]["x"].keys() == {"1", "4"} and min(found[part]["x"].values()) > 0
         assert found[part]["ids"]["1"] == found[part]["ids_expanded"]["1"]
     assert 3 < found["lookup"]["ids_expanded"]["4"] / found["lookup"]["ids"]["4"] < 5
     assert "times as fast as expanded" in bench.summary(found)["lookup, factor 4"]
+
+
+def test_others_that_know_of_no_shared_lists_are_not_run_on_them():
+    with pytest.raises(ValueError, match="data is 'synthetic:sessions', whose samples share lists"):
+        TrainSpeed(data="synthetic:sessions")
 
 
 @pytest.mark.parametrize(("flags", "text"), [({"factor": (0.5,)}, "factor is 0.5"), ({"rounds": 0}, "rounds is 0")])

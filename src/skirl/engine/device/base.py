@@ -161,8 +161,10 @@ class BankRows(ABC):
         - `into`: as said.
         """
 
-    reads_apart = False
-    """Whether `update` may get the gradients of shared bags apart from the others."""
+    @property
+    def reads_apart(self) -> bool:
+        """Whether `update` may get the gradients of shared bags apart from the others."""
+        return False
 
     @abstractmethod
     def update(self, update: Update) -> None:

@@ -173,7 +173,7 @@ class HostRows(BankRows):
         self._run(shares.fold, len(bags), grad.numpy(), shared.bag, shared.columns, shared.features, bags)
 
     @property
-    def reads_apart(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def reads_apart(self) -> bool:
         return choice.is_wide(self.facts.dim, self.facts.dtype)
 
     def update(self, update: Update) -> None:

@@ -13,7 +13,7 @@ from skirl.core.batch import KeyedJagged
 from skirl.core.find import find
 from skirl.core.optim import RowwiseAdagrad
 from skirl.core.tables import Table
-from skirl.data.sessions import Sessions
+from skirl.data.sessions import ITEMS, Sessions
 from skirl.data.synthetic import Synthetic
 from skirl.measure.bench.helpers import Watch, at_least_one, child, result
 from skirl.measure.bench.others import INSTALL, fbgemm, has_fbgemm
@@ -36,13 +36,15 @@ class Dedup:
     """Ids of a list, on average: from two thirds to four thirds of it."""
     dim: int = 64
     """Numbers in a row."""
+    rows: int = 200_000
+    """Rows of each list's table."""
     rounds: int = 9
     """Steps of each side that are timed, in turns, on three batches."""
     json: bool = False
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "batch", "lists", "ids", "dim", "rounds")
+        at_least_one(self, "batch", "lists", "ids", "dim", "rows", "rounds")
         if not self.factor or min(self.factor) < 1:
             raise ValueError(f"factor is {' '.join(map(str, self.factor)) or 'empty'}: set it to numbers of 1 or more")
 
@@ -56,7 +58,7 @@ class Dedup:
         lookup = self._over(self.factor, lambda factor: _Lists(self, self.lists, factor))
         mixed = self._over(sorted({min(self.factor), max(self.factor)}), lambda factor: _Mixed(self, factor))
         return result(
-            "dedup", self, "part batch lists ids dim rounds", lookup=lookup, mixed=mixed,
+            "dedup", self, "part batch lists ids dim rows rounds", lookup=lookup, mixed=mixed,
             missing=None if has_fbgemm() else INSTALL,
         )  # fmt: skip
 
@@ -97,6 +99,7 @@ class _Lists:
             per_session=samples,
             change=change,
             once=False,
+            rows_scale=bench.rows / ITEMS,
         )
         self.dim = bench.dim
 

@@ -13,6 +13,7 @@ import numpy as np
 from skirl.core.id_hash import hashes_of
 from skirl.core.ids import capture
 from skirl.core.tables import Schema
+from skirl.data.flags import SESSIONS
 from skirl.measure.bench.helpers import at_least_one
 from skirl.measure.bench.modes import Ahead, Alone, Mode, OnDemand, Setting, Slice, TorchTables, fbgemm_or_none, rows_of
 from skirl.measure.bench.stalls import Waits
@@ -85,6 +86,11 @@ class TrainSpeed:
         recipe = self._recipe(1)
         if not recipe.counts_first and not self.cache.strip().isdigit():
             raise ValueError(f"cache is {self.cache!r}: set it to a number of rows or to a share like touched:10%")
+        if recipe.data.path == SESSIONS and recipe.data.kind == "synthetic":
+            raise ValueError(
+                f"data is {self.data!r}, whose samples share lists, which the others know nothing of: set data to another, "
+                "`skirl bench dedup` is for such"
+            )
 
     @property
     def names(self) -> list[str]:
