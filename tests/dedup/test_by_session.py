@@ -304,7 +304,7 @@ def test_a_full_disk_is_a_sentence_and_then_it_goes_on(tmp_path: Path, monkeypat
 
     go = {"force": False, "json": True, "quiet": True}
     for where in ("spill", "finish"):
-        with monkeypatch.context() as patch, pytest.raises(NotWritten, match="the disk is full .* free some room"):
+        with monkeypatch.context() as patch, pytest.raises(NotWritten, match=r"the disk is full .* free some room"):
             patch.setattr(f"skirl.dedup.{where}.to_disk", full)
             convert_by_session(data.files(), str(tmp_path / "out"), WANTED, **go)
         assert not (tmp_path / "out").exists()

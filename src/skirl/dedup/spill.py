@@ -77,11 +77,11 @@ class Spill:
 
     def close(self, *, whole: bool = True) -> None:
         """Close all files. whole: they are to survive a crash of the machine."""
-        for bucket, file in self._files.items():
+        while self._files:  # what fails leaves the others to the next call
+            bucket, file = self._files.popitem()
             with writing(path_of(self._folder, bucket)), file:
                 if whole:
                     to_disk(file)
-        self._files.clear()
 
 
 class Bucket:

@@ -31,6 +31,8 @@ class Dedup(Step):
     _: KW_ONLY
     samples: int = 200_000
     """Samples of the files."""
+    rows_scale: float = 100.0
+    """Multiplies the ids that the files' samples are drawn from: 2 million items."""
     change: float = 0.05
     """Of the files: the probability that a list differs from that of the sample before."""
     at_once: tuple[int, ...] = (1_000, 10_000)
@@ -43,7 +45,7 @@ class Dedup(Step):
             names = [field.name for field in fields(Step) if field.name != "part"]
             found |= Step(("lookup",), **{name: getattr(self, name) for name in names}).run()
         if "storage" in self.part:
-            found |= result("dedup", self, "part samples change at_once", **self.stored())
+            found |= result("dedup", self, "part samples rows_scale change at_once", **self.stored())
         return found | {"part": list(self.part)}
 
     def stored(self) -> dict[str, Any]:
@@ -52,7 +54,7 @@ class Dedup(Step):
 
         from skirl.dedup.layout import groups_found, once
 
-        table, schema, new = _rows(self.samples, self.change)
+        table, schema, new = _rows(self.samples, self.change, self.rows_scale)
         draw = np.random.default_rng(0)
         groups = groups_found(table, schema, new)
         orders: dict[str, Callable[[], Any]] = {
@@ -94,7 +96,7 @@ class Dedup(Step):
         return told
 
 
-def _rows(samples: int, change: float) -> tuple[Any, Any, Any]:
+def _rows(samples: int, change: float, rows_scale: float) -> tuple[Any, Any, Any]:
     """Rows of synthetic:sessions in order with fingerprints of 64 bits as ids, their schema, and where sessions begin."""
     import numpy as np
     import pyarrow as pa
@@ -103,7 +105,7 @@ def _rows(samples: int, change: float) -> tuple[Any, Any, Any]:
     from skirl.data.files.schema import FileSchema, Id, Label
     from skirl.data.sessions import Sessions
 
-    data = Sessions(batch_size=samples, batches=1, change=change, once=False)
+    data = Sessions(batch_size=samples, batches=1, change=change, rows_scale=rows_scale, once=False)
     batch = next(iter(data))
     sparse, columns = batch.sparse, {"label": pa.array(batch.labels.numpy())}
     for k in range(batch.dense.shape[1]):
