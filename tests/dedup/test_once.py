@@ -65,7 +65,8 @@ def test_batches_are_those_of_the_plain_rows(
     tmp_path_factory: Any, n: int, sessions: int, seed: int, batch: int
 ) -> None:
     some, whole = both(tmp_path_factory.mktemp("once"), made(n, sessions, seed))
-    for more in ({}, {"shuffle": 30}, {"valid": "30%"}):
+    ways: list[dict[str, Any]] = [{}, {"shuffle": 30}, {"valid": "30%"}]
+    for more in ways:
         streams = [DataFlags(data, batch=batch, **more).stream() for data in (some, whole)]
         for mine, theirs in zip(*streams, strict=True):
             assert plain(mine) == plain(theirs) == plain(find(theirs))

@@ -136,7 +136,8 @@ def _shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
     if wanted.user:
         named = next(n for n in (SESSION, f"{SESSION}_", f"{SESSION} of user") if n not in (*names, *kept))
         written = replace(written, session=named)
-    columns = tuple(dict.fromkeys((wanted.user or session, *([schema.time] if schema.time else []))))
+    read = [column for column in (wanted.user or session, schema.time) if column is not None]
+    columns = tuple(dict.fromkeys(read))
     gap = parse_seconds(wanted.gap) if wanted.gap else None
     shape = Shape(written, kept, columns, schema.time, named, gap, wanted.layout, wanted.compression)  # type: ignore[arg-type]
     return keeping(files, columns, all_there=True), shape

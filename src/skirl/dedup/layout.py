@@ -151,7 +151,7 @@ def writer_of(path: Path, schema: pa.Schema, of: FileSchema, compression: str, d
     - `dictionaries`: columns that have one.
     """
     schema = schema.with_metadata({KEY: of.toml().encode()})
-    return pq.ParquetWriter(path, schema, compression=compression, use_dictionary=dictionaries or False)
+    return pq.ParquetWriter(path, schema, compression=compression, use_dictionary=dictionaries or False)  # type: ignore[arg-type]
 
 
 def _one(column: Any) -> Any:

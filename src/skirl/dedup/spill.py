@@ -118,7 +118,9 @@ class Bucket:
         at = 0
         while at < size:
             raw = os.pread(self._file.fileno(), _HEAD.size, at)
-            magic, partition, rows, held, length, total = _HEAD.unpack(raw) if len(raw) == _HEAD.size else (b"",) * 6
+            magic, partition, rows, held, length, total = (
+                _HEAD.unpack(raw) if len(raw) == _HEAD.size else (b"", 0, 0, 0, -1, 0)
+            )
             end = at + _HEAD.size + length + -length % _ALIGNED if magic == _MAGIC and length >= 0 else size + 1
             if end > size:
                 self.close()
