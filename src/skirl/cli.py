@@ -316,7 +316,7 @@ def _unknown(args: list[str]) -> int:
 
 
 def _overview() -> str:
-    lines = [f"  {name:<17}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<18}{text}" for name, (_, text) in COMMANDS.items()]
     return OVERVIEW.format(commands="\n".join(lines))
 
 
