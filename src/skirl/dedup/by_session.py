@@ -139,7 +139,7 @@ def _shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
     read = [column for column in (wanted.user or session, schema.time) if column is not None]
     columns = tuple(dict.fromkeys(read))
     gap = parse_seconds(wanted.gap) if wanted.gap else None
-    shape = Shape(written, kept, columns, schema.time, named, gap, wanted.layout, wanted.compression)  # type: ignore[arg-type]
+    shape = Shape(written, kept, columns, schema.time, named, gap, wanted.layout, wanted.compression)
     return keeping(files, columns, all_there=True), shape
 
 
