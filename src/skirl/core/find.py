@@ -9,10 +9,8 @@ import torch
 
 from skirl.core.ids import NO_SCALE, capture
 from skirl.core.jagged import KeyedJagged
+from skirl.core.shared import LEAST, pays
 from skirl.tools.jit import kernel
-
-LEAST = 1.1
-"""How many times as many ids a feature has to have with repeated bags as without."""
 
 
 def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = None) -> Any:
@@ -56,7 +54,7 @@ def _of_ids(ids: Any, least: float, features: Sequence[str] | None) -> KeyedJagg
         if (features is not None and name not in features) or (features is None and count <= samples):
             continue
         inverse, first, left = finder.find(captured.values, bits, starts)
-        if features is not None or (count >= least * left and count - left >= samples):
+        if features is not None or pays(count, left, samples, least):
             found[name] = inverse, first
     return _shared(whole, found)
 

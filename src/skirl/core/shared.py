@@ -12,6 +12,25 @@ import numpy as np
 
 from skirl.tools.jit import kernel
 
+LEAST = 1.1
+"""How many times as many ids a feature has to have with repeated bags as without."""
+
+
+def pays(ids: int, left: int, samples: int, least: float = LEAST) -> bool:
+    """Whether to share the bags of a feature: to copy a bag to a sample costs about what an id does.
+
+    **Arguments**
+
+    - `ids`: how many a batch has of the feature.
+    - `left`: how many with each bag counted once.
+    - `samples`: of the batch.
+    - `least`: times as many ids there have to be as are left.
+
+    >>> pays(100, 50, 40), pays(100, 95, 2), pays(100, 50, 60)
+    (True, False, False)
+    """
+    return ids >= least * left and ids - left >= samples
+
 
 @dataclass(slots=True)
 class Part:

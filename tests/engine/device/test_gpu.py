@@ -31,7 +31,7 @@ BUSY = Case(
 @given(cases_of(), st.sampled_from([0.0, 0.3, 0.7]))
 @cases(5)
 def test_every_bit_is_that_of_the_reference(case, eager):
-    Run(replace(case, device="interpret", eager=eager)).go()
+    Run(replace(case, device="interpret", eager=eager, shared=0.0)).go()  # samples share no bags there
 
 
 @pytest.mark.parametrize("eager", [0.0, 0.5])

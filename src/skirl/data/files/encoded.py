@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from skirl.core.find import LEAST
+from skirl.core.shared import pays
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
 
@@ -93,7 +93,7 @@ def sharing(piece: Encoded, names: list[str]) -> tuple[Encoded, dict[tuple[str, 
         if inverse is None or sizes is None:
             continue
         total, left = int(sizes[inverse].sum()), int(sizes.sum())
-        if total >= LEAST * left and total - left >= len(piece):
+        if pays(total, left, len(piece)):
             groups.setdefault(inverse.astype(np.int32).tobytes(), []).append(name)
         else:
             ids[f], lengths[f] = lists_at(piece.ids[f], sizes, inverse)
