@@ -1,3 +1,16 @@
 """What repeats between samples: found in a batch, so that it is looked up once."""
 
-from skirl.core.find import find as find
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skirl.core.find import find
+
+__all__ = ["find"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "find":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from skirl.core.find import find
+
+    return find
