@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from skirl.cli import main
 from skirl.store.remote import part
 from skirl.train import verify_trainers as module
 from skirl.train.commands import Verify
@@ -66,3 +67,25 @@ def test_trainers_over_memory_nodes_are_equal():
     flags = {**TINY, "batch": 64, "steps": 20, "shards": 4, "cache": "touched:40%"}
     found = Verify.of(**flags, optimizer="adam", trainers="1,2,4", nodes="1,3").run()
     assert (found["runs"], found["failed"]) == (54, None) and found["fetched"] > 0
+
+
+@pytest.mark.slow  # real processes for a sentence
+def test_a_cache_that_is_too_small_is_told_in_a_sentence(one_case, capsys):
+    flags = [
+        "--data",
+        "synthetic:tiny",
+        "--model",
+        "dlrm-tiny",
+        "--dim",
+        "4",
+        "--batch",
+        "16",
+        "--steps",
+        "3",
+        "--quiet",
+    ]
+    assert main(["verify", *flags, "--cache", "9", "--shards", "2", "--trainers", "2", "--threads", "1"]) == 1
+    said = capsys.readouterr().err
+    assert (
+        "trainer 0 of 2: rank 0: cache 5 is 5 rows" in said and "set --cache to 44" in said and "Traceback" not in said
+    )

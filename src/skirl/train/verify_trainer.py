@@ -15,12 +15,15 @@ import numpy as np
 
 from skirl.engine.access import peek
 from skirl.engine.engine import Engine
+from skirl.peers.job import fail
 from skirl.train.fingerprints import digest, fingerprints, rows_of
 from skirl.train.recipe import Recipe
 from skirl.train.train import steps
 from skirl.train.trainers import Share
 
 JOB = "job.json"
+REFUSED = 3
+"""The exit code of a trainer whose last words are a sentence for the user."""
 
 
 def main(folder: Path) -> None:
@@ -103,4 +106,9 @@ def _mine(engine: Engine, keys: np.ndarray) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except ValueError as error:
+        fail(error)
+        print(error, file=sys.stderr)
+        sys.exit(REFUSED)

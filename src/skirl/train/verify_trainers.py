@@ -21,7 +21,7 @@ from skirl.train.fingerprints import Trace, compare, digest, rows_of
 from skirl.train.flags import ShowFlags
 from skirl.train.recipe import Recipe
 from skirl.train.verify import in_plain_python
-from skirl.train.verify_trainer import JOB, looks_of, recipe_of
+from skirl.train.verify_trainer import JOB, REFUSED, looks_of, recipe_of
 
 DEPTHS = (1, 20, "auto")
 STORES = ("memory", "disk")
@@ -150,6 +150,9 @@ def _run(size: int, folder: Path) -> None:
         for process in team:
             process.kill()
             process.wait()
+    for rank, (process, text) in enumerate(zip(team, said, strict=True)):
+        if process.returncode == REFUSED:
+            raise ValueError(f"trainer {rank} of {size}: {text.strip().splitlines()[-1]}")
     for rank, (process, text) in enumerate(zip(team, said, strict=True)):
         if process.returncode:
             raise RuntimeError(f"trainer {rank} of {size} ended with {process.returncode}:\n{text[-4000:]}")
