@@ -9,7 +9,7 @@ import torch
 
 from skirl.core.ids import NO_SCALE, capture
 from skirl.core.jagged import KeyedJagged
-from skirl.core.shared import LEAST, pays
+from skirl.core.shared import LEAST, gather, pays
 from skirl.tools.jit import kernel
 
 
@@ -96,7 +96,7 @@ def _shared(whole: KeyedJagged, found: dict[str, tuple[np.ndarray, np.ndarray]])
             if given is None or out is None:
                 continue
             if captured.keys[place] in found:
-                _take(given, starts, of, out[ends[place] : ends[place + 1]])
+                gather(given, starts, of, out[ends[place] : ends[place + 1]])
             else:
                 out[ends[place] : ends[place + 1]] = given[starts[0] : starts[-1]]
         both.append(None if out is None else torch.from_numpy(out))
@@ -152,16 +152,6 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
                 left += end - begin
         inverse[sample] = bag
     return bags, left
-
-
-@kernel
-def _take(given, starts, bags, out):
-    """Copy the ids of some bags, or their weights."""
-    at = 0
-    for bag in bags:
-        for i in range(starts[bag], starts[bag + 1]):
-            out[at] = given[i]
-            at += 1
 
 
 @kernel

@@ -172,3 +172,13 @@ def _bags(
                 of_shared[at] = shared
             bags += 1
             offsets[bags] = n
+
+
+@kernel
+def gather(values, starts, bags, out):
+    """Copy the values of some bags, one bag after the other."""
+    at = 0
+    for bag in bags:
+        for place in range(starts[bag], starts[bag + 1]):
+            out[at] = values[place]
+            at += 1

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from skirl.core.shared import pays
+from skirl.core.shared import gather, pays
 from skirl.data.files.schema import FileSchema
-from skirl.tools.jit import kernel
 
 
 @dataclass
@@ -63,7 +62,7 @@ def lists_at(
     begins = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=begins[1:])
     out = np.empty(int(sizes[rows].sum()), values.dtype)
-    _gather(values, begins, rows, out)
+    gather(values, begins, rows, out)
     return out, sizes[rows]
 
 
@@ -137,12 +136,3 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
         kept=[column.take(pa.array(rows)) for column in piece.kept],
         inverses=inverses,
     )
-
-
-@kernel
-def _gather(values, begins, rows, out):
-    at = 0
-    for row in rows:
-        for place in range(begins[row], begins[row + 1]):
-            out[at] = values[place]
-            at += 1

@@ -66,7 +66,7 @@ class Faults:
     batch: int = 64
     """Samples of a step."""
     every: int = 6
-    """Steps between two checkpoints: as many may be lost, and those that were made while one was written."""
+    """Steps between two checkpoints: as many may be lost."""
     patience: float = 5.0
     """Seconds that trainers wait for each other."""
     limit: float = 180.0
@@ -177,12 +177,7 @@ class Faults:
         finally:
             for node in run.nodes:
                 node.end()
-        if wrong is None:
-            found = InAFork(lambda: digests(folder), folder / "digests.json").answer()
-            differ = [name for name in undisturbed if found[name] != undisturbed[name]]
-            wrong = f"{', '.join(differ)} differ from those of the undisturbed run" if differ else None
-            if wrong is None and run.lost_saves > 1:
-                wrong = f"{run.lost_steps} steps and {run.lost_saves} checkpoints were lost"
+        wrong = wrong or self._judged(run, folder, undisturbed)
         if wrong is None:
             shutil.rmtree(folder)
         return {
@@ -190,6 +185,15 @@ class Faults:
             "at_step": run.at_step, "recovery_s": run.recovery, "lost_steps": run.lost_steps,
             "seconds": round(time.monotonic() - began, 2), "wrong": wrong and f"run {number} ({' '.join(fault)}): {wrong}",
         }  # fmt: skip
+
+    def _judged(self, run: "Run", folder: Path, undisturbed: dict[str, str]) -> str | None:
+        """What is wrong with a run that has ended."""
+        found = InAFork(lambda: digests(folder), folder / "digests.json").answer()
+        if differ := [name for name in undisturbed if found[name] != undisturbed[name]]:
+            return f"{', '.join(differ)} differ from those of the undisturbed run"
+        if run.lost_steps > self.every:
+            return f"{run.lost_steps} steps were lost, and a checkpoint is saved every {self.every}"
+        return None
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -199,7 +203,7 @@ class Faults:
             "same bits": f"{result['same_bits']} of {self.runs} runs: all losses, rows and dense weights",
             "recovery": f"{kills['median']} s from a kill to the first new step, {kills['worst']} s at worst; "
             f"{others['median']} and {others['worst']} s with patience of {self.patience:g} s or a join in it",
-            "lost steps": f"{result['lost_steps']} at most; saved every {self.every}, in the background",
+            "lost steps": f"{result['lost_steps']} at most; saved every {self.every}",
         }
 
 
@@ -239,8 +243,6 @@ class Run:
     def __init__(self, bench: Faults, fault: Fault, rng: random.Random, folder: Path, flags: dict[str, Any]) -> None:
         self.nodes: list[Node] = []
         self.hit, self.lost_steps, self.at_step = 0, 0, 0
-        self.lost_saves = 0
-        """Checkpoints that were due and not whole yet: one that is on its way when a fault comes is lost with it."""
         self.recovery: float | None = None
         self.store = rng.choice(["memory", "disk"])
         self.began_with = 3 if fault.what == "lose" and rng.random() < 0.3 else 1 if fault.what == "gain" else 2
@@ -275,7 +277,6 @@ class Run:
             if self.recovery is None and self._begun != begun:
                 if (since := self._begun_at) is not None:
                     self.lost_steps = max(self.lost_steps, before - since)
-                    self.lost_saves = max(self.lost_saves, before // bench.every - since // bench.every)
                     self._wait(lambda since=since: self.step > since or self._over)
                     self.recovery = round(time.monotonic() - hit_at, 2)
             elif self.recovery is None:

@@ -1,20 +1,18 @@
 """Memory nodes that are killed, stopped, cut off and emptied under trainers: each run has to end with the same bits."""
 
-import json
 import os
 import random
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from skirl.measure.bench.faults import SEEDS, Fault, Faults, Run, digests
+from skirl.measure.bench.faults import SEEDS, Fault, Faults, InAFork, Run
 from skirl.measure.bench.helpers import at_least_one
-from skirl.measure.bench.nodes import ENVIRONMENT, Node, forked, send
+from skirl.measure.bench.nodes import ENVIRONMENT, Node, send
 from skirl.measure.bench.serve_node import Forked
 from skirl.store.remote.started import StartedNodes
 from skirl.tools.machine import machine
@@ -51,7 +49,7 @@ class NodeFaults:
     batch: int = 64
     """Samples of a step."""
     every: int = 6
-    """Steps between two checkpoints; one that is on its way when a fault comes is lost with it."""
+    """Steps between two checkpoints: as many may be lost."""
     patience: float = 8.0
     """Seconds that a call to a node may take, and that trainers wait for each other."""
     limit: float = 300.0
@@ -74,7 +72,7 @@ class NodeFaults:
         import skirl.store.remote.warm_disk  # noqa: F401 - what is forked has it
 
         trainers._warm(top / "warm")
-        undisturbed = _in_a_fork(lambda: _undisturbed(trainers._flags(top / "undisturbed"), top / "undisturbed"), top)
+        undisturbed = InAFork(lambda: trainers._undisturbed(top / "undisturbed", {}), top / "undisturbed.json").answer()
         done = []
         for number in range(self.first, self.first + self.runs):
             done.append(self._one(trainers, number, top / f"run-{number}", undisturbed))
@@ -116,12 +114,7 @@ class NodeFaults:
             finally:
                 for node in run.nodes:
                     node.end()
-        if wrong is None:
-            found = _in_a_fork(lambda: digests(folder), folder)
-            differ = [name for name in undisturbed if found[name] != undisturbed[name]]
-            wrong = f"{', '.join(differ)} differ from those of the undisturbed run" if differ else None
-        if wrong is None and run.lost_steps >= 2 * self.every:
-            wrong = f"{run.lost_steps} steps were lost, and a checkpoint is saved every {self.every}"
+        wrong = wrong or trainers._judged(run, folder, undisturbed)
         if wrong is None:
             shutil.rmtree(folder)
         return {
@@ -138,7 +131,7 @@ class NodeFaults:
             "same bits": f"{result['same_bits']} of {self.runs} runs: all losses, rows and dense weights",
             "went on": f"{result['went_on']} runs, which no trainer had to begin anew",
             "recovery": f"{took['median']} s from a fault to the first new step, {took['worst']} s at worst",
-            "lost steps": f"{result['lost_steps']} at most; saved every {self.every}, in the background",
+            "lost steps": f"{result['lost_steps']} at most; saved every {self.every}",
         }
 
 
@@ -201,24 +194,6 @@ class OverNodes(Run):
             self._paused = []
         self._memory.tick()
         super()._tick()
-
-
-def _undisturbed(flags: dict[str, Any], folder: Path) -> dict[str, str]:
-    """One process with its own rows, which nothing befalls."""
-    from skirl.train.commands import Train
-
-    if Train.of(**flags).run()["failed"]:
-        raise RuntimeError("the undisturbed run failed")
-    return digests(folder)
-
-
-def _in_a_fork(work: Callable[[], dict[str, str]], folder: Path) -> dict[str, str]:
-    """What some work finds, in a process of its own: it leaves no thread here."""
-    answer = folder / "answer.json"
-    pid = forked(lambda: answer.write_text(json.dumps(work())) and 0, folder / "log")
-    if os.waitpid(pid, 0)[1]:
-        raise RuntimeError(f"a process failed: {(folder / 'log').read_text()[-2000:]}")
-    return json.loads(answer.read_text())
 
 
 def _line(run: dict[str, Any]) -> str:
