@@ -12,7 +12,8 @@ NAMES = {
     "skirl": skirl.__all__,
     "skirl.torchrec": ["swap"],
     "skirl.lightning": ["Rows"],
-    "skirl.models": ["DIN", "DLRM", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"],
+    "skirl.nn": ["OncePerBag"],
+    "skirl.models": ["DCAT", "DIN", "DLRM", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"],
     "skirl.data": ["DataFlags", "Source", "Synthetic", "encodings_of"],
     "skirl.store": [
         "DiskError", "DiskFull", "DiskStore", "Layout", "Link", "LinkStore", "MemoryStore", "Record", "Store",

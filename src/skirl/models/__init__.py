@@ -7,6 +7,7 @@ from skirl.tools.lazily import lazily
 if TYPE_CHECKING:
     from skirl.models.base import Embeddings, Model
     from skirl.models.by_name import MODELS
+    from skirl.models.dcat import DCAT
     from skirl.models.dcnv2 import DCNv2
     from skirl.models.deep_cross import DeepCross
     from skirl.models.deepfm import DeepFM
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
     from skirl.models.dlrm import DLRM
     from skirl.models.wide_deep import WideDeep
 
-__all__ = ["DIN", "DLRM", "MODELS", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"]
+__all__ = ["DCAT", "DIN", "DLRM", "MODELS", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"]
 
 __getattr__ = lazily(
     __name__,
     {
         "base": ("Embeddings", "Model"),
         "by_name": ("MODELS",),
+        "dcat": ("DCAT",),
         "dcnv2": ("DCNv2",),
         "deep_cross": ("DeepCross",),
         "deepfm": ("DeepFM",),

@@ -23,7 +23,8 @@ class Embeddings(Protocol):
     def __call__(self, sparse: Any, /) -> Any:
         """Look a batch's ids up; the result has `stacked()`, one vector for each sample and feature: [batch, features, dim].
 
-        DIN with lists indexes the result by feature instead, for one row per id: [ids, dim].
+        DIN and DCAT with lists index the result by feature instead, for one row per id: [ids, dim]; where it has
+        `distinct(feature)`, as skirl's have, they take each bag once.
         """
         ...
 
@@ -63,6 +64,17 @@ class Model(nn.Module):
     def row_dim(cls, dim: int) -> int:
         """The dim of the tables for vectors of `dim` numbers."""
         return dim
+
+    @classmethod
+    def pools(cls, tables: Sequence[Table], lists: Sequence[str]) -> bool:
+        """Whether the model takes one vector a sample and feature; otherwise one for each id.
+
+        **Arguments**
+
+        - `tables`: those of the embeddings.
+        - `lists`: the features with any number of ids a sample.
+        """
+        return True
 
     @classmethod
     def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:

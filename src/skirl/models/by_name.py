@@ -1,6 +1,7 @@
 """The models by the names that flags give them."""
 
 from skirl.models.base import Model
+from skirl.models.dcat import DCAT
 from skirl.models.dcnv2 import DCNv2
 from skirl.models.deep_cross import DeepCross
 from skirl.models.deepfm import DeepFM
@@ -15,4 +16,5 @@ MODELS: dict[str, type[Model]] = {
     "deepfm": DeepFM,
     "dcnv2": DCNv2,
     "din": DIN,
+    "dcat": DCAT,
 }

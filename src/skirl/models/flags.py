@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 ModelName = Literal[
     "dlrm", "dlrm-tiny", "wide-deep", "wide-deep-tiny", "deep-cross", "deep-cross-tiny",
     "deepfm", "deepfm-tiny", "dcnv2", "dcnv2-tiny", "din", "din-tiny",
+    "dcat", "dcat-tiny",
 ]  # fmt: skip
 
 
@@ -66,7 +67,7 @@ class LayerFlags:
     top: tuple[int, ...] | None = None
     """Of dlrm and deep-cross: hidden layers behind dot products, or cross layers."""
     deep: tuple[int, ...] | None = None
-    """Of wide-deep, deepfm, dcnv2 and din: hidden layers."""
+    """Of wide-deep, deepfm, dcnv2, din and dcat: hidden layers."""
     rows_in_deep: bool | None = None
     """Of wide-deep: whether the hidden layers take rows; False: dense features alone."""
     dropout: float | None = None
@@ -79,8 +80,16 @@ class LayerFlags:
     """Of dcnv2: hidden layers behind the cross layers, or beside them."""
     activation: int | None = None
     """Of din: width of the activation unit."""
+    width: int | None = None
+    """Of dcat: numbers in a state of its transformer."""
+    heads: int | None = None
+    """Of dcat: of the transformer's attention; twice as many divide its width."""
+    layers: int | None = None
+    """Of dcat: layers of the transformer."""
+    newest: int | None = None
+    """Of dcat: how many ids of a history the transformer sees at most, the last ones."""
     target: str | None = None
-    """Of din, over data without a list of ids from another feature's table: the feature that attends to the others; the one
+    """Of din and dcat, over data without a list of ids from another feature's table: the feature that attends to the others; the one
     with the largest table if not set."""
 
     def __post_init__(self) -> None:

@@ -149,25 +149,3 @@ class Split(torch.autograd.Function):
                 ctx.ticket.live[column] = True
             begin += size
         return out, None, None, None
-
-
-class Expand(torch.autograd.Function):
-    """Rows of shared bags copied to the ids of all samples. Backward sums by row: samples ascending, from 0.
-
-    at: int64, which row each id has.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, at: Tensor) -> Tensor:
-        ctx.save_for_backward(at)
-        ctx.rows = len(rows)
-        return rows.index_select(0, at)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (at,) = ctx.saved_tensors
-        # In order, on every device: index_add on a GPU adds in any.
-        in_order = grad.index_select(0, at.argsort(stable=True))
-        lengths = at.bincount(minlength=ctx.rows)
-        return torch.segment_reduce(in_order, "sum", lengths=lengths, initial=0.0, unsafe=True), None

@@ -6,17 +6,18 @@ Both share one node of the autograd graph; the split by feature is made when it 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import wraps
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from skirl.core.ids import BadIds, BankIds
+from skirl.core.once import Distinct, expand, padded
 from skirl.core.tables import Pooling, Schema
 from skirl.nn.current_step import Ticket
-from skirl.nn.lookup import Expand, Split, Unbind, Whole
-from skirl.nn.sequences import nested, padded, pooled
+from skirl.nn.lookup import Split, Unbind, Whole
+from skirl.nn.sequences import nested, pooled
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -114,7 +115,7 @@ class Pooled(Mapping[str, Tensor]):
         return self._passing(bank, column, self._split[bank][column])
 
     @uncompiled
-    def distinct(self, name: str) -> "Distinct":
+    def distinct(self, name: str) -> Distinct:
         """A feature with each bag once, for what is computed of bags: computed once, and then given to the samples.
 
         A feature without an inverse has a bag for each sample.
@@ -200,17 +201,6 @@ class Pooled(Mapping[str, Tensor]):
         return Whole.apply(self._banks[0], self._tickets[0])
 
 
-class Distinct(NamedTuple):
-    """A feature with each bag once."""
-
-    rows: Tensor
-    """`[bags, dim]`, or `[ids of all bags, dim]` where nothing is pooled."""
-    offsets: Tensor
-    """int64 `[bags + 1]`: where the rows of each bag begin, and where those of the last one end."""
-    inverse: Tensor
-    """int64 `[batch]`: the bag of each sample."""
-
-
 class Unpooled(Pooled):
     """What an EmbeddingCollection returns: for each feature a tensor of one row for each id, in the batch's order.
 
@@ -277,7 +267,7 @@ class Unpooled(Pooled):
         lengths, begins = np.diff(starts)[inverse], starts[:-1][inverse]
         shift = begins - (np.cumsum(lengths) - lengths)
         at = torch.from_numpy((np.arange(lengths.sum()) + np.repeat(shift, lengths)).astype(np.int64)).to(rows.device)
-        return Expand.apply(rows, at) if self._tickets is not None else rows.index_select(0, at)
+        return expand(rows, at)
 
     def stacked(self) -> Tensor:
         """Unpooled features have different lengths."""

@@ -7,24 +7,6 @@ from torch import Tensor
 from skirl.core.tables import Pooling
 
 
-def padded(flat: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Rows of all samples, `[ids, dim]`, as `[batch, longest, dim]`, zeros behind a sample's last; True where a row is.
-
-    offsets: int [batch + 1], where each sample begins.
-
-    >>> rows, mask = padded(torch.tensor([[1.0], [2.0], [3.0]]), np.array([0, 1, 1, 3]))
-    >>> rows.squeeze(2).tolist(), mask.tolist()
-    ([[1.0, 0.0], [0.0, 0.0], [2.0, 3.0]], [[True, False], [False, False], [True, True]])
-    """
-    lengths = np.diff(offsets)
-    longest = int(lengths.max(initial=0))
-    mask = np.arange(longest) < lengths[:, None]
-    places = torch.from_numpy(np.flatnonzero(mask)).to(flat.device)
-    empty = flat.new_zeros(len(lengths) * longest, flat.shape[-1])
-    rows = empty.index_copy(0, places, flat).view(len(lengths), longest, flat.shape[-1])
-    return rows, torch.from_numpy(mask).to(flat.device)
-
-
 def nested(flat: Tensor, offsets: np.ndarray) -> Tensor:
     """Rows of all samples, `[ids, dim]`, as a nested tensor of torch's jagged layout: `[batch, (its length), dim]`.
 

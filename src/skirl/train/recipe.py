@@ -45,13 +45,13 @@ class Recipe(Composed):
 
     def __post_init__(self) -> None:
         check_types(self)
-        from skirl.models.din import DIN
+        from skirl.models.history import OfHistory
         from skirl.oracle.options import Plan
 
         Plan(self.cache.depth, self.movement.prefetch, self.cache.policy)
         self.layers.of_model(self.model.name)
-        if self.layers.target is not None:
-            DIN.target_of(self.tables(), self.data.stream().lists, self.layers.target)
+        if self.layers.target is not None and issubclass(self.model.kind, OfHistory):
+            self.model.kind.target_of(self.tables(), self.data.stream().lists, self.layers.target)
         if over := self.data.batch % self.step.shards:
             fits = self.data.batch - over
             raise ValueError(
@@ -108,10 +108,8 @@ class Recipe(Composed):
 
     @property
     def pooled(self) -> bool:
-        """Whether the embeddings pool a feature's ids; DIN pools itself where the data has lists to attend to."""
-        from skirl.models.din import DIN
-
-        return self.model.kind is not DIN or not DIN.pairs(self.tables(), self.data.stream().lists)
+        """Whether the embeddings pool a feature's ids; DIN and DCAT pool themselves where the data has lists to attend to."""
+        return self.model.kind.pools(self.tables(), self.data.stream().lists)
 
     def embeddings(self, cache: "CacheSize", *, store: str | None = None, resume: bool = False) -> "Collection":
         """The embeddings, their rows where `store` or else the flag says; the store has to be empty but to resume."""
@@ -136,11 +134,11 @@ class Recipe(Composed):
         import torch
 
         from skirl.engine.device import torch_device
-        from skirl.models.din import DIN
+        from skirl.models.history import OfHistory
 
         torch.manual_seed(self.data.seed)
         stream, kind = self.data.stream(), self.model.kind
-        sizes = self.layers.of_model(self.model.name) | ({"lists": stream.lists} if kind is DIN else {})
+        sizes = self.layers.of_model(self.model.name) | ({"lists": stream.lists} if issubclass(kind, OfHistory) else {})
         make = kind.tiny if self.model.tiny else kind.paper
         model = make(embeddings, dense_features=stream.dense_features, **sizes).to(torch_device(self.device.device))
         return model, torch.optim.Adam(model.parameters(), lr=self.rates.dense_lr)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.groups import Groups
 from skirl.core.handle import TorchHandle
+from skirl.core.once import Distinct
 from skirl.core.reference import Bags, Reference, over_tree
 from skirl.core.tables import Schema
 from skirl.engine.access import peek
@@ -164,15 +166,29 @@ class PlainEmbeddings(nn.Module):
         self.optimizer = TorchHandle(groups, at)  # the learning rate of the next backward
 
     def forward(self, sparse: Sparse) -> "PlainRows":
-        bags = _bags(sparse)
-        if not self.pooled:
-            bags = {name: _one_by_one(of) for name, of in bags.items()}
+        whole = _bags(sparse)
+        bags = whole if self.pooled else {name: _one_by_one(of) for name, of in whole.items()}
         names = [name for table in self.tables for name in table.features]
-        return PlainRows(zip(names, _Plain.apply(self.anchor, self, bags, names), strict=True))
+        return PlainRows(zip(names, _Plain.apply(self.anchor, self, bags, names), strict=True), whole, self.pooled)
 
 
 class PlainRows(dict[str, Tensor]):
     """What the plain embeddings return: a tensor for each feature, by name."""
+
+    def __init__(self, rows: Iterable[tuple[str, Tensor]], bags: dict[str, Bags], pooled: bool) -> None:
+        super().__init__(rows)
+        self._bags, self._pooled = bags, pooled
+
+    def distinct(self, name: str) -> Distinct:
+        """A feature with each bag once: the rows of the first sample that has it."""
+        _, ends, _, *inverse = self._bags[name]
+        sizes = [1 if self._pooled else end - begin for begin, end in pairwise(ends)]
+        samples = [*inverse[0]] if inverse else [*range(len(sizes))]
+        begins = [*accumulate((sizes[bag] for bag in samples), initial=0)]
+        rows = [begins[samples.index(bag)] + i for bag, size in enumerate(sizes) for i in range(size)]
+        at = self[name].device
+        offsets = torch.tensor([*accumulate(sizes, initial=0)], device=at)
+        return Distinct(self[name][torch.tensor(rows, dtype=torch.int64, device=at)], offsets, torch.tensor(samples, device=at))
 
     def stacked(self) -> Tensor:
         """All features as one [batch, features, dim] tensor."""

@@ -1,0 +1,232 @@
+"""What is computed of a bag alone is computed once for each, and then given to the samples that have it."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+Tree = TypeVar("Tree")
+Takes = Literal["rows", "padded", "jagged"]
+Kind = Literal["batchnorm", "dropout"]
+
+MEANING: dict[Kind, str] = {
+    "batchnorm": "takes its statistics over the batch, and would take them over distinct bags",
+    "dropout": "draws for each sample, and would draw once for all samples of a bag",
+}
+"""Of layers whose meaning changes where a bag is computed once: how."""
+
+
+class Distinct(NamedTuple):
+    """A feature with each bag once."""
+
+    rows: Tensor
+    """`[bags, dim]`, or `[ids of all bags, dim]` where nothing is pooled."""
+    offsets: Tensor
+    """int64 `[bags + 1]`: where the rows of each bag begin, and where those of the last one end."""
+    inverse: Tensor
+    """int64 `[batch]`: the bag of each sample."""
+
+    @property
+    def bags(self) -> int:
+        """How many there are."""
+        return len(self.offsets) - 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether each sample has the bag of its number."""
+        own = torch.arange(len(self.inverse), device=self.inverse.device)
+        return self.bags == len(self.inverse) and torch.equal(self.inverse, own)
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """Rows as [bags, longest, dim], zeros behind each bag's last, and [bags, longest]: True where a row is."""
+        return padded(self.rows, self.offsets.cpu().numpy())
+
+    def for_samples(self, per_bag: Tensor) -> Tensor:
+        """What each bag has, `[bags, ...]`, given to its samples: `[batch, ...]`.
+
+        Backward sums over the samples of a bag, ascending, from 0.
+        """
+        return per_bag if self.plain else expand(per_bag, self.inverse)
+
+
+class Expand(torch.autograd.Function):
+    """What bags have, copied to samples. Backward sums by bag: samples ascending, from 0.
+
+    at: int64, which entry each gets.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, per_bag: Tensor, at: Tensor) -> Tensor:
+        ctx.save_for_backward(at)
+        ctx.bags = len(per_bag)
+        return per_bag.index_select(0, at)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (at,) = ctx.saved_tensors
+        if grad.device.type == "cpu":
+            return grad.new_zeros(ctx.bags, *grad.shape[1:]).index_add_(0, at, grad), None
+        # On a GPU index_add adds in any order.
+        in_order = grad.index_select(0, at.argsort(stable=True))
+        lengths = at.bincount(minlength=ctx.bags)
+        return torch.segment_reduce(in_order, "sum", lengths=lengths, initial=0.0, unsafe=True), None
+
+
+def expand(per_bag: Tensor, at: Tensor) -> Tensor:
+    """What bags have, copied to samples: `per_bag[at]`, with a backward whose bits repeat on every device.
+
+    **Arguments**
+
+    - `per_bag`: `[bags, ...]`.
+    - `at`: int64, the entry that each sample gets.
+    """
+    return cast(Tensor, Expand.apply(per_bag, at))
+
+
+def padded(flat: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Rows of all samples, `[ids, dim]`, as `[batch, longest, dim]`, zeros behind a sample's last; True where a row is.
+
+    offsets: int [batch + 1], where each sample begins.
+
+    >>> rows, mask = padded(torch.tensor([[1.0], [2.0], [3.0]]), np.array([0, 1, 1, 3]))
+    >>> rows.squeeze(2).tolist(), mask.tolist()
+    ([[1.0, 0.0], [0.0, 0.0], [2.0, 3.0]], [[True, False], [False, False], [True, True]])
+    """
+    lengths = np.diff(offsets)
+    longest = int(lengths.max(initial=0))
+    mask = np.arange(longest) < lengths[:, None]
+    places = torch.from_numpy(np.flatnonzero(mask)).to(flat.device)
+    empty = flat.new_zeros(len(lengths) * longest, flat.shape[-1])
+    rows = empty.index_copy(0, places, flat).view(len(lengths), longest, flat.shape[-1])
+    return rows, torch.from_numpy(mask).to(flat.device)
+
+
+class OncePerBag(nn.Module):
+    """Runs an encoder once for each distinct bag, and gives each sample the result of its bag.
+
+    What an encoder makes of a list is the same for all samples that have the list. A batch with an inverse says which do;
+    in a plain batch each sample has a bag of its own, and the encoder runs as it would without this. The result is that of
+    running it for every sample, but for how a matrix product rounds; in backward, gradients of a bag are summed over its
+    samples, ascending, from 0.
+
+    Layers that look at other samples, or draw random numbers, mean something else over distinct bags and are refused unless
+    allowed by name. A call of `torch.nn.functional.dropout` inside `forward` is not seen.
+
+    **Arguments**
+
+    - `module`: the encoder. It returns a tensor whose first dimension is the bag, or a tuple, list or dict of such.
+    - `takes`: what it is called with for each feature. "rows", the default, for features that are pooled or have one id a bag:
+      `[bags, dim]`. "padded": `[bags, longest, dim]` with zeros behind a bag's last row, and a mask `[bags, longest]` that is
+      True where a row is. "jagged": `[ids of all bags, dim]` and offsets `[bags + 1]`.
+    - `allow`: layers to take all the same. "batchnorm": statistics are those of distinct bags, a bag of many samples counts as
+      one of a single sample. "dropout" (and whatever else draws): all samples of a bag have the same numbers left out.
+
+    >>> import skirl
+    >>> rows = skirl.EmbeddingBagCollection([skirl.Table("seen", 10, 4)], optimizer=skirl.SGD(lr=0.1), cache=10)
+    >>> ids = skirl.KeyedJagged(["seen"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]), strides=[2],
+    ...                         inverse={"seen": torch.tensor([0, 0, 0, 1, 1])})
+    >>> encoder = OncePerBag(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
+    >>> encoder(rows(ids).distinct("seen")).shape
+    torch.Size([5, 8])
+    >>> OncePerBag(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1)))
+    Traceback (most recent call last):
+    ValueError: OncePerBag: layer 1 is Dropout(p=0.1, inplace=False), which draws for each sample, and would draw once for \
+all samples of a bag: take it out, or pass allow=("dropout",)
+    """
+
+    def __init__(self, module: nn.Module, *, takes: Takes = "rows", allow: Collection[Kind] = ()) -> None:
+        super().__init__()
+        if takes not in get_args(Takes):
+            raise ValueError(f"takes is {takes!r}: set it to 'rows', 'padded' or 'jagged'")
+        allow = (allow,) if isinstance(allow, str) else tuple(allow)
+        if wrong := [kind for kind in allow if kind not in MEANING]:
+            raise ValueError(f"allow names {wrong[0]!r}: name 'batchnorm' or 'dropout', or neither")
+        for name, layer in module.named_modules():
+            kind = _kind(layer)
+            if kind is not None and kind not in allow:
+                what = f"layer {name} is {layer}" if name else f"the module is {layer}"
+                raise ValueError(
+                    f'OncePerBag: {what}, which {MEANING[kind]}: take it out, or pass allow=("{kind}",)'
+                )
+        self.module = module
+        self.takes = takes
+
+    def forward(self, *features: Distinct) -> Any:
+        """What the encoder returns, a row for each sample.
+
+        **Arguments**
+
+        - `features`: of each feature, `out.distinct(name)`; several have one inverse.
+        """
+        first = self._checked(features)
+        inputs: list[Tensor] = []
+        for feature in features:
+            inputs += self._inputs(feature)
+        return _mapped(self.module(*inputs), first)
+
+    def _checked(self, features: Sequence[Distinct]) -> Distinct:
+        """The first of them; refuse what is none, and what has another inverse."""
+        for feature in features or (None,):
+            if not isinstance(feature, Distinct):
+                what = "nothing" if feature is None else type(feature).__name__
+                raise TypeError(f"OncePerBag was called with {what}: pass out.distinct(name) of each feature it encodes")
+        first = features[0]
+        for place, other in enumerate(features[1:], 1):
+            same = other.bags == first.bags and torch.equal(other.inverse, first.inverse)
+            if not same:
+                raise ValueError(
+                    f"OncePerBag: features 0 and {place} have {first.bags} and {other.bags} bags with another inverse each: "
+                    "pass features that change together, or wrap an encoder for each"
+                )
+        return first
+
+    def _inputs(self, feature: Distinct) -> tuple[Tensor, ...]:
+        if self.takes == "padded":
+            return feature.padded()
+        if self.takes == "jagged":
+            return feature.rows, feature.offsets
+        if len(feature.rows) != feature.bags:
+            raise ValueError(
+                f"OncePerBag: a feature has {len(feature.rows)} rows for {feature.bags} bags, and the encoder takes one for "
+                "each: set takes to 'padded' or 'jagged', or use an EmbeddingBagCollection, which pools"
+            )
+        return (feature.rows,)
+
+    def extra_repr(self) -> str:
+        return f"takes={self.takes!r}"
+
+
+def _kind(layer: nn.Module) -> Kind | None:
+    """What of a layer means something else over distinct bags."""
+    if isinstance(layer, _BatchNorm):
+        return "batchnorm"
+    drawn = layer.p if isinstance(layer, _DropoutNd) else 0.0
+    if isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):
+        drawn = layer.dropout
+    return "dropout" if drawn > 0 or isinstance(layer, nn.RReLU) else None
+
+
+def _mapped(made: Tree, bags: Distinct) -> Tree:
+    """Every tensor of what an encoder returned, given to the samples."""
+    if isinstance(made, Tensor):
+        if not made.dim() or len(made) != bags.bags:
+            raise ValueError(
+                f"OncePerBag: the encoder returned a tensor of shape {list(made.shape)} for {bags.bags} bags: return tensors "
+                "whose first dimension is the bag"
+            )
+        return cast(Tree, bags.for_samples(made))
+    if isinstance(made, Mapping):
+        return cast(Tree, {name: _mapped(part, bags) for name, part in made.items()})
+    if isinstance(made, (tuple, list)):
+        parts = [_mapped(part, bags) for part in made]
+        if hasattr(made, "_fields"):
+            return cast(Tree, type(made)(*parts))
+        return cast(Tree, type(made)(parts))  # type: ignore[call-arg]
+    raise TypeError(
+        f"OncePerBag: the encoder returned {type(made).__name__}: return a tensor, or a tuple, list or dict of tensors"
+    )

@@ -1,0 +1,165 @@
+"""What it gains in training that files and batches have lists once: from the file to the updated row, by model and factor."""
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from skirl.measure.bench.helpers import Watch, child
+
+LISTS = {"dcat": 3, "dlrm": 6, "din": 3}
+"""Of a sample, by model; the first is the history that dcat and din attend to."""
+TRAINED = {"dcat": "dcat", "dlrm": "dlrm-tiny", "din": "din"}
+"""As `--model` has them."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Processor time of training on files of the same samples, lists once beside all of them in full.
+
+    **Arguments**
+
+    - `factor`: how often a list comes, on average.
+    - `models`: names of `LISTS`.
+    - `batch`: samples a batch.
+    - `steps`: batches of a file. A pass is reading it all, planning, looking up, the model, and the updates.
+    - `ids`: of a list, on average.
+    - `dim`: numbers in a row.
+    - `rows`: of each table.
+    - `rounds`: passes of each side that are timed, in turns.
+    """
+
+    factor: tuple[float, ...]
+    models: tuple[str, ...]
+    batch: int
+    steps: int
+    ids: int
+    dim: int
+    rows: int
+    rounds: int
+
+    def run(self) -> dict[str, Any]:
+        """Measure each model in a process of its own; by figure, model and factor."""
+        found: dict[str, Any] = {}
+        for model in self.models:
+            flags = json.dumps({**asdict(self), "models": [model]})
+            for name, by_factor in child(["-m", "skirl.dedup.training", flags], {}).items():
+                found.setdefault(name, {})[model] = by_factor
+        return found
+
+    def measure(self) -> dict[str, Any]:
+        """Measure the one model here; by figure and factor."""
+        import torch
+
+        torch.set_num_threads(1)
+        found: dict[str, dict[str, Any]] = {}
+        for factor in self.factor:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, value in self._case(factor, Path(folder)).items():
+                    found.setdefault(name, {})[f"{factor:g}"] = value
+            print(f"{self.models[0]}, factor {factor:g}: {found['x'][f'{factor:g}']}", file=sys.stderr, flush=True)
+        return found
+
+    def _case(self, factor: float, folder: Path) -> dict[str, Any]:
+        """Medians over rounds; the first pass of each side compiles, makes rows and is compared, not timed."""
+        model = self.models[0]
+        achieved = written(folder, sessions(factor, self, LISTS[model]), self.batch * self.steps)
+        sides = {layout: _Side(folder / f"{layout}.parquet", TRAINED[model], self) for layout in ("rows", "once")}
+        losses = {layout: side.trained()[0] for layout, side in sides.items()}
+        if not np.allclose(losses["rows"], losses["once"], rtol=1e-3):
+            raise AssertionError(f"losses differ ({losses}): no ratio is given")
+        took: dict[str, list[float]] = {layout: [] for layout in sides}
+        for number in range(self.rounds):
+            for layout in list(sides)[:: 1 if number % 2 else -1]:
+                took[layout].append(sides[layout].trained()[1])
+        ratios = [plain / once for plain, once in zip(took["rows"], took["once"], strict=True)]
+        return {
+            "x": round(median(ratios), 3),
+            "spread": [round(min(ratios), 3), round(max(ratios), 3)],
+            "ms": round(median(took["once"]) / self.steps * 1e3, 2),
+            "ms_rows": round(median(took["rows"]) / self.steps * 1e3, 2),
+            "achieved": achieved,
+        }
+
+
+class _Side:
+    """A model that is trained on one of the files, again and again."""
+
+    def __init__(self, path: Path, model: str, bench: Training) -> None:
+        from skirl.train.recipe import Recipe
+
+        self.recipe = Recipe.of(
+            data=f"parquet:{path}", model=model, dim=bench.dim, batch=bench.batch, rows=str(bench.rows), cache="100%",
+            depth=2, threads=1,
+        )  # fmt: skip
+        self.model, self.dense = self.recipe.model_over(self.recipe.embeddings("100%"))
+
+    def trained(self) -> tuple[list[float], float]:
+        """A pass over the file: the losses, and seconds of the processor."""
+        from skirl.train.train import steps
+
+        with Watch() as watch, self.recipe.lookahead(self.model) as batches:
+            losses = [done.loss for done in steps(self.model, self.dense, batches)]
+        return losses, watch.cpu
+
+
+def sessions(factor: float, bench: Training, lists: int) -> Any:
+    """The samples of a file."""
+    from skirl.data.sessions import Sessions
+
+    per_session = 16.5 if factor > 1 else 1.0
+    if factor > per_session:
+        raise ValueError(f"factor is {factor:g}: set it to at most {per_session:g}, the samples of a session")
+    change = (per_session / factor - 1) / (per_session - 1) if factor > 1 else 0.0
+    return Sessions(
+        batch_size=bench.batch * bench.steps, batches=1, pooling_factor=bench.ids, histories=lists,
+        per_session=per_session, change=change, once=False,
+    )  # fmt: skip
+
+
+def written(folder: Path, data: Any, samples: int) -> float:
+    """Write the same samples as rows.parquet and as once.parquet; the factor of their lists, all ids over those written."""
+    import pyarrow as pa
+
+    from skirl.data.files.schema import Dense, FileSchema, Id, Label
+    from skirl.dedup import layout
+
+    batch = next(iter(data))
+    sparse = batch.sparse
+    columns: dict[str, Any] = {"label": pa.array(batch.labels.numpy())}
+    dense = [Dense(f"dense_{k}") for k in range(batch.dense.shape[1])]
+    columns |= {of.name: pa.array(batch.dense[:, k].contiguous().numpy()) for k, of in enumerate(dense)}
+    values, offsets, ids = sparse.values().numpy(), sparse.offsets().numpy(), []
+    for f, name in enumerate(sparse.keys()):
+        own = offsets[f * samples : (f + 1) * samples + 1]
+        column = pa.array(values[own[0] : own[-1]])
+        if name in data.lists:
+            column = pa.ListArray.from_arrays(pa.array((own - own[0]).astype(np.int32)), column)
+        table = "item" if name == data.lists[0] else ""
+        ids.append(Id(name, type="int", list=name in data.lists, table=table))
+        columns[name] = column
+    users = columns["user"].to_numpy()
+    new = np.concatenate([[True], users[1:] != users[:-1]])
+    table, schema = pa.table(columns), FileSchema((Label("label"),), tuple(dense), tuple(ids))
+    groups = layout.groups_found(table, schema, new)
+    for name, rows, of in (
+        ("rows", table, schema),
+        ("once", layout.once(table, groups, new), layout.with_runs(schema, groups)),
+    ):
+        with layout.writer_of(folder / f"{name}.parquet", rows.schema, of, "zstd", []) as writer:
+            writer.write_table(rows, row_group_size=samples)
+    left = sum(len(rows.column(name).combine_chunks().flatten()) for name in data.lists)
+    whole = sum(len(table.column(name).combine_chunks().flatten()) for name in data.lists)
+    return round(whole / left, 2)
+
+
+if __name__ == "__main__":
+    flags: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(sys.argv[1]).items()
+    }
+    print(json.dumps(Training(**flags).measure()))

@@ -1,0 +1,241 @@
+"""DCAT: a transformer over a history, run once for each; what is shown attends to its keys and values (arXiv 2507.12704)."""
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from skirl.core.batch import Batch
+from skirl.core.once import Distinct, expand
+from skirl.models.base import Embeddings, last, linear, mlp
+from skirl.models.history import OfHistory
+
+
+class DCAT(OfHistory):
+    """DCAT over any embeddings module; `forward` gives logits.
+
+        history h_1 .. h_n     -> causal transformer -> keys and values of each layer, once for each distinct history
+        target t               -> the same layers: it attends to these keys and values, and to itself
+        logit                  dense beside all vectors beside t's last state -> MLP -> linear
+
+    So t comes out as it would at the end of [h_1 .. h_n, t]: no h sees it, and all candidates of a history share the work.
+    Each vector goes in with its age, 0 for t and 1 for the newest h, as sines.
+
+    A list is the history of the single feature that has the same table, such as `table = "item"` for both `item` and
+    `clicked` in a schema, oldest first. Each list has a transformer of its own; lists without a target are pooled here, as
+    their table says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are its history.
+
+    The defaults are small beside the paper's, whose transformer is trained beforehand.
+
+    **Arguments**
+
+    - `embeddings`: looks ids up; an `EmbeddingCollection`, which does not pool, where a list shares its table with a single
+      feature, and an `EmbeddingBagCollection` elsewhere.
+    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
+    - `lists`: the features with any number of ids a sample.
+    - `target`: without such a list, the feature that attends to the others; None: that of most rows, which says most about
+      what is shown.
+    - `width`: numbers in a state of the transformer.
+    - `heads`: of its attention; they divide `width`.
+    - `layers`: of the transformer.
+    - `newest`: how many ids of a history it sees at most, the last ones: attention takes time with their square.
+    - `deep`: hidden layers.
+
+    >>> import skirl
+    >>> tables = [skirl.Table("item", rows=50, dim=8, features=("item", "clicked")), skirl.Table("user", rows=100, dim=8)]
+    >>> rows = skirl.EmbeddingCollection(tables, optimizer=skirl.SGD(lr=0.1), cache=100)
+    >>> model = DCAT.tiny(rows, dense_features=4, lists=["clicked"])
+    >>> ids = skirl.KeyedJagged(["item", "clicked", "user"], torch.arange(7), lengths=torch.tensor([1, 1, 1, 3, 1]),
+    ...                         strides=[2, 1, 2], inverse={"clicked": torch.tensor([0, 0])})
+    >>> model(Batch(dense=torch.zeros(2, 4), sparse=ids, labels=torch.zeros(2))).shape
+    torch.Size([2])
+    """
+
+    name = "DCAT"
+    small: ClassVar = {"width": 16, "heads": 2, "deep": (32, 16)}
+
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        dense_features: int = 13,
+        lists: Sequence[str] = (),
+        target: str | None = None,
+        width: int = 64,
+        heads: int = 4,
+        layers: int = 2,
+        newest: int = 256,
+        deep: Sequence[int] = (256, 128),
+    ) -> None:
+        super().__init__(embeddings, dense_features, lists, target)
+        self.newest = newest
+        self.encoders = nn.ModuleList(Transformer(self.dim, width, heads, layers) for _ in range(self.attended))
+        inputs = dense_features + (self.vectors - len(self.history)) * self.dim + self.attended * width
+        self.deep = mlp(inputs, *deep)
+        self.head = linear(last(deep, inputs), 1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The logit of each sample's click, [batch]."""
+        dense = self._dense(batch)
+        if self.history:
+            by_name, histories = self._of_lists(batch.sparse)
+            vectors = torch.stack(list(by_name.values()), dim=1)
+            states = [
+                encoder(_newest(histories[name], self.newest), by_name[target])
+                for encoder, (name, target) in zip(self.encoders, self.history.items())
+            ]
+        else:
+            vectors, target, others = self._of_features(batch.sparse)
+            samples, length, _ = others.shape
+            ends = torch.arange(samples + 1, device=others.device)
+            bags = Distinct(others.flatten(0, 1), ends * length, ends[:-1])
+            states = [self.encoders[0](_newest(bags, self.newest), target.squeeze(1))]
+        seen = torch.cat([vectors.flatten(1), *states], dim=1)
+        return self.head(self.deep(torch.cat([dense, seen], dim=1))).squeeze(1)
+
+
+class Transformer(nn.Module):
+    """Layers over histories, and over targets that attend to them.
+
+    **Arguments**
+
+    - `dim`: numbers in a row.
+    - `width`: in a state.
+    - `heads`: of each layer's attention.
+    - `layers`: how many.
+    """
+
+    def __init__(self, dim: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        if width % (2 * heads):
+            raise ValueError(f"width is {width} and heads is {heads}: set width to a multiple of {2 * heads}")
+        self.enter = linear(dim, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, bags: Distinct, target: Tensor) -> Tensor:
+        """Histories and a target for each sample [batch, dim] -> the target's last state [batch, width]."""
+        rows, mask = bags.padded()
+        lengths = mask.sum(dim=1, keepdim=True)
+        ages = sines(rows.shape[1] + 1, self.enter.out_features, rows)
+        places = torch.arange(rows.shape[1], device=rows.device)
+        x = self.enter(rows) + ages[(lengths - places).clamp(min=0)]
+        t = self.enter(target) + ages[0]
+        seats = Seats.of(bags)
+        for number, layer in enumerate(self.layers):
+            queries, keys, values = layer.split(x)
+            t = layer.attend(t, keys, values, mask, seats)
+            if number + 1 < len(self.layers):  # behind the last one, nobody asks for the history
+                x = layer.rest(x, functional.scaled_dot_product_attention(queries, keys, values, is_causal=True))
+        return self.norm(t)
+
+
+class Layer(nn.Module):
+    """Attention and two linear layers, a norm before each of the two.
+
+    **Arguments**
+
+    - `width`: numbers in a state.
+    - `heads`: of the attention.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.inputs, self.output = linear(width, 3 * width), linear(width, width)
+        self.up, self.down = linear(width, 4 * width), linear(4 * width, width)
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """States [.., n, width] -> queries, keys and values, each [.., heads, n, width / heads]."""
+        of_heads = self.inputs(self.first(x)).unflatten(-1, (3, self.heads, -1))
+        return tuple(part.transpose(-3, -2) for part in of_heads.unbind(-3))
+
+    def rest(self, x: Tensor, seen: Tensor) -> Tensor:
+        """States and what each saw, [.., heads, n, width / heads] -> the next states."""
+        x = x + self.output(seen.transpose(-3, -2).flatten(-2))
+        return x + self.down(functional.gelu(self.up(self.second(x))))
+
+    def attend(self, t: Tensor, keys: Tensor, values: Tensor, mask: Tensor, seats: "Seats") -> Tensor:
+        """Targets [batch, width] -> their next states, having seen their history and themselves."""
+        query, own_key, own_value = (part.transpose(0, 1) for part in self.split(t))  # [batch, heads, width / heads]
+        query = query * query.shape[-1] ** -0.5
+        scores = seats.products(seats.take(query).transpose(1, 2), keys.transpose(-1, -2))
+        scores = scores.masked_fill(~mask[seats.bag][:, None, None], -torch.inf)  # [tables, heads, seats, ids]
+        own = seats.take((query * own_key).sum(-1, keepdim=True)).transpose(1, 2)
+        of_history, of_own = torch.cat([scores, own], dim=-1).softmax(dim=-1).split([scores.shape[-1], 1], dim=-1)
+        seen = seats.leave(seats.products(of_history, values).transpose(1, 2))
+        seen = seen + seats.leave(of_own.transpose(1, 2)) * own_value
+        return self.rest(t[:, None], seen[:, :, None]).squeeze(1)
+
+
+class Seats(NamedTuple):
+    """Samples that have the same bag, side by side at tables of a few seats each: one product serves a table.
+
+    To copy keys and values to every sample instead would cost more than to compute them.
+    """
+
+    bag: Tensor
+    """int64 [tables]: of each table, its bag. The first tables are one for each bag; behind them are those of bags with more
+    samples than seats."""
+    at: Tensor
+    """int64 [batch]: the seat of each sample, counted over all tables."""
+    bags: int
+    size: int
+    """Seats of a table: twice the samples of a bag on average, so that neither most seats are empty nor many bags copied."""
+
+    @classmethod
+    def of(cls, bags: Distinct) -> "Seats":
+        """Of the samples of a batch, those of a bag in their order."""
+        inverse, samples, count = bags.inverse, len(bags.inverse), bags.bags
+        if bags.plain:
+            return cls(inverse, inverse, count, 1)
+        size = -(-2 * samples // max(1, count))
+        guests = inverse.bincount(minlength=count)
+        order = inverse.argsort(stable=True)
+        rank = torch.empty_like(order)  # of each sample among those of its bag
+        rank[order] = torch.arange(samples, device=order.device) - (guests.cumsum(0) - guests)[inverse[order]]
+        more = ((guests - 1).clamp(min=0) // size).to(torch.int64)  # tables behind the first
+        own = torch.arange(count, device=inverse.device)
+        behind = count + (more.cumsum(0) - more)[inverse] + rank // size - 1
+        table = torch.where(rank < size, inverse, behind)
+        return cls(torch.cat([own, own.repeat_interleave(more)]), table * size + rank % size, count, size)
+
+    def take(self, of_samples: Tensor) -> Tensor:
+        """[batch, ..] -> [tables, seats, ..], zeros at empty seats."""
+        room = of_samples.new_zeros(len(self.bag) * self.size, *of_samples.shape[1:])
+        return room.index_copy(0, self.at, of_samples).unflatten(0, (len(self.bag), self.size))
+
+    def leave(self, seated: Tensor) -> Tensor:
+        """[tables, seats, ..] -> [batch, ..]."""
+        return seated.flatten(0, 1).index_select(0, self.at)
+
+    def products(self, seated: Tensor, of_bags: Tensor) -> Tensor:
+        """Of each table's [.., seats, n] and its bag's [.., n, m]: [tables, .., seats, m]."""
+        if len(self.bag) == self.bags:
+            return seated @ of_bags
+        first, behind = seated.split([self.bags, len(self.bag) - self.bags])
+        return torch.cat([first @ of_bags, behind @ expand(of_bags, self.bag[self.bags :])])
+
+
+def sines(ages: int, width: int, like: Tensor) -> Tensor:
+    """A vector for each age from 0 on, [ages, width]: sines and cosines of wavelengths from 2 pi to 10,000 times that.
+
+    >>> sines(2, 4, torch.zeros(1))[0].tolist()
+    [0.0, 0.0, 1.0, 1.0]
+    """
+    rates = 10_000 ** -(torch.arange(width // 2, device=like.device, dtype=like.dtype) / max(1, width // 2))
+    angles = torch.arange(ages, device=like.device, dtype=like.dtype)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def _newest(bags: Distinct, most: int) -> Distinct:
+    """The last ids of each bag."""
+    lengths = bags.offsets.diff()
+    if not len(lengths) or int(lengths.max()) <= most:
+        return bags
+    from_end = bags.offsets[1:].repeat_interleave(lengths) - torch.arange(len(bags.rows), device=lengths.device)
+    kept = (from_end <= most).nonzero().squeeze(1)
+    ends = lengths.clamp(max=most).cumsum(0)
+    return Distinct(bags.rows.index_select(0, kept), torch.cat([ends.new_zeros(1), ends]), bags.inverse)
