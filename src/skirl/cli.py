@@ -54,6 +54,10 @@ COMMANDS = {
         "give the ids of data files rows of their own, in one pass and bounded memory",
     ),
     "convert": ("skirl.dedup.commands:Convert", "write data files as Parquet that is read several times faster"),
+    "analyze": (
+        "skirl.dedup.analyze_command:Analyze",
+        "whether it pays to write data by session, and what it would give",
+    ),
     "same": ("skirl.dedup.commands:Same", "whether two data sets hold the same rows, in whatever order and layout"),
     "export": (
         "skirl.checkpoint.commands:Export",

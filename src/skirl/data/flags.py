@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 SYNTHETIC_STEPS = 1000
 """Steps of a run over a synthetic stream, which has no end, where none are given."""
 FILE_KINDS = ("criteo", "avazu", "mind", "csv", "parquet")
-_OF_FILES = ("epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows")
+OF_ORDER = ("session_order", "most_rows", "mix")
+"""The flags that shuffle sessions."""
+_OF_FILES = ("epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows", *OF_ORDER)
 _OF_SYNTHETIC = ("rows_scale", "pooling_factor")
 _OF_SESSIONS = ("per_session", "change", "lists", "drift")
 SESSIONS = "sessions"
@@ -74,6 +76,12 @@ class DataFlags:
     """Of an open vocabulary: an id is forgotten when this many batches came without it; none is if not set."""
     shuffle: int = 0
     """Rows in the window that is shuffled; 0: in order."""
+    session_order: Literal["keep", "shuffle"] = "keep"
+    """keep: rows come as they are in the files; shuffle: chunks of rows of one session change places."""
+    most_rows: int | Literal["all"] = 8
+    """Of session-order shuffle: rows of a session in a chunk."""
+    mix: int = 65536
+    """Of session-order shuffle: rows in the window that is shuffled."""
     workers: int = 0
     """Processes that read files; 0: the training process does. Batches are the same for any number."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -89,9 +97,11 @@ class DataFlags:
             ("workers", 0),
             ("admit", 1),
             ("stale", 1),
+            ("most_rows", 1),
+            ("mix", 1),
         ):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and value != "all" and value < least:
                 raise ValueError(f"{name} is {value}: set it to {least} or more")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed is {self.seed}: set it between 0 and 2**63 - 1")
@@ -140,7 +150,8 @@ class DataFlags:
             valid=self.valid,
             epochs=self.epochs,
             steps=self.steps,
-            shuffle=self.shuffle,
+            shuffle=self.mix if (by_session := self.session_order == "shuffle") else self.shuffle,
+            most_rows=(0 if self.most_rows == "all" else self.most_rows) if by_session else None,
             seed=self.seed,
             workers=self.workers,
             skip=self.bad_rows == "skip",
@@ -164,6 +175,12 @@ class DataFlags:
             for name in _OF_SESSIONS:
                 if getattr(self, name) != getattr(DataFlags, name):
                     raise ValueError(f"{name} is a flag of synthetic:{SESSIONS}, and data is {self.data}: leave it out")
+        if self.kind in FILE_KINDS and self.session_order == "keep":
+            for name in ("most_rows", "mix"):
+                if getattr(self, name) != getattr(DataFlags, name):
+                    raise ValueError(f"{name} is a flag of session_order shuffle: set that, or leave {name} out")
+        elif self.kind in FILE_KINDS and self.shuffle:
+            raise ValueError("shuffle and session_order shuffle are both set: leave one of them out")
         for name in unread:
             if getattr(self, name) != getattr(DataFlags, name):
                 raise ValueError(f"{name} {why}: leave it out")

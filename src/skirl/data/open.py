@@ -38,13 +38,15 @@ def open_files(
     seed: int,
     workers: int,
     skip: bool,
+    most_rows: int | None = None,
     part_bytes: int | None = None,
     labelled: bool = True,
 ) -> Files:
     """The files as a source.
 
-    The arguments are those of `DataFlags`, but for three. skip: malformed rows are left out; part_bytes: of text, read at a
-    time; labelled: refuse files without labels.
+    The arguments are those of `DataFlags`, but for four. skip: malformed rows are left out; most_rows: of a session that
+    are shuffled together, 0 for all, None where rows are; part_bytes: of text, read at a time; labelled: refuse files
+    without labels.
     """
     paths = find(path)
     columns = schema_of(kind, schema, paths[0])
@@ -54,7 +56,21 @@ def open_files(
     table_rows, rows_of, means = encoding_of(columns, rows, vocab)
     encoder = Encoder(columns, rows_of, table_rows, means, skip=skip)
     files = Files(dataset, encoder, batch, epochs=epochs, batches=steps, shuffle=shuffle, seed=seed, workers=workers)
+    if most_rows is not None:
+        files = _by_session(files, most_rows)
     return files if valid is None else _split(files, valid)
+
+
+def _by_session(files: Files, most_rows: int) -> Files:
+    """The same, whose sessions are shuffled and not rows."""
+    if (column := files.encoder.schema.session) is None:
+        raise ValueError(
+            "session_order is 'shuffle', and the schema names no session: write session = \"COLUMN\" at its top, write the "
+            "files anew with `skirl convert --by session`, or set session_order to keep"
+        )
+    wider = replace(files.dataset.schema, also=(column,))
+    encoder = replace(files.encoder, schema=wider, session=column)
+    return replace(files, dataset=replace(files.dataset, schema=wider), encoder=encoder, most_rows=most_rows)
 
 
 def open_to_count(data: str, schema: str | None, *, valid: str | None, workers: int, skip: bool) -> Files:
@@ -140,7 +156,7 @@ def _split(files: Files, valid: str) -> Files:
             raise ValueError(f"valid is {valid!r}: {named}, or set valid to a share such as 20%")
         held = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, limit, INF, dated)))
         files = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, -INF, limit, dated)))
-    held = replace(held, dataset=files.dataset.anew(), epochs=1, batches=None, shuffle=0)
+    held = replace(held, dataset=files.dataset.anew(), epochs=1, batches=None, shuffle=0, most_rows=None)
     return replace(files, held=held)
 
 

@@ -91,6 +91,18 @@ class Sessions(Synthetic):
         features = {"item": ("item", self.lists[0])}
         return [Table(name, rows=rows, dim=dim, features=features.get(name, ())) for name, rows in self.rows.items()]
 
+    def begins(self, first: int, samples: int) -> np.ndarray:
+        """bool: which of so many samples of the stream, from one on, begin a session.
+
+        **Arguments**
+
+        - `first`: the sample to begin with.
+        - `samples`: how many.
+        """
+        out = np.empty(samples, np.bool_)
+        _begins(named(named(self.seed, _IDS), _STARTS), first, 1 / self.per_session, out)
+        return out
+
     def _samples_of(self, i: int, low: int, high: int) -> Batch:
         stream, first = named(self.seed, _IDS), i * self.batch_size + low
         dense, lengths, values, logits = self._draw_from(stream, first, high - low)
@@ -126,6 +138,12 @@ class Sessions(Synthetic):
         signal, heat, hidden = SPARSE_SIGNAL / len(rows) ** 0.5, named(self._world, _HEAT), named(self._world, _ROWS)
         _fill(named(stream, _ROWS), heat, hidden, rows, lengths, begin, shift, signal, values, logits)
         return dense, lengths.reshape(-1), values, logits
+
+
+@kernel
+def _begins(starts, first, start, out):
+    for i in range(out.size):
+        out[i] = first + i == 0 or unit(starts, np.uint64(first + i)) < start
 
 
 @kernel

@@ -15,7 +15,7 @@ from skirl.data.convert import converted, keeping, table_of
 from skirl.data.files.encode import Fingerprints
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.stream import Files
-from skirl.dedup.finish import Shape, finish, plan, spilled
+from skirl.dedup.finish import Shape, finish, plan, spilled, with_keys
 from skirl.dedup.row_hash import session_hashes, time_bits
 from skirl.dedup.spill import Spill
 from skirl.store.disk.lock import Lock
@@ -84,7 +84,7 @@ def convert_by_session(
     - `json`: progress does not go where the result does.
     - `quiet`: show no progress.
     """
-    files, shape = _shaped(files, wanted)
+    files, shape = shaped(files, wanted)
     _check_apart(files, out)
     work = Path(f"{out}.unfinished")
     with writing(work):
@@ -115,8 +115,14 @@ def convert_by_session(
     }
 
 
-def _shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
-    """The files with the columns that say session and time, and what is written of them."""
+def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
+    """The files with the columns that say session and time, and what is written of them.
+
+    **Arguments**
+
+    - `files`: the rows.
+    - `wanted`: how they are to be written.
+    """
     schema = files.encoder.schema
     session = wanted.session or (None if wanted.user else schema.session)
     if session is None and wanted.user is None:
@@ -209,7 +215,7 @@ def _spill(
     spill = Spill(folder, buckets)
     samples, schema = 0, None
     try:
-        for table in _loads(files, shape, wanted.load):
+        for table in loads(files, shape, wanted.load):
             schema = schema or table.schema
             spilled(spill, table if table.schema == schema else table.cast(schema), buckets, seconds)
             samples += len(table)
@@ -231,8 +237,15 @@ def _spill(
     return body
 
 
-def _loads(files: Files, shape: Shape, most: int) -> Iterator[Any]:
-    """Tables of rows with what they are ordered by."""
+def loads(files: Files, shape: Shape, most: int) -> Iterator[Any]:
+    """Tables of rows with what they are ordered by.
+
+    **Arguments**
+
+    - `files`: with the columns that say session and time.
+    - `shape`: what is written of them.
+    - `most`: bytes of a table, and those of a piece of a file.
+    """
     waiting: list[Any] = []
     held = 0
     for piece in files.pieces():
@@ -243,9 +256,7 @@ def _loads(files: Files, shape: Shape, most: int) -> Iterator[Any]:
         times = time_bits(kept[shape.time]).view(np.float64) if shape.time else np.zeros(len(piece))
         written = replace(piece, kept=[_decoded(kept[column]) for column in shape.kept.values()])
         table = table_of(written, shape.schema, list(shape.kept))
-        keys = {"~high": hashes[:, 0].copy(), "~low": hashes[:, 1].copy(), "~time": np.ascontiguousarray(times)}
-        for name, array in keys.items():
-            table = table.append_column(name, pa.array(array))
+        table = with_keys(table, hashes, times)
         if waiting and table.schema != waiting[0].schema:
             table = table.cast(waiting[0].schema)
         waiting.append(table)

@@ -50,6 +50,31 @@ class Shape:
     compression: str
 
 
+def with_keys(table: Any, hashes: np.ndarray, times: np.ndarray) -> Any:
+    """A table of rows with what they are ordered by.
+
+    **Arguments**
+
+    - `table`: the rows.
+    - `hashes`: uint64 [n, 2], of sessions or users.
+    - `times`: float64 [n].
+    """
+    for name, array in zip(KEYS, (hashes[:, 0].copy(), hashes[:, 1].copy(), np.ascontiguousarray(times)), strict=True):
+        table = table.append_column(name, pa.array(array))
+    return table
+
+
+def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes and times of a table or a batch.
+
+    **Arguments**
+
+    - `rows`: with what they are ordered by.
+    """
+    high, low, times = (rows.column(name).to_numpy() for name in KEYS)
+    return np.stack([high, low], axis=1), times.copy()  # where rows lie on disk, that is let go
+
+
 def spilled(spill: Spill, table: Any, buckets: int, seconds: float | None) -> None:
     """Write rows to their buckets.
 
@@ -60,7 +85,7 @@ def spilled(spill: Spill, table: Any, buckets: int, seconds: float | None) -> No
     - `buckets`: how many.
     - `seconds`: of a partition; None: there is one.
     """
-    hashes, times = _keys(table)
+    hashes, times = keys_of(table)
     spill.add(table, buckets_of(hashes, buckets), partitions_of(times, seconds))
 
 
@@ -100,7 +125,7 @@ def _count(bucket: Bucket, shape: Shape, counts: dict[str, int]) -> None:
     """Count the sessions of a bucket, and those that are cut."""
     if not bucket.frames:
         return
-    batches = [_keys(bucket.read(frame)) for frame in bucket.frames]
+    batches = [keys_of(bucket.read(frame)) for frame in bucket.frames]
     hashes, times = (np.concatenate(each) for each in zip(*batches))
     partitions = np.repeat([f.partition for f in bucket.frames], [f.rows for f in bucket.frames])
     order = by_session(hashes, times)
@@ -165,7 +190,7 @@ class _Unit:
 
     def keys(self) -> tuple[np.ndarray, np.ndarray]:
         """Hashes and times of all rows."""
-        found = [_keys(bucket.read(frame)) for bucket, frame in self._frames]
+        found = [keys_of(bucket.read(frame)) for bucket, frame in self._frames]
         hashes, times = zip(*found)
         return np.concatenate(hashes), np.concatenate(times)
 
@@ -246,9 +271,3 @@ def _bucket(work: Path, manifest: Mapping[str, Any], number: int) -> Bucket:
     schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(manifest["rows_schema"])))
     then = f"remove {work}, and run the command again"
     return Bucket(work / "spill", number, manifest["sizes"][number], schema, then)
-
-
-def _keys(rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes and times of a table or a batch."""
-    high, low, times = (rows.column(name).to_numpy() for name in KEYS)
-    return np.stack([high, low], axis=1), times.copy()  # where rows lie on disk, that is let go

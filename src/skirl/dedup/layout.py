@@ -59,7 +59,7 @@ def groups_found(table: Any, schema: FileSchema, new: np.ndarray) -> dict[str, l
     for spec in schema.ids:
         if not spec.list:
             continue
-        column = _one(table.column(spec.name))
+        column = one(table.column(spec.name))
         own = changed(column, new)
         sizes = np.diff(column.offsets.to_numpy())
         if sizes.sum() >= LIKELY * max(1, sizes[own].sum()):
@@ -91,7 +91,7 @@ def once(table: Any, groups: Mapping[str, Sequence[str]], new: np.ndarray) -> An
     - `new`: bool: where sessions begin.
     """
     for run, names in groups.items():
-        columns = {name: _one(table.column(name)) for name in names}
+        columns = {name: one(table.column(name)) for name in names}
         written = np.logical_or.reduce([changed(column, new) for column in columns.values()])
         for name, column in columns.items():
             sizes = np.diff(column.offsets.to_numpy()) * written
@@ -154,7 +154,13 @@ def writer_of(path: Path, schema: pa.Schema, of: FileSchema, compression: str, d
     return pq.ParquetWriter(path, schema, compression=compression, use_dictionary=dictionaries or False)  # type: ignore[arg-type]
 
 
-def _one(column: Any) -> Any:
+def one(column: Any) -> Any:
+    """A column of a table as one array.
+
+    **Arguments**
+
+    - `column`: of a table.
+    """
     return (
         column.combine_chunks() if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1 else column.chunk(0)
     )

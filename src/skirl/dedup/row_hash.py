@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from skirl.core.initial import mix
-from skirl.data.files.columns import floats_of, ints_of, is_text, kinds_of, plain, texts_of
+from skirl.data.files.columns import floats_of, is_text, kinds_of, plain, texts_of
 from skirl.data.files.encoded import Encoded
 from skirl.data.files.hashing import NONE, hash_texts, seed_of
+from skirl.data.files.session_order import session_numbers
 from skirl.data.files.times import is_date, seconds_of
 from skirl.tools.jit import kernel
 
@@ -58,16 +58,7 @@ def session_hashes(column: Any) -> np.ndarray:
             out[:, lane] = of
         kinds = kinds_of(column)
     else:
-        if is_date(column.type):
-            values, kinds = seconds_of(column)
-            values = values.view(np.int64)
-        elif pa.types.is_floating(column.type):
-            floats, kinds = floats_of(column, False)
-            whole = np.floor(floats) == floats
-            values = np.where(whole, floats, 0).astype(np.int64)
-            values = np.where(whole, values, floats.astype(np.float64).view(np.int64))
-        else:
-            values, kinds = ints_of(column, False)
+        values, kinds = session_numbers(column)
         for lane, seed in enumerate(_LANES):
             out[:, lane] = 0
             _add_lane(np.ascontiguousarray(values).view(np.uint64), seed, out[:, lane])

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from math import isfinite, nan
@@ -15,10 +15,15 @@ from torch import Tensor
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.progress import Facts
 from skirl.train.metrics import Metrics
+from skirl.train.repeats import Repeats
 
 
 class Meter:
     """Watches a run; part of its checkpoint, but for the speed.
+
+    **Arguments**
+
+    - `lists`: features with any number of ids a sample, whose repeats are counted.
 
     >>> import torch
     >>> meter = Meter()
@@ -27,8 +32,9 @@ class Meter:
     (1.0, 0.5)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lists: Sequence[str] = ()) -> None:
         self._metrics = Metrics()
+        self.repeats = Repeats(lists)
         self._late: deque[tuple[Callable[[], tuple[Tensor, ...]], int, bool]] = deque()
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self.not_finite: tuple[int, str] | None = None
@@ -36,6 +42,7 @@ class Meter:
         self._started = time.monotonic()
         self._warm: tuple[float, int] | None = None
         self._shown = (self._started, 0, 0, 0.0)
+        self._repeats_shown = (0, 0)
         self._away = 0.0
         """Seconds since the start that were not training."""
 
@@ -123,13 +130,19 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"metrics": self.metrics.state_dict(), "so_far": dict(self._so_far)}
+        return {
+            "metrics": self.metrics.state_dict(),
+            "so_far": dict(self._so_far),
+            "repeats": self.repeats.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._late.clear()
         self._metrics.load_state_dict(state["metrics"])
         self._so_far.update(state["so_far"])
+        self.repeats.load_state_dict(state.get("repeats", {"ids": 0, "held": 0}))
+        self._repeats_shown = self.repeats.counted
         self._shown = (time.monotonic(), self._so_far["steps"], self._so_far["samples"], self._so_far["sum"])
 
     def facts(self, batches: Lookahead) -> Facts:
@@ -137,6 +150,7 @@ class Meter:
         now, engine, here = time.monotonic(), batches.engine, self._so_far
         since, steps, samples, losses = self._shown
         self._shown = (now, here["steps"], here["samples"], here["sum"])
+        factor, self._repeats_shown = self.repeats.factor(self._repeats_shown), self.repeats.counted
         moved, scores = engine.counters, self.metrics.scores()
         filled = sum(cache.filled for cache in engine.caches) / max(1, sum(len(cache) for cache in engine.caches))
         return {
@@ -150,6 +164,7 @@ class Meter:
             "cache": f"{filled:.0%} full",
             "hidden": f"{batches.times.hidden:.0%}" if moved.fetched or moved.written else "nothing moved",
             "window": f"{batches.window} batches",
+            **({} if factor is None else {"factor": f"{factor:.1f}"}),
         }
 
     def result(self) -> dict[str, Any]:
@@ -167,6 +182,7 @@ class Meter:
                 "digest": here["digest"],
             },
             **{name: value for name, value in asdict(self.metrics.scores()).items() if name != "samples"},
+            "factor": self.repeats.factor(),
         }
 
 

@@ -19,7 +19,7 @@ from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.find import find, kind_of
 from skirl.data.files.numbered import numbered
 from skirl.data.files.stream import Files
-from skirl.data.flags import FILE_KINDS, DataFlags, Unlabelled
+from skirl.data.flags import FILE_KINDS, OF_ORDER, DataFlags, Unlabelled
 from skirl.data.source import Source
 from skirl.data.vocabulary.growing import Growing
 from skirl.nn.collection import collections_of
@@ -152,6 +152,7 @@ def _data(flags: Mapping[str, Any], chosen: Chosen) -> DataFlags:
         raise ValueError(f"data is {given['data']}, and the run was over {flags['data']}: set data to such a kind")
     if kind in FILE_KINDS:
         given |= {"epochs": 1, "steps": None, "shuffle": 0}
+        given |= {name: getattr(DataFlags, name) for name in OF_ORDER}
         if chosen.data is not None and chosen.schema is None:
             first = find(given["data"].partition(":")[2])[0]
             if kind_of(first) == "parquet" and embedded_schema(first) is not None:

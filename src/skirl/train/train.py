@@ -93,7 +93,8 @@ def train(
     cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
     embeddings = recipe.embeddings(cache, resume=saving.resume)
     model, dense = recipe.model_over(embeddings)
-    rates, meter, stream = recipe.rates_of(embeddings, dense), Meter(), share.of(recipe.stream(), recipe.step.shards)
+    rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
+    meter = Meter(stream.lists)
     judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
     saved = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
     keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
@@ -114,6 +115,8 @@ def train(
         for step in () if judge.stops else steps(model, dense, batches, rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
+            for batch in done.batches:
+                meter.repeats.add(batch.sparse)
             last = batches.step == stream.steps
             if meter.diverged(last=last):
                 broken = meter.not_finite

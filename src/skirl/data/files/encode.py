@@ -27,11 +27,14 @@ from skirl.data.files.errors import BadRow, BadSchema, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
 from skirl.data.files.repeats import is_shared, shared_lists
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
+from skirl.data.files.session_order import sessions_of
 from skirl.data.files.times import DATE, NUMBER, Span, begins_with_dates, hours_of, is_date, seconds_of
 from skirl.tools.jit import kernel
 
 FITS = "a number that fits a float32"
 """What is expected of labels and dense values, which a model gets as float32."""
+EACH = "a value in each row"
+"""What is expected of sessions."""
 
 
 @dataclass
@@ -161,6 +164,8 @@ class Encoder:
     """Columns to keep as they are; a time that is text becomes a number."""
     all_there: bool = False
     """Whether a row is malformed that has nothing in a kept column, or NaN."""
+    session: str | None = None
+    """The column that says which rows belong together, where the order needs it."""
 
     def __call__(self, raw: Raw) -> Encoded:
         """The piece, encoded; raises `BadRow` unless malformed rows are to be left out."""
@@ -198,11 +203,19 @@ class Encoder:
         if self.all_there:
             for name, column in zip(self.kept, kept):
                 self._check_there(raw, column, name, marks)
+        sessions = None
+        if self.session is not None:
+            sessions, known = sessions_of(column := seen[self.session])
+            marks.add(
+                raw, known != GOOD, lambda i: (f"session column {self.session} is {shown(value_at(column, i))}", EACH)
+            )
         if not self.skip:
             marks.refuse(raw)
         places = np.arange(raw.rows) if raw.places is None else raw.places
         bad = int(marks.bad.sum()) + len(raw.broken)
-        done = Encoded(labels, dense, ids, lengths, places, bad, marks.at, kept=kept, inverses=inverses)
+        done = Encoded(
+            labels, dense, ids, lengths, places, bad, marks.at, kept=kept, inverses=inverses, sessions=sessions
+        )
         wanted &= ~marks.bad
         return done if wanted.all() else taken(done, np.flatnonzero(wanted))
 
@@ -340,7 +353,7 @@ class Encoder:
         column = plain(column, ())
         plain_numbers = not is_text(column.type) and not is_date(column.type)
         kinds = floats_of(column, False)[1] if plain_numbers else kinds_of(column)
-        what, expected = ("time", NUMBER) if name == self.schema.time else ("session", "a value in each row")
+        what, expected = ("time", NUMBER) if name == self.schema.time else ("session", EACH)
         marks.add(raw, kinds != GOOD, lambda i: (f"{what} column {name} is {shown(value_at(column, i))}", expected))
 
     def _in_time(self, raw: Raw, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:

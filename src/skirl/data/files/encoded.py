@@ -35,6 +35,8 @@ class Encoded:
     inverses: list[np.ndarray | None] = field(default_factory=list)
     """int64 [n] for a feature whose lists are here once for all rows that have them: which one each row has. None, or no
     entry at all: each row has its own."""
+    sessions: np.ndarray | None = None
+    """int64 [n]: what stands for each row's session, where the order needs it."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -135,4 +137,5 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
         places=piece.places[rows],
         kept=[column.take(pa.array(rows)) for column in piece.kept],
         inverses=inverses,
+        sessions=None if piece.sessions is None else piece.sessions[rows],
     )

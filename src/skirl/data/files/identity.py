@@ -12,6 +12,8 @@ from skirl.data.files.schema import Dense, FileSchema, Id, Label
 
 KINDS = {"labels": "a label", "dense": "a dense column", "ids": "an id column"}
 """The columns of a schema, as an error calls one."""
+ORDER = "sessions"
+"""How sessions are shuffled, where they are."""
 
 
 def identity_of(
@@ -22,6 +24,7 @@ def identity_of(
     batch_size: int,
     shuffle: int,
     seed: int,
+    most_rows: int | None,
 ) -> dict[str, Any]:
     """Of what stream a state is, as JSON can hold it. rows: where the stream begins and ends, None for the end of files."""
     paths = [Path(path) for path in files]
@@ -41,7 +44,7 @@ def identity_of(
         "shuffle": shuffle,
         "seed": seed if shuffle else 0,
         "bad_rows": "skip" if encoder.skip else "refuse",
-    }
+    } | ({} if most_rows is None else {ORDER: f"{encoder.session}, at most {most_rows or 'all'} rows"})
 
 
 def check_identity(theirs: dict[str, Any], mine: dict[str, Any]) -> None:
@@ -64,6 +67,12 @@ def check_identity(theirs: dict[str, Any], mine: dict[str, Any]) -> None:
         )
     if theirs["schema"] != mine["schema"]:
         raise ValueError(_other_schema(theirs["schema"], mine["schema"]))
+    if theirs.get(ORDER) != mine.get(ORDER):
+        was, now = (of.get(ORDER, "none") for of in (theirs, mine))
+        raise ValueError(
+            f"the state is of a stream whose sessions are shuffled by {was}, not {now}: set session-order and most-rows "
+            "to what they were"
+        )
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise ValueError(

@@ -43,6 +43,8 @@ class Files:
     """Where the stream ends at the latest."""
     shuffle: int = 0
     """Rows in a window that is shuffled; 0: none is."""
+    most_rows: int | None = None
+    """Of a session that change places together in it, 0 for all of them; None: each row by itself."""
     seed: int = 0
     workers: int = 0
     begin: Place = START
@@ -190,12 +192,12 @@ class Files:
         together = self.share.batches * self.batch_size
         size = max(1, -(-self.shuffle // together)) * together
         # Which row is which sample is known in advance, unless rows can be left out.
-        some = self.share.partial and not self.encoder.skip and self.encoder.keep is None
+        some = self.share.partial and not self.encoder.skip and self.encoder.keep is None and self.most_rows is None
         ranges: list[Range] = []
         for epoch in range(first, self.epochs):
             here = (begin, window) if epoch == first else (self.begin, 0)
             order = (self.seed, epoch) if self.shuffle else None
-            windows = Windows(self.share, self.batch_size, size, here[1], order)
+            windows = Windows(self.share, self.batch_size, size, here[1], order, self.most_rows)
             ranges.append(Range(here[0], self.end, windows, some))
         source = pieces(self.dataset, self.encoder, ranges, self.workers)
         try:
@@ -205,7 +207,7 @@ class Files:
                 found = self._counted(source, epoch == 0)
                 cut_out = partial_windows(found, size) if some else whole_windows(found, size)
                 for number, (rows, n, place) in enumerate(cut_out, start=windows.number):
-                    steps, samples = windows.samples(number, n)
+                    steps, samples = windows.samples(number, n, rows.sessions)
                     left_out = self.share.left_out(n, self.batch_size)
                     if some:
                         samples = np.searchsorted(np.sort(samples), samples)
@@ -327,5 +329,6 @@ class Files:
                 batch_size=self.batch_size,
                 shuffle=self.shuffle,
                 seed=self.seed,
+                most_rows=self.most_rows,
             )
         return self._of

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from skirl.data.files.dataset import Dataset, Part, Place
 from skirl.data.files.encoded import Encoded, used
+from skirl.data.files.session_order import chunks_of, laid
 from skirl.data.share import Cut, Share
 from skirl.data.skew import named, unit
 from skirl.tools.jit import kernel
@@ -27,14 +28,23 @@ class Windows:
     """Of the first window, counted in its epoch."""
     shuffled: tuple[int, int] | None
     """The seed and the epoch that name the order in which the rows of a window come; None: in that of the files."""
+    most_rows: int | None = None
+    """Of a session that change places together, 0 for all of them; None: each row by itself."""
 
-    def samples(self, number: int, rows: int) -> tuple[list[list[Cut]], np.ndarray]:
-        """Of a window of so many rows: the batches of each step, and int64: which row each sample in them is, in order."""
+    def samples(self, number: int, rows: int, sessions: np.ndarray | None = None) -> tuple[list[list[Cut]], np.ndarray]:
+        """Of a window of so many rows: the batches of each step, and int64: which row each sample in them is, in order.
+        sessions: what stands for each row's, where they are shuffled."""
         steps = self.share.cuts(rows, self.batch)
         parts = [np.arange(low, high) for cuts in steps for low, high in cuts]
         samples = np.concatenate([np.empty(0, np.int64), *parts])
         if self.shuffled is not None:
-            samples = permutation(rows, named(*self.shuffled, number))[samples]
+            stream = named(*self.shuffled, number)
+            if self.most_rows is None or sessions is None:
+                order = permutation(rows, stream)
+            else:
+                begins = chunks_of(sessions, self.most_rows)
+                order = laid(begins, permutation(len(begins) - 1, stream))
+            samples = order[samples]
         return steps, samples
 
     def parts(self, dataset: Dataset, begin: Place, end: Place | None) -> Iterator[tuple[Part, np.ndarray]]:
@@ -149,6 +159,7 @@ def cut(rows: Encoded, low: int, high: int) -> Encoded:
         places=rows.places[low:high],
         kept=[column.slice(low, high - low) for column in rows.kept],
         inverses=inverses,
+        sessions=None if rows.sessions is None else rows.sessions[low:high],
     )
 
 
@@ -166,6 +177,7 @@ def joined(pieces: list[Encoded]) -> Encoded:
         fingerprints=pieces[0].fingerprints,
         kept=[_one([p.kept[c] for p in pieces]) for c in range(len(pieces[0].kept))],
         inverses=[_joined_inverse(pieces, f) for f in features],
+        sessions=_all_or_none([p.sessions for p in pieces]),
     )
 
 
@@ -186,8 +198,8 @@ def _one(arrays: list[Any]) -> Any:
     return pa.concat_arrays([array.cast(arrays[0].type) for array in arrays])
 
 
-def _all_or_none(lengths: list[np.ndarray | None]) -> np.ndarray | None:
-    known = [sizes for sizes in lengths if sizes is not None]
+def _all_or_none(arrays: list[np.ndarray | None]) -> np.ndarray | None:
+    known = [array for array in arrays if array is not None]
     return np.concatenate(known) if known else None
 
 

@@ -39,7 +39,7 @@ STAGES = {
 """As the page calls them."""
 OF_RESULT: dict[str, Any] = {"checkpoints": {"stopped_by": ANY}}
 LATER: dict[str, Any] = {
-    "by_trainer": FORM,
+    "by_trainer": FORM, "factor": NUMBER,
     "failed": TEXT, "trainers": COUNT, "best": {"folder": TEXT, "step": COUNT}, "missing": [TEXT],
     "changes": [{"flag": TEXT, "was": ANY, "is": ANY, "step": COUNT}],
 }  # fmt: skip
@@ -130,6 +130,7 @@ def facts(left: Left) -> dict[str, Any]:
         / max(seconds, 1e-9),
         **{name: last.get(name) for name in ("loss", "auc", "ne", *MOVED)},
         **of_all((left.result or {}).get("by_trainer"), MOVED),
+        "factor": (left.result or last).get("factor"),
         "trainers": left.config.get("trainers") or 1,
         "best": min(left.evaluations, key=lambda line: line["test_logloss"], default=None),
         "stall": stall,
@@ -172,6 +173,8 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
         f"{whose}{run['touched']:,} touched; {run['fetched'] / steps:,.0f} brought in again, {run['new'] / steps:,.0f} made "
         f"and {run['written'] / steps:,.0f} written a step"
     )
+    if run["factor"]:
+        lines["factor"] = f"{run['factor']:.1f} times as many ids in lists as were looked up"
     lines["hidden"] = hidden(run["hidden"], run["fetched"] + run["written"])
     lines["waited"] = f"{run['stall']:.2f} s for rows, {run['read']:.2f} s for the loader" + _culprits(run["blame"])
     return lines | as_lines(run["by_trainer"])
@@ -256,11 +259,13 @@ def _moving(left: Left) -> list[Chart]:
         "for the loader": [(float(x["step"]), 100 * x["read"] / max(x["seconds"], 1e-9)) for x in left.lines],
     }
     rates = {"rows": _points(left.lines, "lr"), "dense": _points(left.lines, "dense_lr")}
+    shared = [line for line in left.lines if line.get("factor")]
     return [
         _chart("samples a second", {"samples": _points(left.lines, "samples_per_second")}),
         _chart("rows a step", moved),
         _chart("% of the time that the loop waited", waits),
         _chart("learning rate", rates),
+        *([_chart("ids in lists, over those looked up", {"factor": _points(shared, "factor")})] if shared else []),
     ]
 
 

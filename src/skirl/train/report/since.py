@@ -14,12 +14,14 @@ class Since:
         self._seconds: dict[tuple[str, str], float] = {}
         self._steps = self._samples = 0
         self._losses = 0.0
+        self._repeats = (0, 0)
         self._at = 0.0
 
     def begin(self, batches: Lookahead, meter: Meter) -> None:
         """The next line counts from here."""
         self._seconds = _seconds_of(batches)
         self._steps, self._samples, self._losses = meter.steps, meter.samples, meter.losses
+        self._repeats = meter.repeats.counted
         self._at = meter.seconds
 
     def line(self, batches: Lookahead, meter: Meter) -> dict[str, Any]:
@@ -29,6 +31,7 @@ class Since:
         steps, samples = meter.steps - self._steps, meter.samples - self._samples
         seconds = meter.seconds - self._at
         loss = (meter.losses - self._losses) / max(1, steps)
+        factor = meter.repeats.factor(self._repeats)
         self.begin(batches, meter)
         busy, blame = ({stage: spent[kind, stage] for stage in times} for kind, times in _stages(batches).items())
         total = sum(busy.values())
@@ -51,6 +54,7 @@ class Since:
             "busy": busy,
             "blame": blame,
             "window": batches.window,
+            **({} if factor is None else {"factor": factor}),
         }
 
 

@@ -1,0 +1,68 @@
+"""A sample of whole sessions out of a stream of rows, in a fixed amount of memory."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from skirl.dedup.finish import KEYS, keys_of
+
+
+class Sample:
+    """Keeps the rows of the sessions whose hashes are small; of half as many sessions whenever it gets too large.
+
+    **Arguments**
+
+    - `most`: bytes of rows to keep.
+    - `stretch`: rows to keep of the beginning, whatever their sessions, as they come.
+    """
+
+    def __init__(self, most: int, stretch: int) -> None:
+        self._most, self._stretch = most, stretch
+        self.rows = 0
+        """That have come."""
+        self.level = 0
+        """One in 2 ** level sessions is kept."""
+        self.cut = False
+        """Whether one session alone was too large, so that rows are missing."""
+        self._kept: list[Any] = []
+        self._first: list[Any] = []
+        self._bytes = 0
+
+    def add(self, table: Any) -> None:
+        """Rows with what they are ordered by."""
+        here = sum(map(len, self._first))
+        if here < self._stretch and sum(t.nbytes for t in self._first) < self._most // 4:
+            self._first.append(table.slice(0, self._stretch - here))
+        self.rows += len(table)
+        if self.cut:
+            return
+        self._keep(self._chosen(table))
+        while self._bytes > self._most:
+            self.level += 1
+            kept, self._kept, self._bytes = self._kept, [], 0
+            for each in kept:
+                self._keep(self._chosen(each))
+            if not self._kept:  # the last session left
+                self.level, self.cut, self._kept = self.level - 1, True, kept
+                break
+
+    def _keep(self, table: Any) -> None:
+        if len(table):
+            self._kept.append(table)
+            self._bytes += table.nbytes
+
+    def _chosen(self, table: Any) -> Any:
+        if not self.level:
+            return table
+        low = keys_of(table)[0][:, 1]
+        return table.take(pa.array(np.flatnonzero(low >> np.uint64(64 - self.level) == 0)))
+
+    def kept(self) -> tuple[Any, np.ndarray, np.ndarray]:
+        """The rows as they came, and what they are ordered by: hashes and times."""
+        table = pa.concat_tables(self._kept).combine_chunks()
+        return table.drop_columns(list(KEYS)), *keys_of(table)
+
+    def stretch(self) -> Any:
+        """The first rows, as they came."""
+        return pa.concat_tables(self._first).combine_chunks().drop_columns(list(KEYS))

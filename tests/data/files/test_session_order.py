@@ -1,0 +1,190 @@
+"""Sessions shuffled in chunks: each row once an epoch, what was promised of chunks, and the same rows for any reader."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.core.batch import Batch
+from skirl.data.files.session_order import chunks_of, sessions_of
+from skirl.data.files.stream import Files
+from skirl.data.flags import DataFlags
+from tests.cases import cases
+
+SCHEMA = """
+session = "visit"
+[[label]]
+name = "click"
+[[dense]]
+name = "row"
+[[id]]
+name = "item"
+type = "int"
+"""
+
+
+def drawn(n: int, longest: int, seed: int) -> list[int]:
+    """The session of each of n rows: one that was there may come again."""
+    draw, sessions = random.Random(seed), list[int]()
+    while len(sessions) < n:
+        sessions += [draw.randrange(n)] * draw.randint(1, longest)
+    return sessions[:n]
+
+
+def written(folder: Path, sessions: Sequence[int], group: int = 40, files: int = 1) -> str:
+    """Rows that know their number, in files of several parts; what a --data flag says of them."""
+    (folder / "schema.toml").write_text(SCHEMA)
+    for number, rows in enumerate(np.array_split(np.arange(len(sessions)), files)):
+        table = pa.table(
+            {
+                "click": pa.array(np.zeros(len(rows), np.int8)),
+                "row": pa.array(rows.astype(np.float32)),
+                "item": pa.array(rows % 7),
+                "visit": pa.array([f"v{sessions[row]}" for row in rows]),
+            }
+        )
+        pq.write_table(table, folder / f"rows-{number}.parquet", row_group_size=group)
+    return f"parquet:{folder}/rows-*.parquet"
+
+
+def opened(data: str, **flags: Any) -> Files:
+    schema = str(Path(data.partition(":")[2]).parent / "schema.toml")
+    return DataFlags(data, **{"schema": schema, "batch": 8, "session_order": "shuffle", **flags}).files()
+
+
+def rows_of(batches: Sequence[Batch]) -> list[int]:
+    return [int(row) for batch in batches for row in batch.dense[:, 0].tolist()]
+
+
+def plain_chunks(sessions: Sequence[int], low: int, high: int, most: int) -> set[tuple[int, ...]]:
+    """The chunks of a window, one row after the other."""
+    chunks: list[list[int]] = []
+    for row in range(low, high):
+        goes_on = chunks and sessions[chunks[-1][-1]] == sessions[row] and (not most or len(chunks[-1]) < most)
+        if goes_on:
+            chunks[-1].append(row)
+        else:
+            chunks.append([row])
+    return {tuple(chunk) for chunk in chunks}
+
+
+@given(
+    n=st.integers(1, 200), longest=st.integers(1, 30), most=st.sampled_from([1, 2, 3, 8, "all"]),
+    mix=st.integers(1, 250), batch=st.sampled_from([1, 7, 64]), seed=st.integers(0, 9),
+)  # fmt: skip
+@cases(25)
+def test_chunks_of_a_window_change_places_and_nothing_else(
+    tmp_path_factory: Any, n: int, longest: int, most: Any, mix: int, batch: int, seed: int
+) -> None:
+    sessions = drawn(n, longest, seed)
+    data = written(tmp_path_factory.mktemp("order"), sessions, files=min(n, 2))
+    batches = list(opened(data, most_rows=most, mix=mix, batch=batch, seed=seed))
+    assert [len(b.labels) for b in batches] == [batch] * (n // batch) + ([n % batch] if n % batch else [])
+    rows = rows_of(batches)
+    size = -(-mix // batch) * batch
+    for low in range(0, n, size):
+        left = plain_chunks(sessions, low, min(low + size, n), 0 if most == "all" else most)
+        at = low
+        while left:  # each chunk comes whole and in order, one after the other
+            chunk = next((c for c in left if c[0] == rows[at]), None)
+            assert chunk is not None and rows[at : at + len(chunk)] == list(chunk)
+            left.remove(chunk)
+            at += len(chunk)
+        assert at == min(low + size, n)
+
+
+def test_order_is_of_the_seed_and_the_epoch(tmp_path: Path) -> None:
+    data = written(tmp_path, drawn(300, 10, 1))
+    first, again, other = (rows_of(list(opened(data, epochs=2, seed=seed))) for seed in (1, 1, 2))
+    assert first == again != other and first[:300] != first[300:]
+    assert sorted(first[:300]) == sorted(first[300:]) == list(range(300))
+    kept = rows_of(list(opened(data, session_order="keep")))
+    assert kept == list(range(300)) != first[:300]
+    one, each = (rows_of(list(opened(data, most_rows=1, mix=64))) for _ in range(2))
+    assert one == each == rows_of(list(opened(data, session_order="keep", shuffle=64))), "chunks of a row are rows"
+
+
+@pytest.mark.parametrize("taken", [0, 1, 9, 10, 37, 74, 75])
+def test_a_state_is_a_few_numbers_and_goes_on_at_its_step(tmp_path: Path, taken: int) -> None:
+    data = written(tmp_path, drawn(300, 20, 2), group=33, files=3)
+    flags: dict[str, Any] = {"epochs": 2, "mix": 72, "most_rows": 3, "seed": 4}
+    files, batches = opened(data, **flags), list[Batch]()
+    state = files.state_dict()
+    for batch in files:
+        batches.append(batch)
+        state = files.state_dict() if len(batches) == taken else state
+    assert len(batches) == 76 and all(isinstance(v, int) for k, v in state.items() if k != "stream")
+    other = opened(data, **flags)
+    other.load_state_dict(state)
+    assert rows_of(list(other)) == rows_of(batches[taken:])
+
+
+def test_workers_and_trainers_change_nothing(tmp_path: Path) -> None:
+    data = written(tmp_path, drawn(250, 20, 3), group=30, files=2)
+    flags: dict[str, Any] = {"mix": 90, "most_rows": 4, "epochs": 2}
+    alone = list(opened(data, **flags))
+    assert rows_of(list(opened(data, workers=3, **flags))) == rows_of(alone)
+    halves = [list(opened(data, **flags).sharded(rank, rank + 1, 2)) for rank in range(2)]
+    whole = [batch for batch in alone if len(batch.labels) == 8]
+    assert [rows_of(pair) for pair in zip(*halves, strict=True)] == [rows_of([batch]) for batch in whole]
+
+
+def test_what_is_held_out_stays_in_order(tmp_path: Path) -> None:
+    files = opened(written(tmp_path, drawn(200, 10, 5)), valid="25%")
+    assert files.held_out is not None and rows_of(list(files.held_out)) == list(range(150, 200))
+    assert sorted(rows_of(list(files))) == list(range(150)) != rows_of(list(files))
+
+
+def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    data = written(tmp_path, drawn(50, 5, 6))
+    for flags, said in (
+        ({"session_order": "keep", "most_rows": 2}, "most_rows is a flag of session_order shuffle"),
+        ({"session_order": "keep", "mix": 2}, "mix is a flag of session_order shuffle"),
+        ({"shuffle": 10}, "both set"),
+        ({"most_rows": 0}, "most_rows is 0: set it to 1 or more"),
+        ({"mix": 0}, "mix is 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            opened(data, **flags)
+    with pytest.raises(ValueError, match="session_order is a flag of files"):
+        DataFlags("synthetic:sessions", session_order="shuffle")
+    (tmp_path / "schema.toml").write_text(SCHEMA.replace('session = "visit"', ""))
+    with pytest.raises(ValueError, match=r'the schema names no session: write session = "COLUMN"'):
+        opened(data)
+
+
+def test_a_state_of_another_order_is_refused(tmp_path: Path) -> None:
+    data = written(tmp_path, drawn(50, 5, 7))
+    ways = [{}, {"most_rows": 2}, {"most_rows": "all"}, {"session_order": "keep", "shuffle": 65536}]
+    states = [opened(data, **way).state_dict() for way in ways]
+    for mine, way in enumerate(ways):
+        for theirs, state in enumerate(states):
+            if mine != theirs:
+                with pytest.raises(ValueError, match="session-order"):
+                    opened(data, **way).load_state_dict(state)
+
+
+def test_a_row_without_a_session_is_malformed(tmp_path: Path) -> None:
+    data = written(tmp_path, [1, 1, 2, 2])
+    table = pq.read_table(tmp_path / "rows-0.parquet")
+    table = table.set_column(3, "visit", pa.array(["v1", None, "v2", "v2"]))
+    pq.write_table(table, tmp_path / "rows-0.parquet")
+    with pytest.raises(ValueError, match=r"row 2 of row group 1.*session column visit is nothing.*a value in each row"):
+        list(opened(data))
+    assert sorted(rows_of(list(opened(data, bad_rows="skip")))) == [0, 2, 3]
+    assert sorted(rows_of(list(opened(data, session_order="keep")))) == [0, 1, 2, 3], "who keeps the order reads none"
+
+
+def test_sessions_are_numbers_texts_or_dates() -> None:
+    moments = pa.array([0, 0, 1_000_000], pa.timestamp("us"))
+    texts = pa.array(["a", "a", "b"])
+    for column in (pa.array([3, 3, -1]), pa.array([0.5, 0.5, 2.0]), texts, texts.dictionary_encode(), moments):
+        sessions, kinds = sessions_of(column)
+        assert not kinds.any() and chunks_of(sessions, 0).tolist() == [0, 2, 3]
