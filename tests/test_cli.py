@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from skirl.checkpoint import numbers
 from skirl.checkpoint.folder import header, read
 from skirl.engine.engine import Damaged
 from skirl.measure.sizing.commands import Size
+from skirl.tools import command_line
 from skirl.tools.flags import flags_of, option
 from skirl.train.commands import Train, Verify
 from tests.zygote import COMMAND, DEVNULL, PIPE, Python
@@ -53,6 +54,17 @@ def one_line(text: str) -> str:
 
 
 # Words.
+
+
+@pytest.mark.parametrize("name", ["train", "size", "export", "bench rows"])
+def test_flags_that_are_not_given_have_the_values_that_all_flags_would_be_read_to(name, monkeypatch):
+    """tyro is told of those alone that a command line has."""
+    flags = {n: flag for n, flag in flags_of(cli._command(name)).items() if flag.default is not MISSING}
+    given = ["--json"] if "json" in flags else []
+    brief = [command_line.read_flags(name, "", flags, args) for args in ([], given)]
+    monkeypatch.setattr(command_line, "_needed", lambda flags, args: set(flags))
+    whole = [command_line.read_flags(name, "", flags, args) for args in ([], given)]
+    assert list(map(repr, brief)) == list(map(repr, whole))
 
 
 def test_help_lists_the_commands_without_importing_any():

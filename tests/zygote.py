@@ -75,6 +75,8 @@ class Process:
                 parts[stream] += piece
                 left -= set() if piece else {stream}
         self.wait(max(0, until - time.monotonic()))
+        for stream in parts:
+            stream.close()
         out, err = (parts.get(stream, b"").decode() if stream else "" for stream in (self.stdout, self.stderr))
         return out, err
 
@@ -99,6 +101,11 @@ class Python:
     def start(self, code: str, *args: str, **more: Any) -> Process:
         """As `subprocess.Popen` of `python -c CODE ARGS`, in text mode."""
         return self.order(code, *args, **more)()
+
+    def start_module(self, module: str, *args: str, **more: Any) -> Process:
+        """As `subprocess.Popen` of `python -m MODULE ARGS`."""
+        run = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        return self.start(run, *args, **more)
 
     def order(
         self,

@@ -8,8 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import pytest
 
 from tests.fuzz import loop
 from tests.fuzz.targets import TARGETS
-from tests.zygote import Python
+from tests.zygote import PIPE, Python
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "fuzz-findings"
@@ -28,23 +26,24 @@ SHORT, LONG = 6.0, 3600.0
 class Fuzzer:
     """The process that judges."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, python: Python, scratch: Path) -> None:
         self._scratch = scratch
         self._errors = scratch / "errors"
-        path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        reads, writes = os.pipe()
+        self._requests = os.fdopen(writes, "w")
         with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fuzz", "serve", "--scratch", str(scratch)],
-                cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            )  # fmt: skip
+            words = ("serve", "--scratch", str(scratch))
+            self._process = python.start_module(
+                "tests.fuzz", *words, cwd=ROOT, stdin=reads, stdout=PIPE, stderr=errors.fileno()
+            )
+        os.close(reads)
 
     def __call__(self, target: str, seed: int, seconds: float) -> dict[str, Any]:
         """What came of a target."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdout is not None
         request = {"target": target, "seed": seed, "seconds": seconds, "findings": str(FINDINGS)}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        self._requests.write(json.dumps(request) + "\n")
+        self._requests.flush()
         answer = self._process.stdout.readline()
         if answer:
             return json.loads(answer)
@@ -64,8 +63,8 @@ class Fuzzer:
 
     def close(self) -> None:
         """End it."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        assert self._process.stdout is not None
+        self._requests.close()
         self._process.wait(timeout=60)
         self._process.stdout.close()
 
@@ -75,12 +74,12 @@ class Fuzzer:
 
 
 @pytest.fixture(scope="module")
-def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Fuzzer]]:
+def fuzzer(warm_python: Python, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Fuzzer]]:
     started: list[Fuzzer] = []
 
     def get() -> Fuzzer:
         if not started or not started[-1].alive:
-            started.append(Fuzzer(tmp_path_factory.mktemp("fuzz")))
+            started.append(Fuzzer(warm_python, tmp_path_factory.mktemp("fuzz")))
         return started[-1]
 
     yield get

@@ -64,7 +64,7 @@ def test_equal_runs(flags):
 
 def test_kaggle_like_tables_with_a_cache_of_1_percent_of_the_touched_rows():
     """A campaign has all optimizers, `make test` the one whose row is a number longer and the one with the widest."""
-    flags = {"data": "synthetic:criteo-kaggle", "batch": 4, "steps": 260, "cache": "touched:1%", "threads": 1}
+    flags = {"data": "synthetic:criteo-kaggle", "batch": 2, "steps": 230, "cache": "touched:1%", "threads": 1}
     campaign = settings.get_current_profile_name() == "campaign"
     for name in ROW_OPTIMIZERS if campaign else ("rowwise-adagrad", "adam"):
         report = Verify.of(**{**SMALL, **flags, "optimizer": name}).run()

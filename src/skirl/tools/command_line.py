@@ -32,13 +32,15 @@ def read_flags(
     - `positional`: a flag that may be given without its name.
     - `example`: a whole command line, where the positional flag has to be given.
     """
-    if not {"-h", "--help"} & set(args):
+    if not _asks(args):
         _refuse_wrong(prog, flags, args)
     import tyro  # 0.1 s that an overview does not need
 
+    needed = _needed(flags, args)
     first = [name for name in common if name in flags] + [n for n in flags if n not in common and not flags[n].group]
-    groups: dict[str, list[str]] = {}
-    for name in (name for name in flags if name not in first):
+    values = {name: flags[name].default for name in [*first, *(name for name in flags if name not in first)]}
+    first, groups = [name for name in first if name in needed], dict[str, list[str]]()
+    for name in (name for name in values if name in needed and name not in first):
         groups.setdefault(flags[name].group, []).append(name)
 
     def declared(name: str) -> tuple[str, Any, Any]:
@@ -60,7 +62,7 @@ def read_flags(
         text += f" {prog} {positional.upper()} is the same as {prog} --{positional} {positional.upper()}."
     no_pairs = (tyro.conf.FlagCreatePairsOff,)  # --json, and no --no-json
     found, unknown = tyro.cli(whole, prog=prog, args=args, description=text, config=no_pairs, return_unknown_args=True)
-    values = {name: getattr(found, name) for name in first}
+    values |= {name: getattr(found, name) for name in first}
     for group, names in groups.items():
         values |= {name: getattr(getattr(found, f"group_{group}"), name) for name in names}
     wrong = next((arg for arg in unknown if arg.startswith("-")), None)
@@ -86,6 +88,18 @@ def read_flags(
             else f"{unknown[0]!r} follows no flag: write one before it, {hint}",
         )
     return values
+
+
+def _asks(args: Sequence[str]) -> bool:
+    """Whether a command line asks what there is: for help, or for a shell's completion."""
+    return any(arg in ("-h", "--help") or arg.startswith("--tyro-") for arg in args)
+
+
+def _needed(flags: Mapping[str, Flag], args: Sequence[str]) -> set[str]:
+    """The flags that tyro has to know: those given, and words without one. The others have defaults, and take it 0.1 s."""
+    given = dict(_given(flags, args)[0])
+    always = _asks(args)
+    return {n for n, flag in flags.items() if always or n in given or get_origin(flag.type) is Annotated}
 
 
 def _refuse(prog: str, why: str) -> NoReturn:

@@ -8,13 +8,12 @@ Triton asks a driver what to compile for; a stand-in answers, and `warmup` goes 
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from contextlib import redirect_stdout
+from io import StringIO
 
 import torch
-import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
@@ -40,28 +39,28 @@ class NoGpu:
         return 0
 
 
+LOGS: dict[str, str] = {}
+"""What ptxas has told Triton of each text that it was given; one that comes again is not compiled again."""
+
+
 def usage(ptx: str) -> dict[str, int]:
-    """Registers and spilled bytes, as ptxas tells them."""
-    ptxas = next(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas"))
-    target = re.search(r"\.target (\w+)", ptx)
-    assert target
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        command = [str(ptxas), "-v", "--fmad=false", f"--gpu-name={target[1]}", file.name, "-o", "/dev/null"]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    """Registers and spilled bytes."""
     numbers = {
         "registers": r"Used (\d+) registers",
         "spilled": r"(\d+) bytes spill stores",
         "stack": r"(\d+) bytes stack",
     }
-    return {name: int(found[1]) if (found := re.search(number, told)) else 0 for name, number in numbers.items()}
+    found = {name: re.search(number, LOGS[ptx]) for name, number in numbers.items()}
+    assert found["registers"], f"ptxas says nothing of registers: {LOGS[ptx]!r}"
+    return {name: int(match[1]) if match else 0 for name, match in found.items()}
 
 
 def told(kernel, n, *args, tiles=1, **options):
     """In place of `launch`."""
-    made = kernel.warmup(*args, grid=(1, tiles), enable_fp_fusion=False, **options)
+    with redirect_stdout(StringIO()) as log:
+        made = kernel.warmup(*args, grid=(1, tiles), enable_fp_fusion=False, **options)
     ptx = made.asm["ptx"]
+    LOGS.setdefault(ptx, log.getvalue())
     operations = re.findall(r"^\s+(?:@\S+\s+)?([a-z][\w.:]*)", ptx, re.M)
     line = {
         "kernel": kernel.__name__,
@@ -102,6 +101,7 @@ def compile_all(dim: int, dtype: torch.dtype) -> None:
 
 def main() -> None:
     driver.set_active(NoGpu(int(sys.argv[1])))
+    knobs.nvidia.dump_ptxas_log = True  # to standard output
     gpu.launch = gpu_update.launch = told
     for dim, dtype in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
         compile_all(int(dim), getattr(torch, dtype))

@@ -289,7 +289,7 @@ def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type
         work = Workload(start, rng, recorder, counts)
         work.run(25)
         work.store._let_go()
-        root = tmp / "found"
+        root, known = tmp / "found", Known()
         for crash in range(crashes):
             k = int(rng.integers(len(work.files.ops) + 1))
             renames = [point.at + 1 for point in work.points if point.at >= 0]
@@ -305,7 +305,7 @@ def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type
                 disk = killed_and_opened(disk, rng, root)
             else:
                 disk = disk.power_off(rng)
-            is_allowed(work, k, *found_on(disk, root, {}))
+            is_allowed(work, k, *found_on(disk, root, known))
             if crash < crashes - 1:
                 shutil.rmtree(root)
         shutil.rmtree(start)

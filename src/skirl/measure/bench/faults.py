@@ -2,6 +2,7 @@
 to end by itself, with the bits of one that nothing befell.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -132,6 +133,8 @@ class Faults:
             with using(Alone()):  # or trainers that are forked would be alone
                 Train.of(**self._flags(folder) | {"steps": 2, "run": "none"}).run()
             alone(before)
+        gc.collect()
+        gc.freeze()  # forks need not look at what is here, and share its memory
 
     def _filled(self, folder: Path) -> dict[str, Any]:
         """Flags of runs that begin with rows."""
