@@ -39,8 +39,9 @@ class ServeLarge:
     """Where batches come from, as `skirl train --data` takes it."""
     trainer_memory: str = "2GB"
     """The most of its own that a trainer may take: its cache, what is on its way, the model and Python."""
-    node_memory: str = "512MB"
-    """The most of its own that a process of a node may take."""
+    node_memory: str = "1GB"
+    """The most of its own that a process of a node may take: Python and torch take 190 MB, calls that are on their way and
+    what malloc keeps of those before them the rest."""
     patience: float = 300.0
     """Seconds that a call may take, and that trainers wait for each other."""
     folder: Path = Path("skirl-bench-large")
