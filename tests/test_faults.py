@@ -9,6 +9,7 @@ import json
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -61,16 +62,39 @@ def test_every_fault_can_be_planted(fault: Fault):
     """What it replaces stands once in the source, and what it puts there is Python and something else."""
     source, parsed = source_of(fault.module)
     planted = fault.plant(source)
-    assert ast.dump(planted) != parsed
+    assert not alike(planted, parsed)
     compile(planted, fault.module, "exec")
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Whether two trees are of the same nodes, wherever they stand in a file."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if not isinstance(one, ast.AST):
+        return one == other
+    return all(alike(getattr(one, name, None), getattr(other, name, None)) for name in one._fields)
+
+
+def test_trees_that_differ_anywhere_are_not_alike():
+    same = [ast.parse(text) for text in ("def f(a):\n    return a + 1", "def f(a):\n\n    return (a+1)")]
+    assert alike(*same)
+    for text in (
+        "def f(a):\n    return a + 2",
+        "def f(a):\n    return a - 1",
+        "def f(a=1):\n    return a + 1",
+        "a = 1; a",
+    ):
+        assert not alike(same[0], ast.parse(text))
+
+
 @cache
-def source_of(module: str) -> tuple[str, str]:
+def source_of(module: str) -> tuple[str, ast.Module]:
     """A module's source, and what it is parsed to."""
     path = Path(skirl.__file__).parent / f"{module.replace('.', '/')}.py"
     source = (path if path.is_file() else path.with_suffix("") / "__init__.py").read_text()
-    return source, ast.dump(ast.parse(source))
+    return source, ast.parse(source)
 
 
 def test_there_are_many_faults_and_none_twice():

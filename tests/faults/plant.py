@@ -45,7 +45,7 @@ class Fault:
             if hasattr(part, "lineno"):
                 ast.copy_location(part, node)
         put(new)
-        return ast.fix_missing_locations(tree)
+        return tree
 
     def _once(self, found: int) -> None:
         if found != 1:
@@ -62,6 +62,8 @@ def _named(tree: ast.Module, name: str) -> ast.AST:
 
 def _definitions(node: ast.AST, above: str) -> Iterator[tuple[str, ast.AST]]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # nothing is defined in one
         dotted = above
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             dotted = f"{above}.{child.name}".lstrip(".")
@@ -109,10 +111,10 @@ def _statements(root: ast.AST, old: list[ast.stmt]) -> Iterator[Place]:
             run = slice(at, at + len(old))
             if all(_matches(pattern, node, stood) for pattern, node in zip(old, block[run])):
 
-                def put(new, block=block, run=run) -> None:
+                def put(new, block=block, run=run, node=block[at]) -> None:
                     block[run] = new
                     if not block:
-                        block.append(ast.Pass())
+                        block.append(ast.copy_location(ast.Pass(), node))
 
                 yield block[at], put, stood
 

@@ -6,12 +6,13 @@ Compiling is as real as on a GPU: Triton carries its own ptxas. What is not show
 import json
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.zygote import PIPE, Python
+import skirl
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -21,27 +22,23 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def compiled(python: Python, tmp_path):
-    """`compiled(capability, (dim, dtype), ...)`: what compiled.py tells of each kernel."""
-
-    def tell(capability, *wanted):
-        env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        words = [str(capability), *(str(x) for pair in wanted for x in pair)]
-        started = python.start_module(
-            "tests.engine.kernels.compiled",
-            *words,
-            cwd=ROOT,
-            env=env | {"TRITON_CACHE_DIR": str(tmp_path)},
-            stdout=PIPE,
-            stderr=PIPE,
-        )
-        with started as process:
-            out, err = process.communicate(250)
-        assert process.returncode == 0, err[-3000:]
-        return [json.loads(line) for line in out.splitlines()]
-
-    return tell
+def compiled(tmp_path, capability, *wanted):
+    """What compiled.py tells of each kernel."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(Path(skirl.__file__).parents[1]), str(ROOT), env.get("PYTHONPATH", "")]),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tests.engine.kernels.compiled",
+        str(capability),
+        *(str(x) for pair in wanted for x in pair),
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def check(kernels):
@@ -83,24 +80,24 @@ def check_width(kernels, dim):
     assert loads(kernels, "_fill", dim=dim) == {"st.global.v4.b32"}
 
 
-def test_nothing_is_fused_or_rough(compiled):
-    kernels = compiled(90, (64, "float32"))
+def test_nothing_is_fused_or_rough(tmp_path):
+    kernels = compiled(tmp_path, 90, (64, "float32"))
     check(kernels)
     check_width(kernels, 64)
 
 
 @pytest.mark.slow
-def test_nothing_is_fused_or_rough_on_an_older_gpu(compiled):
-    check(compiled(80, (64, "float32")))
+def test_nothing_is_fused_or_rough_on_an_older_gpu(tmp_path):
+    check(compiled(tmp_path, 80, (64, "float32")))
 
 
 @pytest.mark.slow
-def test_rows_of_a_hundred_floats_take_16_bytes_a_load_too(compiled):
-    check_width(compiled(90, (100, "float32")), 100)
+def test_rows_of_a_hundred_floats_take_16_bytes_a_load_too(tmp_path):
+    check_width(compiled(tmp_path, 90, (100, "float32")), 100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-def test_every_dim_and_type(compiled, capability, dtype):
-    check(compiled(capability, *((dim, dtype) for dim in (1, 3, 16, 64, 100, 256, 1000, 1025))))
+def test_every_dim_and_type(tmp_path, capability, dtype):
+    check(compiled(tmp_path, capability, *((dim, dtype) for dim in (1, 3, 16, 64, 100, 256, 1000, 1025))))
