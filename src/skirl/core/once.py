@@ -150,9 +150,7 @@ all samples of a bag: take it out, or pass allow=("dropout",)
             kind = _kind(layer)
             if kind is not None and kind not in allow:
                 what = f"layer {name} is {layer}" if name else f"the module is {layer}"
-                raise ValueError(
-                    f'OncePerBag: {what}, which {MEANING[kind]}: take it out, or pass allow=("{kind}",)'
-                )
+                raise ValueError(f'OncePerBag: {what}, which {MEANING[kind]}: take it out, or pass allow=("{kind}",)')
         self.module = module
         self.takes = takes
 
@@ -174,7 +172,9 @@ all samples of a bag: take it out, or pass allow=("dropout",)
         for feature in features or (None,):
             if not isinstance(feature, Distinct):
                 what = "nothing" if feature is None else type(feature).__name__
-                raise TypeError(f"OncePerBag was called with {what}: pass out.distinct(name) of each feature it encodes")
+                raise TypeError(
+                    f"OncePerBag was called with {what}: pass out.distinct(name) of each feature it encodes"
+                )
         first = features[0]
         for place, other in enumerate(features[1:], 1):
             same = other.bags == first.bags and torch.equal(other.inverse, first.inverse)
