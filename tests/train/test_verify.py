@@ -281,7 +281,7 @@ def test_dense_parameters_rows_and_losses_are_all_compared():
     assert "equal after it, but not at the end of the run" in difference(sign_of_zero)
 
 
-@pytest.mark.parametrize("model", ["dlrm-tiny", "din-tiny"])
+@pytest.mark.parametrize("model", ["dlrm-tiny", "din-tiny", "dcat-tiny"])
 def test_batches_that_share_bags(model, monkeypatch):
     small = {
         **SMALL,

@@ -120,11 +120,12 @@ class OncePerBag(nn.Module):
     **Arguments**
 
     - `module`: the encoder. It returns a tensor whose first dimension is the bag, or a tuple, list or dict of such.
-    - `takes`: what it is called with for each feature. "rows", the default, for features that are pooled or have one id a bag:
-      `[bags, dim]`. "padded": `[bags, longest, dim]` with zeros behind a bag's last row, and a mask `[bags, longest]` that is
+    - `takes`: what it is called with for each feature. "rows", the default, for features that are pooled or have one id a
+      bag: `[bags, dim]`. "padded": `[bags, longest, dim]` with zeros behind a bag's last row, and a mask `[bags, longest]`,
       True where a row is. "jagged": `[ids of all bags, dim]` and offsets `[bags + 1]`.
-    - `allow`: layers to take all the same. "batchnorm": statistics are those of distinct bags, a bag of many samples counts as
-      one of a single sample. "dropout" (and whatever else draws): all samples of a bag have the same numbers left out.
+    - `allow`: layers to take all the same; none by default. "batchnorm": statistics are those of distinct bags, where a bag
+      of many samples counts as much as one of a single sample. "dropout", and what else draws: all samples of a bag have the
+      same numbers left out.
 
     >>> import skirl
     >>> rows = skirl.EmbeddingBagCollection([skirl.Table("seen", 10, 4)], optimizer=skirl.SGD(lr=0.1), cache=10)
@@ -216,8 +217,8 @@ def _mapped(made: Tree, bags: Distinct) -> Tree:
     if isinstance(made, Tensor):
         if not made.dim() or len(made) != bags.bags:
             raise ValueError(
-                f"OncePerBag: the encoder returned a tensor of shape {list(made.shape)} for {bags.bags} bags: return tensors "
-                "whose first dimension is the bag"
+                f"OncePerBag: the encoder returned a tensor of shape {list(made.shape)} for {bags.bags} bags: return "
+                "tensors whose first dimension is the bag"
             )
         return cast(Tree, bags.for_samples(made))
     if isinstance(made, Mapping):
