@@ -116,7 +116,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_encoder_runs_as_over_every_sample(case: str):
     torch.manual_seed(0)
-    for module, takes in ((Gru(), "padded"), (Attention(), "padded"), (Both(), "jagged")):
+    cases: list[tuple[nn.Module, Any]] = [(Gru(), "padded"), (Attention(), "padded"), (Both(), "jagged")]
+    for module, takes in cases:
         features = [bags_of(*CASES[case], seed) for seed in range(2 if takes == "jagged" else 1)]
         check(OncePerBag(module.double(), takes=takes), features)
 
@@ -196,7 +197,7 @@ def test_layers_that_leave_nothing_out_are_taken():
 
 def test_wrong_use_gets_a_sentence():
     bags, other = bags_of([1, 2], [0, 1, 1], 0), bags_of([1, 2], [0, 1, 0], 1)
-    encoder = OncePerBag(Both(), takes="jagged")
+    encoder = OncePerBag(Both().double(), takes="jagged")
     with pytest.raises(TypeError, match=r"was called with Tensor: pass out.distinct\(name\)"):
         encoder(bags.rows)
     with pytest.raises(TypeError, match="was called with nothing"):

@@ -144,12 +144,12 @@ all samples of a bag: take it out, or pass allow=("dropout",)
         super().__init__()
         if takes not in get_args(Takes):
             raise ValueError(f"takes is {takes!r}: set it to 'rows', 'padded' or 'jagged'")
-        allow = (allow,) if isinstance(allow, str) else tuple(allow)
-        if wrong := [kind for kind in allow if kind not in MEANING]:
+        named: set[str] = {allow} if isinstance(allow, str) else {*allow}
+        if wrong := sorted(named - {*MEANING}):
             raise ValueError(f"allow names {wrong[0]!r}: name 'batchnorm' or 'dropout', or neither")
         for name, layer in module.named_modules():
             kind = _kind(layer)
-            if kind is not None and kind not in allow:
+            if kind is not None and kind not in named:
                 what = f"layer {name} is {layer}" if name else f"the module is {layer}"
                 raise ValueError(f'OncePerBag: {what}, which {MEANING[kind]}: take it out, or pass allow=("{kind}",)')
         self.module = module
@@ -227,7 +227,7 @@ def _mapped(made: Tree, bags: Distinct) -> Tree:
         parts = [_mapped(part, bags) for part in made]
         if hasattr(made, "_fields"):
             return cast(Tree, type(made)(*parts))
-        return cast(Tree, type(made)(parts))  # type: ignore[call-arg]
+        return cast(Tree, type(made)(parts))
     raise TypeError(
         f"OncePerBag: the encoder returned {type(made).__name__}: return a tensor, or a tuple, list or dict of tensors"
     )

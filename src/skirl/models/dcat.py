@@ -1,7 +1,7 @@
 """DCAT: a transformer over a history, run once for each; what is shown attends to its keys and values (arXiv 2507.12704)."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +124,7 @@ class Transformer(nn.Module):
         x = self.enter(rows) + ages[(lengths - places).clamp(min=0)]
         t = self.enter(target) + ages[0]
         seats = Seats.of(bags, 2)  # few bags are copied, and a seat is cheap
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(cast(list[Layer], self.layers)):
             queries, keys, values = layer.split(x)
             t = layer.attend(t, keys, values, mask, seats)
             if number + 1 < len(self.layers):  # behind the last one, nobody asks for the history

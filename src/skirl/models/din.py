@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class DIN(OfHistory):
             vectors = torch.stack(list(by_name.values()), dim=1)
             interests = [
                 _interest(unit, histories[name], by_name[target])
-                for unit, (name, target) in zip(self.units, self.history.items())
+                for unit, (name, target) in zip(cast(list[ActivationUnit], self.units), self.history.items())
             ]
         else:
             vectors, target, others = self._of_features(batch.sparse)
@@ -115,17 +115,16 @@ class ActivationUnit(nn.Module):
         return (last.weight @ hidden).squeeze(2) + last.bias
 
 
-def _interest(unit: nn.Module, bags: Distinct, target: Tensor) -> Tensor:
+def _interest(unit: ActivationUnit, bags: Distinct, target: Tensor) -> Tensor:
     """The sum of a history, each id by how much it counts for the target of its sample: [batch, dim]."""
     if bags.plain:
         lengths, h = bags.offsets.diff(), bags.rows
         sample = owners(lengths, h.device)
         return sums(unit(h, target.index_select(0, sample)) * h, sample, len(lengths))
-    rows, mask = bags.padded()
+    rows, _ = bags.padded()  # zeros behind a bag's last id: whatever counts for them adds nothing
     seats = Seats.of(bags, 0.5)  # a seat costs more than to copy a bag
     h = seats.for_tables(rows)
-    weights = unit.of_tables(h, seats.take(target)).masked_fill(~mask[seats.bag][:, None], 0.0)
-    return seats.leave(weights @ h)
+    return seats.leave(unit.of_tables(h, seats.take(target)) @ h)
 
 
 def prelu_mlp(*sizes: int) -> nn.Sequential:
