@@ -136,6 +136,22 @@ def found() -> None:
         check(np.random.default_rng(seed), alike=seed % 2 == 1)
 
 
+def encoded() -> None:
+    """Encoders, and models over histories, are those of every sample by itself."""
+    from skirl.models import DCAT, DIN
+    from tests.core import test_once
+    from tests.models import test_dcat
+
+    test_once.test_gradients_are_summed_sample_by_sample_from_zero()
+    test_once.test_wrong_use_gets_a_sentence()
+    for case in ("all equal", "distinct and in another order"):
+        test_once.test_an_encoder_runs_as_over_every_sample(case)
+    for shape in ("sessions", "in no order"):
+        for kind in (DCAT, DIN):
+            test_dcat.test_shared_histories_are_those_of_every_sample(kind, shape)
+    test_dcat.test_a_history_agrees_with_an_ordinary_transformer()
+
+
 def battery(shift: int) -> dict[str, Callable[[], object]]:
     """All checks; `shift` is added to the seeds of the runs."""
     return {
@@ -149,6 +165,7 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
         "trained weights": lambda: trained_weights(True, "cpu"),
         "shards": lambda: shards(shift),
         "tree": lambda: tree(shift),
+        "encoded": encoded,
     }
 
 

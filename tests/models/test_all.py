@@ -12,6 +12,7 @@ import torch
 from skirl.models import DIN
 from skirl.models.by_name import MODELS
 from skirl.models.flags import LayerFlags, ModelName
+from skirl.models.history import OfHistory
 from skirl.nn.collection import EmbeddingCollection
 from skirl.train.commands import Verify
 from skirl.train.recipe import Recipe
@@ -73,6 +74,7 @@ def test_a_model_says_how_wide_rows_are(model: Any, dim: int) -> None:
         ("dcnv2-tiny", {"cross": 1, "rank": None, "structure": "stacked"}),
         ("dcnv2", {"cross": 2, "rank": 5, "structure": "parallel", "deep": (9,)}),
         ("din-tiny", {"activation": 5, "deep": (9,), "target": "weekday"}),
+        ("dcat-tiny", {"width": 12, "heads": 3, "layers": 1, "newest": 7, "deep": (9,), "target": "weekday"}),
     ],
 )
 def test_flags_of_a_model_are_arguments_of_its_class(model: Any, flags: dict[str, Any]) -> None:
@@ -91,7 +93,7 @@ def test_flags_of_a_model_are_arguments_of_its_class(model: Any, flags: dict[str
     assert theirs.keys() == ours.keys()
     tensors = [name for name, value in ours.items() if isinstance(value, torch.Tensor)]
     assert len(tensors) > 1 and all(torch.equal(ours[name], theirs[name]) for name in tensors)
-    if isinstance(made, DIN):
+    if isinstance(made, OfHistory):
         assert made.features[made.target] == "weekday"
     if "dropout" in flags:
         assert all(module.p == 0 for module in made.modules() if isinstance(module, torch.nn.Dropout))
@@ -158,15 +160,17 @@ def test_a_target_beside_lists_is_refused(log: dict[str, str]) -> None:
         Recipe.of(**log, model="din-tiny", dim=8, target="user")
 
 
-def test_din_over_lists_has_the_bits_of_the_plain_reference(log: dict[str, str]) -> None:
-    report = Verify.of(**log, model="din-tiny", dim=4, batch=8, steps=30, cache="45", quiet=True).run()
+@pytest.mark.parametrize("model", ["din-tiny", "dcat-tiny"])
+def test_models_over_lists_have_the_bits_of_the_plain_reference(log: dict[str, str], model: Any) -> None:
+    report = Verify.of(**log, model=model, dim=4, batch=8, steps=30, cache="45", quiet=True).run()
     assert report["failed"] is None and report["runs"][0]["moved"]["fetched"] > 0
 
 
-def test_din_learns_from_a_history(log: dict[str, str]) -> None:
+@pytest.mark.parametrize(("model", "least"), [("din-tiny", 0.37), ("dcat-tiny", 0.47)])
+def test_learns_from_a_history(log: dict[str, str], model: Any, least: float) -> None:
     """Who knows the click rate alone has 0.519; the pooled vectors of Wide & Deep had 0.426 after as many steps."""
-    found = losses(**log, model="din-tiny", batch=50, epochs=4, dim=8, cache="100%", lr=0.2, dense_lr=0.005)
-    assert sum(found[-24:]) / 24 < 0.37
+    found = losses(**log, model=model, batch=50, epochs=4, dim=8, cache="100%", lr=0.2, dense_lr=0.005)
+    assert sum(found[-24:]) / 24 < least
 
 
 @pytest.mark.parametrize("model", TINY)

@@ -120,11 +120,12 @@ class OncePerBag(nn.Module):
     **Arguments**
 
     - `module`: the encoder. It returns a tensor whose first dimension is the bag, or a tuple, list or dict of such.
-    - `takes`: what it is called with for each feature. "rows", the default, for features that are pooled or have one id a bag:
-      `[bags, dim]`. "padded": `[bags, longest, dim]` with zeros behind a bag's last row, and a mask `[bags, longest]` that is
+    - `takes`: what it is called with for each feature. "rows", the default, for features that are pooled or have one id a
+      bag: `[bags, dim]`. "padded": `[bags, longest, dim]` with zeros behind a bag's last row, and a mask `[bags, longest]`,
       True where a row is. "jagged": `[ids of all bags, dim]` and offsets `[bags + 1]`.
-    - `allow`: layers to take all the same. "batchnorm": statistics are those of distinct bags, a bag of many samples counts as
-      one of a single sample. "dropout" (and whatever else draws): all samples of a bag have the same numbers left out.
+    - `allow`: layers to take all the same; none by default. "batchnorm": statistics are those of distinct bags, where a bag
+      of many samples counts as much as one of a single sample. "dropout", and what else draws: all samples of a bag have the
+      same numbers left out.
 
     >>> import skirl
     >>> rows = skirl.EmbeddingBagCollection([skirl.Table("seen", 10, 4)], optimizer=skirl.SGD(lr=0.1), cache=10)
@@ -143,16 +144,14 @@ all samples of a bag: take it out, or pass allow=("dropout",)
         super().__init__()
         if takes not in get_args(Takes):
             raise ValueError(f"takes is {takes!r}: set it to 'rows', 'padded' or 'jagged'")
-        allow = (allow,) if isinstance(allow, str) else tuple(allow)
-        if wrong := [kind for kind in allow if kind not in MEANING]:
+        named: set[str] = {allow} if isinstance(allow, str) else {*allow}
+        if wrong := sorted(named - {*MEANING}):
             raise ValueError(f"allow names {wrong[0]!r}: name 'batchnorm' or 'dropout', or neither")
         for name, layer in module.named_modules():
             kind = _kind(layer)
-            if kind is not None and kind not in allow:
+            if kind is not None and kind not in named:
                 what = f"layer {name} is {layer}" if name else f"the module is {layer}"
-                raise ValueError(
-                    f'OncePerBag: {what}, which {MEANING[kind]}: take it out, or pass allow=("{kind}",)'
-                )
+                raise ValueError(f'OncePerBag: {what}, which {MEANING[kind]}: take it out, or pass allow=("{kind}",)')
         self.module = module
         self.takes = takes
 
@@ -174,7 +173,9 @@ all samples of a bag: take it out, or pass allow=("dropout",)
         for feature in features or (None,):
             if not isinstance(feature, Distinct):
                 what = "nothing" if feature is None else type(feature).__name__
-                raise TypeError(f"OncePerBag was called with {what}: pass out.distinct(name) of each feature it encodes")
+                raise TypeError(
+                    f"OncePerBag was called with {what}: pass out.distinct(name) of each feature it encodes"
+                )
         first = features[0]
         for place, other in enumerate(features[1:], 1):
             same = other.bags == first.bags and torch.equal(other.inverse, first.inverse)
@@ -216,8 +217,8 @@ def _mapped(made: Tree, bags: Distinct) -> Tree:
     if isinstance(made, Tensor):
         if not made.dim() or len(made) != bags.bags:
             raise ValueError(
-                f"OncePerBag: the encoder returned a tensor of shape {list(made.shape)} for {bags.bags} bags: return tensors "
-                "whose first dimension is the bag"
+                f"OncePerBag: the encoder returned a tensor of shape {list(made.shape)} for {bags.bags} bags: return "
+                "tensors whose first dimension is the bag"
             )
         return cast(Tree, bags.for_samples(made))
     if isinstance(made, Mapping):
@@ -226,7 +227,7 @@ def _mapped(made: Tree, bags: Distinct) -> Tree:
         parts = [_mapped(part, bags) for part in made]
         if hasattr(made, "_fields"):
             return cast(Tree, type(made)(*parts))
-        return cast(Tree, type(made)(parts))  # type: ignore[call-arg]
+        return cast(Tree, type(made)(parts))
     raise TypeError(
         f"OncePerBag: the encoder returned {type(made).__name__}: return a tensor, or a tuple, list or dict of tensors"
     )

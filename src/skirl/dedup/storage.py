@@ -9,8 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from skirl.dedup.training import Training, described
 from skirl.measure.bench.dedup import Dedup as Step
-from skirl.measure.bench.helpers import result
+from skirl.measure.bench.helpers import at_least_one, result
 
 WRITERS = ("pyarrow", "polars", "duckdb")
 SETTINGS = {
@@ -24,11 +25,20 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Dedup(Step):
-    """What it gains to have lists that repeat once: in the embedding step (lookup), and in files (storage)."""
+    """What it gains to have lists that repeat once: in files (storage), in the embedding step (lookup), and in training."""
 
-    part: tuple[Literal["lookup", "storage"], ...] = ("lookup",)  # type: ignore[assignment]
-    """lookup: the step of an embedding collection, all rows resident; storage: bytes of files of synthetic:sessions."""
+    part: tuple[Literal["storage", "lookup", "train"], ...] = ("storage", "lookup", "train")  # type: ignore[assignment]
+    """storage: bytes of files of synthetic:sessions; lookup: the step of an embedding collection, all rows resident; train:
+    from the file to the updated row, by model and factor."""
     _: KW_ONLY
+    model: tuple[Literal["dcat", "dlrm", "din"], ...] = ("dcat", "dlrm", "din")
+    """Of training: dcat and din with three lists, of which they attend to one; dlrm (the small one) with six."""
+    train_batch: int = 1024
+    """Of training: samples a batch."""
+    train_steps: int = 3
+    """Of training: batches of the file that each side reads again and again."""
+    train_rounds: int = 3
+    """Of training: passes over the file that are timed, each side in turns."""
     samples: int = 200_000
     """Samples of the files."""
     rows_scale: float = 100.0
@@ -46,7 +56,29 @@ class Dedup(Step):
             found |= Step(("lookup",), **{name: getattr(self, name) for name in names}).run()
         if "storage" in self.part:
             found |= result("dedup", self, "part samples rows_scale change at_once", **self.stored())
+        if "train" in self.part:
+            found |= result(
+                "dedup", self, "train_batch train_steps train_rounds ids dim rows", train=self.training.run()
+            )
         return found | {"part": list(self.part)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "samples", "train_batch", "train_steps", "train_rounds")
+
+    @property
+    def training(self) -> Training:
+        """The part of that name."""
+        return Training(
+            self.factor,
+            self.model,
+            self.train_batch,
+            self.train_steps,
+            self.ids,
+            self.dim,
+            self.rows,
+            self.train_rounds,
+        )
 
     def stored(self) -> dict[str, Any]:
         """Bytes of the same rows in each order and layout, with each setting."""
@@ -81,6 +113,7 @@ class Dedup(Step):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
         told = super().summary(result) if "lookup" in self.part else {}
+        told |= described(result["train"]) if "train" in self.part else {}
         if "storage" not in self.part:
             return told
         for name, sizes in result["bytes"].items():

@@ -1,4 +1,4 @@
-"""What it gains in training that files and batches have lists once: from the file to the updated row, by model and factor."""
+"""What training gains from lists that files and batches have once: from the file to the updated row."""
 
 import json
 import sys
@@ -156,6 +156,24 @@ def written(folder: Path, data: Any, samples: int) -> float:
     left = sum(len(rows.column(name).combine_chunks().flatten()) for name in data.lists)
     whole = sum(len(table.column(name).combine_chunks().flatten()) for name in data.lists)
     return round(whole / left, 2)
+
+
+def described(train: dict[str, Any]) -> dict[str, str]:
+    """The result as people read it.
+
+    **Arguments**
+
+    - `train`: what `run` found.
+    """
+    told = {}
+    for model, by_factor in train["x"].items():
+        for factor, x in by_factor.items():
+            low, high = train["spread"][model][factor]
+            ms, plain = train["ms"][model][factor], train["ms_rows"][model][factor]
+            told[f"{model}, factor {factor}"] = (
+                f"{x:.2f} times as fast as with all lists in full ({low:.2f} to {high:.2f}); {ms:.0f} ms a step, {plain:.0f}"
+            )
+    return told
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """DCAT: a transformer over a history, run once for each; what is shown attends to its keys and values (arXiv 2507.12704)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from skirl.core.batch import Batch
-from skirl.core.once import Distinct, expand
+from skirl.core.once import Distinct
 from skirl.models.base import Embeddings, last, linear, mlp
 from skirl.models.history import OfHistory
+from skirl.models.seats import Seats
 
 
 class DCAT(OfHistory):
@@ -122,8 +123,8 @@ class Transformer(nn.Module):
         places = torch.arange(rows.shape[1], device=rows.device)
         x = self.enter(rows) + ages[(lengths - places).clamp(min=0)]
         t = self.enter(target) + ages[0]
-        seats = Seats.of(bags)
-        for number, layer in enumerate(self.layers):
+        seats = Seats.of(bags, 2)  # few bags are copied, and a seat is cheap
+        for number, layer in enumerate(cast(list[Layer], self.layers)):
             queries, keys, values = layer.split(x)
             t = layer.attend(t, keys, values, mask, seats)
             if number + 1 < len(self.layers):  # behind the last one, nobody asks for the history
@@ -157,66 +158,17 @@ class Layer(nn.Module):
         x = x + self.output(seen.transpose(-3, -2).flatten(-2))
         return x + self.down(functional.gelu(self.up(self.second(x))))
 
-    def attend(self, t: Tensor, keys: Tensor, values: Tensor, mask: Tensor, seats: "Seats") -> Tensor:
+    def attend(self, t: Tensor, keys: Tensor, values: Tensor, mask: Tensor, seats: Seats) -> Tensor:
         """Targets [batch, width] -> their next states, having seen their history and themselves."""
         query, own_key, own_value = (part.transpose(0, 1) for part in self.split(t))  # [batch, heads, width / heads]
         query = query * query.shape[-1] ** -0.5
-        scores = seats.products(seats.take(query).transpose(1, 2), keys.transpose(-1, -2))
+        scores = seats.take(query).transpose(1, 2) @ seats.for_tables(keys).transpose(-1, -2)
         scores = scores.masked_fill(~mask[seats.bag][:, None, None], -torch.inf)  # [tables, heads, seats, ids]
         own = seats.take((query * own_key).sum(-1, keepdim=True)).transpose(1, 2)
         of_history, of_own = torch.cat([scores, own], dim=-1).softmax(dim=-1).split([scores.shape[-1], 1], dim=-1)
-        seen = seats.leave(seats.products(of_history, values).transpose(1, 2))
+        seen = seats.leave((of_history @ seats.for_tables(values)).transpose(1, 2))
         seen = seen + seats.leave(of_own.transpose(1, 2)) * own_value
         return self.rest(t[:, None], seen[:, :, None]).squeeze(1)
-
-
-class Seats(NamedTuple):
-    """Samples that have the same bag, side by side at tables of a few seats each: one product serves a table.
-
-    To copy keys and values to every sample instead would cost more than to compute them.
-    """
-
-    bag: Tensor
-    """int64 [tables]: of each table, its bag. The first tables are one for each bag; behind them are those of bags with more
-    samples than seats."""
-    at: Tensor
-    """int64 [batch]: the seat of each sample, counted over all tables."""
-    bags: int
-    size: int
-    """Seats of a table: twice the samples of a bag on average, so that neither most seats are empty nor many bags copied."""
-
-    @classmethod
-    def of(cls, bags: Distinct) -> "Seats":
-        """Of the samples of a batch, those of a bag in their order."""
-        inverse, samples, count = bags.inverse, len(bags.inverse), bags.bags
-        if bags.plain:
-            return cls(inverse, inverse, count, 1)
-        size = -(-2 * samples // max(1, count))
-        guests = inverse.bincount(minlength=count)
-        order = inverse.argsort(stable=True)
-        rank = torch.empty_like(order)  # of each sample among those of its bag
-        rank[order] = torch.arange(samples, device=order.device) - (guests.cumsum(0) - guests)[inverse[order]]
-        more = ((guests - 1).clamp(min=0) // size).to(torch.int64)  # tables behind the first
-        own = torch.arange(count, device=inverse.device)
-        behind = count + (more.cumsum(0) - more)[inverse] + rank // size - 1
-        table = torch.where(rank < size, inverse, behind)
-        return cls(torch.cat([own, own.repeat_interleave(more)]), table * size + rank % size, count, size)
-
-    def take(self, of_samples: Tensor) -> Tensor:
-        """[batch, ..] -> [tables, seats, ..], zeros at empty seats."""
-        room = of_samples.new_zeros(len(self.bag) * self.size, *of_samples.shape[1:])
-        return room.index_copy(0, self.at, of_samples).unflatten(0, (len(self.bag), self.size))
-
-    def leave(self, seated: Tensor) -> Tensor:
-        """[tables, seats, ..] -> [batch, ..]."""
-        return seated.flatten(0, 1).index_select(0, self.at)
-
-    def products(self, seated: Tensor, of_bags: Tensor) -> Tensor:
-        """Of each table's [.., seats, n] and its bag's [.., n, m]: [tables, .., seats, m]."""
-        if len(self.bag) == self.bags:
-            return seated @ of_bags
-        first, behind = seated.split([self.bags, len(self.bag) - self.bags])
-        return torch.cat([first @ of_bags, behind @ expand(of_bags, self.bag[self.bags :])])
 
 
 def sines(ages: int, width: int, like: Tensor) -> Tensor:

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import Batch
-from skirl.core.once import Distinct, expand
+from skirl.core.once import Distinct
 from skirl.models.base import Embeddings, last, linear
 from skirl.models.history import OfHistory, owners, sums
+from skirl.models.seats import Seats
 
 
 class DIN(OfHistory):
@@ -25,7 +26,7 @@ class DIN(OfHistory):
     `clicked` in a schema. Each list has an activation unit of its own; lists without a target are pooled here, as their
     table says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
 
-    Where samples share bags, A h_i is computed once for each bag.
+    Where samples share bags, the targets of a bag share a product: (A + C t) h for all of them at once.
 
     **Arguments**
 
@@ -75,7 +76,7 @@ class DIN(OfHistory):
             vectors = torch.stack(list(by_name.values()), dim=1)
             interests = [
                 _interest(unit, histories[name], by_name[target])
-                for unit, (name, target) in zip(self.units, self.history.items())
+                for unit, (name, target) in zip(cast(list[ActivationUnit], self.units), self.history.items())
             ]
         else:
             vectors, target, others = self._of_features(batch.sparse)
@@ -102,22 +103,28 @@ class ActivationUnit(nn.Module):
         """[.., dim] and what broadcasts with it -> [.., 1]."""
         return self.rest(self.of_behaviour(h) + self.of_target(t) + self.of_product(h * t))
 
+    def of_tables(self, h: Tensor, t: Tensor) -> Tensor:
+        """Of each table its bag, padded [tables, n, dim], and its targets [tables, seats, dim] -> [tables, seats, n].
 
-def _interest(unit: nn.Module, bags: Distinct, target: Tensor) -> Tensor:
+        A h + C (h * t) is (A + C t) h: one matrix for each target, and one product for all targets of a bag.
+        """
+        matrices = self.of_behaviour.weight + self.of_product.weight * t[:, :, None]  # [tables, seats, width, dim]
+        hidden = (matrices.flatten(1, 2) @ h.transpose(1, 2)).unflatten(1, matrices.shape[1:3])
+        hidden = self.rest[0](hidden + (self.of_target(t) + self.of_behaviour.bias)[:, :, :, None])
+        last = self.rest[1]
+        return (last.weight @ hidden).squeeze(2) + last.bias
+
+
+def _interest(unit: ActivationUnit, bags: Distinct, target: Tensor) -> Tensor:
     """The sum of a history, each id by how much it counts for the target of its sample: [batch, dim]."""
-    lengths = bags.offsets.diff()
     if bags.plain:
-        h, sample = bags.rows, owners(lengths, bags.rows.device)
-        weights = unit(h, target.index_select(0, sample))
-    else:
-        lengths = lengths[bags.inverse]
-        sample = owners(lengths, bags.rows.device)
-        begins = bags.offsets[:-1][bags.inverse] - (lengths.cumsum(0) - lengths)
-        at = torch.arange(len(sample), device=sample.device) + begins[sample]  # of each id of a sample, its row
-        h = expand(bags.rows, at)
-        once = expand(unit.of_behaviour(bags.rows), at) + expand(unit.of_target(target), sample)
-        weights = unit.rest(once + unit.of_product(h * expand(target, sample)))
-    return sums(weights * h, sample, len(lengths))
+        lengths, h = bags.offsets.diff(), bags.rows
+        sample = owners(lengths, h.device)
+        return sums(unit(h, target.index_select(0, sample)) * h, sample, len(lengths))
+    rows, _ = bags.padded()  # zeros behind a bag's last id: whatever counts for them adds nothing
+    seats = Seats.of(bags, 0.5)  # a seat costs more than to copy a bag
+    h = seats.for_tables(rows)
+    return seats.leave(unit.of_tables(h, seats.take(target)) @ h)
 
 
 def prelu_mlp(*sizes: int) -> nn.Sequential:

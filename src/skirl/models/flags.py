@@ -89,8 +89,8 @@ class LayerFlags:
     newest: int | None = None
     """Of dcat: how many ids of a history the transformer sees at most, the last ones."""
     target: str | None = None
-    """Of din and dcat, over data without a list of ids from another feature's table: the feature that attends to the others; the one
-    with the largest table if not set."""
+    """Of din and dcat, over data without a list of ids from another feature's table: the feature that attends to the others;
+    the one with the largest table if not set."""
 
     def __post_init__(self) -> None:
         for name, value in self._set().items():

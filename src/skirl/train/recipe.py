@@ -108,7 +108,7 @@ class Recipe(Composed):
 
     @property
     def pooled(self) -> bool:
-        """Whether the embeddings pool a feature's ids; DIN and DCAT pool themselves where the data has lists to attend to."""
+        """Whether the embeddings pool a feature's ids; DIN and DCAT pool where the data has no list to attend to."""
         return self.model.kind.pools(self.tables(), self.data.stream().lists)
 
     def embeddings(self, cache: "CacheSize", *, store: str | None = None, resume: bool = False) -> "Collection":

@@ -188,7 +188,9 @@ class PlainRows(dict[str, Tensor]):
         rows = [begins[samples.index(bag)] + i for bag, size in enumerate(sizes) for i in range(size)]
         at = self[name].device
         offsets = torch.tensor([*accumulate(sizes, initial=0)], device=at)
-        return Distinct(self[name][torch.tensor(rows, dtype=torch.int64, device=at)], offsets, torch.tensor(samples, device=at))
+        return Distinct(
+            self[name][torch.tensor(rows, dtype=torch.int64, device=at)], offsets, torch.tensor(samples, device=at)
+        )
 
     def stacked(self) -> Tensor:
         """All features as one [batch, features, dim] tensor."""

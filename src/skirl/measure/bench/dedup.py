@@ -26,7 +26,7 @@ class Dedup:
 
     part: tuple[Literal["lookup"], ...] = ("lookup",)
     """What is measured: the step of an embedding collection, planner, forward and backward, all rows resident."""
-    factor: tuple[float, ...] = (1.0, 1.2, 4.0, 8.0)
+    factor: tuple[float, ...] = (1.0, 1.2, 2.0, 4.0, 8.0, 16.0)
     """How often a list comes in a batch, on average."""
     batch: int = 2048
     """Samples a batch."""

@@ -1,0 +1,169 @@
+"""DCAT beside an ordinary causal transformer over [history, target], run for each sample by itself."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import skirl
+from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.find import find
+from skirl.core.once import Distinct
+from skirl.models import DCAT, DIN
+from skirl.models.base import Model
+from skirl.models.seats import Seats
+from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp, sizes, weights_of
+from tests.models.test_din import history_of
+
+D, WIDTH, HEADS, LAYERS, NEWEST = 6, 8, 2, 2, 3
+
+
+def linear(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+
+def normed(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    centred = x - x.mean(1, keepdim=True)
+    return centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def last_state(p: dict[str, Tensor], history: Tensor, target: Tensor) -> Tensor:
+    """All of one sample, in order: the ordinary transformer, which knows of no target and shares nothing."""
+    rows = torch.cat([history[-NEWEST:], target[None]])
+    n = len(rows)
+    ages = torch.arange(n - 1, -1, -1.0)[:, None] / 10_000 ** (torch.arange(WIDTH // 2) / (WIDTH // 2))
+    x = linear(p, "encoders.0.enter", rows) + torch.cat([ages.sin(), ages.cos()], dim=1)
+    for layer in (f"encoders.0.layers.{i}" for i in range(LAYERS)):
+        q, k, v = linear(p, f"{layer}.inputs", normed(p, f"{layer}.first", x)).split(WIDTH, dim=1)
+        seen = []
+        for head in (slice(i * WIDTH // HEADS, (i + 1) * WIDTH // HEADS) for i in range(HEADS)):
+            scores = q[:, head] @ k[:, head].T / (WIDTH / HEADS) ** 0.5
+            later = torch.ones(n, n).triu(1).bool()
+            seen.append(scores.masked_fill(later, -torch.inf).softmax(1) @ v[:, head])
+        x = x + linear(p, f"{layer}.output", torch.cat(seen, dim=1))
+        hidden = torch.nn.functional.gelu(linear(p, f"{layer}.up", normed(p, f"{layer}.second", x)))
+        x = x + linear(p, f"{layer}.down", hidden)
+    return normed(p, "encoders.0.norm", x)[-1]
+
+
+def made(kind: type[Model] = DCAT, **options: object) -> Model:
+    torch.manual_seed(0)
+    of = {"width": WIDTH, "heads": HEADS, "layers": LAYERS, "newest": NEWEST} if kind is DCAT else {}
+    return kind(collection(D, pooled=False), DENSE, lists=["user", "clicked"], **of, **options)  # type: ignore[arg-type]
+
+
+def head(p: dict[str, Tensor], x: Tensor) -> Tensor:
+    return linear(p, "head", mlp(p, "deep", x))
+
+
+def test_a_history_agrees_with_an_ordinary_transformer() -> None:
+    """Lists of up to five ids, of which the transformer sees three."""
+
+    def formula(p: dict[str, Tensor], dense: Tensor, rows: Rows) -> Tensor:
+        logits = []
+        for b in range(len(dense)):
+            t = rows["bought"][b]
+            state = last_state(p, rows.tables[1][history_of(rows.sparse, "clicked", b)], t)
+            logits.append(head(p, torch.cat([dense[b], rows["user"][b], t, state])[None])[0])
+        return torch.stack(logits)[:, 0]
+
+    agree(made(deep=(9, 5)), formula, batches(2, longest=5, one=["bought"]))
+
+
+def test_features_agree_with_an_ordinary_transformer() -> None:
+    def formula(p: dict[str, Tensor], dense: Tensor, rows: Rows) -> Tensor:
+        logits = []
+        for b in range(len(dense)):
+            own = {name: row[b] for name, row in rows.items()}
+            others = torch.stack([row for name, row in own.items() if name != "bought"])
+            state = last_state(p, others, own["bought"])
+            logits.append(head(p, torch.cat([dense[b], *own.values(), state])[None])[0])
+        return torch.stack(logits)[:, 0]
+
+    torch.manual_seed(0)
+    model = DCAT(
+        collection(D), DENSE, target="bought", width=WIDTH, heads=HEADS, layers=LAYERS, newest=NEWEST, deep=(9, 5)
+    )
+    agree(model, formula, batches(2))
+    assert DCAT.tiny(collection(D), DENSE).target == FEATURES.index("user")
+
+
+SHAPES = {
+    "sessions": ([4, 0, 2, 3], [0] * 9 + [1, 1, 2] + [3] * 8),
+    "in no order": ([1, 3, 2], [2, 0, 2, 1, 0, 2, 2, 2, 2, 2, 2, 2]),
+    "all equal": ([3], [0] * 7),
+    "all empty": ([0, 0], [0, 1, 1]),
+    "one sample": ([2], [0]),
+    "all distinct": ([2, 1, 0], [0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("kind", [DCAT, DIN])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shared_histories_are_those_of_every_sample(kind: type[Model], shape: str) -> None:
+    """The same batch with each history once and expanded: logits, gradients of weights, and rows after a step."""
+    lengths, inverse = SHAPES[shape]
+    samples, draw = len(inverse), torch.Generator().manual_seed(0)
+    sizes = torch.tensor([2] * samples + lengths + [1] * samples)
+    ids = KeyedJagged(
+        FEATURES, torch.randint(0, 20, (int(sizes.sum()),), generator=draw), lengths=sizes,
+        strides=[samples, len(lengths), samples], inverse={"clicked": torch.tensor(inverse)},
+    )  # fmt: skip
+    labels = torch.randint(0, 2, (samples,), generator=draw).float()
+    batch = Batch(torch.randn(samples, DENSE, generator=draw), ids, labels)
+    found = []
+    for of in (batch, replace(batch, sparse=ids.expanded())):
+        model = made(kind)
+        model.loss(of).backward()
+        grads = [p.grad for p in model.parameters() if p.numel()]
+        found.append([model.eval()(of).detach(), *grads, *(weights_of(model.embeddings, t) for t in range(2))])  # type: ignore[arg-type]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("roomy", [0.5, 1.0, 2.0])
+def test_every_sample_has_a_seat_of_its_own_at_a_table_of_its_bag(roomy: float) -> None:
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        inverse = torch.from_numpy(draw.integers(0, draw.integers(1, 9), draw.integers(1, 60)))
+        bags = int(inverse.max()) + 1 + seed % 2
+        seats = Seats.of(Distinct(torch.empty(0, 1), torch.zeros(bags + 1, dtype=torch.int64), inverse), roomy)
+        assert len(seats.at.unique()) == len(inverse) and torch.equal(seats.bag[seats.at // seats.size], inverse)
+        assert seats.bag[:bags].tolist() == list(range(bags)) and len(seats.bag) <= bags + len(inverse) // seats.size
+        values = torch.randn(len(inverse), 2)
+        assert torch.equal(seats.leave(seats.take(values)), values)
+        assert torch.equal(seats.for_tables(torch.arange(bags)), seats.bag)
+
+
+def test_a_history_is_encoded_once() -> None:
+    data = batches(1, samples=12, longest=4, one=["bought"])[0]
+    repeated = data.sparse.with_bags({"clicked": torch.tensor([0, 1] * 6)})
+    ids, counted = find(repeated, features=["clicked"]), []
+    model = made()
+    model.encoders[0].enter.register_forward_hook(lambda _, inputs, __: counted.append(len(inputs[0])))  # type: ignore[union-attr, operator, index]
+    for of in (ids, repeated):
+        model.eval()(replace(data, sparse=of))
+    assert counted == [2, 12, 12, 12]  # histories, then targets
+
+
+def test_sizes() -> None:
+    model = DCAT.paper(collection(D, pooled=False), DENSE, lists=["user", "clicked"])
+    assert sizes(model.encoders)[:5] == [(D, 64), (64, 192), (64, 64), (64, 256), (256, 64)]
+    assert sizes(model.deep) == [(DENSE + 2 * D + 64, 256), (256, 128)]
+
+
+def test_wrong_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="width is 8 and heads is 3: set width to a multiple of 6"):
+        DCAT(collection(D, pooled=False), DENSE, lists=["user", "clicked"], width=8, heads=3)
+    with pytest.raises(
+        ValueError, match="DCAT attends to the lists clicked id by id: set embeddings to an EmbeddingColl"
+    ):
+        DCAT.tiny(collection(D), DENSE, lists=["clicked"])
+    data = batches(1, one=["bought"])[0]
+    weighted = skirl.KeyedJagged(
+        FEATURES, data.sparse.values(), offsets=data.sparse.offsets(), weights=torch.ones(len(data.sparse.values()))
+    )
+    with pytest.raises(ValueError, match="DCAT weighs the ids of a list itself"):
+        made()(replace(data, sparse=weighted))
