@@ -26,8 +26,9 @@ SETTINGS = {
 class Dedup(Step):
     """What it gains to have lists that repeat once: in the embedding step (lookup), and in files (storage)."""
 
-    part: tuple[Literal["lookup", "storage"], ...] = ("lookup",)  # type: ignore[assignment]
-    """lookup: the step of an embedding collection, all rows resident; storage: bytes of files of synthetic:sessions."""
+    part: tuple[Literal["lookup", "storage", "order", "cache"], ...] = ("lookup",)  # type: ignore[assignment]
+    """lookup: the step of an embedding collection, all rows resident; storage: bytes of files of synthetic:sessions;
+    order: a model trained over orders of samples; cache: what a cache sees of them."""
     _: KW_ONLY
     samples: int = 200_000
     """Samples of the files."""
@@ -37,6 +38,10 @@ class Dedup(Step):
     """Of the files: the probability that a list differs from that of the sample before."""
     at_once: tuple[int, ...] = (1_000, 10_000)
     """Sessions that run at the same time, in the files in order of time."""
+    mind: str | None = None
+    """A behaviors.tsv, whose files are measured too; that of $SKIRL_DATA if not set and there is one."""
+    seeds: int = 3
+    """Of order: runs of each order."""
 
     def run(self) -> dict[str, Any]:
         """Measure each part."""
@@ -46,6 +51,17 @@ class Dedup(Step):
             found |= Step(("lookup",), **{name: getattr(self, name) for name in names}).run()
         if "storage" in self.part:
             found |= result("dedup", self, "part samples rows_scale change at_once", **self.stored())
+        if "order" in self.part:
+            from skirl.dedup.ordering import ordered
+
+            orders = ordered(self.samples, self.seeds, self.mind or _of_environment())
+            found |= result("dedup", self, "part samples seeds", order=orders)
+        if "cache" in self.part:
+            from skirl.dedup.caching import cached
+
+            if (mind := self.mind or _of_environment()) is None:
+                raise ValueError("part cache is measured on MIND: set mind to a behaviors.tsv")
+            found |= result("dedup", self, "part", cache=cached(mind))
         return found | {"part": list(self.part)}
 
     def stored(self) -> dict[str, Any]:
@@ -81,6 +97,14 @@ class Dedup(Step):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
         told = super().summary(result) if "lookup" in self.part else {}
+        if "order" in self.part:
+            from skirl.dedup.ordering import told_of
+
+            told |= told_of(result["order"])
+        if "cache" in self.part:
+            from skirl.dedup.caching import told_of as told_of_cache
+
+            told |= told_of_cache(result["cache"])
         if "storage" not in self.part:
             return told
         for name, sizes in result["bytes"].items():
@@ -157,6 +181,12 @@ def _sizes(table: Any, path: Path) -> dict[str, int]:
             import_module(name).from_arrow(table).write_parquet(str(path))
         found[f"{name} default"] = os.stat(path).st_size
     return found
+
+
+def _of_environment() -> str | None:
+    folder = os.environ.get("SKIRL_DATA")
+    found = sorted(Path(folder, "mind").glob("*.tsv")) if folder else []
+    return str(found[0]) if found else None
 
 
 def _there(name: str) -> bool:
