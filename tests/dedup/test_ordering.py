@@ -15,13 +15,16 @@ def test_each_order_is_that_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None
     seen: dict[str, set[tuple[float, ...]]] = {}
 
     def trained(folder: Path, flags: Any, seed: int) -> dict[str, Any]:
+        rate, flags = flags["lr"], {name: flags[name] for name in flags if name != "lr"}
+        if rate != 0.005:
+            return {"lr": rate, "auc": 0.5}
         batches = list(DataFlags(f"parquet:{folder}", batch=50, seed=seed, **flags).stream())
         samples = [tuple(batch.dense[k].tolist()) for batch in batches for k in range(len(batch.labels))]
         seen[str((*flags.items(), seed))] = set(samples)
         assert len(samples) == len(set(samples)) == 300
         held = sum(batch.sparse.values().numel() for batch in batches)
         ids = sum(batch.sparse.expanded().values().numel() for batch in batches)
-        return {"auc": 0.6 + seed, "logloss": 0.5, "samples_per_second": 10.0, "factor": ids / held}
+        return {"lr": rate, "auc": 0.6 + seed, "logloss": 0.5, "samples_per_second": 10.0, "factor": ids / held}
 
     monkeypatch.setattr(ordering, "_trained", trained)
     bench = Dedup(("order",), samples=300, seeds=2, mind=None)
@@ -32,7 +35,7 @@ def test_each_order_is_that_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(factors) == ["global", "keep", *(f"shuffle {most}" for most in (1, 2, 4, 8, "all"))]
     assert factors["global"] == factors["shuffle 1"] < factors["shuffle 4"] < factors["shuffle all"]
     assert found["keep"] | {"factor": 0} == found["shuffle 2"] | {"factor": 0}
-    assert (found["keep"]["auc"], found["keep"]["auc_lost"]) == (1.1, 0.0)
+    assert (found["keep"]["lr"], found["keep"]["auc"], found["keep"]["auc_lost"]) == (0.005, 1.1, 0.0)
     lines = bench.summary({"order": {"synthetic": found}})["synthetic"].splitlines()
     assert len(lines) == 8 and lines[1].split()[:3] == ["global", "1.1000", "0.0000"]
 

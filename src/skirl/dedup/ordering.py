@@ -18,6 +18,8 @@ from skirl.train.commands import Train
 
 BATCH, DIM = 512, 16
 MIX = 65_536
+RATES = (0.02, 0.005, 0.00125)
+"""Learning rates of rows: a list whose samples are all in one batch is updated once, so orders differ in the best one."""
 GLOBAL = "global"
 DEFAULT = "shuffle 8"
 """What `skirl train --session-order shuffle` does."""
@@ -38,12 +40,13 @@ def orders(samples: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ordered(samples: int, seeds: int, mind: str | None) -> dict[str, Any]:
-    """By data set and order: AUC and log loss on sessions held out, samples a second, and how often a list comes in a batch.
+    """By data set and order: AUC and log loss on sessions held out, samples a second, and how often a list comes in a batch;
+    each with the learning rate that is best for it.
 
     **Arguments**
 
     - `samples`: of synthetic sessions.
-    - `seeds`: runs of each order, with other initial values and another order; figures are means, speeds medians.
+    - `seeds`: runs of each order and rate, with other initial values and another order; figures are means, speeds medians.
     - `mind`: a behaviors.tsv; None: it is left out.
     """
     found = {}
@@ -53,8 +56,9 @@ def ordered(samples: int, seeds: int, mind: str | None) -> dict[str, Any]:
         for name, source in data.items():
             out = Path(folder) / name
             rows = Convert(source, str(out), by="session", quiet=True).run()["samples"]
-            found[name] = _compared({of: [_trained(out, flags, seed) for seed in range(seeds)]
-                                     for of, flags in orders(rows)})  # fmt: skip
+            runs = {of: _best({lr: [_trained(out, flags | {"lr": lr}, seed) for seed in range(seeds)] for lr in RATES})
+                    for of, flags in orders(rows)}  # fmt: skip
+            found[name] = _compared(runs)
             print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
     return found
 
@@ -80,11 +84,17 @@ def _trained(folder: Path, flags: Mapping[str, Any], seed: int) -> dict[str, Any
     )  # fmt: skip
     result = command.run()
     return {
+        "lr": flags["lr"],
         "auc": result["test_auc"],
         "logloss": result["test_logloss"],
         "samples_per_second": result["samples_per_second"],
         "factor": result["factor"] or 1.0,
     }
+
+
+def _best(by_rate: Mapping[float, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The runs with the rate whose AUC is highest."""
+    return max(by_rate.values(), key=lambda runs: mean(run["auc"] for run in runs))
 
 
 def _compared(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -93,6 +103,7 @@ def _compared(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     for name, each in runs.items():
         lost = [base["auc"] - run["auc"] for base, run in zip(runs[GLOBAL], each, strict=True)]
         found[name] = {
+            "lr": each[0]["lr"],
             "auc": round(mean(run["auc"] for run in each), 5),
             "auc_lost": round(mean(lost), 5),
             "auc_lost_error": round(stdev(lost) / len(lost) ** 0.5, 5) if len(lost) > 1 else None,
@@ -112,11 +123,11 @@ def told_of(found: Mapping[str, Any]) -> dict[str, str]:
     """
     told = {}
     for data, by_order in found.items():
-        lines = [f"{'order':<12} {'AUC':>8} {'lost':>9} {'log loss':>9} {'samples/s':>10} {'factor':>7}"]
+        lines = [f"{'order':<12} {'AUC':>8} {'lost':>9} {'log loss':>9} {'samples/s':>10} {'factor':>7} {'lr':>8}"]
         for name, of in by_order.items():
             lines.append(
                 f"{name:<12} {of['auc']:8.4f} {of['auc_lost']:9.4f} {of['logloss']:9.4f} "
-                f"{of['samples_per_second']:10,} {of['factor']:7.1f}"
+                f"{of['samples_per_second']:10,} {of['factor']:7.1f} {of['lr']:8g}"
             )
         told[data] = "\n".join(lines)
     return told
