@@ -36,7 +36,7 @@ ELSEWHERE = {
     "train/report/*": "train/report/test_report.py",
     "measure/*": "measure/bench/test_train.py measure/sizing/test_size.py",
     # Whole folders are compared with a plain sort, and with the same rows in another layout.
-    "dedup/*": "dedup/test_analyze.py dedup/test_by_session.py dedup/test_once.py dedup/test_same.py",
+    "dedup/*": "dedup/test_analyze.py dedup/test_ordering.py dedup/test_by_session.py dedup/test_once.py dedup/test_same.py",
     # One paper a file, all of them held to the same.
     "models/*": "models/test_all.py",
     # Nouns and small tools, used by every test; their examples run as tests.

@@ -53,6 +53,10 @@ def test_a_column_is_counted_as_plainly(rows: list[tuple[bool, list[int], int]])
 @given(st.integers(0, 10_000), st.integers(1, 60), st.booleans(), st.floats(0, 1))
 @cases(60)
 def test_a_buffer_has_the_lists_of_its_rows(seed: int, count: int, front: bool, redrawn: float) -> None:
+    check_buffers(seed, count, front, redrawn)
+
+
+def check_buffers(seed: int, count: int, front: bool, redrawn: float) -> None:
     draw, lists, new = random.Random(seed), list[list[int]](), list[bool]()
     for n in range(count):
         before = lists[-1] if lists else []

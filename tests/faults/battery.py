@@ -220,6 +220,25 @@ def gpu(shift: int, *, runs: int, whole: bool) -> dict[str, Callable[[], object]
     }
 
 
+def sessions(shift: int) -> dict[str, Callable[[], object]]:
+    """Sessions shuffled in chunks, states of them, and what is found of their lists."""
+    from tests.data.files.test_session_order import check_chunks, check_states, check_windows
+    from tests.dedup.test_analyze import check_buffers
+    from tests.dedup.test_analyze import test_a_sample_has_whole_sessions_and_keeps_to_its_memory as sample
+
+    def in_folder(check: Callable[..., object], *args: object) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            check(Path(name), *args)
+
+    return {
+        "chunks": lambda: in_folder(check_chunks, 150, 20, 3, 70, 7, shift),
+        "windows": lambda: in_folder(check_windows, shift),
+        "states": lambda: in_folder(check_states, shift),
+        "buffers": lambda: [check_buffers(100 * shift + n, 40, n % 2 == 1, 0.2) for n in range(30)],
+        "sample": sample,
+    }
+
+
 def crashes(shift: int, scripts: Sequence[str], kinds: Sequence[type[Hooked]] = KINDS) -> None:
     """A store on disk that is killed, or loses power, at each call of some workloads."""
     memory = Path("/dev/shm")
@@ -248,6 +267,10 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int 
         checks = trainers(shift)
         if sound:  # tests/test_trainers.py has more of them
             checks = dict(list(checks.items())[:2])
+    if area == "sessions":
+        checks = sessions(shift)
+        if sound:  # the tests that they are of have more
+            checks = {"windows": checks["windows"]}
     if area == "gpu":
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift

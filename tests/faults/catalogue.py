@@ -623,6 +623,24 @@ TRAINERS = [
           "end += ones(word)", "end += max(ones(word) - 1, 0)"),
 ]  # fmt: skip
 
+SESSIONS = [
+    Fault("a chunk has a row too many", "data.files.session_order:_chunks",
+          "rows == most", "rows == most + 1"),
+    Fault("a chunk goes on in the next session", "data.files.session_order:_chunks",
+          "sessions[i] != sessions[i - 1]", "sessions[i] < sessions[i - 1]"),
+    Fault("every window has the order of the first", "data.files.windows:Windows.samples",
+          "named(*self.shuffled, number)", "named(*self.shuffled, number // 2)"),
+    Fault("a window's sessions are those of its first piece", "data.files.windows:joined",
+          "_all_or_none([p.sessions for p in pieces])",
+          "_all_or_none([np.full(len(p), n) for n, p in enumerate(pieces)])"),
+    Fault("a list that lost an id is a shift by none too many", "dedup.changes:_windows",
+          "0 if abs(by) > most else abs(by)", "abs(by) % most"),
+    Fault("ids enter a buffer at its front", "dedup.changes:_windows",
+          "values[end - count + k]", "values[begin + k]"),
+    Fault("rows of a session that left the sample stay", "dedup.sample:Sample.add",
+          "self._keep(self._chosen(each))", "self._keep(self._chosen(each.slice(1)))"),
+]  # fmt: skip
+
 AREAS = {
     "oracle": ORACLE,
     "moves": MOVES,
@@ -632,5 +650,6 @@ AREAS = {
     "checkpoints": CHECKPOINTS,
     "trainers": TRAINERS,
     "gpu": GPU,
+    "sessions": SESSIONS,
 }
 """One test each: they run beside each other."""

@@ -83,8 +83,12 @@ def plain_chunks(sessions: Sequence[int], low: int, high: int, most: int) -> set
 def test_chunks_of_a_window_change_places_and_nothing_else(
     tmp_path_factory: Any, n: int, longest: int, most: Any, mix: int, batch: int, seed: int
 ) -> None:
+    check_chunks(tmp_path_factory.mktemp("order"), n, longest, most, mix, batch, seed)
+
+
+def check_chunks(folder: Path, n: int, longest: int, most: Any, mix: int, batch: int, seed: int) -> None:
     sessions = drawn(n, longest, seed)
-    data = written(tmp_path_factory.mktemp("order"), sessions, files=min(n, 2))
+    data = written(folder, sessions, files=min(n, 2))
     batches = list(opened(data, most_rows=most, mix=mix, batch=batch, seed=seed))
     assert [len(b.labels) for b in batches] == [batch] * (n // batch) + ([n % batch] if n % batch else [])
     rows = rows_of(batches)
@@ -111,19 +115,33 @@ def test_order_is_of_the_seed_and_the_epoch(tmp_path: Path) -> None:
     assert one == each == rows_of(list(opened(data, session_order="keep", shuffle=64))), "chunks of a row are rows"
 
 
-@pytest.mark.parametrize("taken", [0, 1, 9, 10, 37, 74, 75])
-def test_a_state_is_a_few_numbers_and_goes_on_at_its_step(tmp_path: Path, taken: int) -> None:
-    data = written(tmp_path, drawn(300, 20, 2), group=33, files=3)
-    flags: dict[str, Any] = {"epochs": 2, "mix": 72, "most_rows": 3, "seed": 4}
-    files, batches = opened(data, **flags), list[Batch]()
-    state = files.state_dict()
+def test_each_window_has_an_order_of_its_own(tmp_path: Path) -> None:
+    check_windows(tmp_path, 3)
+
+
+def check_windows(folder: Path, seed: int) -> None:
+    rows = rows_of(list(opened(written(folder, range(96)), mix=32, seed=seed)))
+    assert len({tuple(row - low for row in rows[low : low + 32]) for low in (0, 32, 64)}) == 3
+
+
+def test_a_state_is_a_few_numbers_and_goes_on_at_its_step(tmp_path: Path) -> None:
+    check_states(tmp_path, 0)
+
+
+def check_states(folder: Path, seed: int) -> None:
+    data = written(folder, drawn(300, 20, 2), group=33, files=3)
+    flags: dict[str, Any] = {"epochs": 2, "mix": 72, "most_rows": 3, "seed": seed}
+    files = opened(data, **flags)
+    batches, states = list[Batch](), [files.state_dict()]
     for batch in files:
         batches.append(batch)
-        state = files.state_dict() if len(batches) == taken else state
-    assert len(batches) == 76 and all(isinstance(v, int) for k, v in state.items() if k != "stream")
-    other = opened(data, **flags)
-    other.load_state_dict(state)
-    assert rows_of(list(other)) == rows_of(batches[taken:])
+        states.append(files.state_dict())
+    assert len(batches) == 76
+    for taken in (1, 10, 38, 75):
+        assert all(isinstance(v, int) for k, v in states[taken].items() if k != "stream")
+        other = opened(data, **flags)
+        other.load_state_dict(states[taken])
+        assert rows_of(list(other)) == rows_of(batches[taken:]), taken
 
 
 def test_workers_and_trainers_change_nothing(tmp_path: Path) -> None:
