@@ -312,7 +312,7 @@ class Encoder:
         wrong = kinds == BAD if kinds.any() else None
         if spec.type == "fingerprint":
             fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
-            kinds = np.where(fingerprints == 0, np.uint8(NONE), kinds)
+            kinds[fingerprints == 0] = NONE
             return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
         if spec.encode == "row":
             rows = self.rows[table]

@@ -9,6 +9,7 @@ import pyarrow.types as pt
 from skirl.data.files.columns import is_list, kinds_of, pc
 from skirl.data.files.hashing import GOOD
 from skirl.data.files.schema import FileSchema
+from skirl.tools.jit import kernel
 
 
 def share(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None:
@@ -28,16 +29,37 @@ def share(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None
         written = kinds_of(lists) == GOOD
         if not written[0]:
             return 0, f"leaves out the list of column {name!r}, and a row group begins with whole rows"
-        rows = np.arange(len(lists))
-        above = rows - np.maximum.accumulate(np.where(written, rows, 0))
-        said = pc.fill_null(runs, -1).to_numpy(zero_copy_only=False)
-        if (said != above).any():
-            row = int(np.argmax(said != above))
-            is_there = "is there" if written[row] else f"was last there {above[row]:,} rows above"
+        said = (pc.fill_null(runs, -1) if runs.null_count else runs).to_numpy()
+        inverse = np.empty(len(lists), np.int32)
+        if (row := _follow(written, said, inverse)) >= 0:
+            above = row - int(np.flatnonzero(written[: row + 1])[-1])
+            is_there = "is there" if written[row] else f"was last there {above:,} rows above"
             return row, f"has {said[row]} in column {spec.run!r}, and the list of column {name!r} {is_there}"
-        inverse = np.cumsum(written) - 1
-        columns[name] = pa.DictionaryArray.from_arrays(pa.array(inverse, pa.int32()), lists.drop_null())
+        columns[name] = pa.DictionaryArray.from_arrays(pa.array(inverse), _there(lists, written))
     return None
+
+
+@kernel
+def _follow(written, said, inverse):
+    """Which of the lists that are there each row has; the first row whose run does not say how far above that is, or -1."""
+    last, lists = 0, -1
+    for row in range(len(written)):
+        if written[row]:
+            last = row
+            lists += 1
+        if said[row] != row - last:
+            return row
+        inverse[row] = lists
+    return -1
+
+
+def _there(lists: Any, written: np.ndarray) -> Any:
+    """The lists that are not null, where they lie if there is nothing between them."""
+    offsets = lists.offsets.to_numpy()
+    if not written.all() and (offsets[1:] != offsets[:-1])[~written].any():
+        return lists.drop_null()
+    kept = pa.array(np.append(offsets[:-1][written], offsets[-1]))
+    return type(lists).from_arrays(kept, lists.values)
 
 
 def is_shared(column: Any) -> bool:

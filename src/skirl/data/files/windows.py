@@ -78,19 +78,34 @@ class Windows:
 
 def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[tuple[Encoded, int, Place]]:
     """Windows of `size` rows out of pieces, the last one smaller: the rows, how many, and the place of the first."""
-    kept: list[tuple[Encoded, Part]] = []
-    rows = 0
+    kept: deque[tuple[Encoded, Part]] = deque()
+    begun = rows = 0  # rows of the first piece that are in windows already; rows that are in none yet
+
+    def window(size: int) -> tuple[Encoded, int, Place]:
+        nonlocal begun
+        first, part = kept[0]
+        place = Place(part.file, part.part, int(first.places[begun]))
+        cuts, left = [], size
+        while left:
+            piece, _ = kept[0]
+            end = min(begun + left, len(piece))
+            cuts.append(cut(piece, begun, end))
+            left -= end - begun
+            begun = end
+            if end == len(piece):
+                kept.popleft()
+                begun = 0
+        return joined(cuts), size, place
+
     for piece, part in found:
         if len(piece):
             kept.append((piece, part))
             rows += len(piece)
         while rows >= size:
-            (window, place), kept = _cut(kept, size)
+            yield window(size)
             rows -= size
-            yield window, size, place
     if rows:
-        (window, place), _ = _cut(kept, rows)
-        yield window, rows, place
+        yield window(rows)
 
 
 def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[tuple[Encoded, int, Place]]:
@@ -127,6 +142,8 @@ def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterato
 
 def cut(rows: Encoded, low: int, high: int) -> Encoded:
     """Rows low .. high - 1, as views."""
+    if low == 0 and high == len(rows):
+        return rows
     ids, lengths, inverses = [], [], []
     for f, (values, sizes) in enumerate(zip(rows.ids, rows.lengths)):
         inverse = rows.inverse(f)
@@ -189,24 +206,6 @@ def _one(arrays: list[Any]) -> Any:
 def _all_or_none(lengths: list[np.ndarray | None]) -> np.ndarray | None:
     known = [sizes for sizes in lengths if sizes is not None]
     return np.concatenate(known) if known else None
-
-
-def _cut(kept: list[tuple[Encoded, Part]], size: int) -> tuple[tuple[Encoded, Place], list[tuple[Encoded, Part]]]:
-    """The first `size` rows of pieces and where they begin; what is left."""
-    first, part = kept[0]
-    place = Place(part.file, part.part, int(first.places[0]))
-    taken_, left = [], []
-    for piece, part in kept:
-        if size >= len(piece):
-            taken_.append(piece)
-            size -= len(piece)
-        elif size > 0:
-            taken_.append(cut(piece, 0, size))
-            left.append((cut(piece, size, len(piece)), part))
-            size = 0
-        else:
-            left.append((piece, part))
-    return (joined(taken_), place), left
 
 
 @kernel
