@@ -144,16 +144,17 @@ def cut(rows: Encoded, low: int, high: int) -> Encoded:
     """Rows low .. high - 1, as views."""
     if low == 0 and high == len(rows):
         return rows
-    ids, lengths, inverses = [], [], []
+    ids, lengths, inverses, starts = [], [], [], []
     for f, (values, sizes) in enumerate(zip(rows.ids, rows.lengths)):
-        inverse = rows.inverse(f)
+        inverse, start = rows.inverse(f), rows.start(f)
         if sizes is None:
             values = values[low:high]
         elif inverse is None:
             begin = int(sizes[:low].sum())
             values, sizes = values[begin : begin + int(sizes[low:high].sum())], sizes[low:high]
         else:
-            values, sizes, inverse = used(values, sizes, inverse[low:high])
+            values, sizes, inverse, start = used(values, sizes, inverse[low:high], start)
+        starts.append(start)
         ids.append(values)
         lengths.append(sizes)
         inverses.append(inverse)
@@ -166,6 +167,7 @@ def cut(rows: Encoded, low: int, high: int) -> Encoded:
         places=rows.places[low:high],
         kept=[column.slice(low, high - low) for column in rows.kept],
         inverses=inverses,
+        starts=starts,
     )
 
 
@@ -183,7 +185,21 @@ def joined(pieces: list[Encoded]) -> Encoded:
         fingerprints=pieces[0].fingerprints,
         kept=[_one([p.kept[c] for p in pieces]) for c in range(len(pieces[0].kept))],
         inverses=[_joined_inverse(pieces, f) for f in features],
+        starts=[_joined_starts(pieces, f) for f in features],
     )
+
+
+def _joined_starts(pieces: list[Encoded], feature: int) -> np.ndarray | None:
+    """Where each list of all pieces begins; in a piece that does not say so they lie one after the other."""
+    if all(piece.start(feature) is None for piece in pieces):
+        return None
+    parts, before = [], 0
+    for piece in pieces:
+        starts, sizes = piece.start(feature), piece.lengths[feature]
+        assert sizes is not None
+        parts.append(before + (np.cumsum(sizes) - sizes if starts is None else starts))
+        before += len(piece.ids[feature])
+    return np.concatenate(parts)
 
 
 def _joined_inverse(pieces: list[Encoded], feature: int) -> np.ndarray | None:
