@@ -9,6 +9,9 @@ from skirl.data.files.hashing import hash_numbers, seed_of
 from skirl.data.files.schema import FileSchema, Id, Label
 from skirl.data.sessions import Sessions
 
+SHIFTS = 0.5
+"""How often a list shifts, in measurements of windows."""
+
 
 def rows_of_sessions(samples: int, change: float, rows_scale: float, drift: Any = "redraw") -> tuple[Any, Any, Any]:
     """Rows of synthetic:sessions in order with fingerprints of 64 bits as ids, their schema, and where sessions begin.

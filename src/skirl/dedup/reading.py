@@ -3,7 +3,7 @@
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 import torch
 
 from skirl.data.files.columnar import KEY, SLICE
+from skirl.data.files.schema import FileSchema
 from skirl.data.flags import DataFlags
-from skirl.dedup.layout import groups_found, measured, once, with_runs, writer_of
-from skirl.dedup.made import rows_of_sessions
+from skirl.dedup.finish import LAYOUTS
+from skirl.dedup.layout import measured, writer_of
+from skirl.dedup.made import SHIFTS, rows_of_sessions
 from skirl.dedup.order import groups_of_rows
 from skirl.measure.bench.helpers import Watch
 
@@ -45,26 +47,37 @@ def read(samples: int, rows_scale: float, rounds: int, compression: str) -> dict
     for factor in FACTORS:
         change = (PER_SESSION / factor - 1) / (PER_SESSION - 1)
         with tempfile.TemporaryDirectory() as folder:
-            took = _in_turns(_files(Path(folder), samples, change, rows_scale, compression), rounds)
+            rows = rows_of_sessions(samples, change, rows_scale)
+            took = _in_turns(_files(Path(folder), rows, ("rows", "once"), compression), rounds)
         for name in ("rows", "shuffled"):
             found[f"vs_{name}"][f"{factor:g}"] = _ratio(took, name, "once")
         found["rows_a_second"][f"{factor:g}"] = {name: round(samples / median(of)) for name, of in took.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        rows = rows_of_sessions(samples, SHIFTS, rows_scale, "shift")
+        took = _in_turns(_files(Path(folder), rows, ("rows", "once", "window"), compression), rounds)
+    found |= {"window": _ratio(took, "rows", "window"), "window_vs_once": _ratio(took, "once", "window")}
+    found["rows_a_second"]["shifting"] = {name: round(samples / median(of)) for name, of in took.items()}
     return found
 
 
-def _files(folder: Path, samples: int, change: float, rows_scale: float, compression: str) -> dict[str, Path]:
-    """The same rows clustered and with repeated lists left out, encoded and compressed alike; and shuffled, with
-    pyarrow's defaults."""
-    table, schema, new = rows_of_sessions(samples, change, rows_scale)
-    groups = groups_found(table, schema, new)
-    some = once(table, groups, new)
-    dictionaries = measured(some.slice(0, SLICE), compression, folder)
-    paths = {name: folder / f"{name}.parquet" for name in ("rows", "once", "shuffled")}
-    for name, rows, of in (("rows", table, schema), ("once", some, with_runs(schema, groups))):
-        with writer_of(paths[name], rows.schema, of, compression, dictionaries) as writer:
+def _files(
+    folder: Path, rows: tuple[Any, FileSchema, np.ndarray], layouts: Sequence[str], compression: str
+) -> dict[str, Path]:
+    """The same rows in each layout, encoded and compressed alike; and shuffled, with pyarrow's defaults."""
+    table, schema, new = rows
+    paths = {}
+    dictionaries: list[str] | None = None
+    for name in reversed(layouts):  # encodings are those of the smallest
+        layout = LAYOUTS[name]
+        groups = layout.found(table, schema, new)
+        laid, paths[name] = layout.lay(table, groups, new), folder / f"{name}.parquet"
+        if dictionaries is None:
+            dictionaries = measured(laid.slice(0, SLICE), compression, folder)
+        with writer_of(paths[name], laid.schema, layout.schema(schema, groups), compression, dictionaries) as writer:
             for low, high in pairwise(groups_of_rows(new, SLICE)):
-                writer.write_table(rows.slice(low, high - low), row_group_size=high - low)
-    shuffled = table.take(np.random.default_rng(0).permutation(samples))
+                writer.write_table(laid.slice(low, high - low), row_group_size=high - low)
+    paths["shuffled"] = folder / "shuffled.parquet"
+    shuffled = table.take(np.random.default_rng(0).permutation(len(table)))
     pq.write_table(shuffled.replace_schema_metadata({KEY: schema.toml().encode()}), paths["shuffled"])
     return paths
 

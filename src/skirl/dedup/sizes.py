@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from skirl.data.flags import DataFlags
 from skirl.dedup.by_session import Wanted, convert_by_session
 from skirl.dedup.layout import groups_found, once
-from skirl.dedup.made import in_time, rows_of_sessions
+from skirl.dedup.made import SHIFTS, in_time, rows_of_sessions
+from skirl.dedup.window_layout import windows, windows_found
 
 _LARGE = {"dictionary_pagesize_limit": 32 << 20, "data_page_size": 16 << 20}
 SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -106,10 +107,31 @@ def stored(samples: int, change: float, rows_scale: float, at_once: Sequence[int
     ratios["vs_time_best"] = {str(n): best[f"time_{n}"] / best["once"] for n in at_once}
     return {
         "once": ratios,
+        "window": (shifting := _shifting(samples, rows_scale)),
         "mind": "missing" if mind is None else _mind(mind),
-        "bytes": bytes_,
+        "bytes": bytes_ | shifting.pop("bytes"),
         "writers_missing": [name for name in SETTINGS if not there(name)],
         "groups": groups,
+    }
+
+
+def _shifting(samples: int, rows_scale: float) -> dict[str, Any]:
+    """The same of lists that shift by an id at every second sample: windows, and `once`."""
+    table, schema, new = rows_of_sessions(samples, SHIFTS, rows_scale, "shift")
+    of_each = [groups_found(table, schema, new), windows_found(table, schema, new)]
+    some = _of_each(
+        {
+            "once, shifting": lambda: once(table, of_each[0], new),
+            "window, shifting": lambda: windows(table, of_each[1], new),
+        }
+    )
+    one, other = some.values()
+    best = min(one.values()) / min(other.values())
+    return {
+        "vs_once": one["pyarrow default"] / other["pyarrow default"],
+        "vs_once_best": best,
+        "change": SHIFTS,
+        "bytes": some,
     }
 
 
@@ -167,6 +189,10 @@ def told_of(result: Mapping[str, Any]) -> dict[str, str]:
             )
     for n, x in result["once"]["vs_time_best"].items():
         told[f"{int(n):,} at once"] = f"{x:.1f} times as small as in order of time, best against best"
+    of = result["window"]
+    told["window"] = (
+        f"{of['vs_once']:.2f} times as small as once by default; {of['vs_once_best']:.2f} best against best"
+    )
     if result["writers_missing"]:
         told["not there"] = f"{', '.join(result['writers_missing'])}: not installed, so not measured"
     return told
