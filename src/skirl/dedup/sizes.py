@@ -155,18 +155,24 @@ def _ratios(shuffled: dict[str, int], some: dict[str, int]) -> dict[str, Any]:
 
 
 def _mind(path: str) -> dict[str, Any]:
-    """The same of MIND's impressions, as `skirl convert --by session` writes them."""
-    with tempfile.TemporaryDirectory() as folder:
-        tables = []
-        for layout in ("once", "rows"):
-            wanted = Wanted(None, None, None, None, 1 << 30, layout, "none", as_rows=False)
-            files = DataFlags(f"mind:{path}").files()
-            convert_by_session(files, f"{folder}/{layout}", wanted, force=False, json=True, quiet=True)
-            parts = sorted(Path(folder, layout).iterdir())
-            tables.append(pa.concat_tables([pq.read_table(part) for part in parts]).replace_schema_metadata())
-        rows = tables[1].take(np.random.default_rng(0).permutation(len(tables[1])))
-        bytes_ = _of_each({"mind, shuffled": lambda: rows, "mind, once": lambda: tables[0]})
-    return {**_ratios(*bytes_.values()), "samples": len(rows), "bytes": bytes_}
+    """The same of MIND's impressions, as `skirl convert --by session --rows 100000` writes them; and as without rows."""
+    found: dict[str, Any] = {"bytes": {}}
+    for ids, rows in (("fingerprints", None), ("rows", "100000")):
+        with tempfile.TemporaryDirectory() as folder:
+            tables = []
+            for layout in ("once", "rows"):
+                wanted = Wanted(None, None, None, None, 1 << 30, layout, "none", as_rows=rows is not None)
+                files = DataFlags(f"mind:{path}", rows=rows).files()
+                convert_by_session(files, f"{folder}/{layout}", wanted, force=False, json=True, quiet=True)
+                parts = sorted(Path(folder, layout).iterdir())
+                tables.append(pa.concat_tables([pq.read_table(part) for part in parts]).replace_schema_metadata())
+            shuffled = tables[1].take(np.random.default_rng(0).permutation(len(tables[1])))
+            some = _of_each(
+                {f"mind, {ids}, shuffled": lambda of=shuffled: of, f"mind, {ids}, once": lambda of=tables[0]: of}
+            )
+        found["bytes"] |= some
+        found[ids] = _ratios(*some.values())
+    return found | {"vs_shuffled_default": found["rows"]["vs_shuffled"]["pyarrow default"], "samples": len(shuffled)}
 
 
 def told_of(result: Mapping[str, Any]) -> dict[str, str]:
@@ -177,16 +183,16 @@ def told_of(result: Mapping[str, Any]) -> dict[str, str]:
     - `result`: of `stored`.
     """
     told = {}
-    for name, of in [
-        *result["bytes"].items(),
-        *(result["mind"]["bytes"] if result["mind"] != "missing" else {}).items(),
-    ]:
+    of_mind = {} if result["mind"] == "missing" else result["mind"]["bytes"]
+    for name, of in {**result["bytes"], **of_mind}.items():
         told[name] = ", ".join(f"{writer}: {size / 1e6:,.1f} MB" for writer, size in of.items())
-    for name in ("once", "mind"):
-        if (of := result[name]) != "missing":
-            told[f"{name}, times as small"] = (
-                f"{of['vs_shuffled_default']:.1f} than shuffled by default; {of['vs_shuffled_best']:.1f} best against best"
-            )
+    ratios = {"once": result["once"]}
+    if result["mind"] != "missing":
+        ratios |= {f"mind, {ids}": result["mind"][ids] for ids in ("fingerprints", "rows")}
+    for name, of in ratios.items():
+        told[f"{name}, times as small"] = (
+            f"{of['vs_shuffled_default']:.1f} than shuffled by default; {of['vs_shuffled_best']:.1f} best against best"
+        )
     for n, x in result["once"]["vs_time_best"].items():
         told[f"{int(n):,} at once"] = f"{x:.1f} times as small as in order of time, best against best"
     of = result["window"]
