@@ -58,6 +58,11 @@ def expanded(buffers: list[Any], starts: list[int], lengths: list[int]) -> list[
 @given(steps=SHIFTS, seed=st.integers(0, 99))
 @cases(150)
 def test_windows_are_the_lists(steps: list[tuple[str, int]], seed: int) -> None:
+    check_windows(steps, seed)
+
+
+def check_windows(steps: list[tuple[str, int]], seed: int) -> None:
+    """Buffers hold the lists of all rows, and no more ids than they do."""
     lists, new = lists_of(steps, seed)
     laid = Buffers(pa.array(lists, pa.list_(pa.int64())), new)
     buffers = laid.column().to_pylist()
@@ -100,7 +105,12 @@ def both(folder: Path, rows: list[Row], layouts: tuple[str, ...] = ("window", "r
 def test_batches_are_those_of_the_plain_rows(
     tmp_path_factory: Any, n: int, sessions: int, seed: int, batch: int
 ) -> None:
-    some, whole = both(tmp_path_factory.mktemp("window"), shifting(n, sessions, seed))
+    check_batches(tmp_path_factory.mktemp("window"), n, sessions, seed, batch)
+
+
+def check_batches(folder: Path, n: int, sessions: int, seed: int, batch: int, layout: str = "window") -> None:
+    """Batches of a layout are those of the rows with nothing left out."""
+    some, whole = both(folder, shifting(n, sessions, seed), (layout, "rows"))
     ways: list[dict[str, Any]] = [{}, {"shuffle": 30}, {"valid": "30%"}]
     for more in ways:
         for mine, theirs in zip(

@@ -201,6 +201,50 @@ def gpu(shift: int, *, runs: int, whole: bool) -> dict[str, Callable[[], object]
     }
 
 
+def layouts(shift: int) -> dict[str, Callable[[], object]]:
+    """Files by session, of lists left out and of windows: what is read of them, and what is refused."""
+    import random
+
+    from tests.dedup import test_once as once
+    from tests.dedup import test_window_layout as window
+    from tests.fuzz.laid import Spilled
+    from tests.fuzz.mutate import Draw
+
+    def in_folder(check: Callable[..., object], *args: object) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            check(Path(name), *args)
+
+    def lists() -> None:
+        draw = random.Random(shift)
+        names = ["new", "append", "append", "prepend", "drop", "cut", "redraw"]
+        for seed in range(40):
+            window.check_windows([(draw.choice(names), draw.randrange(11)) for _ in range(20)], seed)
+
+    def spilled(folder: Path) -> None:
+        target, draw = Spilled(), Draw(shift)
+        target.prepare(folder)
+        for _ in range(60):
+            target.draw(draw, folder)
+            target.judge(folder)
+
+    return {
+        "lists": lists,
+        "few ids": lambda: [window.test_a_row_adds_few_ids_at_one_end(behind) for behind in (True, False)],
+        "together": lambda: in_folder(once.test_an_empty_list_stays_one_and_columns_that_change_together_share),
+        **{
+            f"once, {name}": lambda name=name: in_folder(once.test_damaged_files_are_refused, name)
+            for name in once.DAMAGES
+        },
+        **{
+            f"window, {name}": lambda name=name: in_folder(window.test_damaged_files_are_refused, name)
+            for name in window.DAMAGES
+        },
+        "spilled": lambda: in_folder(spilled),
+        "once": lambda: in_folder(window.check_batches, 60, 5, shift, 7, "once"),
+        "window": lambda: in_folder(window.check_batches, 60, 5, shift, 7),
+    }
+
+
 def crashes(shift: int, scripts: Sequence[str], kinds: Sequence[type[Hooked]] = KINDS) -> None:
     """A store on disk that is killed, or loses power, at each call of some workloads."""
     memory = Path("/dev/shm")
@@ -228,6 +272,10 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int 
     if area == "trainers":
         checks = trainers(shift)
         if sound:  # tests/test_trainers.py has more of them
+            checks = dict(list(checks.items())[:2])
+    if area == "layouts":
+        checks = layouts(shift)
+        if sound:  # tests/dedup has more of them
             checks = dict(list(checks.items())[:2])
     if area == "gpu":
         checks = gpu(
