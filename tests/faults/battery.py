@@ -220,15 +220,17 @@ def gpu(shift: int, *, runs: int, whole: bool) -> dict[str, Callable[[], object]
     }
 
 
+def in_folder(check: Callable[..., object], *args: object) -> None:
+    """Check in a folder of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        check(Path(name), *args)
+
+
 def sessions(shift: int) -> dict[str, Callable[[], object]]:
     """Sessions shuffled in chunks, states of them, and what is found of their lists."""
     from tests.data.files.test_session_order import check_chunks, check_states, check_windows
     from tests.dedup.test_analyze import check_buffers
     from tests.dedup.test_analyze import test_a_sample_has_whole_sessions_and_keeps_to_its_memory as sample
-
-    def in_folder(check: Callable[..., object], *args: object) -> None:
-        with tempfile.TemporaryDirectory() as name:
-            check(Path(name), *args)
 
     return {
         "chunks": lambda: in_folder(check_chunks, 150, 20, 3, 70, 7, shift),
@@ -236,6 +238,46 @@ def sessions(shift: int) -> dict[str, Callable[[], object]]:
         "states": lambda: in_folder(check_states, shift),
         "buffers": lambda: [check_buffers(100 * shift + n, 40, n % 2 == 1, 0.2) for n in range(30)],
         "sample": sample,
+    }
+
+
+def layouts(shift: int) -> dict[str, Callable[[], object]]:
+    """Files by session, of lists left out and of windows: what is read of them, and what is refused."""
+    import random
+
+    from tests.dedup import test_once as once
+    from tests.dedup import test_window_layout as window
+    from tests.fuzz.laid import Spilled
+    from tests.fuzz.mutate import Draw
+
+    def lists() -> None:
+        draw = random.Random(shift)
+        names = ["new", "append", "append", "prepend", "drop", "cut", "redraw"]
+        for seed in range(40):
+            window.check_windows([(draw.choice(names), draw.randrange(11)) for _ in range(20)], seed)
+
+    def spilled(folder: Path) -> None:
+        target, draw = Spilled(), Draw(shift)
+        target.prepare(folder)
+        for _ in range(60):
+            target.draw(draw, folder)
+            target.judge(folder)
+
+    return {
+        "lists": lists,
+        "few ids": lambda: [window.test_a_row_adds_few_ids_at_one_end(behind) for behind in (True, False)],
+        "together": lambda: in_folder(once.test_an_empty_list_stays_one_and_columns_that_change_together_share),
+        **{
+            f"once, {name}": lambda name=name: in_folder(once.test_damaged_files_are_refused, name)
+            for name in once.DAMAGES
+        },
+        **{
+            f"window, {name}": lambda name=name: in_folder(window.test_damaged_files_are_refused, name)
+            for name in window.DAMAGES
+        },
+        "spilled": lambda: in_folder(spilled),
+        "once": lambda: in_folder(window.check_batches, 60, 5, shift, 7, "once"),
+        "window": lambda: in_folder(window.check_batches, 60, 5, shift, 7),
     }
 
 
@@ -271,6 +313,10 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int 
         checks = sessions(shift)
         if sound:  # the tests that they are of have more
             checks = {"windows": checks["windows"]}
+    if area == "layouts":
+        checks = layouts(shift)
+        if sound:  # tests/dedup has more of them
+            checks = dict(list(checks.items())[:2])
     if area == "gpu":
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift

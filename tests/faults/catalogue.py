@@ -641,6 +641,45 @@ SESSIONS = [
           "self._keep(self._chosen(each))", "self._keep(self._chosen(each.slice(1)))"),
 ]  # fmt: skip
 
+LAYOUTS = [
+    Fault("a null is carried over a row group", "data.files.repeats:share",
+          "not written[0]", "False"),
+    Fault("a lost run is not missed", "data.files.repeats:_follow",
+          "said[row] != row - last", "False"),
+    Fault("an inverse is off by one", "data.files.repeats:_follow",
+          "inverse[row] = lists", "inverse[row] = max(lists - (row % 7 == 3), 0)"),
+    Fault("a run counts a row too few", "dedup.layout:runs_of",
+          "np.where(written, rows, 0)", "np.where(written, rows + (rows > 9), 0)"),
+    Fault("lists of one length are equal", "dedup.layout:_compare",
+          "values[before + k] != values[begin + k]", "False"),
+    Fault("a list is left out over a border of sessions", "dedup.layout:changed",
+          "new.copy()", "np.zeros_like(new)"),
+    Fault("columns are left out together that changed apart", "dedup.layout:once",
+          "np.logical_or", "np.logical_and"),
+    Fault("a window is off by one", "dedup.window_layout:_put",
+          "starts[row] -= low", "starts[row] -= low - (row == first + 2)"),
+    Fault("a buffer goes on in the next session", "dedup.window_layout:Buffers.__init__",
+          "new.copy()", "np.zeros_like(new)"),
+    Fault("ids come before a buffer from the end of a list", "dedup.window_layout:_lay",
+          "values[begin + k]", "values[end - before + k]"),
+    Fault("a row adds any number of ids", "dedup.window_layout:_lay",
+          "min(most + 1, count)", "count"),
+    Fault("a buffer equals a list that only begins alike", "dedup.window_layout:_is_at",
+          "return k == count", "return k >= count - 1"),
+    Fault("a window behind its buffer is read", "data.files.repeats:_number",
+          "begin[row] + size[row] > ids[inverse[row]]", "False"),
+    Fault("a window before its buffer is read", "data.files.repeats:_number",
+          "begin[row] < 0", "False"),
+    Fault("windows alike of two buffers are one list", "data.files.repeats:_number",
+          "inverse[row] == inverse[row - 1]", "True"),
+    Fault("joined pieces count lists that lie over each other", "data.files.windows:_joined_starts",
+          "before += len(piece.ids[feature])", "before += int(sizes.sum())"),
+    Fault("lists that are left begin where they did among all", "data.files.encoded:used",
+          "starts - begin", "starts"),
+    Fault("a frame's stretch of time is not summed", "dedup.spill:_sum_of",
+          "zlib.crc32(struct.pack('<4q', *said))", "0"),
+]  # fmt: skip
+
 AREAS = {
     "oracle": ORACLE,
     "moves": MOVES,
@@ -651,5 +690,6 @@ AREAS = {
     "trainers": TRAINERS,
     "gpu": GPU,
     "sessions": SESSIONS,
+    "layouts": LAYOUTS,
 }
 """One test each: they run beside each other."""

@@ -205,11 +205,15 @@ def samples_of(batches: list[Batch]) -> list[Sample]:
         n, keys = len(batch.labels), batch.sparse.keys()
         ends = np.concatenate([[0], np.cumsum(batch.sparse.lengths().numpy())])
         values = batch.sparse.values().tolist()
-        assert ends[-1] == len(values) and len(ends) == n * len(keys) + 1
+        strides = batch.sparse.stride_per_key()
+        first = [sum(strides[:f]) for f in range(len(keys) + 1)]
+        inverse = {name: of.tolist() for names, of in batch.sparse.groups.items() for name in names}
+        assert ends[-1] == len(values) and len(ends) == first[-1] + 1
+        bags = [[first[f] + bag for bag in inverse.get(name, range(n))] for f, name in enumerate(keys)]
         labels = batch.labels.reshape(n, -1).tolist()
         dense = batch.dense.tolist()
         for i in range(n):
-            ids = [values[ends[f * n + i] : ends[f * n + i + 1]] for f in range(len(keys))]
+            ids = [values[ends[of[i]] : ends[of[i] + 1]] for of in bags]
             found.append((labels[i], dense[i], ids))
     return found
 

@@ -193,8 +193,30 @@ def reading(data: bytes, schema: FileSchema, rows: dict[str, int], arrow: bool) 
     else:
         found = pq.ParquetFile(pa.BufferReader(data)).read(columns=list(schema.needed), use_threads=False)
     columns = {name: _python(found.column(name)) for name in schema.needed}
+    if not arrow:
+        meta = pq.ParquetFile(pa.BufferReader(data)).metadata
+        put_back(columns, schema, [meta.row_group(group).num_rows for group in range(meta.num_row_groups)])
     made = [dict(zip(columns, row)) for row in zip(*columns.values())]
     return plain.Reading([plain.read_row(row, schema, rows) for row in made])
+
+
+def put_back(columns: dict[str, list[Any]], schema: FileSchema, groups: list[int]) -> None:
+    """Write lists out that a file leaves out, or has a window of; one that contradicts itself may not be read."""
+    first = {sum(groups[:number]) for number in range(len(groups))}
+    for spec in schema.ids:
+        if not spec.run:
+            continue
+        name, whole, buffer, above = spec.column or spec.name, [], None, 0
+        for row, (there, run) in enumerate(zip(columns[name], columns[spec.run])):
+            buffer = None if row in first else buffer
+            buffer, above = (buffer, above + 1) if there is None else (there, 0)
+            assert buffer is not None and run == above, f"row {row} contradicts itself, and was read"
+            begin, length = (columns[of][row] if of else 0 for of in (spec.start, spec.length))
+            if spec.start:
+                inside = None not in (begin, length) and 0 <= begin <= begin + length <= len(buffer)
+                assert inside, f"row {row} has a window outside its buffer, and was read"
+            whole.append(buffer[begin : begin + length] if spec.start else buffer)
+        columns[name] = whole
 
 
 def _python(array: Any) -> list[Any]:

@@ -1,8 +1,8 @@
 """Every target by its name."""
 
-from tests.fuzz import arrays, rows, states, tables, texts
+from tests.fuzz import arrays, laid, rows, states, tables, texts
 from tests.fuzz.loop import Target
 
 TARGETS: dict[str, Target] = {
-    target.name: target for target in [*texts.TARGETS, *tables.TARGETS, *states.TARGETS, *rows.TARGETS, *arrays.TARGETS]
+    target.name: target for part in (texts, tables, laid, states, rows, arrays) for target in part.TARGETS
 }

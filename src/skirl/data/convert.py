@@ -64,7 +64,7 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
         form: dict[str, Any] = {"type": "fingerprint", "of": column.kind}
         if column.encode == "row" or rows is not None:
             form = {"type": "int", "of": "", "encode": "row", "rows": (rows or {}).get(table, column.rows)}
-        ids.append(replace(column, column="", separator="", run="", **form))
+        ids.append(replace(column, column="", separator="", run="", start="", length="", **form))
     labels = tuple(Label(label.name, label.kind) for label in schema.labels)
     names = [column.name for column in (*labels, *dense, *ids)]
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]

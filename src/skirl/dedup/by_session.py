@@ -45,7 +45,8 @@ class Wanted:
     - `gap`: how long that is.
     - `partition`: a length of time that no file crosses; None: all time is one.
     - `memory`: bytes, of the whole process.
-    - `layout`: "once" leaves lists out that equal the row above's; "rows" leaves nothing out.
+    - `layout`: "once" leaves lists out that equal the row above's; "window" writes lists that shift as windows of one;
+      "rows" leaves nothing out.
     - `compression`: of pages.
     - `as_rows`: ids are rows of tables, not fingerprints.
     """

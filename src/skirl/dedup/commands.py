@@ -31,8 +31,8 @@ class Convert(InOneFile):
     """By session: no file or session crosses a border of so much time, such as 1d, and files are in its order."""
     memory: str = "1GiB"
     """By session: memory of the whole process; what does not fit is on disk, beside out."""
-    layout: Literal["once", "rows"] = "once"
-    """By session: once leaves a list out that equals the row above's; rows leaves nothing out."""
+    layout: Literal["once", "window", "rows"] = "once"
+    """By session: once leaves a list out that equals the row above's; window is for lists that shift; rows writes all."""
 
     def __post_init__(self) -> None:
         if self.by is None:

@@ -1,11 +1,11 @@
 """From buckets of rows to files: which buckets make a file, and how one is put in order and written."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from skirl.dedup.order import (
     too_long,
 )
 from skirl.dedup.spill import Bucket, Frame, Spill
+from skirl.dedup.window_layout import windows, windows_found, with_windows
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import sync_folder, to_disk
 
@@ -30,6 +31,24 @@ KEYS = ("~high", "~low", "~time")
 """Columns that rows are ordered by; no file has them."""
 TRIED = 1 << 16
 """Rows that encodings and groups are measured on."""
+
+
+class Layout(NamedTuple):
+    """How lists that repeat are written."""
+
+    found: Callable[[Any, FileSchema, np.ndarray], dict[str, list[str]]]
+    """Which columns are, of rows in order: by the name of the column that says so."""
+    lay: Callable[[Any, Mapping[str, Sequence[str]], np.ndarray], Any]
+    """A row group as it is written."""
+    schema: Callable[[FileSchema, Mapping[str, Sequence[str]]], FileSchema]
+    """What the file says of itself."""
+
+
+LAYOUTS = {
+    "rows": Layout(lambda *_: {}, lambda table, *_: table, lambda schema, _: schema),
+    "once": Layout(layouts.groups_found, layouts.once, layouts.with_runs),
+    "window": Layout(windows_found, windows, with_windows),
+}
 
 
 @dataclass(frozen=True)
@@ -219,7 +238,7 @@ def _write(unit: _Unit, path: Path, shape: Shape, manifest: Mapping[str, Any]) -
     """Put the rows in order, and write them; the file is there when it is complete."""
     draft = path.with_suffix(".part")
     writer: Any = None
-    of = layouts.with_runs(shape.schema, manifest["groups"]) if shape.layout == "once" else shape.schema
+    of = LAYOUTS[shape.layout].schema(shape.schema, manifest["groups"])
     with writing(path):
         for table in _row_groups(unit, shape, manifest):
             if writer is None:
@@ -246,9 +265,7 @@ def _row_groups(unit: _Unit, shape: Shape, manifest: Mapping[str, Any]) -> Itera
         table = unit.taken(order[low:high])
         if names is not None:
             table = table.append_column(shape.named, pa.array(names[low:high]))
-        if shape.layout == "once":
-            table = layouts.once(table, manifest["groups"], new[low:high])
-        yield table
+        yield LAYOUTS[shape.layout].lay(table, manifest["groups"], new[low:high])
 
 
 def _measured(work: Path, shape: Shape, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,8 +277,9 @@ def _measured(work: Path, shape: Shape, manifest: Mapping[str, Any]) -> dict[str
         new = begins(hashes[order], times[order], shape.gap)
         cuts = groups_of_rows(new, int(min(TRIED, max(1, manifest["most"] * unit.rows // (4 * max(1, unit.bytes))))))
         table, new = unit.taken(order[: cuts[1]]), new[: cuts[1]]
-        groups = layouts.groups_found(table, shape.schema, new) if shape.layout == "once" else {}
-        table = layouts.once(table, groups, new)
+        layout = LAYOUTS[shape.layout]
+        groups = layout.found(table, shape.schema, new)
+        table = layout.lay(table, groups, new)
         return {"groups": groups, "dictionaries": layouts.measured(table, shape.compression, work)}
     finally:
         unit.close()

@@ -36,6 +36,8 @@ def row_hashes(rows: Encoded, labels: Sequence[str], dense: Sequence[str], ids: 
         elif (inverse := rows.inverse(f)) is None:
             _add_lists(values, lengths, _seed("id", name), out)
         else:
+            values, lengths = rows.apart(f)
+            assert lengths is not None
             lists = np.zeros((len(lengths), 2), np.uint64)
             _add_lists(values, lengths, _seed("id", name), lists)
             out += lists[inverse]

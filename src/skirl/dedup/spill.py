@@ -69,7 +69,8 @@ class Spill:
             if bucket not in self._files:
                 self._files[bucket] = open(path, "wb")  # noqa: SIM115 closed by `close`
             file, payload = self._files[bucket], rows.serialize()
-            file.write(_HEAD.pack(_MAGIC, partition, rows.num_rows, rows.nbytes, payload.size, zlib.crc32(payload)))
+            said = partition, rows.num_rows, rows.nbytes, payload.size
+            file.write(_HEAD.pack(_MAGIC, *said, _sum_of(said, payload)))
             file.write(payload)
             file.write(bytes(-payload.size % _ALIGNED))
             file.flush()
@@ -135,7 +136,7 @@ class Bucket:
         span = frame.offset - begin + frame.length
         mapped = mmap.mmap(self._file.fileno(), span, offset=begin, access=mmap.ACCESS_READ)
         payload = pa.py_buffer(mapped).slice(frame.offset - begin)
-        if frame.offset not in self._checked and zlib.crc32(payload) != frame.sum:
+        if frame.offset not in self._checked and _sum_of((*frame[:3], frame.length), payload) != frame.sum:
             raise self._damaged(f"is damaged behind byte {frame.offset:,}")
         self._checked.add(frame.offset)
         return ipc.read_record_batch(payload, self._schema)
@@ -147,6 +148,11 @@ class Bucket:
 
     def _damaged(self, found: str) -> BadFile:
         return BadFile(self._path, found, self._then)
+
+
+def _sum_of(said: tuple[int, ...], payload: Any) -> int:
+    """Of what a frame says of itself, and of its rows."""
+    return zlib.crc32(payload, zlib.crc32(struct.pack("<4q", *said)))
 
 
 def path_of(folder: Path, bucket: int) -> Path:

@@ -215,11 +215,18 @@ def check_runs(path: str, embedded: bytes | None, schema: FileSchema) -> None:
     if embedded is None:
         return
     try:
-        theirs = {column.name: column.run for column in FileSchema.parse(embedded.decode("utf-8", "replace")).ids}
+        written = {column.name: column for column in FileSchema.parse(embedded.decode("utf-8", "replace")).ids}
     except BadSchema:
         return
     for column in schema.ids:
-        run = theirs.get(column.column or column.name, "")
+        theirs = written.get(column.column or column.name, column)
+        run, window = theirs.run, (theirs.start, theirs.length)
+        if theirs.start and (run, *window) != (column.run, column.start, column.length):
+            raise BadSchema(
+                f"{path}: lists of column {column.name!r} are windows, as {theirs.start!r} and {theirs.length!r} say, and "
+                f"the schema does not say so: write run = {run!r}, start = {theirs.start!r} and length = "
+                f"{theirs.length!r} under its [[id]], or leave schema out for the one in the file"
+            )
         if run and run != column.run:
             raise BadSchema(
                 f"{path}: column {column.name!r} leaves lists out that equal the row above's, as {run!r} says, and the "

@@ -25,7 +25,7 @@ from skirl.data.files.columns import (
 from skirl.data.files.encoded import Encoded, taken
 from skirl.data.files.errors import BadRow, BadSchema, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
-from skirl.data.files.repeats import is_shared, shared_lists
+from skirl.data.files.repeats import is_shared, is_views, shared_lists
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.files.session_order import sessions_of
 from skirl.data.files.times import DATE, NUMBER, Span, begins_with_dates, hours_of, is_date, seconds_of
@@ -185,17 +185,18 @@ class Encoder:
         k = 0
         for column in schema.dense:
             k += self._dense(raw, seen[column.column or column.name], column, dense, k, marks)
-        ids, lengths, inverses = [], [], []
+        ids, lengths, inverses, starts = [], [], [], []
         for column in schema.ids:
-            source, inverse = seen[column.column or column.name], None
+            source, inverse, start = seen[column.column or column.name], None, None
             if column.list:
                 source, inverse = shared_lists(source)
-                values, sizes = self._lists(raw, source, column, marks, inverse)
+                values, sizes, start = self._lists(raw, source, column, marks, inverse)
             else:
                 values, sizes = self._ids(raw, source, column, marks), None
             ids.append(values)
             lengths.append(sizes)
             inverses.append(inverse)
+            starts.append(start)
         wanted = np.ones(raw.rows, bool)
         if self.keep is not None:
             wanted = self._in_time(raw, seen[self.keep.column], self.keep, marks)
@@ -214,7 +215,17 @@ class Encoder:
         places = np.arange(raw.rows) if raw.places is None else raw.places
         bad = int(marks.bad.sum()) + len(raw.broken)
         done = Encoded(
-            labels, dense, ids, lengths, places, bad, marks.at, kept=kept, inverses=inverses, sessions=sessions
+            labels,
+            dense,
+            ids,
+            lengths,
+            places,
+            bad,
+            marks.at,
+            kept=kept,
+            inverses=inverses,
+            starts=starts,
+            sessions=sessions,
         )
         wanted &= ~marks.bad
         return done if wanted.all() else taken(done, np.flatnonzero(wanted))
@@ -269,9 +280,10 @@ class Encoder:
 
     def _lists(
         self, raw: Raw, column: Any, spec: Id, marks: Marks, inverse: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of all lists, and the length of each; a missing list is an empty one. inverse: which list each row has."""
-        if not is_list(column.type):
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Ids of all lists, the length of each, and where it begins if they lie over each other; a missing list is an empty
+        one. inverse: which list each row has."""
+        if not is_list(column.type) and not is_views(column.type):
             if not is_text(column.type) or not spec.separator:
                 raise BadSchema(
                     f"{raw.file}: column {spec.name!r} holds no lists: set its separator in the schema, or list to false"
@@ -279,13 +291,20 @@ class Encoder:
             column = pc.split_pattern(column, spec.separator)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
-        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        items = plain(column.flatten(), self.schema.missing)
+        starts = None
+        if is_views(column.type):
+            starts, sizes = (of.to_numpy().astype(np.int64) for of in (column.offsets, column.sizes))
+            low, high = (int(starts.min()), int((starts + sizes).max())) if len(sizes) else (0, 0)
+            starts -= low
+            items = plain(column.values.slice(low, high - low), self.schema.missing)
+        else:
+            sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+            items = plain(column.flatten(), self.schema.missing)
         values, kinds, wrong, why = self.rows_in(raw.file, items, spec)
         if wrong is not None and wrong.any():
-            owner = np.repeat(np.arange(len(sizes)), sizes)
-            rows = np.zeros(len(sizes), bool)
-            rows[owner[wrong]] = True
+            begins = np.cumsum(sizes) - sizes if starts is None else starts
+            before = np.append(0, np.cumsum(wrong))
+            rows = before[begins + sizes] > before[begins]
             of = np.arange(raw.rows) if inverse is None else inverse
             rows = rows[of]
             marks.add(
@@ -293,12 +312,12 @@ class Encoder:
                 rows,
                 lambda i: _of_id(
                     f"column {spec.name} has",
-                    value_at(items, int(np.flatnonzero(wrong & (owner == of[i]))[0])),
+                    value_at(items, int(begins[of[i]] + np.argmax(wrong[begins[of[i]] :]))),
                     why,
                     spec,
                 ),
             )
-        return values, sizes
+        return values, sizes, starts
 
     def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
         """Rows of a column's values, what each value is, which are malformed if any, and what was expected."""
@@ -325,7 +344,7 @@ class Encoder:
         wrong = kinds == BAD if kinds.any() else None
         if spec.type == "fingerprint":
             fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
-            kinds = np.where(fingerprints == 0, np.uint8(NONE), kinds)
+            kinds[fingerprints == 0] = NONE
             return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
         if spec.encode == "row":
             rows = self.rows[table]

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from skirl.core.shared import gather, pays
+from skirl.core.shared import pays
 from skirl.data.files.schema import FileSchema
+from skirl.tools.jit import kernel
 
 
 @dataclass
@@ -37,6 +38,9 @@ class Encoded:
     entry at all: each row has its own."""
     sessions: np.ndarray | None = None
     """int64 [n]: what stands for each row's session, where the order needs it."""
+    starts: list[np.ndarray | None] = field(default_factory=list)
+    """int64, where each list begins among a feature's ids, if lists lie over each other. None, or no entry at all: they lie
+    one after the other."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,42 +49,79 @@ class Encoded:
         """Which of a feature's lists each row has; None: its own."""
         return self.inverses[feature] if self.inverses else None
 
+    def start(self, feature: int) -> np.ndarray | None:
+        """Where a feature's lists begin among its ids; None: one after the other."""
+        return self.starts[feature] if self.starts else None
+
+    def apart(self, feature: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """A feature's ids with lists one after the other, and the length of each."""
+        values, sizes, starts = self.ids[feature], self.lengths[feature], self.start(feature)
+        return (values, sizes) if starts is None else lists_at(values, sizes, np.arange(len(starts)), starts)
+
     def expanded(self) -> "Encoded":
         """The same with a list for each row."""
         if all(inverse is None for inverse in self.inverses):
             return self
-        lists = [lists_at(*each) for each in zip(self.ids, self.lengths, self.inverses, strict=True)]
-        return replace(self, ids=[ids for ids, _ in lists], lengths=[sizes for _, sizes in lists], inverses=[])
+        lists = [
+            lists_at(self.ids[f], self.lengths[f], inverse, self.start(f)) for f, inverse in enumerate(self.inverses)
+        ]
+        ids, lengths = [ids for ids, _ in lists], [sizes for _, sizes in lists]
+        return replace(self, ids=ids, lengths=lengths, inverses=[], starts=[])
 
 
 def lists_at(
-    values: np.ndarray, sizes: np.ndarray | None, rows: np.ndarray | None
+    values: np.ndarray, sizes: np.ndarray | None, rows: np.ndarray | None, starts: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Lists at these places, in this order: their ids, and the length of each. rows: None for all."""
+    """Lists at these places, in this order: their ids, and the length of each. rows: None for all; starts: where lists
+    begin, unless one after the other."""
     if rows is None:
         return values, sizes
     if sizes is None:
         return values[rows], None
-    begins = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=begins[1:])
-    out = np.empty(int(sizes[rows].sum()), values.dtype)
-    gather(values, begins, rows, out)
-    return out, sizes[rows]
+    if starts is None:
+        starts = np.cumsum(sizes) - sizes
+    own = sizes[rows]
+    out = np.empty(int(own.sum()), values.dtype)
+    gather_from(values, starts[rows], own, out)
+    return out, own
 
 
-def used(values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Only the lists that some row has, and which each has of them."""
+@kernel
+def gather_from(values, starts, sizes, out):
+    """Copy values that lie at these places, one list after the other."""
+    at = 0
+    for k in range(len(starts)):
+        begin = starts[k]
+        for place in range(begin, begin + sizes[k]):
+            out[at] = values[place]
+            at += 1
+
+
+def used(
+    values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray, starts: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Only the lists that some row has, which each has of them, and where they begin, unless one after the other."""
     low, high = (int(inverse.min()), int(inverse.max()) + 1) if len(inverse) else (0, 0)
-    begin = int(sizes[:low].sum())
-    sizes = sizes[low:high]
-    values, inverse = values[begin : begin + int(sizes.sum())], inverse - low
+    begin = int(sizes[:low].sum()) if starts is None else 0
+    sizes, inverse = sizes[low:high], inverse - low
     there = np.zeros(len(sizes), bool)
     there[inverse] = True
-    if there.all():
-        return values, sizes, inverse
-    some, kept = lists_at(values, sizes, np.flatnonzero(there))
-    assert kept is not None
-    return some, kept, (np.cumsum(there) - 1)[inverse]
+    if starts is None:
+        values = values[begin : begin + int(sizes.sum())]
+    else:
+        starts = starts[low:high]
+    if not there.all():
+        inverse, kept = (np.cumsum(there) - 1)[inverse], np.flatnonzero(there)
+        if starts is None:
+            values, some = lists_at(values, sizes, kept)
+            assert some is not None
+            sizes = some
+        else:
+            starts, sizes = starts[kept], sizes[kept]
+    if starts is not None and len(starts):
+        begin = int(starts.min())
+        values, starts = values[begin : int((starts + sizes).max())], starts - begin
+    return values, sizes, inverse, starts
 
 
 def sharing(piece: Encoded, names: list[str]) -> tuple[Encoded, dict[tuple[str, ...], np.ndarray]]:
@@ -95,11 +136,12 @@ def sharing(piece: Encoded, names: list[str]) -> tuple[Encoded, dict[tuple[str, 
             continue
         total, left = int(sizes[inverse].sum()), int(sizes.sum())
         if pays(total, left, len(piece)):
+            ids[f], lengths[f] = piece.apart(f)
             groups.setdefault(inverse.astype(np.int32).tobytes(), []).append(name)
         else:
-            ids[f], lengths[f] = lists_at(piece.ids[f], sizes, inverse)
+            ids[f], lengths[f] = lists_at(piece.ids[f], sizes, inverse, piece.start(f))
     found = {tuple(of): np.frombuffer(bytearray(raw), np.int32) for raw, of in groups.items()}
-    return replace(piece, ids=ids, lengths=lengths, inverses=[]), found
+    return replace(piece, ids=ids, lengths=lengths, inverses=[], starts=[]), found
 
 
 def nothing(schema: FileSchema) -> Encoded:
@@ -113,18 +155,20 @@ def nothing(schema: FileSchema) -> Encoded:
         [none if c.list else None for c in schema.ids],
         none,
         inverses=[none if c.run else None for c in schema.ids],
+        starts=[none if c.start else None for c in schema.ids],
     )
 
 
 def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
     """Some rows of a piece, in this order."""
-    ids, lengths, inverses = [], [], []
+    ids, lengths, inverses, starts = [], [], [], []
     for f, (values, sizes) in enumerate(zip(piece.ids, piece.lengths)):
-        inverse = piece.inverse(f)
+        inverse, start = piece.inverse(f), piece.start(f)
         if inverse is None or sizes is None:
             values, sizes = lists_at(values, sizes, rows)
         else:
-            values, sizes, inverse = used(values, sizes, inverse[rows])
+            values, sizes, inverse, start = used(values, sizes, inverse[rows], start)
+        starts.append(start)
         ids.append(values)
         lengths.append(sizes)
         inverses.append(inverse)
@@ -138,4 +182,5 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
         kept=[column.take(pa.array(rows)) for column in piece.kept],
         inverses=inverses,
         sessions=None if piece.sessions is None else piece.sessions[rows],
+        starts=starts,
     )

@@ -70,6 +70,10 @@ class Id:
     run: str = ""
     """Of lists that are left out (null) where they equal the row above's: the column that says how many rows above each row
     its list stands; none is left out if not set."""
+    start: str = ""
+    """Of lists that are windows of the one that is there: the column that says where in it each begins,"""
+    length: str = ""
+    """and the column that says how many ids of it each has."""
 
     @property
     def kind(self) -> str:
@@ -162,6 +166,11 @@ class FileSchema:
                 raise BadSchema(
                     f"id column {column.name!r}: run is for list columns, without a separator: leave it out"
                 )
+            if bool(column.start) != bool(column.length) or (column.start and not column.run):
+                raise BadSchema(
+                    f"id column {column.name!r}: start, length and run say together where a window is: set all "
+                    "three, or run alone"
+                )
             if column.separator and not column.list:
                 raise BadSchema(f"id column {column.name!r}: it has a separator, so write list = true")
             if len(column.separator) > 1:
@@ -189,7 +198,7 @@ class FileSchema:
         named = [label.name for label in self.labels]
         named += [column.column or column.name for column in (*self.dense, *self.ids)]
         named += [self.time] if self.time is not None else []
-        named += [column.run for column in self.ids if column.run]
+        named += [of for column in self.ids for of in (column.run, column.start, column.length) if of]
         named += self.also
         return tuple(dict.fromkeys(named))
 
@@ -296,9 +305,12 @@ class FileSchema:
                 lines += [
                     f"{f.name} = {_toml(v)}"
                     for f in fields(column)
-                    if (v := getattr(column, f.name)) is not None and (v or f.name != "run")  # as it was before
+                    if (v := getattr(column, f.name)) is not None and (v or f.name not in _LAID)  # as it was before
                 ]
         return "\n".join(lines) + "\n"
+
+
+_LAID = ("run", "start", "length")
 
 
 def _toml(value: Any) -> str:

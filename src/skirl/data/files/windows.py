@@ -88,19 +88,34 @@ class Windows:
 
 def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[tuple[Encoded, int, Place]]:
     """Windows of `size` rows out of pieces, the last one smaller: the rows, how many, and the place of the first."""
-    kept: list[tuple[Encoded, Part]] = []
-    rows = 0
+    kept: deque[tuple[Encoded, Part]] = deque()
+    begun = rows = 0  # rows of the first piece that are in windows already; rows that are in none yet
+
+    def window(size: int) -> tuple[Encoded, int, Place]:
+        nonlocal begun
+        first, part = kept[0]
+        place = Place(part.file, part.part, int(first.places[begun]))
+        cuts, left = [], size
+        while left:
+            piece, _ = kept[0]
+            end = min(begun + left, len(piece))
+            cuts.append(cut(piece, begun, end))
+            left -= end - begun
+            begun = end
+            if end == len(piece):
+                kept.popleft()
+                begun = 0
+        return joined(cuts), size, place
+
     for piece, part in found:
         if len(piece):
             kept.append((piece, part))
             rows += len(piece)
         while rows >= size:
-            (window, place), kept = _cut(kept, size)
+            yield window(size)
             rows -= size
-            yield window, size, place
     if rows:
-        (window, place), _ = _cut(kept, rows)
-        yield window, rows, place
+        yield window(rows)
 
 
 def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[tuple[Encoded, int, Place]]:
@@ -137,16 +152,19 @@ def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterato
 
 def cut(rows: Encoded, low: int, high: int) -> Encoded:
     """Rows low .. high - 1, as views."""
-    ids, lengths, inverses = [], [], []
+    if low == 0 and high == len(rows):
+        return rows
+    ids, lengths, inverses, starts = [], [], [], []
     for f, (values, sizes) in enumerate(zip(rows.ids, rows.lengths)):
-        inverse = rows.inverse(f)
+        inverse, start = rows.inverse(f), rows.start(f)
         if sizes is None:
             values = values[low:high]
         elif inverse is None:
             begin = int(sizes[:low].sum())
             values, sizes = values[begin : begin + int(sizes[low:high].sum())], sizes[low:high]
         else:
-            values, sizes, inverse = used(values, sizes, inverse[low:high])
+            values, sizes, inverse, start = used(values, sizes, inverse[low:high], start)
+        starts.append(start)
         ids.append(values)
         lengths.append(sizes)
         inverses.append(inverse)
@@ -160,6 +178,7 @@ def cut(rows: Encoded, low: int, high: int) -> Encoded:
         kept=[column.slice(low, high - low) for column in rows.kept],
         inverses=inverses,
         sessions=None if rows.sessions is None else rows.sessions[low:high],
+        starts=starts,
     )
 
 
@@ -178,7 +197,21 @@ def joined(pieces: list[Encoded]) -> Encoded:
         kept=[_one([p.kept[c] for p in pieces]) for c in range(len(pieces[0].kept))],
         inverses=[_joined_inverse(pieces, f) for f in features],
         sessions=_all_or_none([p.sessions for p in pieces]),
+        starts=[_joined_starts(pieces, f) for f in features],
     )
+
+
+def _joined_starts(pieces: list[Encoded], feature: int) -> np.ndarray | None:
+    """Where each list of all pieces begins; in a piece that does not say so they lie one after the other."""
+    if all(piece.start(feature) is None for piece in pieces):
+        return None
+    parts, before = [], 0
+    for piece in pieces:
+        starts, sizes = piece.start(feature), piece.lengths[feature]
+        assert sizes is not None
+        parts.append(before + (np.cumsum(sizes) - sizes if starts is None else starts))
+        before += len(piece.ids[feature])
+    return np.concatenate(parts)
 
 
 def _joined_inverse(pieces: list[Encoded], feature: int) -> np.ndarray | None:
@@ -201,24 +234,6 @@ def _one(arrays: list[Any]) -> Any:
 def _all_or_none(arrays: list[np.ndarray | None]) -> np.ndarray | None:
     known = [array for array in arrays if array is not None]
     return np.concatenate(known) if known else None
-
-
-def _cut(kept: list[tuple[Encoded, Part]], size: int) -> tuple[tuple[Encoded, Place], list[tuple[Encoded, Part]]]:
-    """The first `size` rows of pieces and where they begin; what is left."""
-    first, part = kept[0]
-    place = Place(part.file, part.part, int(first.places[0]))
-    taken_, left = [], []
-    for piece, part in kept:
-        if size >= len(piece):
-            taken_.append(piece)
-            size -= len(piece)
-        elif size > 0:
-            taken_.append(cut(piece, 0, size))
-            left.append((cut(piece, size, len(piece)), part))
-            size = 0
-        else:
-            left.append((piece, part))
-    return (joined(taken_), place), left
 
 
 @kernel

@@ -1,0 +1,110 @@
+"""How fast files of sessions are read, from the file to batches, ids hashed to rows, on one core."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from skirl.data.files.columnar import KEY, SLICE
+from skirl.data.files.schema import FileSchema
+from skirl.data.flags import DataFlags
+from skirl.dedup.finish import LAYOUTS
+from skirl.dedup.layout import measured, writer_of
+from skirl.dedup.made import SHIFTS, rows_of_sessions
+from skirl.dedup.order import groups_of_rows
+from skirl.measure.bench.helpers import Watch
+
+FACTORS = (4.0, 9.0)
+PER_SESSION = 16.5
+BATCH = 2048
+
+
+def read(samples: int, rows_scale: float, rounds: int, compression: str) -> dict[str, Any]:
+    """Rows a second of our reader by factor; and how many times as many of `once` as of the same rows.
+
+    **Arguments**
+
+    - `samples`: rows of each file.
+    - `rows_scale`: multiplies the ids that they are drawn from.
+    - `rounds`: how often each file is read, in turns.
+    - `compression`: of the clustered rows and of `once`; shuffled rows are written with pyarrow's defaults.
+    """
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {
+        "vs_rows": {},
+        "vs_shuffled": {},
+        "rows_a_second": {},
+        "shuffled_chunks": "missing",
+    }
+    for factor in FACTORS:
+        change = (PER_SESSION / factor - 1) / (PER_SESSION - 1)
+        with tempfile.TemporaryDirectory() as folder:
+            rows = rows_of_sessions(samples, change, rows_scale)
+            took = _in_turns(_files(Path(folder), rows, ("rows", "once"), compression), rounds)
+        for name in ("rows", "shuffled"):
+            found[f"vs_{name}"][f"{factor:g}"] = _ratio(took, name, "once")
+        found["rows_a_second"][f"{factor:g}"] = {name: round(samples / median(of)) for name, of in took.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        rows = rows_of_sessions(samples, SHIFTS, rows_scale, "shift")
+        took = _in_turns(_files(Path(folder), rows, ("rows", "once", "window"), compression), rounds)
+    found |= {"window": _ratio(took, "rows", "window"), "window_vs_once": _ratio(took, "once", "window")}
+    found["rows_a_second"]["shifting"] = {name: round(samples / median(of)) for name, of in took.items()}
+    return found
+
+
+def _files(
+    folder: Path, rows: tuple[Any, FileSchema, np.ndarray], layouts: Sequence[str], compression: str
+) -> dict[str, Path]:
+    """The same rows in each layout, encoded and compressed alike; and shuffled, with pyarrow's defaults."""
+    table, schema, new = rows
+    paths = {}
+    dictionaries: list[str] | None = None
+    for name in reversed(layouts):  # encodings are those of the smallest
+        layout = LAYOUTS[name]
+        groups = layout.found(table, schema, new)
+        laid, paths[name] = layout.lay(table, groups, new), folder / f"{name}.parquet"
+        if dictionaries is None:
+            dictionaries = measured(laid.slice(0, SLICE), compression, folder)
+        with writer_of(paths[name], laid.schema, layout.schema(schema, groups), compression, dictionaries) as writer:
+            for low, high in pairwise(groups_of_rows(new, SLICE)):
+                writer.write_table(laid.slice(low, high - low), row_group_size=high - low)
+    paths["shuffled"] = folder / "shuffled.parquet"
+    shuffled = table.take(np.random.default_rng(0).permutation(len(table)))
+    pq.write_table(shuffled.replace_schema_metadata({KEY: schema.toml().encode()}), paths["shuffled"])
+    return paths
+
+
+def _in_turns(paths: Mapping[str, Path], rounds: int) -> dict[str, list[float]]:
+    """Processor seconds of each file and round; what is read for the first time compiles, and is compared."""
+    first = {name: next(iter(_stream(path))) for name, path in paths.items() if name != "shuffled"}
+    plain = [(batch.labels.tolist(), batch.sparse.expanded().values().tolist()) for batch in first.values()]
+    if any(one != plain[0] for one in plain):
+        raise AssertionError("the files do not hold the same rows: no ratio is given")
+    took: dict[str, list[float]] = {name: [] for name in paths}
+    for number in range(rounds):
+        for name in list(paths)[:: 1 if number % 2 else -1]:
+            with Watch() as watch:
+                for batch in _stream(paths[name]):
+                    assert batch.sparse.stride() <= BATCH
+            took[name].append(watch.cpu)
+    return took
+
+
+def _stream(path: Path) -> Any:
+    return DataFlags(f"parquet:{path}", batch=BATCH, rows="2000000").stream()
+
+
+def _ratio(took: Mapping[str, list[float]], slow: str, fast: str) -> float:
+    return round(median(a / b for a, b in zip(took[slow], took[fast], strict=True)), 3)
+
+
+if __name__ == "__main__":
+    print(json.dumps(read(*json.loads(sys.argv[1]))))
