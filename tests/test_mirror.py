@@ -16,6 +16,7 @@ ELSEWHERE = {
     "store/disk/*": "store/disk/test_store.py store/disk/test_crash.py",
     "store/memory/*": "store/memory/test_store.py",
     "store/remote/*": "store/remote/test_store.py",
+    "store/placed/*": "store/placed/test_store.py",
     # Bits of a device and its kernels are those of the reference, whatever file they are computed in.
     "engine/*.py": "engine/test_engine.py engine/test_cache.py",
     "engine/device/*": "engine/device/test_gpu.py test_exact.py",
