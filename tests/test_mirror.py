@@ -38,6 +38,8 @@ ELSEWHERE = {
     "measure/*": "measure/bench/test_train.py measure/sizing/test_size.py",
     # Whole folders are compared with a plain sort, and with the same rows in another layout.
     "dedup/*": "dedup/test_by_session.py dedup/test_once.py dedup/test_same.py",
+    # A plan is held to what an executed run counts.
+    "placement/*": "placement/test_commands.py placement/test_shares.py",
     # One paper a file, all of them held to the same.
     "models/*": "models/test_all.py",
     # Nouns and small tools, used by every test; their examples run as tests.

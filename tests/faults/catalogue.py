@@ -590,6 +590,38 @@ TRAINERS = [
           "range(rank * (shards // size), (rank + 1) * (shards // size))"),
 ]  # fmt: skip
 
+PLACEMENT = [
+    Fault("a range of rows begins one row late", "core.placement:_as_arrays",
+          "start << _TABLE_BITS * (cut.by == 'rows')", "(start << _TABLE_BITS * (cut.by == 'rows')) + (start > 0) * (1 << 15)"),
+    Fault("a part of the hash that two ranges share is the first one's", "core.placement:_as_arrays",
+          "guess == of_end", "guess >= 0"),
+    Fault("a plan with a hole is read", "core.placement_plan:_table",
+          "begin != end", "begin < end"),
+    Fault("a plan whose last rows are nobody's is read", "core.placement_plan:_table",
+          "end != cut.end and not (by == 'rows' and end == table.rows)", "False"),
+    Fault("a table is dropped from a plan", "placement.plan:_plan",
+          "tuple(placed)", "tuple(placed)[:-1]"),
+    Fault("a cap is ignored", "placement.plan:plan_for",
+          "np.array([math.inf if site.memory is None else float(site.memory) for site in sites])",
+          "np.array([math.inf if n == 1 or site.memory is None else float(site.memory) for n, site in enumerate(sites)])"),
+    Fault("the rows of a site are not counted against its memory", "placement.plan:_over",
+          "np.isinf(caps).all()", "True"),
+    Fault("the densest rows are taken from the other end", "placement.shares:_densest",
+          "np.argsort(-density, kind='stable')", "np.argsort(density, kind='stable')"),
+    Fault("what a step writes is counted in the step after", "placement.loads:Loads.steps",
+          "each[banks:2 * banks]", "each[banks:2 * banks][::-1]"),
+    Fault("one site of several changes though another failed", "store.placed.store:thaw_parts",
+          "self.stores[number].thaw_parts(folder, taken[number], identity, generation, meeting.wait)",
+          "self.stores[number].thaw_parts(folder, taken[number], identity, generation)"),
+    Fault("rows of another placement are looked for where they are not", "store.placed.store:_found_misplaced",
+          "len(store) and store.about.get(MARK) != self._mark(number)", "False"),
+    Fault("rows of a call come back in another order", "store.placed.store:_read_at",
+          "cut.give(rows, at, out)", "cut.give(rows, at[::-1].copy(), out)"),
+    Fault("rows laid over a checkpoint go to one site", "store.placed.taking:_split",
+          "over[site].append((keys[sites == site], rows[sites == site]))",
+          "over[0].append((keys[sites == site], rows[sites == site]))"),
+]  # fmt: skip
+
 AREAS = {
     "oracle": ORACLE,
     "moves": MOVES,
@@ -598,6 +630,7 @@ AREAS = {
     "frozen": FROZEN,
     "checkpoints": CHECKPOINTS,
     "trainers": TRAINERS,
+    "placement": PLACEMENT,
     "gpu": GPU,
 }
 """One test each: they run beside each other."""

@@ -100,21 +100,34 @@ def columns(sparse: Any) -> NDArray[np.int64]:
 
 
 class Seen(MemoryStore):
-    """A site that writes down what it gave and took, call by call: rows and bytes."""
+    """A site that writes down what it gave and took, call by call: rows, bytes, and which rows they were.
+
+    Two threads write, so calls of neighbouring steps may change places: which rows they are of says which step it was.
+    """
 
     def __init__(self, layout: Any) -> None:
         super().__init__(layout)
-        self.reads: list[tuple[int, int]] = []
-        self.writes: list[tuple[int, int]] = []
+        self.reads: list[tuple[int, int, bytes]] = []
+        self.writes: list[tuple[int, int, bytes]] = []
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         super()._read(kind, keys, out, found)
-        count = int(np.count_nonzero(found))
-        self.reads.append((count, count * out.itemsize * out.shape[1]))
+        self.reads.append(load_of(keys[found], out.itemsize * out.shape[1]))
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         super()._write(kind, keys, rows)
-        self.writes.append((len(keys), rows.nbytes))
+        self.writes.append(load_of(keys, rows.itemsize * rows.shape[1]))
+
+
+def load_of(keys: NDArray[np.int64], nbytes: int) -> tuple[int, int, bytes]:
+    """Rows, bytes, and a digest of which rows.
+
+    **Arguments**
+
+    - `keys`: of the rows.
+    - `nbytes`: of one.
+    """
+    return len(keys), len(keys) * nbytes, blake2b(np.sort(keys).tobytes(), digest_size=8).digest()
 
 
 @dataclass(frozen=True)
@@ -164,7 +177,7 @@ def trained(
             out = embeddings(ids)
             loss = torch.stack([out[table.name].square().sum() for table in embeddings.engine.schema.tables]).sum()
             loss.backward()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
             if compute:
                 time.sleep(compute)
             if folder is not None and steps.step % 5 == 0:

@@ -65,7 +65,8 @@ class SiteFlags:
         for name in ("stores", "rates", "memory"):
             given = getattr(self, name)
             if given is not None and len(given) not in ((self.count,) if name == "stores" else (1, self.count)):
-                raise ValueError(f"{name} names {len(given)} sites and there are {self.count}: name one for each")
+                said = " ".join(given)
+                raise ValueError(f"{name} is {said}, and there are {self.count} sites: name one for each")
         self.made(1 if self.sites == "auto" else self.count)
 
     @property

@@ -46,7 +46,7 @@ def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first
     read, written, held = loads.of_tables(first)
     moved = read if read.sum() >= written.sum() else written  # the busier direction
     rates = [1.0 if site.rate is None else site.rate for site in sites]
-    caps = np.array([math.inf if site.memory is None else site.memory for site in sites])
+    caps = np.array([math.inf if site.memory is None else float(site.memory) for site in sites])
     if held.sum() > caps.sum():
         raise ValueError(_no_room(tables, held, caps))
     even = Cut.even(range(len(sites)))
