@@ -238,11 +238,13 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
 
     checks: dict[str, Callable[[], object]] = {
         "wrong plans": in_folder(wrong_files),
+        "moves": test_commands.test_moves_come_back_as_they_were,
         "scores": test_commands.test_scores_are_counts_by_hand,
         "memory": lambda: [test_commands.test_no_site_is_over_its_memory_by_a_byte(seed) for seed in range(4)],
         "where rows are": where_rows_are,
         "a small fast site": test_shares.test_a_small_fast_site_takes_what_moves_most,
         "counts of sites": test_store.test_every_row_is_where_the_plan_says_and_is_counted,
+        "every bit": test_store.TestPlacedStore().test_every_bit_comes_back,
         "rows that move": in_folder(lambda folder: test_store.rows_move(folder, test_store.CUTS[::-1])),
         "sites on disk": in_folder(test_store.test_sites_on_disk_take_all_or_nothing_and_know_their_placement),
     }

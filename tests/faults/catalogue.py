@@ -608,7 +608,7 @@ PLACEMENT = [
           "np.isinf(caps).all()", "True"),
     Fault("the densest rows are taken from the other end", "placement.shares:_densest",
           "np.argsort(-density, kind='stable')", "np.argsort(density, kind='stable')"),
-    Fault("what a step writes is counted in the step after", "placement.loads:Loads.steps",
+    Fault("what one bank writes is counted as another's", "placement.loads:Loads.steps",
           "each[banks:2 * banks]", "each[banks:2 * banks][::-1]"),
     Fault("one site of several changes though another failed", "store.placed.store:thaw_parts",
           "self.stores[number].thaw_parts(folder, taken[number], identity, generation, meeting.wait)",

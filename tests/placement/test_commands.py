@@ -114,6 +114,18 @@ def loads_of(rng, tables: int, steps: int = 6) -> Loads:
     return loads
 
 
+def test_moves_come_back_as_they_were():
+    rng, given = np.random.default_rng(1), []
+    with Loads(3, [8, 24]) as loads:
+        for _ in range(3):
+            parts = [rng.integers(0, 1 << 50, rng.integers(0, 9)) for _ in range(6)]
+            given.append(Moves(parts[:2], parts[2:4], parts[4:]))
+            loads.add(given[-1])
+        for which in (slice(None), slice(1, None), slice(0)):
+            found = [[[k.tolist() for k in part] for part in step] for step in loads.steps(which)]
+            assert found == [[[k.tolist() for k in part] for part in step] for step in given[which]]
+
+
 def test_scores_are_counts_by_hand():
     with loads_of(np.random.default_rng(0), 3) as loads:
         cuts = {0: Cut((0, 20), (1, 0), "rows"), 2: Cut((0,), (1,))}

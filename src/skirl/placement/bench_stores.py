@@ -77,8 +77,8 @@ def measured(flags: "PlaceBench") -> dict[str, Any]:
                 "vs_bound": ours.seconds / ours.busiest,
             }
         unlike = {
-            name: _unlike(job, batches, loads, tables, most / step, tight)
-            for name, tight in (("ample", ()), ("tight", TIGHT))
+            name: _unlike(job, batches, loads, tables, most / step, memory)
+            for name, memory in (("ample", ()), ("tight", TIGHT))
         }
     rows = list(by_count.values())
     return {
