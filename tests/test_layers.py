@@ -23,7 +23,7 @@ FLOORS = (
     ("checkpoint",),
     ("train",),
     ("measure",),
-    ("cluster", "dedup"),
+    ("cluster", "dedup", "placement"),
     ("__init__", "cli", "torchrec", "lightning"),
     ("__main__",),
 )

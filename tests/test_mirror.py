@@ -16,6 +16,7 @@ ELSEWHERE = {
     "store/disk/*": "store/disk/test_store.py store/disk/test_crash.py",
     "store/memory/*": "store/memory/test_store.py",
     "store/remote/*": "store/remote/test_store.py",
+    "store/placed/*": "store/placed/test_store.py",
     # Bits of a device and its kernels are those of the reference, whatever file they are computed in.
     "engine/*.py": "engine/test_engine.py engine/test_cache.py",
     "engine/device/*": "engine/device/test_gpu.py test_exact.py",
@@ -37,6 +38,8 @@ ELSEWHERE = {
     "measure/*": "measure/bench/test_train.py measure/sizing/test_size.py",
     # Whole folders are compared with a plain sort, and with the same rows in another layout.
     "dedup/*": "dedup/test_analyze.py dedup/test_ordering.py dedup/test_by_session.py dedup/test_once.py dedup/test_same.py",
+    # A plan is held to what an executed run counts.
+    "placement/*": "placement/test_commands.py placement/test_shares.py",
     # One paper a file, all of them held to the same.
     "models/*": "models/test_all.py",
     # Nouns and small tools, used by every test; their examples run as tests.

@@ -31,6 +31,11 @@ COMMANDS = {
         "skirl.measure.sizing.commands:Size",
         "how much cache a run needs: traffic against cache size, and what to choose",
     ),
+    "place": (
+        "skirl.placement.commands:Place",
+        "where rows are to live: a plan for several stores, from what each would move",
+    ),
+    "place calibrate": ("skirl.placement.commands:Calibrate", "how fast a store moves rows"),
     "simulate": (
         "skirl.measure.scaling.commands:Simulate",
         "the time of a step with 8 to 512 trainers and a link: what bounds it, and where the curve bends",
@@ -130,6 +135,10 @@ COMMANDS = {
         "skirl.measure.bench.serve_link:ServeLink",
         "training over a link of limited rate to a memory node, beside the least that compute, bytes and cores allow",
     ),
+    "bench place": (
+        "skirl.placement.bench:PlaceBench",
+        "loads of sites as planned against those of an executed run, and placements against each other",
+    ),
     "bench start": (
         "skirl.measure.bench.start:Start",
         "time compiling and loading the kernels of a first training step",
@@ -139,7 +148,7 @@ NOBODY_READS = 128 + 13
 """The exit code that a shell gives a tool which SIGPIPE has ended: `skirl train | head` ends as `yes | head` does."""
 LAUNCH = "launch"
 """The command that starts others, which stand behind `--`."""
-CONFIGURED = ("train", "verify", "size")
+CONFIGURED = ("train", "verify", "size", "place")
 """Commands that take --config."""
 CONFIG = Flag(
     name="config",

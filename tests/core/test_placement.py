@@ -36,6 +36,7 @@ def test_the_generator_above_is_splitmix64():
         (3, "ranks", [2, 1, 0, 2, 2]),
         (8, "ranks", [7, 4, 1, 6, 7]),
         (8, "store", [3, 5, 1, 1, 6]),
+        (8, "sites", [0, 7, 0, 7, 0]),
         (1000, "ranks", [883, 566, 133, 772, 946]),
     ],
 )
@@ -49,9 +50,10 @@ def test_where_these_rows_live_for_ever(sites, use, wanted):
 
 @st.composite
 def cuts(draw: st.DrawFn, sites: int) -> Cut:
-    inner = draw(st.lists(st.integers(1, 2**64 - 1), max_size=6, unique=True))
+    by = draw(st.sampled_from(["hash", "hash", "rows"]))
+    inner = draw(st.lists(st.integers(1, 2 ** (64 if by == "hash" else 48) - 1), max_size=6, unique=True))
     of = draw(st.lists(st.integers(0, sites - 1), min_size=len(inner) + 1, max_size=len(inner) + 1))
-    return Cut((0, *sorted(inner)), tuple(of))
+    return Cut((0, *sorted(inner)), tuple(of), by)
 
 
 @st.composite
@@ -64,7 +66,7 @@ def placements(draw: st.DrawFn) -> Placement:
 
 def site_by_hand(placement: Placement, key: int) -> int:
     cut = placement.tables.get(key >> 48, placement.cut)
-    hashed = drawn(key, SALTS[placement.use])
+    hashed = drawn(key, SALTS[placement.use]) if cut.by == "hash" else key % 2**48
     return next(site for begin, end, site in cut.ranges if begin <= hashed < end)
 
 
@@ -80,6 +82,16 @@ def test_who_may_have_a_site_s_rows(placement, other, some):
     met = [placement.meets(site, other) for site in range(placement.sites)]
     for key in some:
         assert site_by_hand(other, key) in met[site_by_hand(placement, key)]
+
+
+@cases(60)
+@given(weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=9).filter(lambda w: sum(w) > 0))
+def test_ranges_are_as_wide_as_their_weights(weights):
+    found = dict.fromkeys(range(len(weights)), 0)
+    for begin, end, site in Cut.weighted(weights).ranges:
+        found[site] += end - begin
+    assert sum(found.values()) == 2**64
+    assert all(abs(found[s] / 2**64 - w / sum(weights)) < 1e-12 for s, w in enumerate(weights))
 
 
 def test_ranges_of_twice_as_many_sites_nest():
@@ -114,7 +126,7 @@ def test_rows_spread_evenly_and_by_no_other_hash():
 
 
 def test_facts_and_digest():
-    placed = Placement(3, Cut.even([0, 2, 1]), {4: Cut((0, 5), (1, 1))}, "store")
+    placed = Placement(3, Cut.even([0, 2, 1]), {4: Cut((0, 5), (1, 1)), 5: Cut((0, 5), (1, 2), "rows")}, "store")
     again = Placement.of(json.loads(json.dumps(placed.facts)))
     assert again == placed and again.digest == placed.digest
     others = [Placement.even(3), Placement.even(4), Placement.even(3, "store"), Placement(3, placed.cut, {}, "store")]
@@ -125,9 +137,15 @@ def test_facts_and_digest():
     ("wrong", "text"),
     [
         (lambda: Placement.even(0), "sites is 0: set it to 1 or more"),
-        (lambda: Placement.even(2, "rows"), "use is 'rows': set it to 'ranks' or 'store'"),  # type: ignore[arg-type]
+        (lambda: Placement.even(2, "rows"), "use is 'rows': set it to 'ranks' or 'store' or 'sites'"),  # type: ignore[arg-type]
         (lambda: Placement(2, Cut.even([0, 2])), "a range is placed at site 2: there are sites 0 to 1"),
         (lambda: Cut((0, 9, 9), (0, 1, 0)), r"begin at \[0, 9, 9\]: let them rise"),
+        (
+            lambda: Cut((0, 1 << 48), (0, 1), "rows"),
+            r"ranges of rows begin at \[0, 281474976710656\]: .* less than 2\*\*48",
+        ),
+        (lambda: Cut((0,), (0,), "column"), "by is 'column': set it to 'hash' or 'rows'"),  # type: ignore[arg-type]
+        (lambda: Cut.weighted([0, 0]), "set them to 0 or more, not all to 0"),
         (lambda: Cut((0, 9), (0,)), "2 ranges of the hash and 1 sites: give each range its site"),
     ],
 )

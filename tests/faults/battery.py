@@ -11,6 +11,7 @@ import torch
 
 import skirl
 from skirl import FTRL, SGD, Adagrad, Adam, Constant, KeyedJagged, Normal, RowwiseAdagrad, Table, Uniform
+from skirl.core.placement import Placement
 from skirl.engine.too_small import DoesNotFit
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.seen import Seen
@@ -290,6 +291,46 @@ def crashes(shift: int, scripts: Sequence[str], kinds: Sequence[type[Hooked]] = 
         crash_everywhere(Path(name), shift, times=1, scripts=scripts, kinds=kinds)
 
 
+def placement(sound: bool) -> dict[str, Callable[[], object]]:
+    """Plans, shares, loads and stores of several sites; what they are held to is in the tests of each."""
+    from tests.core import test_placement, test_placement_plan
+    from tests.placement import test_commands, test_shares
+    from tests.store.placed import test_store
+
+    def wrong_files(folder: Path) -> None:
+        mark = next(m for m in test_placement_plan.test_a_wrong_file_is_refused_in_a_sentence.pytestmark)
+        for text, says in mark.args[1]:
+            test_placement_plan.test_a_wrong_file_is_refused_in_a_sentence(text, says, folder)
+
+    def where_rows_are() -> None:
+        cuts = test_store.CUTS
+        placement = Placement(3, cuts[0], dict(enumerate(cuts)), "sites")
+        rows = [*range(30), 1499, 1500, 1501, *(row * row * 7919 for row in range(200, 700))]
+        keys = [table << 48 | row for table in range(8) for row in rows]
+        assert placement.site_of(np.array(keys)).tolist() == [test_placement.site_by_hand(placement, k) for k in keys]
+
+    def in_folder(check: Callable[[Path], object]) -> Callable[[], object]:
+        def run() -> None:
+            with tempfile.TemporaryDirectory() as name:
+                check(Path(name))
+
+        return run
+
+    checks: dict[str, Callable[[], object]] = {
+        "wrong plans": in_folder(wrong_files),
+        "moves": test_commands.test_moves_come_back_as_they_were,
+        "scores": test_commands.test_scores_are_counts_by_hand,
+        "memory": lambda: [test_commands.test_no_site_is_over_its_memory_by_a_byte(seed) for seed in range(4)],
+        "where rows are": where_rows_are,
+        "a small fast site": test_shares.test_a_small_fast_site_takes_what_moves_most,
+        "counts of sites": test_store.test_every_row_is_where_the_plan_says_and_is_counted,
+        "every bit": test_store.TestPlacedStore().test_every_bit_comes_back,
+        "rows that move": in_folder(lambda folder: test_store.rows_move(folder, test_store.CUTS[::-1])),
+        "sites on disk": in_folder(test_store.test_sites_on_disk_take_all_or_nothing_and_know_their_placement),
+    }
+    return dict(list(checks.items())[:3]) if sound else checks
+
+
 def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int | None = None) -> str | None:
     """The first check that fails and its message; None when all pass. sound: no fault is planted, so be brief.
 
@@ -305,6 +346,8 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int 
         checks = dict(
             list(CHECKS.items())[: 1 if third is not None else None]
         )  # tests/checkpoint/test_saving.py has all
+    if area == "placement":
+        checks = placement(sound)
     if area == "trainers":
         checks = trainers(shift)
         if sound:  # tests/test_trainers.py has more of them

@@ -27,7 +27,7 @@ DISK_AREAS = ("disk", "frozen")
 
 ATTEMPTS = 3
 """A fault that needs a race may get away with it once, on a busy machine."""
-COMPILED_AREAS = (*DISK_AREAS, "checkpoints", "gpu")
+COMPILED_AREAS = (*DISK_AREAS, "checkpoints", "gpu", "placement")
 """Their faults are in no kernel of Numba's, so those may be compiled."""
 LIMIT = 60.0
 """Seconds for one fault; longer is reported as a hang, which is no clear failure."""

@@ -3,11 +3,14 @@
 import json
 import math
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from skirl.core.placement import Cut
+from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.data import DataFlags
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.hashing import GOOD, NONE
@@ -372,4 +375,53 @@ class RunFolder(Target):
         return READ
 
 
-TARGETS: list[Target] = [Schema(), Vocabulary(), State(), Open(), RunFolder()]
+class Placement(Target):
+    """The file of a placement, mostly without its digest: what is read has every row once, as another reading says."""
+
+    name = "placement"
+
+    def prepare(self, folder: Path) -> None:
+        sites = (Site("a", "disk:/x"), Site("b", rate=1e9), Site("c", memory=1 << 30))
+        tables = [
+            ("user", Cut.weighted([1, 2, 3])),
+            ("item", Cut((0, 7, 90), (2, 0, 1), "rows")),
+            ("tag", Cut((0,), (1,))),
+        ]
+        plan = PlacementPlan(sites, tuple(PlacedTable(name, 100, 4, cut) for name, cut in tables))
+        self._plan = json.loads(plan.text())
+
+    def draw(self, draw: Draw, folder: Path) -> None:
+        body = mutated_tree(draw, self._plan) if draw.random() < 0.8 else self._plan
+        if draw.random() < 0.7 and isinstance(body, dict):
+            body = {name: value for name, value in body.items() if name != "digest"}
+        data = json.dumps(body).encode()
+        (folder / "plan.json").write_bytes(mutated(draw, data) if draw.random() < 0.3 else data)
+
+    def judge(self, folder: Path) -> str:
+        path = folder / "plan.json"
+        try:
+            plan = PlacementPlan.load(path)
+        except ValueError as error:
+            return clean(error, folder, ValueError)
+        body = json.loads(path.read_bytes())
+        names = [site["name"] for site in body["sites"]]
+        assert names == [site.name for site in plan.sites] and len(set(names)) == len(names)
+        for number, table in enumerate(body["tables"]):
+            if table["by"] == "hash":
+                places = sorted((_whole_of(p["begin"]), _whole_of(p["end"])) for p in table["pieces"])
+                assert places[0][0] == 0 and places[-1][1] == 1 << 64
+                assert all(a[1] == b[0] for a, b in pairwise(places))
+            for row in {0, 1, 6, 7, 89, 90, table["rows"] - 1} & set(range(min(table["rows"], 1 << 40))):
+                found = names[plan.placement.site_of(np.array([number << 48 | row]))[0]]
+                if table["by"] == "rows":
+                    assert [found] == [p["site"] for p in table["pieces"] if p["begin"] <= row < p["end"]]
+                assert found in [p["site"] for p in table["pieces"]]
+        assert PlacementPlan.parsed(plan.text()) == plan
+        return READ
+
+
+def _whole_of(place: int | str) -> int:
+    return place if isinstance(place, int) else int(place, 16)
+
+
+TARGETS: list[Target] = [Schema(), Vocabulary(), State(), Open(), RunFolder(), Placement()]

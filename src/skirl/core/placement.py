@@ -1,9 +1,9 @@
-"""Where a row lives: a pure function of its key. The hash of a key falls into one of the ranges that its table is cut into,
-and each range has a site: a rank of several trainers, or one part of a store.
+"""Where a row lives: a pure function of its key. The hash of a key, or its row, falls into one of the ranges that its table
+is cut into, and each range has a site: a rank of several trainers, one part of a store, or one of several stores.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -16,27 +16,34 @@ from skirl.core.initial import mix
 from skirl.core.keys import ROW_BITS
 from skirl.tools.jit import kernel
 
-Use = Literal["ranks", "store"]
+Use = Literal["ranks", "store", "sites"]
+By = Literal["hash", "rows"]
 
-SALTS: dict[Use, int] = {"ranks": 0, "store": 1}
+SALTS: dict[Use, int] = {"ranks": 0, "store": 1, "sites": 2}
 """Of each use a hash of its own: were it the same, all rows of one rank would fall into one part of its store. The hash of a
 key is the number `salt` of those that a splitmix64 generator draws whose state begins as the key."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WHOLE = 1 << 64
 _BUCKETS = 256
-"""Equal parts of the hash; of each it is known which range its beginning is in."""
+"""Equal parts of the hash; of each it is known which range its beginning is in, and which site has all of it."""
 _TO_BUCKET = np.uint64(56)
+ROWS = 1 << ROW_BITS
+"""Where the last range of rows ends, in every table."""
+_TABLE_BITS = 64 - ROW_BITS
+_ROW_TO_TOP = np.uint64(_TABLE_BITS)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Contiguous ranges of the hash, and the site of each.
+    """Contiguous ranges of the hash or of rows, and the site of each.
 
     **Arguments**
 
-    - `starts`: where each range begins, ascending from 0; it ends where the next one begins, the last at 2**64.
+    - `starts`: where each range begins, ascending from 0; it ends where the next one begins, the last at 2**64, or of
+      rows at 2**48.
     - `sites`: the site of each range; a site may have several.
+    - `by`: "hash" by default, which spreads the load of any numbering of rows; "rows" keeps neighbours together.
 
     >>> Cut.even([0, 1, 2, 3]).starts == tuple(i << 62 for i in range(4))
     True
@@ -44,15 +51,18 @@ class Cut:
 
     starts: tuple[int, ...]
     sites: tuple[int, ...]
+    by: By = "hash"
 
     def __post_init__(self) -> None:
+        of = "the hash" if self.by == "hash" else "rows"
+        if self.by not in ("hash", "rows"):
+            raise ValueError(f"by is {self.by!r}: set it to 'hash' or 'rows'")
         if not self.starts or len(self.starts) != len(self.sites):
+            raise ValueError(f"{len(self.starts)} ranges of {of} and {len(self.sites)} sites: give each range its site")
+        if self.starts[0] != 0 or any(a >= b for a, b in pairwise((*self.starts, self.end))):
             raise ValueError(
-                f"{len(self.starts)} ranges of the hash and {len(self.sites)} sites: give each range its site"
-            )
-        if self.starts[0] != 0 or any(a >= b for a, b in pairwise((*self.starts, _WHOLE))):
-            raise ValueError(
-                f"ranges of the hash begin at {list(self.starts)}: let them rise from 0 to less than 2**64"
+                f"ranges of {of} begin at {list(self.starts)}: let them rise from 0 to less than "
+                f"{'2**64' if self.by == 'hash' else '2**48'}"
             )
 
     @classmethod
@@ -60,10 +70,46 @@ class Cut:
         """Equal ranges, one a site in their order. Ranges of twice as many sites lie in these, each two in one."""
         return cls(tuple(-(-i * _WHOLE // len(sites)) for i in range(len(sites))), tuple(sites))
 
+    @classmethod
+    def weighted(cls, weights: Sequence[float]) -> "Cut":
+        """A range of the hash for each site that has a weight, as wide as its part of all weights.
+
+        >>> Cut.weighted([3, 0, 1])
+        Cut(starts=(0, 13835058055282163712), sites=(0, 2), by='hash')
+        """
+        total, starts, sites, before = sum(weights), list[int](), list[int](), 0.0
+        if not total > 0 or any(weight < 0 for weight in weights):
+            raise ValueError(f"weights are {list(weights)}: set them to 0 or more, not all to 0")
+        for site, weight in enumerate(weights):
+            start = min(int(before / total * _WHOLE), _WHOLE)
+            if starts and start == starts[-1] and weight > 0:
+                sites[-1] = site  # the one before has less than a place of the hash
+            elif weight > 0 and start < _WHOLE:
+                starts.append(start)
+                sites.append(site)
+            before += weight
+        return cls(tuple(starts), tuple(sites))
+
+    @property
+    def end(self) -> int:
+        """Where the last range ends."""
+        return _WHOLE if self.by == "hash" else ROWS
+
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
         """Begin, end and site of each."""
-        return list(zip(self.starts, (*self.starts[1:], _WHOLE), self.sites, strict=True))
+        return list(zip(self.starts, (*self.starts[1:], self.end), self.sites, strict=True))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All there is to know, as JSON has it."""
+        by = {} if self.by == "hash" else {"by": self.by}  # as it was written before there was another
+        return {"starts": list(self.starts), "sites": list(self.sites), **by}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Cut":
+        """The one with these facts."""
+        return cls(tuple(facts["starts"]), tuple(facts["sites"]), facts.get("by", "hash"))
 
 
 @dataclass(frozen=True)
@@ -97,7 +143,9 @@ class Placement:
             for site in cut.sites:
                 if not 0 <= site < self.sites:
                     raise ValueError(f"a range is placed at site {site}: there are sites 0 to {self.sites - 1}")
-        object.__setattr__(self, "_arrays", self._as_arrays())
+        whole, arrays = self._as_arrays()
+        object.__setattr__(self, "_arrays", arrays)
+        object.__setattr__(self, "_whole", whole)
 
     @classmethod
     def even(cls, sites: int, use: Use = "ranks") -> "Placement":
@@ -109,19 +157,14 @@ class Placement:
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Placement":
         """The one with these facts."""
-        cuts = {int(table): Cut(tuple(cut["starts"]), tuple(cut["sites"])) for table, cut in facts["tables"].items()}
-        cut = Cut(tuple(facts["cut"]["starts"]), tuple(facts["cut"]["sites"]))
-        return cls(facts["sites"], cut, cuts, facts["use"])
+        cuts = {int(table): Cut.of(cut) for table, cut in facts["tables"].items()}
+        return cls(facts["sites"], Cut.of(facts["cut"]), cuts, facts["use"])
 
     @property
     def facts(self) -> dict[str, Any]:
         """All there is to know, as JSON has it."""
-
-        def said(cut: Cut) -> dict[str, list[int]]:
-            return {"starts": list(cut.starts), "sites": list(cut.sites)}
-
-        tables = {str(table): said(self.tables[table]) for table in sorted(self.tables)}
-        return {"use": self.use, "sites": self.sites, "cut": said(self.cut), "tables": tables}
+        tables = {str(table): self.tables[table].facts for table in sorted(self.tables)}
+        return {"use": self.use, "sites": self.sites, "cut": self.cut.facts, "tables": tables}
 
     @property
     def digest(self) -> str:
@@ -131,7 +174,7 @@ class Placement:
     def site_of(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
         """The site of each row."""
         out = np.empty(len(keys), np.int32)
-        _sites(keys, *self.arrays, out)  # pyright: ignore[reportCallIssue]
+        _sites(keys, self._whole, *self.arrays, out)  # type: ignore[attr-defined]
         return out
 
     @property
@@ -154,25 +197,32 @@ class Placement:
             return list(range(other.sites))
         met = set[int]()
         for table in (None, *self.tables.keys() | other.tables.keys()):
+            mine = self.cut if table is None else self.tables.get(table, self.cut)
             theirs = other.cut if table is None else other.tables.get(table, other.cut)
+            if mine.by != theirs.by and site in mine.sites:
+                met |= set(theirs.sites)
+                continue
             for begin, end in self.ranges_of(site, table):
                 met |= {of for their_begin, their_end, of in theirs.ranges if begin < their_end and their_begin < end}
         return sorted(met)
 
-    def _as_arrays(self) -> tuple[Any, ...]:
+    def _as_arrays(self) -> tuple[Any, tuple[Any, ...]]:
         cuts = [self.cut, *(self.tables[table] for table in sorted(self.tables))]
         cut_of = np.zeros(max(self.tables, default=-1) + 2, np.int64)  # all tables beyond are as its last
         cut_of[sorted(self.tables)] = np.arange(1, len(cuts))
         first = np.cumsum([0, *(len(cut.starts) for cut in cuts)])
-        starts = np.array([start for cut in cuts for start in cut.starts], np.uint64)
-        ends = np.array([end - 1 for cut in cuts for _, end, _ in cut.ranges], np.uint64)
+        starts = np.array([_raised(cut, begin) for cut in cuts for begin, _, _ in cut.ranges], np.uint64)
+        lasts = np.array([_raised(cut, end) - 1 for cut in cuts for _, end, _ in cut.ranges], np.uint64)
         sites = np.array([site for cut in cuts for site in cut.sites], np.int32)
         begins = np.arange(_BUCKETS, dtype=np.uint64) << _TO_BUCKET
-        guess = np.stack(
-            [begin + np.searchsorted(starts[begin:end], begins, "right") - 1 for begin, end in pairwise(first)]
+        guess, of_end = (
+            np.stack([begin + np.searchsorted(starts[begin:end], at, "right") - 1 for begin, end in pairwise(first)])
+            for at in (begins, begins | (np.uint64(1) << _TO_BUCKET) - np.uint64(1))
         )
-        salt = np.uint64((SALTS[self.use] + 1) * _GOLDEN % _WHOLE)
-        return cut_of, salt, guess.astype(np.uint32), ends, sites
+        whole = np.where(guess == of_end, sites[guess], -1).astype(np.int32)
+        hashed = (SALTS[self.use] + 1) * _GOLDEN % _WHOLE
+        salt = np.array([hashed if cut.by == "hash" else 0 for cut in cuts], np.uint64)  # 0: by rows
+        return whole, (cut_of, salt, guess.astype(np.uint32), lasts, sites)
 
 
 @dataclass(frozen=True)
@@ -200,25 +250,58 @@ class AtSite:
         return self.placement.site_of(keys) == self.site
 
     @staticmethod
-    def all(at: "Sequence[AtSite]") -> "Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None":
+    def all(at: "Sequence[AtSite]") -> "AtSite | AtSites | None":
         """Which keys are at all of some sites; None where none are named, and so all keys are meant."""
         if len(at) <= 1:
             return at[0] if at else None
-        return lambda keys: np.logical_and.reduce([each(keys) for each in at])
+        return AtSites(tuple(at))
+
+
+@dataclass(frozen=True)
+class AtSites:
+    """Which of some keys are at each of several sites of different placements.
+
+    **Arguments**
+
+    - `each`: the sites.
+    """
+
+    each: tuple[AtSite, ...]
+
+    def __call__(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True for those that are at all of them."""
+        return np.logical_and.reduce([at(keys) for at in self.each])
+
+
+def _raised(cut: Cut, at: int) -> int:
+    """Where a place of a cut is among 64 bits."""
+    return at << _TABLE_BITS if cut.by == "rows" else at
 
 
 @kernel
-def site_in(cut, key, salt, guess, ends, sites):
+def site_in(cut, key, salt, guess, lasts, sites):
     """In a kernel: the site of a key whose table has this cut; all but the first two are of `Placement.arrays`."""
-    hashed = mix(np.uint64(key) + salt)
+    hashed = mix(np.uint64(key) + salt[cut]) if salt[cut] else np.uint64(key) << _ROW_TO_TOP
     i = guess[cut, hashed >> _TO_BUCKET]
-    while ends[i] < hashed:  # the last range ends with the last hash
+    while lasts[i] < hashed:  # the last range of a cut ends with all 64 bits
         i += np.uint32(1)
     return sites[i]
 
 
 @kernel
-def _sites(keys, cut_of, salt, guess, ends, sites, out):
+def _sites(keys, whole, cut_of, salt, guess, lasts, sites, out):
+    """As `site_in`, written out: a call takes longer than the rest."""
     beyond = len(cut_of) - 1
     for i in range(len(keys)):
-        out[i] = site_in(cut_of[min(keys[i] >> ROW_BITS, beyond)], keys[i], salt, guess, ends, sites)
+        table = keys[i] >> ROW_BITS
+        cut = cut_of[table if table < beyond else beyond]
+        salted = salt[cut]
+        hashed = mix(np.uint64(keys[i]) + salted) if salted else np.uint64(keys[i]) << _ROW_TO_TOP
+        bucket = hashed >> _TO_BUCKET
+        site = whole[cut, bucket]
+        if site < 0:
+            at = guess[cut, bucket]
+            while lasts[at] < hashed:
+                at += np.uint32(1)
+            site = sites[at]
+        out[i] = site

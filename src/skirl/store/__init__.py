@@ -1,12 +1,19 @@
 """Where rows live when they are not on the device."""
 
+import re
 from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from skirl.store.base import Layout, Record, Store
 from skirl.store.checkpoint_rows import CheckpointRows
 from skirl.store.disk.store import DiskError, DiskFull, DiskStore
 from skirl.store.link import Link, LinkStore, split_spec
 from skirl.store.memory.store import MemoryStore
+from skirl.store.own_folder import inside
+
+if TYPE_CHECKING:
+    from skirl.core.placement_plan import PlacementPlan
 
 __all__ = [
     "CheckpointRows",
@@ -30,8 +37,9 @@ def open_store(
 
     **Arguments**
 
-    - `spec`: "memory", "disk:FOLDER", "rpc://HOST:PORT" (memory nodes that meet there), "link:RATE,DELAY:STORE",
-      "checkpoint" (those that `skirl.load` finds, to read only), or a `Store`, which is checked and used.
+    - `spec`: "memory", "disk:FOLDER", "rpc://HOST:PORT" (memory nodes that meet there), "placed:PLAN.json" (several of
+      these, as `skirl place` has planned), "link:RATE,DELAY:STORE", "checkpoint" (those that `skirl.load` finds, to read
+      only), or a `Store`, which is checked and used.
     - `layout`: the records of each table.
     - `rows`: how many rows each table has. A disk store then needs half the memory for its index; None: not known.
 
@@ -53,10 +61,41 @@ def open_store(
         from skirl.store.remote.store import RemoteStore
 
         return RemoteStore(spec, layout, rows=rows)
+    if spec.startswith("placed:"):
+        return _placed(spec, layout, rows)
     if spec.startswith("link:"):
         link, inner = split_spec(spec)
         return LinkStore(open_store(inner, layout, rows=rows), link)
     raise ValueError(
-        f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'rpc://HOST:PORT', 'link:RATE,DELAY:STORE', "
-        "'checkpoint' or pass a skirl.store.Store"
+        f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'rpc://HOST:PORT', 'placed:PLAN.json', "
+        "'link:RATE,DELAY:STORE', 'checkpoint' or pass a skirl.store.Store"
     )
+
+
+def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
+    """The plan that "placed:PLAN.json" names, and the folder inside each store's own that may stand behind it.
+
+    **Arguments**
+
+    - `spec`: the store, as `store=` names it.
+    """
+    from skirl.core.placement_plan import PlacementPlan
+
+    named = re.fullmatch(r"placed:(.+?\.json)(?:/(.+))?", spec)
+    if named is None:
+        raise ValueError(f"store is {spec!r}: write it placed:PLAN.json, the file that `skirl place` wrote")
+    return PlacementPlan.load(named[1]), named[2]
+
+
+def _placed(spec: str, layout: Layout | Mapping[int, Record], rows: Mapping[int, int] | None) -> Store:
+    """The stores of a plan as one."""
+    from skirl.store.placed.store import PlacedStore
+
+    plan, folder = plan_of(spec)
+    with ExitStack() as opened:
+        stores = [
+            opened.enter_context(open_store(inside(site.store, folder), layout, rows=rows)) for site in plan.sites
+        ]
+        store = PlacedStore(plan, stores, layout, rows=rows)
+        opened.pop_all()
+        return store

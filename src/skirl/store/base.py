@@ -5,7 +5,7 @@ A kind of store implements the abstract methods and has to pass tests/store/conf
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,10 @@ MEMORY_ROWS, DISK_ROWS = "rows", "disk rows"
 """What the facts of frozen rows say under `kind`: which kind of store they came from."""
 
 Rows = NDArray[np.float32] | NDArray[np.float64]
+
+
+def at_once() -> None:
+    """What a store that takes frozen rows waits for where it is the only one: nothing."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,8 @@ class Store(ABC):
     """Whether its rows can be looked up and not trained."""
     ready = True
     """Whether it has what it is to hold."""
+    frozen_kind = MEMORY_ROWS
+    """What its frozen rows say under `kind`."""
     in_any_process = False
     """Whether a copy of this process can read its rows: no thread and no lock is in the way."""
 
@@ -282,7 +288,14 @@ class Store(ABC):
         - `over`: keys and rows that replace the frozen ones: those that were in the cache.
         """
 
-    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
+    def thaw_parts(
+        self,
+        folder: Path,
+        parts: Sequence[Part],
+        identity: str,
+        generation: int,
+        ready: Callable[[], Any] = at_once,
+    ) -> None:
         """As `thaw`, from frozen states of several stores that have no key in common: all of it, or nothing changes.
 
         **Arguments**
@@ -290,11 +303,13 @@ class Store(ABC):
         - `folder`: where they are.
         - `parts`: the frozen states, and which of their rows are this store's. By default one, all of it.
         - `identity`, `generation`: what the store takes as its own, for the parts have several.
+        - `ready`: called when all is read and nothing has changed yet; where it raises, nothing changes.
         """
         if len(parts) != 1 or parts[0].mine is not None:
             raise ValueError(
                 f"{self!r} takes the rows of one trainer, all of them: set store='memory' or 'disk:FOLDER'"
             )
+        ready()
         self.thaw(folder, parts[0].facts, parts[0].over)
         self.identity, self.generation = identity, generation
 

@@ -1,14 +1,15 @@
 """The rows of a checkpoint, for reading: where they lie, in files that stay as they are."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import DISK_ROWS, Facts, Frozen, Layout, Record, Rows, Store
+from skirl.store.base import DISK_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.frozen import point_of
 from skirl.store.disk.store import DiskStore
 from skirl.store.frozen import Part
@@ -57,11 +58,19 @@ class CheckpointRows(Store):
         self._check_open()
         self.thaw_parts(folder, [Part(facts, over)], *point_of(folder, facts, self.layout))
 
-    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
+    def thaw_parts(
+        self,
+        folder: Path,
+        parts: Sequence[Part],
+        identity: str,
+        generation: int,
+        ready: Callable[[], Any] = at_once,
+    ) -> None:
         """As `Store.thaw_parts` says, and `thaw`."""
         self._check_open()
         if all(part.facts.get("kind") != DISK_ROWS for part in parts):
             found = MappedRows(folder, parts, self.layout)
+            ready()
             self._let_go()
             self._mapped = found
             self.identity, self.generation = identity, generation
@@ -70,7 +79,7 @@ class CheckpointRows(Store):
         try:
             disk = DiskStore(Path(beside.name) / "rows", self.layout, rows=self._table_rows)
             try:
-                disk.thaw_parts(folder, parts, identity, generation)
+                disk.thaw_parts(folder, parts, identity, generation, ready)
             except BaseException:
                 disk.close()
                 raise

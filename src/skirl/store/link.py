@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Rows, Store
+from skirl.store.base import Facts, Frozen, Rows, Store, at_once
 from skirl.store.frozen import Part
 
 _RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)bit(?:/s)?")
@@ -101,7 +101,7 @@ class LinkStore(Store):
         self.received, self.sent = _Pipe(link), _Pipe(link)
         """What was read and what was written."""
         self._same()
-        self.about = inner.about
+        self.about, self.frozen_kind = inner.about, inner.frozen_kind
 
     def __repr__(self) -> str:
         return f"LinkStore({self.inner!r}, {self.link})"
@@ -141,8 +141,15 @@ class LinkStore(Store):
         self.inner.thaw(folder, facts, over)
         self._same()
 
-    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
-        self.inner.thaw_parts(folder, parts, identity, generation)
+    def thaw_parts(
+        self,
+        folder: Path,
+        parts: Sequence[Part],
+        identity: str,
+        generation: int,
+        ready: Callable[[], Any] = at_once,
+    ) -> None:
+        self.inner.thaw_parts(folder, parts, identity, generation, ready)
         self._same()
 
     def flush(self) -> None:

@@ -20,6 +20,8 @@ def own_folder(store: str, rank: int, *, among_others: bool) -> str:
     >>> own_folder("rpc://127.0.0.1:29400", 1, among_others=True)
     'rpc://127.0.0.1:29400/rank-1'
     """
+    if "placed:" in store:
+        return f"{store}/rank-{rank}" if among_others else store
     if "rpc://" in store:
         return f"{store}/rank-{rank}"
     before, disk, path = store.partition("disk:")
@@ -29,3 +31,25 @@ def own_folder(store: str, rank: int, *, among_others: bool) -> str:
         return store
     os.makedirs(path, exist_ok=True)  # all trainers at once
     return f"{before}{disk}{path}/rank-{rank}"
+
+
+def inside(store: str, folder: str | None) -> str:
+    """A store of a plan, in a folder of its own inside its own; None: as it is, or the first trainer's where there is one.
+
+    **Arguments**
+
+    - `store`: as the plan names it.
+    - `folder`: the folder's name.
+
+    >>> inside("memory", "adam"), inside("rpc://127.0.0.1:29400", "rank-1"), inside("rpc://127.0.0.1:29400", None)
+    ('memory', 'rpc://127.0.0.1:29400/rank-1', 'rpc://127.0.0.1:29400/rank-0')
+    """
+    if folder is None:
+        return own_folder(store, 0, among_others=False)
+    if "rpc://" in store:
+        return f"{store}/{folder}"
+    before, disk, path = store.partition("disk:")
+    if not disk:
+        return store
+    os.makedirs(path, exist_ok=True)
+    return f"{before}{disk}{path}/{folder}"

@@ -224,7 +224,7 @@ class Verify(Composed):
         if self.optimizer != "all":
             return [replace(self.recipe, optimizer=OptimizerFlags(self.optimizer))]
         cache = self.recipe.cache
-        on_disk = cache.store.startswith("disk:")
+        on_disk = cache.store.startswith(("disk:", "placed:"))
         return [
             replace(
                 self.recipe,

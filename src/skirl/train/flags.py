@@ -73,7 +73,8 @@ class CacheFlags:
     policy: Literal["min", "lru", "lfu", "ttl"] = "min"
     """Which rows leave the cache: min is the optimum, the others are there to compare."""
     store: str = "memory"
-    """Where the other rows are: memory, disk:FOLDER, or rpc://HOST:PORT for memory nodes (`skirl serve`)."""
+    """Where the other rows are: memory, disk:FOLDER, rpc://HOST:PORT for memory nodes (`skirl serve`), or placed:PLAN.json
+    for several of these (`skirl place`)."""
 
     def __post_init__(self) -> None:
         if self.store.startswith("rpc:"):
@@ -81,8 +82,14 @@ class CacheFlags:
 
             Address.parse(self.store)
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or RPC tells of each connection that ends
+        elif self.store.startswith("placed:"):
+            from skirl.store import plan_of
+
+            plan_of(self.store)
         elif self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
-            raise ValueError(f"store is {self.store!r}: set it to memory, disk:FOLDER or rpc://HOST:PORT")
+            raise ValueError(
+                f"store is {self.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or placed:PLAN.json"
+            )
         self.parsed()
 
     def parsed(self) -> tuple[str, float]:

@@ -6,7 +6,7 @@ README.md beside this file says which files there are, what is atomic, and how a
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
+from skirl.store.base import DISK_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
 from skirl.store.disk import frozen, links, lock
 from skirl.store.disk import logs as all_logs
 from skirl.store.disk.cleaning import Cleaner
@@ -52,6 +52,8 @@ class DiskStore(Store):
     ...         print(store.read(np.array([4, 5]), out), store.generation)
     [False  True] 1
     """
+
+    frozen_kind = DISK_ROWS
 
     def __init__(
         self,
@@ -296,7 +298,14 @@ class DiskStore(Store):
         self._check_open()
         self.thaw_parts(folder, [Part(facts, over)], *frozen.point_of(folder, facts, self.layout))
 
-    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
+    def thaw_parts(
+        self,
+        folder: Path,
+        parts: Sequence[Part],
+        identity: str,
+        generation: int,
+        ready: Callable[[], Any] = at_once,
+    ) -> None:
         """As `Store.thaw_parts` says, and `thaw`. Of a part that is not all its own each row is read and written again."""
         self._check_open()
         with self._writing, self._explained(), frozen.named(folder, self.path):
@@ -304,6 +313,7 @@ class DiskStore(Store):
                 frozen.point_of(folder, part.facts, self.layout)
             with self._replaced_by(identity, generation) as (logs, added):
                 frozen.take(self._files, parts, self.layout, folder, logs, added)
+                ready()
 
     @contextlib.contextmanager
     def _replaced_by(self, identity: str, generation: int) -> Iterator[tuple[list[Log], list[Path]]]:

@@ -1,12 +1,13 @@
 """Rows in this machine's memory. A row takes its record and 16 to 19 bytes, from its first write on."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store, at_once
 from skirl.store.changes import Changes, Taken
 from skirl.store.frozen import Part
 from skirl.store.gate import Gate
@@ -178,7 +179,14 @@ class MemoryStore(Store):
         self._check_open()
         self.thaw_parts(folder, [Part(facts, over)], *identity_of(folder, facts, self.layout))
 
-    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
+    def thaw_parts(
+        self,
+        folder: Path,
+        parts: Sequence[Part],
+        identity: str,
+        generation: int,
+        ready: Callable[[], Any] = at_once,
+    ) -> None:
         """As `Store.thaw_parts` says."""
         self._check_open()
         kinds = self._empty()
@@ -191,6 +199,7 @@ class MemoryStore(Store):
                     _scatter(kind.rows.array, positions, rows)
                     if changed:  # against the files of the frozen state
                         kind.changing(positions)
+        ready()
         whole = len(parts) == 1 and parts[0].mine is None  # else no files have just these rows
         with self._gate.alone():
             self._kinds = kinds

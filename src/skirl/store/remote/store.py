@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skirl.core.placement import AtSite, Placement
-from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store
+from skirl.core.placement import AtSite, AtSites, Placement
+from skirl.store import cut
+from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.frozen import point_of
 from skirl.store.frozen import Part
-from skirl.store.remote import cut, service
+from skirl.store.remote import service
 from skirl.store.remote.address import Address
 from skirl.store.remote.calls import Numbered
 from skirl.store.remote.connection import Connection, connection
@@ -47,6 +48,7 @@ class RemoteStore(Store):
         opened = self._nodes.job_of_all("open", none, [tuple(about)] * self._nodes.nodes)
         self._stores: list[int] = [each["store"] for each in opened]
         self._on_disk = opened[0]["shown"].startswith("DiskStore")
+        self.frozen_kind = DISK_ROWS if self._on_disk else MEMORY_ROWS
         self.about = opened[0]["about"]
         self._take_point(opened)
         self.closed = False
@@ -181,8 +183,18 @@ class RemoteStore(Store):
         self._check_open()
         self.thaw_parts(folder, [Part(facts, over)], *point_of(folder, facts, self.layout))
 
-    def thaw_parts(self, folder: Path, parts: Sequence[Part], identity: str, generation: int) -> None:
-        """As `Store.thaw_parts` says. Rows that each node wrote itself it takes alone, all others it looks through."""
+    def thaw_parts(
+        self,
+        folder: Path,
+        parts: Sequence[Part],
+        identity: str,
+        generation: int,
+        ready: Callable[[], Any] = at_once,
+    ) -> None:
+        """As `Store.thaw_parts` says. Rows that each node wrote itself it takes alone, all others it looks through.
+
+        What is wrong with files the nodes find later than `ready`.
+        """
         self._check_open()
         for part in parts:
             point_of(folder, part.facts, self.layout)
@@ -190,13 +202,14 @@ class RemoteStore(Store):
         told: list[list[Any]] = [[] for _ in nodes]
         self._nodes.of_all(service.lay, self._each(0, None, None))
         for number, part in enumerate(parts):
-            mine = [] if part.mine is None else [_told(part.mine)]
+            mine = [] if part.mine is None else _told(part.mine)
             own = cut.own_parts(part.facts, digest)
             for node in nodes:
                 at = [] if own is not None or len(nodes) == 1 else [(self._placement.facts, node)]
                 told[node].append((part.facts if own is None else own[node], mine + at))
             for keys, rows in part.own(part.over):
                 self._lay(number, keys, rows)
+        ready()
         where = str(folder.absolute())
         args = [(where, each, identity, generation) for each in told]
         self._take_point(self._nodes.job_of_all("thaw", self._stores, args))
@@ -242,8 +255,8 @@ def _tensor(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
 
 
-def _told(mine: Callable[..., Any]) -> tuple[dict[str, Any], int]:
+def _told(mine: Callable[..., Any]) -> list[tuple[dict[str, Any], int]]:
     """Which keys to take, for another process."""
-    if not isinstance(mine, AtSite):
+    if not isinstance(mine, AtSite | AtSites):
         raise TypeError(f"{mine!r} chooses rows: a node is told of a placement and a site, an AtSite")
-    return mine.placement.facts, mine.site
+    return [(at.placement.facts, at.site) for at in (mine.each if isinstance(mine, AtSites) else (mine,))]

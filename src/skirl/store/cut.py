@@ -1,4 +1,4 @@
-"""Rows of one call by their nodes, and back; and the facts of frozen rows of several nodes in one."""
+"""Rows of one call by their sites, and back; and the facts of frozen rows of several stores in one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts
-from skirl.store.remote.errors import NodeError
 from skirl.tools.jit import kernel
 
 LISTS = {MEMORY_ROWS: "files", DISK_ROWS: "segments"}
@@ -50,12 +49,12 @@ def give(rows: Any, order: NDArray[np.int64], out: Any) -> None:
 
 
 def joined(parts: Sequence[Facts], placement: str) -> Facts:
-    """The facts of frozen rows of several nodes: of one store that holds them all, as any store can take them.
+    """The facts of frozen rows of several nodes or sites: of one store that holds them all, as any store can take them.
 
     **Arguments**
 
-    - `parts`: what each node has written.
-    - `placement`: the digest of how rows are cut over the nodes.
+    - `parts`: what each of them has written.
+    - `placement`: the digest of how rows are cut over them.
 
     >>> each = [{"kind": "rows", "identity": i, "generation": 3, "files": [i]} for i in "ab"]
     >>> facts = joined(each, "d")
@@ -64,8 +63,11 @@ def joined(parts: Sequence[Facts], placement: str) -> Facts:
     """
     first, name = parts[0], LISTS[parts[0]["kind"]]
     if any(part["kind"] != first["kind"] for part in parts):
-        raise NodeError("some nodes have rows in memory and some on disk: start all of them alike")
-    points = [[part["identity"], part["generation"], len(part[name]), part.get("rows", [])] for part in parts]
+        raise ValueError("some rows are in memory and some on disk: have all nodes, or all sites, of one kind")
+    points = [
+        [part["identity"], part["generation"], len(part[name]), part.get("rows", []), part.get("nodes")]
+        for part in parts
+    ]
     facts = first | {
         "generation": max(part["generation"] for part in parts),
         name: [each for part in parts for each in part[name]],
@@ -82,16 +84,17 @@ def own_parts(facts: Facts, placement: str) -> list[Facts] | None:
     **Arguments**
 
     - `facts`: of frozen rows.
-    - `placement`: the digest of how rows are cut over the nodes.
+    - `placement`: the digest of how rows are cut over the nodes or sites.
     """
     try:
         nodes, name = facts["nodes"], LISTS[facts["kind"]]
         if nodes["placement"] != placement:
             return None
         found, start = [], 0
-        for identity, generation, count, rows in nodes["points"]:
+        for identity, generation, count, rows, *inner in nodes["points"]:
             point = {"identity": identity, "generation": generation, name: facts[name][start : start + count]}
-            found.append({k: v for k, v in facts.items() if k != "nodes"} | point | ({"rows": rows} if rows else {}))
+            point |= ({"rows": rows} if rows else {}) | ({"nodes": inner[0]} if inner and inner[0] else {})
+            found.append({k: v for k, v in facts.items() if k != "nodes"} | point)
             start += count
     except (KeyError, TypeError, ValueError):
         return None

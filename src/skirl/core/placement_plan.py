@@ -1,0 +1,305 @@
+"""The file of a placement: sites and where each is, and of every table how its rows are cut; checked when it is read.
+
+A piece may one day name columns too: the file has room for them, and a reader of this version refuses them.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from skirl.core.keys import MAX_ROWS, MAX_TABLES
+from skirl.core.placement import Cut, Placement
+from skirl.tools.os_errors import writing
+from skirl.tools.shape_of import ANY, TEXT, misfit
+
+FORMAT, VERSION = "skirl-placement", 1
+_MOST = 64 << 20
+"""Bytes of a file."""
+_FORM = {
+    "sites": [{"name": TEXT, "store": TEXT}],
+    "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "by": TEXT, "pieces": [{"site": TEXT}]}],
+}
+_BY = ("hash", "rows", "whole")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place of rows.
+
+    **Arguments**
+
+    - `name`: how people call it.
+    - `store`: where it is, as `store=` names it; in memory by default.
+    - `memory`: bytes that its rows may take; None: as many as there are.
+    - `rate`: bytes a second, in each direction; None: not known.
+    """
+
+    name: str
+    store: str = "memory"
+    memory: int | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a site has no name: give it one")
+        if not self.store or self.store == "checkpoint" or "placed:" in self.store:
+            raise ValueError(
+                f"site {self.name!r} has store {self.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or "
+                "link:RATE,DELAY:STORE"
+            )
+        if self.memory is not None and not (type(self.memory) is int and 0 < self.memory < 1 << 63):
+            raise ValueError(f"site {self.name!r} has memory {self.memory!r}: set it to bytes above 0, or leave it out")
+        if self.rate is not None and not (type(self.rate) in (int, float) and 0 < self.rate < 1e18):
+            raise ValueError(
+                f"site {self.name!r} has rate {self.rate!r}: set it to bytes a second above 0, or leave it out"
+            )
+
+
+@dataclass(frozen=True)
+class PlacedTable:
+    """A table and its cut.
+
+    **Arguments**
+
+    - `name`, `rows`, `dim`: of the table.
+    - `cut`: where its rows are; its sites are numbers of the plan's.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    cut: Cut
+
+    def __post_init__(self) -> None:
+        for what, value in (("rows", self.rows), ("dim", self.dim)):
+            if type(value) is not int or not 0 < value < MAX_ROWS:
+                raise ValueError(f"table {self.name!r} has {what} {value!r}: set it to a whole number of 1 or more")
+
+
+@dataclass(frozen=True)
+class PlacementPlan:
+    """Where every row of some tables is to be.
+
+    **Arguments**
+
+    - `sites`: the places.
+    - `tables`: in the order in which the model has them.
+
+    >>> sites = (Site("a", "disk:/fast/rows"), Site("b", "disk:/slow/rows"))
+    >>> plan = PlacementPlan(sites, (PlacedTable("user", 1000, 16, Cut.weighted([3, 1])),))
+    >>> PlacementPlan.parsed(plan.text()) == plan
+    True
+    """
+
+    sites: tuple[Site, ...]
+    tables: tuple[PlacedTable, ...]
+
+    def __post_init__(self) -> None:
+        _check_names("site", [site.name for site in self.sites])
+        _check_names("table", [table.name for table in self.tables])
+        if len(self.tables) > MAX_TABLES:
+            raise ValueError(f"the plan has {len(self.tables):,} tables: a model has at most {MAX_TABLES:,}")
+        for n, site in enumerate(self.sites):
+            other = next((s.name for s in self.sites[:n] if s.store == site.store and _is_one_place(s.store)), None)
+            if other is not None:
+                raise ValueError(f"sites {other!r} and {site.name!r} have one store, {site.store}: give each its own")
+        if len(self.sites) > (rows := sum(table.rows for table in self.tables)):
+            raise ValueError(f"the plan has {len(self.sites)} sites for {rows} rows: set fewer sites than rows")
+
+    @property
+    def placement(self) -> Placement:
+        """The site of every row, as stores have it."""
+        cuts = {number: table.cut for number, table in enumerate(self.tables)}
+        return Placement(len(self.sites), Cut.even(range(len(self.sites))), cuts, "sites")
+
+    # The file
+
+    def body(self) -> dict[str, Any]:
+        """What the file says, but for its digest."""
+        return {
+            "format": FORMAT,
+            "format_version": VERSION,
+            "sites": [_without_none(vars(site)) for site in self.sites],
+            "tables": [
+                {"name": t.name, "rows": t.rows, "dim": t.dim, "by": _by(t.cut), "pieces": self._pieces(t)}
+                for t in self.tables
+            ],
+        }
+
+    def text(self) -> str:
+        """The file's text."""
+        body = self.body()
+        return json.dumps(body | {"digest": _digest(body)}, indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Write the file.
+
+        **Arguments**
+
+        - `path`: where.
+        """
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.text(), encoding="utf-8")
+
+    def _pieces(self, table: PlacedTable) -> list[dict[str, Any]]:
+        cut = table.cut
+        if _by(cut) == "whole":
+            return [{"site": self.sites[cut.sites[0]].name}]
+        said = hex if cut.by == "hash" else int
+        pieces = [{"site": self.sites[of].name, "begin": said(at), "end": said(end)} for at, end, of in cut.ranges]
+        if cut.by == "rows" and cut.starts[-1] < table.rows:
+            pieces[-1]["end"] = table.rows
+        return pieces
+
+    @classmethod
+    def load(cls, path: str | Path) -> "PlacementPlan":
+        """Read a file; a ValueError that names it where it is wrong.
+
+        **Arguments**
+
+        - `path`: the file.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise ValueError(f"{path} is no file: name a plan that `skirl place` wrote")
+        if path.stat().st_size > _MOST:
+            raise ValueError(f"{path} is too large for a plan: name one that `skirl place` wrote")
+        try:
+            return cls.parsed(path.read_bytes().decode())
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is no text: name a plan that `skirl place` wrote") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def parsed(cls, text: str) -> "PlacementPlan":
+        """The plan that a text says: every row of every table once, or a ValueError.
+
+        **Arguments**
+
+        - `text`: as `text` gives it. One without a digest may be written by hand.
+        """
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it is cut short, or no JSON ({error}): make the plan again") from None
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            raise ValueError("it is no plan of a placement: name a file that `skirl place` wrote")
+        if body.get("format_version") != VERSION:
+            raise ValueError(
+                f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: make the plan again"
+            )
+        if "digest" in body and body.pop("digest") != _digest(body):
+            raise ValueError(
+                "it was changed since it was written: make it again, or leave its digest out if you meant to"
+            )
+        if (wrong := misfit(body, _FORM)) is not None:
+            raise ValueError(f"{wrong}: make the plan again")
+        sites = tuple(Site(s["name"], s["store"], s.get("memory"), s.get("rate")) for s in body["sites"])
+        _check_names("site", [site.name for site in sites])
+        names = {site.name: number for number, site in enumerate(sites)}
+        tables = tuple(_table(table, names) for table in body["tables"])
+        return cls(sites, tables)
+
+    # The tables of a run
+
+    def check(self, tables: Sequence[tuple[str, int | None, int | None]]) -> None:
+        """Refuse to be used for other tables: a ValueError with what was found and expected.
+
+        **Arguments**
+
+        - `tables`: name, rows and dim of each, in order; None where one is not known.
+        """
+        mine, names = [t.name for t in self.tables], [name for name, _, _ in tables]
+        if missing := [name for name in names if name not in mine]:
+            raise ValueError(
+                f"the plan has no table {missing[0]!r}, it has {', '.join(mine[:5])}: make it for this model"
+            )
+        if over := [name for name in mine if name not in names]:
+            raise ValueError(f"the plan has a table {over[0]!r}, and the model has none: make it for this model")
+        for number, (table, (name, rows, dim)) in enumerate(zip(self.tables, tables, strict=True)):
+            if table.name != name:
+                raise ValueError(
+                    f"table {number} of the plan is {table.name!r}, of the model {name!r}: order them alike"
+                )
+            for what, planned, found in (("rows", table.rows, rows), ("dim", table.dim, dim)):
+                if found is not None and planned != found:
+                    raise ValueError(f"table {name!r} has {what} {planned:,} in the plan and {found:,} in the model: "
+                                     "make the plan for this model")  # fmt: skip
+
+
+def _check_names(what: str, names: Sequence[str]) -> None:
+    if not names:
+        raise ValueError(f"the plan has no {what}: name at least one")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"{what} {twice!r} is in the plan twice: leave one of them")
+
+
+def _is_one_place(store: str) -> bool:
+    return "disk:" in store or "rpc:" in store
+
+
+def _without_none(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _by(cut: Cut) -> str:
+    return "whole" if len(cut.starts) == 1 else cut.by
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _table(said: Mapping[str, Any], sites: Mapping[str, int]) -> PlacedTable:
+    """A table, its pieces checked to cover it once."""
+    name, by, pieces = said["name"], said["by"], said["pieces"]
+    table = PlacedTable(name, said["rows"], said["dim"], Cut((0,), (0,)))
+    if by not in _BY:
+        raise ValueError(f"table {name!r} is cut by {by!r}: set it to {', '.join(_BY)}")
+    for piece in pieces:
+        if piece["site"] not in sites:
+            raise ValueError(
+                f"table {name!r} has rows at site {piece['site']!r}, there are {', '.join(sites)}: name one"
+            )
+        if "columns" in piece:
+            raise ValueError(f"table {name!r} is cut by columns, which no store is yet: cut its rows")
+    if by == "whole":
+        if len(pieces) != 1:
+            raise ValueError(f"table {name!r} is whole and has {len(pieces)} pieces: give it one")
+        return replace(table, cut=Cut((0,), (sites[pieces[0]["site"]],)))
+    ends = [(_place(name, by, piece, "begin"), _place(name, by, piece, "end"), piece["site"]) for piece in pieces]
+    end, cut = 0, Cut((0,), (0,), by)
+    for begin, ends_at, _ in sorted(ends):
+        if begin != end:
+            how = "no piece has" if begin > end else "two pieces have"
+            low, high = sorted((begin, end))
+            raise ValueError(f"table {name!r}: {how} {_shown(by, low)} to {_shown(by, high)}: cover each row once")
+        if ends_at <= begin:
+            raise ValueError(f"table {name!r}: a piece ends at {_shown(by, ends_at)}, where it begins: leave it out")
+        end = ends_at
+    if end != cut.end and not (by == "rows" and end == table.rows):
+        raise ValueError(f"table {name!r}: no piece has {_shown(by, end)} to the end: cover each row once")
+    ends.sort()
+    return replace(table, cut=Cut(tuple(begin for begin, _, _ in ends), tuple(sites[of] for _, _, of in ends), by))
+
+
+def _place(name: str, by: str, piece: Mapping[str, Any], what: str) -> int:
+    value = piece.get(what)
+    if by == "hash" and isinstance(value, str):
+        with suppress(ValueError):
+            value = int(value, 16)
+    if type(value) is not int or not 0 <= value <= 1 << 64:
+        raise ValueError(f"table {name!r}: {what} of a piece is {piece.get(what)!r}: set it to a place of {by}")
+    return value
+
+
+def _shown(by: str, place: int) -> str:
+    return f"{place:#x}" if by == "hash" else f"row {place:,}"

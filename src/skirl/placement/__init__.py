@@ -1,0 +1,1 @@
+"""Where rows are to live: counted where they move, and planned from that. Nothing here moves a row."""

@@ -1,0 +1,257 @@
+"""`skirl bench place`: what is counted against what an executed run counts, and placements against each other on links."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import thread_time
+from typing import Any, Literal
+
+import numpy as np
+
+from skirl.core.placement import Cut, Placement
+from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.measure.bench.helpers import at_least_one, result
+from skirl.oracle.options import Plan
+from skirl.placement.bench_runs import Job, Outcome, Seen, columns, load_of, trained
+from skirl.placement.loads import Loads, plan_run
+from skirl.store.placed.store import PlacedStore
+
+
+@dataclass(frozen=True)
+class PlaceBench:
+    """Flags of `skirl bench place`."""
+
+    part: Literal["loads", "stores"] = "loads"
+    """loads: predicted rows and bytes by site and step against executed ones; stores: iterations over emulated links."""
+    sites: tuple[int, ...] = (1, 2, 3, 4, 8)
+    """Numbers of sites; of stores, 4 and 8 if not given."""
+    batch: int = 512
+    """Samples of a step."""
+    steps: int = 40
+    """Of each run."""
+    rows_scale: float = 0.01
+    """Multiplies the rows of tables that are like those of Criteo Kaggle."""
+    share: float = 0.1
+    """Of the touched rows, that the cache holds; at least what a batch needs."""
+    link_ms: float = 200.0
+    """Of stores: what the links take for a step at the least; all else that a step takes should be small beside it."""
+    seed: int = 0
+    """Of the data."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "batch", "steps")
+        if not self.sites or min(self.sites) < 1:
+            raise ValueError(f"sites is {self.sites}: set it to numbers of 1 or more")
+        if not 0 < self.link_ms < float("inf"):
+            raise ValueError(f"link_ms is {self.link_ms}: set it to milliseconds above 0")
+        if self.steps < 12:
+            raise ValueError(f"steps is {self.steps}: set it to 12 or more, one run is killed in its tenth")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}: set it above 0 and up to 1")
+
+    def run(self) -> dict[str, Any]:
+        """Measure one part."""
+        if self.part == "stores":
+            from skirl.placement.bench_stores import measured
+
+            found = measured(self)
+        else:
+            found = self._loads()
+        return result("place", self, "part sites batch steps rows_scale share link_ms seed", **found)
+
+    def _loads(self) -> dict[str, Any]:
+        differ, compared, bits, moved = 0, 0, [], 0
+        for kind in ("criteo-kaggle", "mixed"):
+            job, batches = self.job(kind)
+            whole = trained(job, job.embeddings("memory"), batches)
+            with counted(job, batches) as loads:
+                for sites in self.sites:
+                    plan = plan_of(job, sites, cuts_of(len(job.tables()), sites))
+                    outcome, wrong, all_of = executed(job, batches, plan, loads)
+                    differ, compared = differ + wrong, compared + all_of
+                    bits.append(same(outcome, whole))
+                moved += sum(len(keys) for step in loads.steps() for keys in (*step.read, *step.written))
+            bits.append(killed(job, batches, whole, plan_of(job, 3, cuts_of(len(job.tables()), 3))))
+        return {
+            "loads_differ": differ,
+            "loads_compared": compared,
+            "rows_moved": moved,
+            "bits_equal": all(bits),
+            "site_ns_key": site_ns_key(),
+        }
+
+    def job(self, kind: str, *, ranked: bool = False) -> tuple[Job, Sequence[Any]]:
+        """A job, with a cache of the share of its touched rows, and its batches."""
+        job = Job(kind, self.batch, self.steps, self.rows_scale, 0, seed=self.seed, ranked=ranked)
+        batches = job.batches()
+        ids = [columns(batch) for batch in batches]
+        touched = sum(len(np.unique(column)) for column in np.concatenate(ids).T)
+        least = max(sum(len(np.unique(column)) for column in of.T) for of in ids)
+        cache = max(int(self.share * touched), least + least // 5 + 8)
+        return Job(**asdict(job) | {"cache": cache}), batches
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        if self.part == "stores":
+            from skirl.placement.bench_stores import told
+
+            return told(result)
+        return {
+            "loads": f"{result['loads_differ']:,} of {result['loads_compared']:,} rows and bytes by site and step differ",
+            "bits": "equal, also after kill -9 and a resume" if result["bits_equal"] else "DIFFERENT",
+            "site_of": f"{result['site_ns_key']:.1f} ns a key",
+        }
+
+
+def counted(job: Job, batches: Sequence[Any]) -> Loads:
+    """What each step moves, planned.
+
+    **Arguments**
+
+    - `job`, `batches`: what is trained.
+    """
+    embeddings = job.embeddings("memory")
+    engine = embeddings.engine
+    loads = Loads(len(engine.schema.tables), [width * engine.dtype.itemsize for width in engine.held])
+    for moves in plan_run(engine, batches, Plan(job.depth)):
+        loads.add(moves)
+    embeddings.close()
+    return loads
+
+
+def cuts_of(tables: int, sites: int) -> list[Cut]:
+    """Tables cut in all ways: evenly, by weights, by rows, whole.
+
+    **Arguments**
+
+    - `tables`, `sites`: how many.
+    """
+    ways = [
+        Cut.even(range(sites)),
+        Cut.weighted(range(1, sites + 1)),
+        Cut(tuple(7 * n for n in range(sites)), tuple(range(sites)), "rows"),
+    ]
+    return [Cut((0,), (n % sites,)) if n % 4 == 3 else ways[n % 4] for n in range(tables)]
+
+
+def plan_of(job: Job, sites: int, cuts: Sequence[Cut]) -> PlacementPlan:
+    """A plan with these cuts, in memory.
+
+    **Arguments**
+
+    - `job`: whose tables.
+    - `sites`: how many.
+    - `cuts`: of each table.
+    """
+    tables = (PlacedTable(t.name, t.rows, t.dim, cut) for t, cut in zip(job.tables(), cuts, strict=True))
+    return PlacementPlan(tuple(Site(f"site-{n}") for n in range(sites)), tuple(tables))
+
+
+def executed(job: Job, batches: Sequence[Any], plan: PlacementPlan, loads: Loads) -> tuple[Outcome, int, int]:
+    """Train over sites that count; how many of the predicted loads differ, and how many there are.
+
+    **Arguments**
+
+    - `job`, `batches`: what is trained.
+    - `plan`: where rows are.
+    - `loads`: what was planned.
+    """
+    layout = _layout(job)
+    sites = [Seen(layout) for _ in plan.sites]
+    store = PlacedStore(plan, sites, layout)
+    calls: list[Any] = []
+    outcome = trained(
+        job,
+        job.embeddings(store),
+        batches,
+        before_flush=lambda: calls.extend((list(site.reads), list(site.writes)) for site in sites),
+    )
+    store.close()
+    wanted: list[tuple[list[Any], list[Any]]] = [([], []) for _ in sites]
+    for moves in loads.steps():
+        for kind, parts in enumerate((moves.read, moves.written)):
+            for nbytes, keys in zip(loads.record_bytes, parts, strict=True):
+                of = plan.placement.site_of(keys)
+                for site in np.unique(of).tolist():
+                    wanted[site][kind].append(load_of(keys[of == site], nbytes))
+    differ = compared = 0
+    for mine, theirs in zip(calls, wanted, strict=True):
+        for found, planned in zip(mine, theirs, strict=True):
+            differ += max((Counter(found) - Counter(planned)).total(), (Counter(planned) - Counter(found)).total())
+            compared += len(planned)
+    return outcome, differ, compared
+
+
+def _layout(job: Job) -> Any:
+    embeddings = job.embeddings("memory")
+    layout = embeddings.engine.store.layout
+    embeddings.close()
+    return layout
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    """Whether all bits are equal: the losses of the steps that both have done, and all rows.
+
+    **Arguments**
+
+    - `one`, `other`: of two runs; one may have begun later.
+    """
+    both = min(len(one.losses), len(other.losses))
+    return one.losses[-both:] == other.losses[-both:] and one.rows == other.rows
+
+
+def killed(job: Job, batches: Sequence[Any], whole: Outcome, plan: PlacementPlan) -> bool:
+    """Whether a run over disks that is killed goes on with the bits of one that was not, under its plan and another.
+
+    **Arguments**
+
+    - `job`, `batches`: what is trained.
+    - `whole`: what it leaves behind over one store.
+    - `plan`: of the run that is killed.
+    """
+    with tempfile.TemporaryDirectory(prefix="skirl-place-") as folder:
+        root = Path(folder)
+        even = [Cut.even(range(2))] * len(plan.tables)
+        for name, of in (("one", plan), ("two", plan_of(job, 2, even))):
+            sites = tuple(Site(f"site-{n}", f"disk:{root}/{name}-{n}") for n in range(len(of.sites)))
+            PlacementPlan(sites, of.tables).save(root / f"{name}.json")
+        said = {"job": asdict(job), "store": f"placed:{root}/one.json", "folder": str(root / "saved"), "kill_at": 10}
+        ran = subprocess.run([sys.executable, "-m", "skirl.placement.bench_runs", json.dumps(said)], check=False)
+        if ran.returncode != -signal.SIGKILL:
+            raise RuntimeError(f"the run that was to be killed ended with {ran.returncode}; it said why above")
+        equal = []
+        for name in ("one", "two"):
+            embeddings = job.embeddings(f"placed:{root}/{name}.json", resume=True)
+            copy = root / f"saved-{name}"
+            subprocess.run(["cp", "-r", str(root / "saved"), str(copy)], check=True)
+            equal.append(same(trained(job, embeddings, batches, folder=copy), whole))
+            embeddings.close()
+    return all(equal)
+
+
+def site_ns_key(keys: int = 1 << 20, rounds: int = 15) -> float:
+    """Nanoseconds of a look at where a row is, 26 tables cut by weights over 8 sites; the least of some rounds.
+
+    **Arguments**
+
+    - `keys`: of a round.
+    - `rounds`: how many.
+    """
+    rng = np.random.default_rng(0)
+    some = rng.integers(0, 26, keys) << 48 | rng.integers(0, 1 << 22, keys)
+    cuts = {table: Cut.weighted(rng.random(8).tolist()) for table in range(26)}
+    placement, best = Placement(8, Cut.even(range(8)), cuts, "sites"), math.inf
+    for _ in range(rounds + 1):
+        began = thread_time()
+        placement.site_of(some)
+        best = min(best, thread_time() - began)
+    return best / keys * 1e9

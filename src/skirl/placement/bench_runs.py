@@ -1,0 +1,221 @@
+"""Runs of `skirl bench place`: the same small job over any store, with what each site saw; one may be killed on its way."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from skirl.checkpoint import load, save
+from skirl.core.batch import KeyedJagged, Sparse
+from skirl.core.optim import RowwiseAdagrad
+from skirl.core.tables import Table
+from skirl.data.synthetic import Synthetic
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.pipeline.lookahead import lookahead
+from skirl.store import Store
+from skirl.store.base import Rows
+from skirl.store.memory.store import MemoryStore
+
+DIMS = {"criteo-kaggle": (16,), "mixed": (8, 16, 32)}
+"""Of the tables in turn, by the name of the job."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained: rows alone, with the sum of their squares as the loss.
+
+    **Arguments**
+
+    - `kind`: whose dims tables have.
+    - `batch`, `steps`, `rows_scale`, `seed`: of the data, which are like those of Criteo Kaggle.
+    - `cache`: rows.
+    - `depth`: batches that are read ahead.
+    - `ranked`: rows are numbered as `skirl vocab` numbers them, the most frequent first.
+    """
+
+    kind: str
+    batch: int
+    steps: int
+    rows_scale: float
+    cache: int
+    depth: int = 50
+    seed: int = 0
+    ranked: bool = False
+
+    def tables(self) -> list[Table]:
+        """All of them."""
+        dims = DIMS[self.kind]
+        return [replace(t, dim=dims[n % len(dims)]) for n, t in enumerate(self.data().tables(dims[0]))]
+
+    def data(self) -> Synthetic:
+        """The batches."""
+        return Synthetic(
+            "criteo-kaggle", batch_size=self.batch, batches=self.steps, seed=self.seed, rows_scale=self.rows_scale
+        )
+
+    def batches(self) -> list[KeyedJagged]:
+        """The ids of all batches."""
+        names = [table.name for table in self.tables()]
+        ids = [columns(batch.sparse) for batch in self.data()]
+        if self.ranked:
+            every = np.concatenate(ids)
+            for column in range(len(names)):
+                found, counts = np.unique(every[:, column], return_counts=True)
+                rank = np.empty(len(found), np.int64)
+                rank[np.argsort(-counts, kind="stable")] = np.arange(len(found))
+                for of in ids:
+                    of[:, column] = rank[np.searchsorted(found, of[:, column])]
+        return [KeyedJagged.one_hot(names, torch.from_numpy(of)) for of in ids]
+
+    def embeddings(self, store: "Store | str", resume: bool = False) -> EmbeddingBagCollection:
+        """The rows, with a cache before the store."""
+        return EmbeddingBagCollection(
+            self.tables(),
+            optimizer=RowwiseAdagrad(lr=0.02),
+            cache=self.cache,
+            store=store,
+            seed=self.seed,
+            resume=resume,
+        )
+
+
+def columns(sparse: Any) -> NDArray[np.int64]:
+    """The ids of a batch in which each feature has one a sample, [batch, features].
+
+    **Arguments**
+
+    - `sparse`: the batch.
+    """
+    return sparse.values().numpy().astype(np.int64).reshape(len(sparse.keys()), -1).T.copy()
+
+
+class Seen(MemoryStore):
+    """A site that writes down what it gave and took, call by call: rows, bytes, and which rows they were.
+
+    Two threads write, so calls of neighbouring steps may change places: which rows they are of says which step it was.
+    """
+
+    def __init__(self, layout: Any) -> None:
+        super().__init__(layout)
+        self.reads: list[tuple[int, int, bytes]] = []
+        self.writes: list[tuple[int, int, bytes]] = []
+
+    def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
+        super()._read(kind, keys, out, found)
+        self.reads.append(load_of(keys[found], out.itemsize * out.shape[1]))
+
+    def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
+        super()._write(kind, keys, rows)
+        self.writes.append(load_of(keys, rows.itemsize * rows.shape[1]))
+
+
+def load_of(keys: NDArray[np.int64], nbytes: int) -> tuple[int, int, bytes]:
+    """Rows, bytes, and a digest of which rows.
+
+    **Arguments**
+
+    - `keys`: of the rows.
+    - `nbytes`: of one.
+    """
+    return len(keys), len(keys) * nbytes, blake2b(np.sort(keys).tobytes(), digest_size=8).digest()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left behind.
+
+    **Arguments**
+
+    - `losses`: of each step.
+    - `rows`: a digest of all rows with their state.
+    - `seconds`: of the loop.
+    """
+
+    losses: list[float]
+    rows: str
+    seconds: float
+
+
+def trained(
+    job: Job,
+    embeddings: EmbeddingBagCollection,
+    batches: Sequence[Sparse],
+    *,
+    folder: Path | None = None,
+    kill_at: int | None = None,
+    compute: float = 0.0,
+    before_flush: Any = None,
+) -> Outcome:
+    """Train to the end, or be killed.
+
+    **Arguments**
+
+    - `job`: what is trained.
+    - `embeddings`: its rows.
+    - `batches`: of the whole run.
+    - `folder`: of a checkpoint: it is loaded where there is one, and saved every 5 steps.
+    - `kill_at`: the step in which this process kills itself.
+    - `compute`: seconds that a step takes beside its rows.
+    - `before_flush`: called when all steps are done and written.
+    """
+    losses: list[float] = []
+    with lookahead(_Fresh(batches), embeddings, sparse=lambda ids: ids, depth=job.depth) as steps:
+        if folder is not None and folder.exists():
+            load(folder, model=embeddings, data=steps)
+        began = time.perf_counter()
+        for ids in steps:
+            out = embeddings(ids)
+            loss = torch.stack([out[table.name].square().sum() for table in embeddings.engine.schema.tables]).sum()
+            loss.backward()
+            losses.append(float(loss.detach()))
+            if compute:
+                time.sleep(compute)
+            if folder is not None and steps.step % 5 == 0:
+                save(folder, model=embeddings, data=steps)
+            if steps.step == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    seconds = time.perf_counter() - began
+    if before_flush is not None:
+        before_flush()
+    embeddings.flush()
+    return Outcome(losses, _digest(embeddings), seconds)
+
+
+class _Fresh:
+    yields_fresh = True
+
+    def __init__(self, batches: Sequence[Sparse]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Sparse]:
+        return iter(self._batches)
+
+
+def _digest(embeddings: EmbeddingBagCollection) -> str:
+    store, digest = embeddings.engine.store, blake2b(digest_size=16)
+    keys = np.sort(np.concatenate([np.empty(0, np.int64), *store.keys()]))
+    for record in store.layout.kinds:
+        tables = [number for number, of in store.layout.records.items() if of == record]
+        mine = keys[np.isin(keys >> 48, tables)]
+        rows: Any = np.empty((len(mine), record.width), record.dtype)
+        assert store.read(mine, rows).all()
+        digest.update(mine.tobytes() + rows.tobytes())
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    said = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    the_job = Job(**said["job"])
+    made = the_job.embeddings(said["store"])
+    trained(the_job, made, the_job.batches(), folder=Path(said["folder"]), kill_at=said["kill_at"])

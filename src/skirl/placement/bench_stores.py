@@ -1,0 +1,167 @@
+"""Iterations over emulated links that bound a run: the hash, and the plan for unlike sites, beside what others do."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from skirl.core.placement import Cut
+from skirl.core.placement_plan import PlacementPlan, Site
+from skirl.core.tables import Table
+from skirl.placement import bench
+from skirl.placement.bench_runs import Job, columns, trained
+from skirl.placement.loads import Loads
+from skirl.placement.plan import plan_for
+from skirl.store import Link, LinkStore, MemoryStore
+from skirl.store.placed.store import PlacedStore
+
+if TYPE_CHECKING:
+    from skirl.placement.bench import PlaceBench
+
+UNLIKE = (4.0, 2.0, 1.0, 1.0)
+"""Rates of unlike sites, one to another."""
+TIGHT = (0.25, 0.35, 0.3, 0.15)
+"""Memory of unlike sites where it binds, of the rows that the run uses."""
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What a placement took."""
+
+    seconds: float
+    """Of the loop;"""
+    busiest: float
+    """bytes of the busiest site in its busier direction over its rate;"""
+    imbalance: float
+
+
+def measured(flags: "PlaceBench") -> dict[str, Any]:
+    """What each placement takes.
+
+    **Arguments**
+
+    - `flags`: of the benchmark.
+    """
+    job, batches = flags.job("criteo-kaggle", ranked=True)
+    step = flags.link_ms / 1e3
+    tables = job.tables()
+    counts = [8 if n == 8 else 4 for n in (flags.sites if set(flags.sites) <= {4, 8} else (4, 8))]
+    with bench.counted(job, batches) as loads:
+        read, written, _ = loads.of_tables(slice(None))
+        most = float(max(read.sum(), written.sum()))
+        lookups = [float(job.batch * len(batches))] * len(tables)  # one id a sample in every table
+        used = _used(batches)
+        by_count = {}
+        for count in counts:
+            rate = most / len(loads) / step / count
+            sites = [Site(f"site-{n}", rate=rate) for n in range(count)]
+            ways = {
+                "hash": [Cut.even(range(count))] * len(tables),
+                "round_robin": [_whole(n % count) for n in range(len(tables))],
+                "ranges": [_ranges(used[n], count) for n in range(len(tables))],
+                "size": _greedy([float(t.rows * t.dim) for t in tables], count),
+                "lookup": _greedy(lookups, count),
+            }
+            took = {name: _timed(job, batches, loads, sites, cuts) for name, cuts in ways.items()}
+            ours = took["hash"]
+            by_count[str(count)] = {
+                "imbalance_hash": ours.imbalance,
+                **{f"vs_{name}": took[name].seconds / ours.seconds for name in ways if name != "hash"},
+                "vs_bytes": {
+                    name: (took[name].seconds / ours.seconds) / (took[name].busiest / ours.busiest)
+                    for name in ways
+                    if name != "hash"
+                },
+                "vs_bound": ours.seconds / ours.busiest,
+            }
+        unlike = {
+            name: _unlike(job, batches, loads, tables, most / step, memory)
+            for name, memory in (("ample", ()), ("tight", TIGHT))
+        }
+    rows = list(by_count.values())
+    return {
+        "links": by_count,
+        "unlike": unlike,
+        "imbalance_hash": max(of["imbalance_hash"] for of in rows),
+        **{name: min(of[name] for of in rows) for name in ("vs_round_robin", "vs_ranges", "vs_size", "vs_lookup")},
+        "vs_bytes_min": min(min(of["vs_bytes"].values()) for of in rows),
+        "vs_bound": max(of["vs_bound"] for of in unlike.values()),
+        "vs_even": unlike["ample"]["vs_even"],
+    }
+
+
+def told(result: dict[str, Any]) -> dict[str, str]:
+    """The result as people read it.
+
+    **Arguments**
+
+    - `result`: what `measured` gave.
+    """
+    lines = {
+        f"{count} links": f"busiest {of['imbalance_hash']:.3f} of the mean; the hash is {of['vs_round_robin']:.2f} times as "
+        f"fast as round robin, {of['vs_ranges']:.2f} as ranges, {of['vs_size']:.2f} as by size, {of['vs_lookup']:.2f} as by "
+        "lookups"
+        for count, of in result["links"].items()
+    }
+    for name, of in result["unlike"].items():
+        lines[f"unlike, {name}"] = (
+            f"{of['vs_bound']:.3f} times the bound, {of['vs_even']:.2f} times as fast as an even hash"
+        )
+    return lines
+
+
+def _unlike(
+    job: Job, batches: Sequence[Any], loads: Loads, tables: Sequence[Table], most: float, tight: Sequence[float]
+) -> dict[str, float]:
+    """Links whose rates differ: the plan beside its bound, and beside an even hash."""
+    rate = most / len(loads) / sum(UNLIKE)
+    held = float(loads.of_tables(slice(0))[2].sum())
+    memory = [int(held * share) for share in tight] or [None] * len(UNLIKE)
+    sites = [Site(f"site-{n}", memory=memory[n], rate=rate * of) for n, of in enumerate(UNLIKE)]
+    chosen = plan_for(loads, tables, sites, slice(0, len(loads) // 2))
+    whole = plan_for(loads, tables, sites, slice(None))
+    ours = _timed(job, batches, loads, sites, [table.cut for table in chosen.plan.tables])
+    even = _timed(job, batches, loads, sites, [Cut.even(range(len(sites)))] * len(tables))
+    return {
+        "vs_bound": ours.seconds / whole.bound,
+        "bytes_vs_bound": ours.busiest / whole.bound,
+        "vs_even": even.seconds / ours.seconds,
+    }
+
+
+def _timed(job: Job, batches: Sequence[Any], loads: Loads, sites: Sequence[Site], cuts: Sequence[Cut]) -> _Timed:
+    """Train over links of the sites' rates."""
+    plan = PlacementPlan(tuple(sites), bench.plan_of(job, len(sites), cuts).tables)
+    layout = bench._layout(job)
+    stores = [LinkStore(MemoryStore(layout), Link(rate=site.rate or math.inf)) for site in sites]
+    store = PlacedStore(plan, stores, layout)
+    seconds = trained(job, job.embeddings(store), batches).seconds
+    store.close()
+    found = loads.scored(plan.placement)
+    return _Timed(seconds, found.seconds([site.rate or 1.0 for site in sites]), found.imbalance)
+
+
+def _whole(site: int) -> Cut:
+    return Cut((0,), (site,))
+
+
+def _used(batches: Sequence[Any]) -> list[int]:
+    """Rows of each table that are used: numbered by frequency, they are its first ones."""
+    return (np.concatenate([columns(batch) for batch in batches]).max(axis=0) + 1).tolist()
+
+
+def _ranges(rows: int, sites: int) -> Cut:
+    """As many rows to each site."""
+    starts = sorted({rows * n // sites for n in range(sites)})
+    return Cut(tuple(starts), tuple(range(len(starts))), "rows")
+
+
+def _greedy(costs: Sequence[float], sites: int) -> list[Cut]:
+    """Whole tables, the costliest first, each to the site that has least."""
+    loads, of = [0.0] * sites, [0] * len(costs)
+    for table in sorted(range(len(costs)), key=lambda t: -costs[t]):
+        of[table] = loads.index(min(loads))
+        loads[of[table]] += costs[table]
+    return [_whole(site) for site in of]

@@ -1,0 +1,238 @@
+"""What moves in each step of a planned run, row by row: for any placement, the load of any site in any step is a count.
+
+A placement does not change the Steps: they are planned by the code that trains, and kept in a file, 8 bytes a row.
+"""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from skirl.core.batch import Sparse
+from skirl.core.id_hash import hashes_of
+from skirl.core.ids import capture
+from skirl.core.keys import table_of
+from skirl.core.placement import Placement
+from skirl.engine.engine import Engine
+from skirl.engine.work import Flight, Item
+from skirl.oracle.options import Plan
+from skirl.pipeline.batch_copy import weigh
+from skirl.pipeline.epoch import Epoch
+from skirl.pipeline.window import Window
+
+
+class Moves(NamedTuple):
+    """The keys of one step, bank after bank."""
+
+    read: list[np.ndarray]
+    """Of rows that the store is asked for;"""
+    written: list[np.ndarray]
+    """of rows that leave the cache;"""
+    new: list[np.ndarray]
+    """of rows that are used for the first time."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a placement makes of some steps."""
+
+    rows_read: np.ndarray
+    """int64 [steps, sites];"""
+    rows_written: np.ndarray
+    bytes_read: np.ndarray
+    bytes_written: np.ndarray
+    held: np.ndarray
+    """int64 [sites]: bytes of the rows that are used at all."""
+
+    @property
+    def busiest(self) -> np.ndarray:
+        """Bytes of each site in its busier direction, over all steps."""
+        return np.maximum(self.bytes_read.sum(axis=0), self.bytes_written.sum(axis=0))
+
+    @property
+    def imbalance(self) -> float:
+        """The busiest site's bytes, read and written, over the mean of the sites'."""
+        total = (self.bytes_read + self.bytes_written).sum(axis=0)
+        return float(total.max() / total.mean()) if total.any() else 1.0
+
+    def seconds(self, rates: Sequence[float]) -> float:
+        """How long the busiest site moves rows.
+
+        **Arguments**
+
+        - `rates`: bytes a second of each, in each direction.
+        """
+        return float((self.busiest / np.asarray(rates)).max())
+
+
+class Loads:
+    """The moves of a run. `close` is the caller's.
+
+    **Arguments**
+
+    - `tables`: how many there are.
+    - `record_bytes`: of a row of each bank, with its optimizer state.
+
+    >>> with Loads(1, [8]) as loads:
+    ...     loads.add(Moves([np.array([1, 2])], [np.array([3])], [np.array([1, 2, 3])]))
+    ...     loads.scored(Placement.even(2, "sites")).bytes_read.sum(), loads.of_tables(slice(None))[1].tolist()
+    (np.int64(16), [8])
+    """
+
+    def __init__(self, tables: int, record_bytes: Sequence[int]) -> None:
+        self.tables, self.record_bytes = tables, list(record_bytes)
+        self._file = tempfile.TemporaryFile(prefix="skirl-moves-")  # noqa: SIM115 closed with the loads
+        self._ends = [0]
+        """Where the keys of each part end: of each step those read, written and new, bank after bank."""
+
+    def __len__(self) -> int:
+        """Steps so far."""
+        return (len(self._ends) - 1) // (3 * len(self.record_bytes))
+
+    def add(self, moves: Moves) -> None:
+        """One more step.
+
+        **Arguments**
+
+        - `moves`: what moves in it.
+        """
+        self._file.seek(0, 2)
+        for keys in (*moves.read, *moves.written, *moves.new):
+            self._file.write(np.ascontiguousarray(keys, np.int64).data)
+            self._ends.append(self._ends[-1] + len(keys))
+
+    def steps(self, which: slice = slice(None)) -> Iterator[Moves]:
+        """The moves of some steps, in order.
+
+        **Arguments**
+
+        - `which`: the steps; all by default.
+        """
+        banks = len(self.record_bytes)
+        for step in range(*which.indices(len(self))):
+            parts = range(step * 3 * banks, (step + 1) * 3 * banks)
+            self._file.seek(self._ends[parts.start] * 8)
+            keys = np.empty(self._ends[parts.stop] - self._ends[parts.start], np.int64)
+            if self._file.readinto(keys.data) != keys.nbytes:
+                raise OSError(f"the file of moves is cut short at step {step}: is the temporary folder full?")
+            each = np.split(keys, np.array(self._ends[parts.start + 1 : parts.stop]) - self._ends[parts.start])
+            yield Moves(each[:banks], each[banks : 2 * banks], each[2 * banks :])
+
+    def scored(self, placement: Placement, which: slice = slice(None)) -> Scored:
+        """What each site reads and writes in each step, exactly.
+
+        **Arguments**
+
+        - `placement`: where rows are.
+        - `which`: the steps; all by default. What sites hold is of the whole run.
+        """
+        steps, sites = range(*which.indices(len(self))), placement.sites
+        each = np.zeros((4, len(steps), sites), np.int64)
+        found = Scored(each[0], each[1], each[2], each[3], np.zeros(sites, np.int64))
+        for number, moves in enumerate(self.steps()):
+            for nbytes, read, written, new in zip(self.record_bytes, *moves, strict=True):
+                found.held[:] += nbytes * np.bincount(placement.site_of(new), minlength=sites)
+                if number in steps:
+                    at = steps.index(number)
+                    for keys, rows, of in (
+                        (read, found.rows_read, found.bytes_read),
+                        (written, found.rows_written, found.bytes_written),
+                    ):
+                        counts = np.bincount(placement.site_of(keys), minlength=sites)
+                        rows[at] += counts
+                        of[at] += counts * nbytes
+        return found
+
+    def of_tables(self, which: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Bytes read and bytes written of each table in some steps, and bytes of its rows that the run uses at all.
+
+        **Arguments**
+
+        - `which`: the steps.
+        """
+        read, written, held = np.zeros((3, self.tables), np.int64)
+        steps = range(*which.indices(len(self)))
+        for number, moves in enumerate(self.steps()):
+            for nbytes, *parts in zip(self.record_bytes, *moves, strict=True):
+                for keys, into in zip(parts, (read, written, held), strict=True):
+                    if into is held or number in steps:
+                        into += nbytes * np.bincount(table_of(keys), minlength=self.tables)
+        return read, written, held
+
+    def close(self) -> None:
+        """Drop the file."""
+        self._file.close()
+
+    def __enter__(self) -> "Loads":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def plan_run(engine: Engine, batches: Iterable[Sparse], plan: Plan) -> Iterator[Moves]:
+    """What each step of a run over these batches moves, planned by the code that plans a run; no row is moved.
+
+    **Arguments**
+
+    - `engine`: of the embeddings that would train: its cache is allocated, its store stays empty.
+    - `batches`: the ids of each batch; read twice with depth="epoch".
+    - `plan`: how to plan.
+    """
+    epochs = []
+    try:
+        if plan.depth == "epoch":
+            epochs.append(Epoch(engine.schema))
+            for sparse in batches:
+                epochs[0].add(engine.resolver.positions(capture(sparse, engine.schema.features)))
+            epochs[0].scan()
+        window, resident = Window([engine], plan, epochs), _Resident(engine)
+        for sparse in batches:
+            captured = capture(sparse, engine.schema.features, copy=False)
+            captured.hashes = hashes_of(captured)
+            window.enter([Item(None, captured, weigh(sparse))])
+            yield from _planned(window, resident)
+        window.end()
+        yield from _planned(window, resident)
+    finally:
+        for epoch in epochs:
+            epoch.close()
+
+
+def _planned(window: Window, resident: "_Resident") -> Iterator[Moves]:
+    while (flight := window.next()) is not None:
+        window.executed(flight.number)
+        yield resident.moves(flight)
+
+
+class _Resident:
+    """Which rows are in the cache: all of them are written when it is split anew."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._keys: list[np.ndarray] = []
+
+    def moves(self, flight: Flight) -> Moves:
+        """What a step moves; where it begins with a cache that is split anew, what was resident is written before it."""
+        steps: Sequence[Any] = flight.steps
+        split = flight.splits[0] if flight.splits else self._engine.capacity.split
+        assert split is not None
+        written = [step.evict_keys for step in steps]
+        if flight.splits or not self._keys:
+            if self._keys:
+                written = [np.concatenate([keys[keys >= 0], keys_out]) for keys, keys_out in zip(self._keys, written)]
+            self._keys = [np.full(slots, -1, np.int64) for slots in split.slots]
+        for keys, step in zip(self._keys, steps, strict=True):
+            keys[step.evict_slots] = -1
+            for came, slots in (
+                (step.fetch_keys, step.fetch_slots),
+                (step.forward_keys, step.forward_slots),
+                (step.new_keys, step.new_slots),
+            ):
+                keys[slots] = came
+        return Moves([step.fetch_keys for step in steps], written, [step.new_keys for step in steps])

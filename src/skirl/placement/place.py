@@ -1,0 +1,176 @@
+"""What `skirl place` does: one planned run, a plan from its first steps, scored by the rest."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from skirl.core.placement import Placement
+from skirl.core.placement_plan import PlacementPlan, Site
+from skirl.core.tables import Table
+from skirl.oracle.options import Plan
+from skirl.placement.loads import Loads, Scored, plan_run
+from skirl.placement.plan import Planned, plan_for, run_seconds
+from skirl.tools.progress import Progress
+from skirl.train.flags import CacheFlags, MovementFlags
+from skirl.train.recipe import Recipe
+from skirl.train.verify import touched_rows
+
+if TYPE_CHECKING:
+    from skirl.placement.commands import Place
+
+HIDDEN = 1.05
+"""Times the computation alone: hidden."""
+
+
+def placed(flags: "Place") -> dict[str, Any]:
+    """The plan, its score, and a sentence.
+
+    **Arguments**
+
+    - `flags`: of the command.
+    """
+    window = flags.window
+    recipe = Recipe(
+        data=flags.data,
+        model=flags.model,
+        optimizer=flags.optimizer,
+        cache=CacheFlags(cache=window.cache, depth=window.depth),
+        movement=MovementFlags(prefetch=window.prefetch),
+    )
+    with _counted(recipe, flags) as loads:
+        tables = recipe.tables()
+        first, rest = slice(0, len(loads) // 2), slice(len(loads) // 2, None)
+        sites = _sites(flags, loads)
+        chosen = plan_for(loads, tables, sites, first)
+        result = _result(flags, loads, chosen, tables, rest)
+    if flags.out is not None:
+        chosen.plan.save(flags.out)
+    return result
+
+
+def _counted(recipe: Recipe, flags: "Place") -> Loads:
+    """What every step of the run moves."""
+    touched = touched_rows(recipe) if recipe.counts_first else 0
+    embeddings = recipe.embeddings(recipe.cache_size(touched))
+    engine, stream = embeddings.engine, recipe.stream()
+    record_bytes = [width * engine.dtype.itemsize for width in engine.held]
+    loads = Loads(len(engine.schema.tables), record_bytes)
+    plan = Plan(recipe.cache.depth, recipe.movement.prefetch)
+    try:
+        to = sys.stderr if flags.show.json else sys.stdout
+        with Progress("plan", steps=stream.steps, to=to, quiet=flags.show.quiet) as progress:
+            for step, moves in enumerate(plan_run(engine, _Ids(recipe), plan), start=1):
+                loads.add(moves)
+                progress(step, lambda: {"read": f"{sum(map(len, moves.read)):,}"})  # noqa: B023
+        if not len(loads):
+            raise ValueError(f"{flags.data.data} has no batch of {flags.data.batch:,} samples: set --batch smaller")
+    except BaseException:
+        loads.close()
+        raise
+    finally:
+        embeddings.close()
+    return loads
+
+
+class _Ids:
+    """The ids of a run, as often as they are read."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+
+    def __iter__(self) -> Any:
+        return (batch.sparse for batch in self._recipe.stream())
+
+
+def _sites(flags: "Place", loads: Loads) -> list[Site]:
+    """The sites as they are named, or the fewest behind which the movement hides."""
+    where = flags.where
+    if where.sites != "auto":
+        return where.made(where.count)
+    from skirl.placement.commands import MOST_SITES
+
+    assert where.step_ms is not None
+    step = where.step_ms / 1e3
+    moved = loads.scored(Placement.even(1, "sites"))
+    [site] = where.made(1)
+    enough = float(moved.busiest.max()) / (site.rate * len(loads) * step * HIDDEN)
+    count = max(1, int(np.ceil(enough)), 1 if site.memory is None else -(-int(moved.held.sum()) // site.memory))
+    while count <= MOST_SITES:
+        found = moved if count == 1 else loads.scored(Placement.even(count, "sites"))
+        if _together(found, [site.rate] * count, step, flags.window.prefetch) <= HIDDEN * len(loads) * step and (
+            site.memory is None or found.held.max() <= site.memory
+        ):
+            return where.made(count)
+        count += 1
+    raise ValueError(
+        f"no number of sites up to {MOST_SITES} hides the movement behind {where.step_ms:g} ms a step: set a higher rate, a "
+        "larger cache or a longer step"
+    )
+
+
+def _together(found: Scored, rates: Sequence[float], step: float, prefetch: int) -> float:
+    return run_seconds(found.bytes_read, found.bytes_written, rates, 0.0, step, prefetch)
+
+
+def _result(flags: "Place", loads: Loads, chosen: Planned, tables: Sequence[Table], rest: slice) -> dict[str, Any]:
+    plan, where = chosen.plan, flags.where
+    found = loads.scored(plan.placement, rest)
+    even = loads.scored(Placement.even(len(plan.sites), "sites"), rest)
+    whole = loads.scored(Placement.even(1, "sites"))
+    rates = [site.rate or 1.0 for site in plan.sites]
+    scored = max(1, len(found.rows_read))
+    seconds, even_seconds = found.seconds(rates), even.seconds(rates)
+    bound = plan_for(loads, tables, plan.sites, rest).bound
+    known = all(site.rate is not None for site in plan.sites)
+    hidden = None
+    if known and where.step_ms is not None:
+        step = where.step_ms / 1e3
+        alone, moving = step * scored, float((found.busiest / np.array(rates)).max())
+        over = _together(found, rates, step, flags.window.prefetch) - max(alone, moving)
+        hidden = 1 - over / min(alone, moving) if moving else 1.0
+    over_memory = any(s.memory is not None and held > s.memory for s, held in zip(plan.sites, even.held.tolist()))
+    return {
+        "command": "place",
+        "data": flags.data.data,
+        "steps": len(loads),
+        "scored": len(found.rows_read),
+        "rows_read": int(whole.rows_read.sum()),
+        "rows_written": int(whole.rows_written.sum()),
+        "held": int(found.held.sum()),
+        "even": chosen.even,
+        "sites": [
+            {
+                "name": site.name,
+                "store": site.store,
+                "memory": site.memory,
+                "rate": site.rate,
+                "held": int(found.held[n]),
+                "read": float(found.bytes_read[:, n].sum() / scored),
+                "written": float(found.bytes_written[:, n].sum() / scored),
+                "busy_ms": float(found.busiest[n] / rates[n] / scored * 1e3) if known else None,
+            }
+            for n, site in enumerate(plan.sites)
+        ],
+        "imbalance": found.imbalance,
+        "vs_bound": seconds / bound if bound else 1.0,
+        "even_vs_this": even_seconds / seconds if seconds else 1.0,
+        "even_over_memory": over_memory,
+        "hidden": hidden,
+        "digest": plan.placement.digest,
+        "out": None if flags.out is None else str(flags.out),
+        "sentence": _sentence(flags, chosen, plan),
+    }
+
+
+def _sentence(flags: "Place", chosen: Planned, plan: PlacementPlan) -> str:
+    use = "" if flags.out is None else f" Train with --store placed:{flags.out}."
+    if len(plan.sites) == 1:
+        return f"One site holds and moves all rows.{use}"
+    if chosen.even:
+        return f"The {len(plan.sites)} sites are equal: a plain hash of the row, and nothing better exists.{use}"
+    return (
+        "The sites differ: each table is cut by hash, in parts that make them busy equally long as far as memory allows."
+        f"{use}"
+    )

@@ -1,0 +1,120 @@
+"""From counted loads to a plan: even where sites are equal, else the least time of the busiest under memory caps."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from skirl.core.placement import Cut
+from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.core.tables import Table
+from skirl.placement.loads import Loads
+from skirl.placement.shares import NoRoom, least_busy
+from skirl.tools.progress import size
+
+_TRIES = 30
+_NAMED = 3
+"""Tables that an error names."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and why it is the plan."""
+
+    plan: PlacementPlan
+    even: bool
+    """All tables are cut evenly, because sites are equal and no memory binds."""
+    bound: float
+    """Seconds in which the busiest site moves what it is to move of the steps planned by, if hashes divide exactly; without
+    rates, as if all sites had one byte a second."""
+
+
+def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first: slice) -> Planned:
+    """Where rows are to live.
+
+    **Arguments**
+
+    - `loads`: what moves.
+    - `tables`: of the model.
+    - `sites`: the places; memory and rate of each as far as they are known.
+    - `first`: the steps that the cuts come from.
+    """
+    rows = sum(table.rows for table in tables)
+    if len(sites) > rows:
+        raise ValueError(f"there are {len(sites)} sites for {rows} rows: set fewer sites than rows")
+    read, written, held = loads.of_tables(first)
+    moved = read if read.sum() >= written.sum() else written  # the busier direction
+    rates = [1.0 if site.rate is None else site.rate for site in sites]
+    caps = np.array([math.inf if site.memory is None else float(site.memory) for site in sites])
+    if held.sum() > caps.sum():
+        raise ValueError(_no_room(tables, held, caps))
+    even = Cut.even(range(len(sites)))
+    if len(set(rates)) == 1:
+        plan = _plan(sites, tables, [even] * len(tables))
+        if not _over(loads, plan, caps).any():
+            return Planned(plan, True, float(moved.sum() / sum(rates)))
+    allowed = caps.copy()
+    for _ in range(_TRIES):
+        try:
+            shares, bound = least_busy(moved.tolist(), held.tolist(), rates, allowed.tolist())
+        except NoRoom:
+            break
+        plan = _plan(sites, tables, [Cut.weighted(of.tolist()) for of in np.where(shares < 1e-9, 0, shares)])
+        over = _over(loads, plan, caps)
+        if not over.any():
+            return Planned(plan, False, bound)
+        allowed -= np.where(over > 0, over + 1e-4 * caps, 0)  # a hash divides rows up to chance
+    raise ValueError(
+        f"the rows take {size(float(held.sum()))} of the {size(float(caps.sum()))} that all sites hold, too close for a "
+        "hash to divide them without passing one: give the sites a little more memory"
+    )
+
+
+def _plan(sites: Sequence[Site], tables: Sequence[Table], cuts: Sequence[Cut]) -> PlacementPlan:
+    placed = (PlacedTable(table.name, table.rows, table.dim, cut) for table, cut in zip(tables, cuts, strict=True))
+    return PlacementPlan(tuple(sites), tuple(placed))
+
+
+def _over(loads: Loads, plan: PlacementPlan, caps: np.ndarray) -> np.ndarray:
+    """Bytes by which the rows of each site pass its memory: counted, row by row."""
+    if np.isinf(caps).all():
+        return np.zeros(len(caps))
+    held = loads.scored(plan.placement, slice(0)).held
+    return np.where(np.isinf(caps), 0, np.maximum(held - np.where(np.isinf(caps), 0, caps), 0))
+
+
+def _no_room(tables: Sequence[Table], held: np.ndarray, caps: np.ndarray) -> str:
+    lacks = float(held.sum() - caps.sum())
+    largest = ", ".join(f"{tables[t].name} {size(held[t])}" for t in np.argsort(-held)[:_NAMED])
+    more = math.ceil(lacks / (caps.sum() / len(caps)))
+    return (
+        f"the rows that the run uses take {size(held.sum())} with their state ({largest}), the sites hold "
+        f"{size(caps.sum())}, {int(lacks):,} bytes too few: give them more memory, or add {more} more such sites"
+    )
+
+
+def run_seconds(
+    read: np.ndarray, written: np.ndarray, rates: Sequence[float], delay: float, step: float, prefetch: int
+) -> float:
+    """What a run takes whose steps compute so long and move such bytes at several sites: an estimate of clocks.
+
+    **Arguments**
+
+    - `read`, `written`: bytes [steps, sites].
+    - `rates`: bytes a second of each site, in each direction.
+    - `delay`: seconds of each call.
+    - `step`: seconds that a step computes.
+    - `prefetch`: steps ahead that rows travel.
+
+    >>> run_seconds(np.array([[0, 0], [100, 50]]), np.zeros((2, 2)), [100, 100], 0.0, 1.0, 2)
+    2.0
+    """
+    sites = len(rates)
+    takes_read, takes_write = (np.where(of > 0, of / np.asarray(rates) + delay, 0.0) for of in (read, written))
+    ends, arrived, wrote = np.zeros(len(read) + 1), np.zeros(sites), np.zeros(sites)
+    for t in range(len(read)):
+        arrived = np.maximum(arrived, ends[max(0, t - prefetch)]) + takes_read[t]
+        ends[t + 1] = max(ends[t], arrived.max()) + step
+        wrote = np.maximum(wrote, ends[t]) + takes_write[t]
+    return float(max(ends[-1], wrote.max(initial=0.0)))

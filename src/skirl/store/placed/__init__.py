@@ -1,0 +1,1 @@
+"""Rows on several stores, as a plan says."""

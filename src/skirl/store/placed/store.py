@@ -1,0 +1,310 @@
+"""Rows on several stores, as one: a plan says which of them has each row, and a call goes to all of them at once."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.core.placement_plan import PlacementPlan
+from skirl.store import cut
+from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
+from skirl.store.disk.frozen import point_of
+from skirl.store.frozen import Part
+from skirl.store.placed import taking
+from skirl.tools.progress import size
+
+log = logging.getLogger("skirl")
+
+MARK = "~placement"
+"""What a site is told beside what its rows begin from: which placement its rows are of, and which site it is."""
+_MOVING = "rows are being moved"
+_CALLS = 3
+"""Calls of the store that are served at once: rows are read, written back and looked up by different threads."""
+
+
+@dataclass
+class SiteCounts:
+    """What one site has had to do."""
+
+    reads: int = 0
+    """Rows that it gave,"""
+    writes: int = 0
+    """and rows that it took;"""
+    bytes_read: int = 0
+    bytes_written: int = 0
+    calls: int = 0
+
+
+class PlacedStore(Store):
+    """What `store="placed:PLAN.json"` makes.
+
+    **Arguments**
+
+    - `plan`: which site has each row.
+    - `stores`: one for each site, with one layout, all in memory or all on disk; this store closes them.
+    - `layout`: the records of each table; a mapping will do.
+    - `rows`: how many rows each table has, to compare with the plan; None: not known.
+    """
+
+    def __init__(
+        self,
+        plan: PlacementPlan,
+        stores: Sequence[Store],
+        layout: Layout | Mapping[int, Record],
+        *,
+        rows: Mapping[int, int] | None = None,
+    ) -> None:
+        super().__init__(layout)
+        self.plan, self.stores = plan, tuple(stores)
+        self.placement = plan.placement
+        self._check(rows)
+        self.frozen_kind = self.stores[0].frozen_kind
+        self.counts = [SiteCounts() for _ in self.stores]
+        """Of each site."""
+        self._counting = threading.Lock()
+        self._pool = ThreadPoolExecutor(_CALLS * len(self.stores), thread_name_prefix="skirl-site")
+        self._take_point()
+        self._read_about()
+        self._misplaced = self._found_misplaced()
+
+    def __repr__(self) -> str:
+        return f"PlacedStore({', '.join(map(repr, self.stores))})"
+
+    def _check(self, rows: Mapping[int, int] | None) -> None:
+        tables, records = self.plan.tables, self.layout.records
+        if len(self.stores) != len(self.plan.sites):
+            raise ValueError(
+                f"{len(self.stores)} stores for {len(self.plan.sites)} sites of the plan: open one for each"
+            )
+        if max(records) + 1 != len(tables):
+            raise ValueError(f"the plan has {len(tables)} tables, the model {max(records) + 1}: make it for this model")
+        for number, table in enumerate(tables):
+            if number not in records:
+                continue
+            if rows is not None and rows[number] != table.rows:
+                raise ValueError(
+                    f"table {table.name!r} has {table.rows:,} rows in the plan and {rows[number]:,} in the model: make "
+                    "the plan for this model"
+                )
+            if records[number].width < table.dim:
+                raise ValueError(
+                    f"table {table.name!r} has dim {table.dim} in the plan, and records of {records[number].width} "
+                    "numbers in the model: make the plan for this model"
+                )
+        kinds = {store.frozen_kind for store in self.stores}
+        if len(kinds) > 1:
+            names = {store.frozen_kind: site.name for site, store in zip(self.plan.sites, self.stores)}
+            memory = names.pop(MEMORY_ROWS)
+            raise ValueError(
+                f"site {memory!r} is in memory and site {next(iter(names.values()))!r} on disk, and no checkpoint holds "
+                "both: have all sites of one kind"
+            )
+
+    def _take_point(self) -> None:
+        self.identity = self.stores[0].identity
+        self.generation = max(store.generation for store in self.stores)
+
+    # Which rows are whose, told to stores that outlive this process
+
+    def _mark(self, site: int) -> str:
+        return f"{self.placement.digest} site {site}"
+
+    def _read_about(self) -> None:
+        self.about = {name: of for name, of in self.stores[0].about.items() if name != MARK}
+
+    def _found_misplaced(self) -> str | None:
+        """Why rows would not be found, where a site has rows of another placement."""
+        for number, (site, store) in enumerate(zip(self.plan.sites, self.stores)):
+            if len(store) and store.about.get(MARK) != self._mark(number):
+                return (
+                    f"site {site.name!r} ({store!r}) has rows that another placement put there: load a checkpoint, which "
+                    "moves them, or use the plan that they were placed by"
+                )
+        return None
+
+    def remember(self, about: Mapping[str, Any]) -> None:
+        """As `Store.remember` says; and the tables have to be those of the plan.
+
+        **Arguments**
+
+        - `about`: by table, in the order of their numbers.
+        """
+        self._check_open()
+        if about:
+            self.plan.check([(name, None, None) for name in about])
+        for number, store in enumerate(self.stores):
+            store.remember({**about, MARK: self._mark(number)})
+        self._read_about()
+
+    # Rows
+
+    def _by_site(self, keys: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+        """Each site that has some of these rows, and which."""
+        if self._misplaced is not None:
+            raise ValueError(self._misplaced)
+        starts, order = np.zeros(len(self.stores) + 1, np.int64), np.empty(keys.size, np.int64)
+        cut.by_site(self.placement.site_of(keys), starts, order)
+        ends = starts.tolist()
+        return [(s, order[ends[s] : ends[s + 1]]) for s in range(len(self.stores)) if ends[s + 1] > ends[s]]
+
+    def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
+        calls = [partial(self._read_at, site, kind, keys, at, out, found) for site, at in self._by_site(keys)]
+        taking.at_once(self._pool, calls)
+
+    def _read_at(
+        self, site: int, kind: int, keys: NDArray[np.int64], at: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]
+    ) -> None:
+        if len(at) == len(keys):
+            self.stores[site]._read(kind, keys, out, found)
+            self._count(site, reads=int(np.count_nonzero(found)), nbytes=out.itemsize * out.shape[1])
+            return
+        rows: Any = np.empty((len(at), out.shape[1]), out.dtype)
+        held = np.zeros(len(at), np.bool_)
+        self.stores[site]._read(kind, keys[at], rows, held)
+        if not held.all():
+            at, rows = at[held], rows[held]
+        cut.give(rows, at, out)
+        found[at] = True
+        self._count(site, reads=len(at), nbytes=out.itemsize * out.shape[1])
+
+    def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
+        calls = [partial(self._write_at, site, kind, keys, at, rows) for site, at in self._by_site(keys)]
+        taking.at_once(self._pool, calls)
+
+    def _write_at(self, site: int, kind: int, keys: NDArray[np.int64], at: NDArray[np.int64], rows: Rows) -> None:
+        if len(at) < len(keys):
+            mine: Any = np.empty((len(at), rows.shape[1]), rows.dtype)
+            cut.take(rows, at, mine)
+            keys, rows = keys[at], mine
+        self.stores[site]._write(kind, keys, rows)
+        self._count(site, writes=len(keys), nbytes=rows.itemsize * rows.shape[1])
+
+    def _count(self, site: int, *, reads: int = 0, writes: int = 0, nbytes: int) -> None:
+        with self._counting:
+            counts = self.counts[site]
+            counts.calls += 1
+            counts.reads += reads
+            counts.writes += writes
+            counts.bytes_read += reads * nbytes
+            counts.bytes_written += writes * nbytes
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stores))
+
+    def keys(self) -> Iterator[NDArray[np.int64]]:
+        self._check_open()
+        for store in self.stores:
+            yield from store.keys()
+
+    def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
+        """As `Store.held` says, site by site."""
+        self._check_open()
+        for store in self.stores:
+            yield from store.held()
+
+    # Points
+
+    def freeze(self, folder: Path, since: Facts | None) -> Frozen:
+        """As `Store.freeze` says. The facts name the placement; a store of any kind of rows takes them whole."""
+        self._check_open()
+        parts = None if since is None else cut.own_parts(since, self.placement.digest)
+        frozen: list[Frozen] = []
+        try:
+            for number, store in enumerate(self.stores):
+                frozen.append(store.freeze(folder, None if parts is None else parts[number]))
+        except BaseException:
+            taking.FrozenSites(self._pool, self.placement.digest, frozen).release()
+            raise
+        self._take_point()
+        return taking.FrozenSites(self._pool, self.placement.digest, frozen)
+
+    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
+        """As `Store.thaw` says."""
+        self._check_open()
+        self.thaw_parts(folder, [Part(facts, over)], *point_of(folder, facts, self.layout))
+
+    def thaw_parts(
+        self,
+        folder: Path,
+        parts: Sequence[Part],
+        identity: str,
+        generation: int,
+        ready: Callable[[], Any] = at_once,
+    ) -> None:
+        """As `Store.thaw_parts` says. Rows that were placed alike each site takes alone, all others it looks through."""
+        self._check_open()
+        for part in parts:
+            point_of(folder, part.facts, self.layout)
+        taken, moved = taking.by_site(self.placement, parts)
+        moved_bytes = sum(taking.bytes_of(facts, self.layout) for facts in moved)
+        told = moved_bytes > 0 and (len(self.stores) > 1 or any("nodes" in facts for facts in moved))
+        if told:
+            many = f"the {len(self.stores)} sites look through {size(moved_bytes)} of rows"
+            log.warning("rows were placed otherwise: %s for those that are now theirs", many)
+        # Each reads all that it is to have and waits for the others: where one fails, none has changed.
+        meeting, before = threading.Barrier(len(self.stores), action=ready), [dict(s.about) for s in self.stores]
+        done: list[int] = []
+
+        def take(number: int) -> None:
+            try:
+                self.stores[number].thaw_parts(folder, taken[number], identity, generation, meeting.wait)
+            except BaseException:
+                meeting.abort()
+                raise
+            if told:
+                done.append(number)
+                log.warning("site %s has its rows, %d of %d", self.plan.sites[number].name, len(done), len(self.stores))
+
+        self._remark(before, lambda site: _MOVING)
+        try:
+            taking.all_or_none(self._pool, [partial(take, number) for number in range(len(self.stores))])
+        except BaseException:
+            self._remark(before, lambda site: before[site].get(MARK))
+            raise
+        self._remark(before, self._mark)
+        self._misplaced = None
+        self._take_point()
+        self._read_about()
+
+    def _remark(self, before: Sequence[Mapping[str, Any]], mark: Callable[[int], str | None]) -> None:
+        """Tell stores that outlive this process which placement their rows are of."""
+        for number, store in enumerate(self.stores):
+            if before[number].get(MARK) != self._mark(number):
+                store.flush()
+                about = {name: of for name, of in store.about.items() if name != MARK}
+                store.remember(about if mark(number) is None else {**about, MARK: mark(number)})
+
+    def flush(self) -> None:
+        """As `Store.flush` says, at all sites."""
+        self._check_open()
+        taking.at_once(self._pool, [store.flush for store in self.stores])
+        self._take_point()
+
+    def close(self) -> None:
+        """Close all stores."""
+        self.__exit__(None, None, None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Each store ends as it would alone: on disk, after an exception without a flush."""
+        if self.closed:
+            return
+        super().close()
+        self._pool.shutdown()
+        failed: list[BaseException] = []
+        for store in self.stores:
+            try:
+                store.__exit__(kind, error, trace)
+            except BaseException as why:
+                failed.append(why)
+        if failed:
+            raise failed[0]

@@ -1,0 +1,150 @@
+"""What a placed store takes and gives as a whole: calls side by side, frozen rows of all sites, and whose they are."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from threading import BrokenBarrierError
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.core.placement import AtSite, AtSites, Placement
+from skirl.store import cut
+from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout
+from skirl.store.frozen import Mine, Part
+
+T = TypeVar("T")
+
+
+def at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[T]:
+    """What some calls give, made side by side, the last of them by this thread; all have ended, whatever happens.
+
+    **Arguments**
+
+    - `pool`: threads for the others.
+    - `calls`: what to do.
+
+    >>> with ThreadPoolExecutor(2) as pool:
+    ...     at_once(pool, [partial(pow, 2, n) for n in range(4)])
+    [1, 2, 4, 8]
+    """
+    futures: list[Future[T]] = []
+    try:
+        futures += [pool.submit(call) for call in calls[:-1]]
+        last = [call() for call in calls[-1:]]
+    finally:
+        _ended(futures)
+    return [*(future.result() for future in futures), *last]
+
+
+def all_or_none(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], None]]) -> None:
+    """Calls that wait for each other, side by side; of their errors the first that is not about another's.
+
+    **Arguments**
+
+    - `pool`: at least as many threads.
+    - `calls`: what to do.
+    """
+    futures = [pool.submit(call) for call in calls]
+    _ended(futures)
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
+
+
+def _ended(futures: Sequence[Future[Any]]) -> None:
+    """Wait until all have ended, even if Ctrl-C comes: none goes on unwatched."""
+    try:
+        wait(futures)
+    except BaseException:
+        wait(futures)
+        raise
+
+
+def by_site(placement: Placement, parts: Sequence[Part]) -> tuple[list[list[Part]], list[Facts]]:
+    """What each site takes of some frozen rows; and the facts of those that were placed otherwise.
+
+    Of rows that were placed alike a site has files of its own; all others it looks through.
+
+    **Arguments**
+
+    - `placement`: where rows are now.
+    - `parts`: the frozen rows.
+    """
+    taken: list[list[Part]] = [[] for _ in range(placement.sites)]
+    moved: list[Facts] = []
+    for part in parts:
+        own = cut.own_parts(part.facts, placement.digest)
+        if own is None:
+            moved.append(part.facts)
+        for site, over in enumerate(_split(placement, part)):
+            mine = part.mine if own is not None else _mine(AtSite(placement, site), part)
+            taken[site].append(Part(part.facts if own is None else own[site], over, mine))
+    return taken, moved
+
+
+def _split(placement: Placement, part: Part) -> list[list[tuple[NDArray[np.int64], Any]]]:
+    """The rows to lay over a part, by site."""
+    over: list[list[tuple[NDArray[np.int64], Any]]] = [[] for _ in range(placement.sites)]
+    for keys, rows in part.own(part.over):
+        sites = placement.site_of(keys)
+        for site in np.unique(sites):
+            over[site].append((keys[sites == site], rows[sites == site]))
+    return over
+
+
+def _mine(here: AtSite, part: Part) -> Mine | None:
+    """Which keys of a part, placed otherwise, are a site's."""
+    if part.mine is None:
+        return here if here.placement.sites > 1 else None
+    if isinstance(part.mine, AtSite | AtSites):
+        return AtSites((*(part.mine.each if isinstance(part.mine, AtSites) else (part.mine,)), here))
+    return partial(_both, part.mine, here)
+
+
+def _both(one: Mine, other: Mine, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return one(keys) & other(keys)
+
+
+def bytes_of(facts: Facts, layout: Layout) -> int:
+    """Bytes of frozen rows.
+
+    **Arguments**
+
+    - `facts`: of the rows.
+    - `layout`: of their records.
+    """
+    if facts.get("kind") == MEMORY_ROWS:
+        return sum(entry["bytes"] for entry in facts["files"])
+    kinds = zip(facts.get("rows", ()), layout.kinds)
+    return sum(count * record.width * np.dtype(record.dtype).itemsize for count, record in kinds)
+
+
+class FrozenSites(Frozen):
+    """The rows of all sites at one moment.
+
+    **Arguments**
+
+    - `pool`: threads that write.
+    - `placement`: the digest of where rows are.
+    - `parts`: of each site.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor, placement: str, parts: Sequence[Frozen]) -> None:
+        self._pool, self._placement, self._parts = pool, placement, parts
+
+    def write(self) -> Facts:
+        """Write all of them, side by side."""
+        return cut.joined(at_once(self._pool, [part.write for part in self._parts]), self._placement)
+
+    def release(self) -> None:
+        """Release each, even where another fails."""
+        failed: list[BaseException] = []
+        for part in self._parts:
+            try:
+                part.release()
+            except BaseException as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]

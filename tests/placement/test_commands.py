@@ -1,0 +1,177 @@
+"""`skirl place`: a plan that fits, what it prints, what it refuses; and loads as an executed run counts them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from skirl.cli import main
+from skirl.core.placement import Cut, Placement
+from skirl.core.placement_plan import PlacementPlan, Site
+from skirl.core.tables import Table
+from skirl.placement import bench
+from skirl.placement.bench import PlaceBench
+from skirl.placement.bench_runs import trained
+from skirl.placement.commands import Calibrate, Place
+from skirl.placement.loads import Loads, Moves
+from skirl.placement.plan import plan_for
+from skirl.train.recipe import Recipe
+
+TINY = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "24", "--quiet"]
+TINY += ["--cache", "touched:40%"]
+
+
+def place(tmp_path, capsys, *flags: str) -> dict:
+    assert main(["place", *TINY, "--json", "--out", str(tmp_path / "plan.json"), *flags]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", ["criteo-kaggle", "mixed"])
+def test_loads_are_those_of_an_executed_run_and_bits_those_of_one_store(kind):
+    flags = PlaceBench(batch=32, steps=14, rows_scale=0.001)
+    job, batches = flags.job(kind)
+    whole = trained(job, job.embeddings("memory"), batches)
+    with bench.counted(job, batches) as loads:
+        for sites in (1, 3):
+            plan = bench.plan_of(job, sites, bench.cuts_of(len(job.tables()), sites))
+            outcome, differ, compared = bench.executed(job, batches, plan, loads)
+            assert differ == 0 and compared > 15 * sites and bench.same(outcome, whole)
+
+
+def test_equal_sites_get_a_hash(tmp_path, capsys):
+    found = place(tmp_path, capsys, "--sites", "3")
+    assert found["even"] and "nothing better exists" in found["sentence"] and found["imbalance"] < 1.2
+    plan = PlacementPlan.load(tmp_path / "plan.json")
+    assert all(table.cut == Cut.even(range(3)) for table in plan.tables)
+    plan.check([(t.name, t.rows, t.dim) for t in Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4).tables()])
+    assert sum(site["held"] for site in found["sites"]) == found["held"]
+
+
+def test_unlike_sites_are_busy_equally_long_and_keep_to_their_memory(tmp_path, capsys):
+    found = place(tmp_path, capsys, "--rates", "4Gbit", "2Gbit", "1Gbit")
+    assert not found["even"] and found["even_vs_this"] > 1.3
+    held = found["held"]
+    tight = [str(held // 4), str(held // 3), str(held // 2)]
+    found = place(tmp_path, capsys, "--rates", "4Gbit", "2Gbit", "1Gbit", "--memory", *(f"{n}B" for n in tight))
+    assert all(site["held"] <= site["memory"] for site in found["sites"]) and found["even_over_memory"]
+
+
+def test_the_fewest_sites_that_hide(tmp_path, capsys):
+    found = place(tmp_path, capsys, "--sites", "auto", "--rates", "10Mbit", "--step-ms", "1")
+    assert len(found["sites"]) > 1 and found["hidden"] > 0.9
+    assert len(place(tmp_path, capsys, "--sites", "auto", "--rates", "10Gbit", "--step-ms", "1")["sites"]) == 1
+
+
+def test_what_people_read(tmp_path, capsys):
+    flags = ["--rates", "4Mbit", "1Mbit", "--step-ms", "5", "--out", str(tmp_path / "p.json")]
+    assert main(["place", *TINY, *flags]) == 0
+    said = capsys.readouterr().out
+    for text in ("moved", "site-0", "site-1", "times the bound", "hidden", f"--store placed:{tmp_path / 'p.json'}"):
+        assert text in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--sites", "0"], "--sites is 0: set it to 1 to 1024, or auto"),
+        (["--sites", "auto"], "--sites is auto: set --step-ms and one rate"),
+        (
+            ["--sites", "3", "--rates", "1Gbit", "2Gbit"],
+            "--rates is 1Gbit 2Gbit, and there are 3 sites: name one for each",
+        ),
+        (["--rates", "fast", "slow"], "--rates has 'fast': write a rate like 10Gbit"),
+        (["--memory", "much"], "--memory is 'much': set it to a size like 4GiB"),
+        (["--stores", "placed:x.json", "memory"], "site 'site-0' has store 'placed:x.json'"),
+        (["--stores", "disk:a", "disk:a"], None),
+        (["--out", "plan.toml"], "--out is 'plan.toml': name a file that ends in .json"),
+        (["--cache", "auto"], "--cache is 'auto'"),
+        (["--memory", "1KiB"], "bytes too few: give them more"),
+    ],
+)
+def test_wrong_flags_are_one_sentence_and_no_file(tmp_path, capsys, flags, text, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["place", *TINY, *flags]) in (1, 2)
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("skirl place: ") and "\n" not in said and (text or "have one store, disk:a") in said
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_store_is_measured_and_nothing_stays(tmp_path):
+    found = Calibrate(f"disk:{tmp_path}/new", width=5, rows=100, seconds=0.01).run()
+    assert found["bytes_a_second"] == min(found["read"], found["written"]) > 0 and not list(tmp_path.iterdir())
+    slow = Calibrate("link:8Mbit,0us:memory", width=25, rows=100, seconds=0.02).run()
+    assert 0.5e6 < slow["bytes_a_second"] <= 1e6 * 1.001
+
+
+# Plans of loads made by hand
+
+
+def loads_of(rng, tables: int, steps: int = 6) -> Loads:
+    loads = Loads(tables, [8, 24])
+    for _ in range(steps):
+        part = [np.unique(rng.integers(0, tables, 60)[:, None] << 48 | rng.integers(0, 50, (60, 1))) for _ in range(6)]
+        loads.add(Moves(part[:2], part[2:4], part[4:]))
+    return loads
+
+
+def test_moves_come_back_as_they_were():
+    rng, given = np.random.default_rng(1), []
+    with Loads(3, [8, 24]) as loads:
+        for _ in range(3):
+            parts = [rng.integers(0, 1 << 50, rng.integers(0, 9)) for _ in range(6)]
+            given.append(Moves(parts[:2], parts[2:4], parts[4:]))
+            loads.add(given[-1])
+        for which in (slice(None), slice(1, None), slice(0)):
+            found = [[[k.tolist() for k in part] for part in step] for step in loads.steps(which)]
+            assert found == [[[k.tolist() for k in part] for part in step] for step in given[which]]
+
+
+def test_scores_are_counts_by_hand():
+    with loads_of(np.random.default_rng(0), 3) as loads:
+        cuts = {0: Cut((0, 20), (1, 0), "rows"), 2: Cut((0,), (1,))}
+        placement = Placement(2, Cut.even([0, 1]), cuts, "sites")
+        found = loads.scored(placement, slice(2, None))
+        for number, moves in enumerate(loads.steps(slice(2, None))):
+            wanted = np.zeros((2, 2, 2), np.int64)
+            for nbytes, *parts in zip([8, 24], moves.read, moves.written, strict=True):
+                for kind, keys in enumerate(parts):
+                    for key in keys.tolist():
+                        site = placement.site_of(np.array([key]))[0]
+                        wanted[kind, 0, site] += 1
+                        wanted[kind, 1, site] += nbytes
+            assert found.rows_read[number].tolist() == wanted[0, 0].tolist()
+            assert found.bytes_read[number].tolist() == wanted[0, 1].tolist()
+            assert found.rows_written[number].tolist() == wanted[1, 0].tolist()
+            assert found.bytes_written[number].tolist() == wanted[1, 1].tolist()
+        total = sum(8 * len(m.new[0]) + 24 * len(m.new[1]) for m in loads.steps())
+        assert found.held.sum() == total == loads.of_tables(slice(0))[2].sum()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_site_is_over_its_memory_by_a_byte(seed):
+    rng = np.random.default_rng(seed)
+    tables = [Table(f"t{n}", 50, 4) for n in range(4)]
+    with loads_of(rng, 4) as loads:
+        held = int(loads.of_tables(slice(0))[2].sum())
+        parts = rng.dirichlet([4] * 3)
+        sites = [
+            Site(f"s{n}", memory=int(held * 1.15 * part), rate=float(rng.integers(1, 9)))
+            for n, part in enumerate(parts)
+        ]
+        plan = plan_for(loads, tables, sites, slice(0, 3)).plan
+        again = plan_for(loads, tables, sites, slice(0, 3)).plan
+        assert again == plan
+        assert all(of <= site.memory for of, site in zip(loads.scored(plan.placement).held.tolist(), sites))
+        short = [Site(s.name, memory=s.memory // 2, rate=s.rate) for s in sites]
+        with pytest.raises(ValueError, match=r"bytes too few: give them more memory, or add \d+ more such sites"):
+            plan_for(loads, tables, short, slice(0, 3))
+
+
+def test_more_sites_than_rows():
+    with loads_of(np.random.default_rng(0), 1) as loads, pytest.raises(ValueError, match="3 sites for 2 rows"):
+        plan_for(loads, [Table("a", 2, 4)], [Site(f"s{n}") for n in range(3)], slice(None))
+
+
+def test_place_without_a_file():
+    flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 12, "quiet": True}
+    assert Place.of(**flags, cache="touched:60%", sites=2, depth="epoch", out=None).run()["out"] is None

@@ -1,0 +1,205 @@
+"""Rows over several stores: a store like any other, whatever the sites and the cuts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skirl.core.placement import Cut
+from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record, Store, open_store
+from skirl.store.placed.store import PlacedStore
+from tests.store import frozen
+from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, filled, random_rows, table_keys
+
+CUTS = [
+    Cut.weighted([1, 1, 1]), Cut.weighted([3, 0, 1]), Cut((0, 20, 1500), (2, 0, 1), "rows"), Cut((0,), (1,)),
+    Cut.even([2, 1, 0]), Cut((0, 7), (0, 2), "rows"), Cut((0, 5 << 60), (1, 1)),
+]  # fmt: skip
+
+
+def plan_for(layout: Layout, cuts=CUTS, stores=("memory",) * 3) -> PlacementPlan:
+    tables = [
+        PlacedTable(f"t{n}", 1 << 40, layout.records[n].width if n in layout.records else 1, cuts[n % len(cuts)])
+        for n in range(max(layout.records) + 1)
+    ]
+    return PlacementPlan(tuple(Site(f"s{i}", store) for i, store in enumerate(stores)), tuple(tables))
+
+
+def placed(layout: Layout, cuts=CUTS, make=MemoryStore) -> PlacedStore:
+    return PlacedStore(plan_for(layout, cuts), [make(layout) for _ in range(3)], layout)
+
+
+class TestPlacedStore(StoreConformance):
+    def make(self, layout: Layout) -> PlacedStore:
+        return placed(layout)
+
+
+def on_disks(root, plan: PlacementPlan, layout: Layout = LAYOUT) -> PlacedStore:
+    stores = [DiskStore(root / site.name, layout) for site in plan.sites]
+    return PlacedStore(plan, stores, layout)
+
+
+def test_every_row_is_where_the_plan_says_and_is_counted():
+    store: Any = filled(placed)
+    for site, inner in enumerate(store.stores):
+        keys = np.concatenate([*inner.keys(), np.empty(0, np.int64)])
+        assert (store.placement.site_of(keys) == site).all()
+        assert store.counts[site].writes == len(keys) == len(inner)
+    before = contents(store)
+    assert [c.reads for c in store.counts] == [len(inner) for inner in store.stores]
+    width = {table: LAYOUT.records[table].width * np.dtype(LAYOUT.records[table].dtype).itemsize for table in TABLES}
+    moved = sum(width[key >> 48] for key in before)
+    assert sum(c.bytes_read for c in store.counts) == sum(c.bytes_written for c in store.counts) == moved
+
+
+def test_rows_that_are_not_held_count_as_no_load():
+    store = placed(LAYOUT)
+    assert not store.read(table_keys(0, range(9)), np.zeros((9, 4), np.float32)).any()
+    assert sum(c.reads for c in store.counts) == 0 and sum(c.calls for c in store.counts) > 0
+
+
+@pytest.mark.parametrize("cuts", [CUTS[::-1], [Cut.even([0, 1, 2])]])
+def test_frozen_rows_move_to_where_another_plan_has_them(tmp_path, cuts, caplog):
+
+    def told() -> str:
+        said = caplog.text
+        caplog.clear()
+        return said
+
+    rows_move(tmp_path, cuts, told)
+
+
+def rows_move(folder: Path, cuts: list[Cut], told: Callable[[], str] | None = None) -> None:
+    """Out of one store into several, into others, and back into one."""
+    plain = filled(MemoryStore)
+    held = contents(plain)
+    frozen.save(plain, folder / "0")
+    for number, cut in enumerate([CUTS, cuts, cuts, None]):
+        store = MemoryStore(LAYOUT) if cut is None else placed(LAYOUT, cut)
+        frozen.load(store, folder / str(number), [(table_keys(0, [97]), random_rows(0, 1, 3 + number))])
+        held[97] = random_rows(0, 1, 3 + number).tobytes()
+        assert contents(store) == held
+        assert told is None or ("look through" in told()) == (number < 2), "only where sites have changed"
+        if isinstance(store, PlacedStore):
+            for site, inner in enumerate(store.stores):
+                assert all((store.placement.site_of(keys) == site).all() for keys in inner.keys())  # noqa: SIM118
+        frozen.save(store, folder / str(number + 1))
+
+
+def test_sites_on_disk_take_all_or_nothing_and_know_their_placement(tmp_path):
+    plan, other = plan_for(LAYOUT), plan_for(LAYOUT, CUTS[::-1])
+    with on_disks(tmp_path / "a", plan) as store:
+        store.remember({f"t{n}": "zeros()" for n in range(7)})
+        store.write(table_keys(1, range(300)), random_rows(1, 300, 1))
+        held = contents(store)
+        facts = frozen.save(store, tmp_path / "saved")
+        assert facts["nodes"]["placement"] == plan.placement.digest
+    with on_disks(tmp_path / "b", plan) as store:
+        store.write(table_keys(1, range(500)), random_rows(1, 500, 2))
+        later = contents(store)
+        last = sorted((tmp_path / "saved").glob("*.rows"))[-1]  # of one site: the others' files are whole
+        data = last.read_bytes()
+        last.unlink()  # the store that wrote it has the same file
+        last.write_bytes(data[:-8] + bytes(8))
+        with pytest.raises(ValueError, match=last.name):
+            store.thaw(tmp_path / "saved", facts, [])
+        assert contents(store) == later
+        last.write_bytes(data)
+        frozen.load(store, tmp_path / "saved")
+        assert contents(store) == held
+    with on_disks(tmp_path / "a", plan) as store:
+        assert contents(store) == held and set(store.about) == {f"t{n}" for n in range(7)}
+    with on_disks(tmp_path / "a", other) as store:
+        with pytest.raises(
+            ValueError, match=r"site 's0' .* has rows that another placement put there: load a checkpoint"
+        ):
+            store.read(table_keys(1, [0]), random_rows(1, 1, 0).copy())
+        frozen.load(store, tmp_path / "saved")
+        assert contents(store) == held
+    with on_disks(tmp_path / "a", other) as store:
+        assert contents(store) == held
+    with on_disks(tmp_path / "a", plan) as store, pytest.raises(ValueError, match="another placement"):
+        store.write(table_keys(1, [0]), random_rows(1, 1, 0))
+
+
+def test_calls_of_sites_run_at_the_same_time():
+    """Each of three links is busy for a quarter of a second: one after the other they would take three quarters."""
+    link = Link(rate=1e12, delay=0.25)
+    layout = Layout({0: Record(1)})
+    plan = plan_for(layout, [Cut.even([0, 1, 2])])
+    store = PlacedStore(plan, [LinkStore(MemoryStore(layout), link) for _ in range(3)], layout)
+    running, most = [0], [0]
+    for inner in store.stores:
+        inner.received.wait = _counting(inner.received.wait, running, most)  # type: ignore[attr-defined]
+    store.write(np.arange(90), np.zeros((90, 1), np.float32))
+    assert store.read(np.arange(90), np.ones((90, 1), np.float32)).all()
+    assert most[0] == 3
+
+
+def _counting(wait, running, most):
+    def counted(nbytes: int, began: float) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        wait(nbytes, began)
+        running[0] -= 1
+
+    return counted
+
+
+def test_an_error_of_one_site_is_the_call_s():
+    class Broken(MemoryStore):
+        def _read(self, kind, keys, out, found) -> None:
+            raise OSError("the disk is gone")
+
+    layout = Layout({0: Record(1)})
+    stores: list[Store] = [MemoryStore(layout), Broken(layout), MemoryStore(layout)]
+    store = PlacedStore(plan_for(layout, [Cut.even([0, 1, 2])]), stores, layout)
+    store.write(np.arange(9), np.zeros((9, 1), np.float32))
+    with pytest.raises(OSError, match="the disk is gone"):
+        store.read(np.arange(9), np.zeros((9, 1), np.float32))
+
+
+def test_the_file_opens_the_stores(tmp_path):
+    layout, sites = Layout({0: Record(5)}), tuple(f"disk:{tmp_path}/{n}" for n in range(3))
+    plan_for(layout, stores=sites).save(tmp_path / "plan.json")
+    spec = f"placed:{tmp_path}/plan.json"
+    with open_store(spec, layout) as store:
+        store.write(np.arange(60), np.zeros((60, 5), np.float32))
+    with open_store(f"{spec}/rank-1", layout) as store:
+        assert len(store) == 0
+    assert sorted(p.name for p in (tmp_path / "0").iterdir() if p.is_dir()) == ["rank-1"]
+    with open_store(f"link:1Gbit,0us:{spec}", layout) as store:
+        assert len(store) == 60
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            {"layout": Layout({0: Record(5), 1: Record(5)})},
+            "the plan has 1 tables, the model 2: make it for this model",
+        ),
+        ({"layout": Layout({0: Record(4)})}, "table 't0' has dim 5 in the plan, and records of 4 numbers in the model"),
+        ({"rows": {0: 9}}, "table 't0' has 1,099,511,627,776 rows in the plan and 9 in the model"),
+        (
+            {"sites": ("memory", "memory", "disk:DISK")},
+            "site 's1' is in memory and site 's2' on disk, and no checkpoint",
+        ),
+        ({"spec": "placed:plan.toml"}, "write it placed:PLAN.json"),
+        ({"spec": "placed:gone.json"}, "gone.json is no file: name a plan"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(tmp_path, change, text):
+    sites = [site.replace("DISK", str(tmp_path / "disk")) for site in change.get("sites", ("memory",) * 3)]
+    plan_for(Layout({0: Record(5)}), stores=tuple(sites)).save(tmp_path / "plan.json")
+    spec = change.get("spec", f"placed:{tmp_path}/plan.json")
+    with pytest.raises(ValueError, match=text):
+        open_store(spec, change.get("layout", Layout({0: Record(5)})), rows=change.get("rows"))
+
+
+def test_tables_of_other_names_are_refused():
+    with pytest.raises(ValueError, match="the plan has no table 'x', it has t0"):
+        placed(LAYOUT).remember({"x": "zeros()"})
