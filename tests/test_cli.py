@@ -213,7 +213,7 @@ def test_help_and_a_wrong_flag_need_no_torch():
             "--model dlrm-tiny --rank 4",
             "--rank is a flag of deep-cross and dcnv2, and dlrm has none: leave it out, or set",
         ),
-        ("--model dcnv2 --target user", "--target is a flag of din, and dcnv2 has none"),
+        ("--model dcnv2 --target user", "--target is a flag of din and dcat, and dcnv2 has none"),
         ("--model din-tiny --structure stacked", "--structure is a flag of dcnv2, and din has none"),
         ("--model din --target nobody", "DIN has no feature 'nobody': set --target to one of"),
         ("--model dcnv2 --rank 0", "rank is 0: set it to 1 or more"),

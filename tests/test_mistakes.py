@@ -199,7 +199,7 @@ MISTAKES = [
         "skirl train --model dlrn",
         'skirl train: --model is \'dlrn\' (did you mean dlrm?): set it to "dlrm", "dlrm-tiny", "wide-deep", '
         '"wide-deep-tiny", "deep-cross", "deep-cross-tiny", "deepfm", "deepfm-tiny", "dcnv2", "dcnv2-tiny", '
-        '"din" or "din-tiny"',
+        '"din", "din-tiny", "dcat" or "dcat-tiny"',
     ),
     M(
         "a depth that is none",
@@ -1045,8 +1045,8 @@ MISTAKES = [
         "Recipe has no flag 'rwos' (did you mean 'rows'?): set some of data, batch, epochs, steps, valid, "
         "seed, rows_scale, pooling_factor, per_session, change, lists, drift, schema, rows, vocab, admit, stale, shuffle, "
         "workers, bad_rows, model, dim, bottom, top, deep, rows_in_deep, dropout, cross, rank, structure, activation, "
-        "target, optimizer, lr, dense_lr, schedule, warmup, shards, cache, depth, policy, store, prefetch, link, "
-        "peer_patience, device, dtype, threads",
+        "width, heads, layers, newest, target, optimizer, lr, dense_lr, schedule, warmup, shards, cache, depth, policy, "
+        "store, prefetch, link, peer_patience, device, dtype, threads",
     ),
     M(
         "flags where their parts go",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from skirl.dedup.training import Training, described, sessions
 from skirl.measure.bench.dedup import Dedup
 from skirl.measure.bench.train import TrainSpeed
 
@@ -14,6 +15,18 @@ def test_every_factor_has_its_figures():
         assert found[part]["ids"]["1"] == found[part]["ids_expanded"]["1"]
     assert 3 < found["lookup"]["ids_expanded"]["4"] / found["lookup"]["ids"]["4"] < 5
     assert "times as fast as expanded" in bench.summary(found)["lookup, factor 4"]
+
+
+def test_training_has_figures_by_model_and_factor():
+    """Losses on both files agree, or there would be no ratio."""
+    bench = Training((1.0, 4.0), ("din",), batch=64, steps=2, ids=6, dim=8, rows=500, rounds=1)
+    found = bench.measure()
+    assert found["x"].keys() == {"1", "4"} and min(found["x"].values()) > 0
+    assert found["achieved"]["1"] == 1 and 2 < found["achieved"]["4"] < 6
+    told = described({name: {"din": by_factor} for name, by_factor in found.items()})
+    assert "times as fast as with all lists in full" in told["din, factor 4"]
+    with pytest.raises(ValueError, match="factor is 20: set it to at most"):
+        sessions(20, bench, 3)
 
 
 def test_others_that_know_of_no_shared_lists_are_not_run_on_them():
