@@ -79,7 +79,7 @@ def plain_chunks(sessions: Sequence[int], low: int, high: int, most: int) -> set
     n=st.integers(1, 200), longest=st.integers(1, 30), most=st.sampled_from([1, 2, 3, 8, "all"]),
     mix=st.integers(1, 250), batch=st.sampled_from([1, 7, 64]), seed=st.integers(0, 9),
 )  # fmt: skip
-@cases(25)
+@cases(12)
 def test_chunks_of_a_window_change_places_and_nothing_else(
     tmp_path_factory: Any, n: int, longest: int, most: Any, mix: int, batch: int, seed: int
 ) -> None:
