@@ -217,7 +217,7 @@ def layouts(shift: int) -> dict[str, Callable[[], object]]:
     def lists() -> None:
         draw = random.Random(shift)
         names = ["new", "append", "append", "prepend", "drop", "cut", "redraw"]
-        for seed in range(40):
+        for seed in range(15):
             window.check_windows([(draw.choice(names), draw.randrange(11)) for _ in range(20)], seed)
 
     def spilled(folder: Path) -> None:
