@@ -588,6 +588,10 @@ TRAINERS = [
     Fault("trainers have equally many leaves, whatever their shards", "engine.gradients:_trees",
           "block_of(rank, size, shards)",
           "range(rank * (shards // size), (rank + 1) * (shards // size))"),
+    Fault("two rows of an owner have one number", "oracle.share:number_of",
+          "bit - np.uint64(1)", "bit - np.uint64(1) & ~np.uint64(1)"),
+    Fault("the last row of a word has the number of the next one", "oracle.share:_mark",
+          "end += ones(word)", "end += max(ones(word) - 1, 0)"),
 ]  # fmt: skip
 
 LAYOUTS = [

@@ -165,13 +165,14 @@ class Placement:
         cut_of[sorted(self.tables)] = np.arange(1, len(cuts))
         first = np.cumsum([0, *(len(cut.starts) for cut in cuts)])
         starts = np.array([start for cut in cuts for start in cut.starts], np.uint64)
+        ends = np.array([end - 1 for cut in cuts for _, end, _ in cut.ranges], np.uint64)
         sites = np.array([site for cut in cuts for site in cut.sites], np.int32)
         begins = np.arange(_BUCKETS, dtype=np.uint64) << _TO_BUCKET
         guess = np.stack(
             [begin + np.searchsorted(starts[begin:end], begins, "right") - 1 for begin, end in pairwise(first)]
         )
         salt = np.uint64((SALTS[self.use] + 1) * _GOLDEN % _WHOLE)
-        return cut_of, salt, guess.astype(np.int32), first[1:] - 1, starts, sites
+        return cut_of, salt, guess.astype(np.uint32), ends, sites
 
 
 @dataclass(frozen=True)
@@ -207,17 +208,17 @@ class AtSite:
 
 
 @kernel
-def site_in(cut, key, salt, guess, last, starts, sites):
+def site_in(cut, key, salt, guess, ends, sites):
     """In a kernel: the site of a key whose table has this cut; all but the first two are of `Placement.arrays`."""
     hashed = mix(np.uint64(key) + salt)
     i = guess[cut, hashed >> _TO_BUCKET]
-    while i < last[cut] and starts[i + 1] <= hashed:
-        i += 1
+    while ends[i] < hashed:  # the last range ends with the last hash
+        i += np.uint32(1)
     return sites[i]
 
 
 @kernel
-def _sites(keys, cut_of, salt, guess, last, starts, sites, out):
+def _sites(keys, cut_of, salt, guess, ends, sites, out):
     beyond = len(cut_of) - 1
     for i in range(len(keys)):
-        out[i] = site_in(cut_of[min(keys[i] >> ROW_BITS, beyond)], keys[i], salt, guess, last, starts, sites)
+        out[i] = site_in(cut_of[min(keys[i] >> ROW_BITS, beyond)], keys[i], salt, guess, ends, sites)
