@@ -110,7 +110,11 @@ def test_batches_are_those_of_the_plain_rows(
 
 def check_batches(folder: Path, n: int, sessions: int, seed: int, batch: int, layout: str = "window") -> None:
     """Batches of a layout are those of the rows with nothing left out."""
-    some, whole = both(folder, shifting(n, sessions, seed), (layout, "rows"))
+    folders = [folder / name for name in ("a", "b")]
+    for number, one in enumerate(folders):
+        one.mkdir()
+        both(one, shifting(n, sessions, seed + number), (layout, "rows"))
+    some, whole = (f"parquet:{folders[0] / name},{folders[1] / name}" for name in (layout, "rows"))
     ways: list[dict[str, Any]] = [{}, {"shuffle": 30}, {"valid": "30%"}]
     for more in ways:
         for mine, theirs in zip(
