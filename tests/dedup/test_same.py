@@ -51,6 +51,10 @@ CHANGES = {
         {"row 6 of row group 1": (1, 0), "row 7 of row group 1": (1, 0)},
     ),
     "moved between lists": ([ROWS[0] | {"seen": [9], "bought": []}, *ROWS[1:]], {"row 1 of row group 1": (1, 0)}),
+    "another order in a list": (
+        [*ROWS[:3], ROWS[3] | {"seen": [7, 3, 3]}, *ROWS[4:]],
+        {"row 4 of row group 1": (1, 0)},
+    ),
     "another session": ([ROWS[0] | {"visit": 77}, *ROWS[1:]], {"row 1 of row group 1": (1, 0)}),
     "another time": ([ROWS[0] | {"when": 77}, *ROWS[1:]], {"row 1 of row group 1": (1, 0)}),
 }

@@ -588,13 +588,17 @@ TRAINERS = [
     Fault("trainers have equally many leaves, whatever their shards", "engine.gradients:_trees",
           "block_of(rank, size, shards)",
           "range(rank * (shards // size), (rank + 1) * (shards // size))"),
+    Fault("two rows of an owner have one number", "oracle.share:number_of",
+          "bit - np.uint64(1)", "bit - np.uint64(1) & ~np.uint64(1)"),
+    Fault("the last row of a word has the number of the next one", "oracle.share:_mark",
+          "end += ones(word)", "end += max(ones(word) - 1, 0)"),
 ]  # fmt: skip
 
 PLACEMENT = [
-    Fault("a range of rows begins one row late", "core.placement:_as_arrays",
-          "start << _TABLE_BITS * (cut.by == 'rows')", "(start << _TABLE_BITS * (cut.by == 'rows')) + (start > 0) * (1 << 15)"),
+    Fault("a range of rows ends one row late", "core.placement:_as_arrays",
+          "(end << shift) - 1", "min((end << shift) - 1 + (shift > 0) * (1 << 15), (1 << 64) - 1)"),
     Fault("a part of the hash that two ranges share is the first one's", "core.placement:_as_arrays",
-          "guess == of_end", "guess >= 0"),
+          "guess == of_last", "guess >= 0"),
     Fault("a plan with a hole is read", "core.placement_plan:_table",
           "begin != end", "begin < end"),
     Fault("a plan whose last rows are nobody's is read", "core.placement_plan:_table",

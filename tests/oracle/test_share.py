@@ -95,7 +95,11 @@ def test_what_is_planned_is_the_same(seed, hold):
     schema = Schema.of([Table("small", 7, 4), Table("large", 900, 4), Table("huge", 1 << 48, 4)])
     batches = []
     for _ in range(12):
-        keys = [*rng.integers(0, 7, 3), *(1 << 48 | rng.integers(0, 900, 9)), *(2 << 48 | rng.integers(0, 30, 9))]
+        keys = [
+            *rng.integers(0, 7, 3),
+            *(1 << 48 | rng.choice([0, 420, 840]) + rng.integers(0, 60, 9)),
+            *(2 << 48 | rng.integers(0, 30, 9)),
+        ]
         batches.append(np.array([key for key in keys if share.placement.site_of(np.array([key]))[0] == share.site]))
     whole = Seen(schema)
     planners = [BankPlanner(schema, 0, 14, depth=3, seen=seen, hold=hold) for seen in (whole, Seen(schema))]

@@ -5,7 +5,7 @@ import torch.distributed
 
 from skirl.peers.alone import Alone
 from skirl.peers.errors import PeerError
-from skirl.peers.start import Launched, _meet, join
+from skirl.peers.start import Launched, _meet, _own_gpu, join
 from tests.zygote import Python
 
 NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}
@@ -51,6 +51,17 @@ def test_machines_are_told_apart():
     assert one is not None and one.one_machine and one.address == "127.0.0.1"
     other = Launched.of(NAMES | {"WORLD_SIZE": "4"})
     assert other is not None and not other.one_machine
+
+
+def test_each_trainer_of_a_machine_has_a_gpu():
+    launched = Launched.of(NAMES)
+    assert launched is not None
+    assert [_own_gpu(launched, gpus, None) for gpus in (2, 3)] == [1, 1]
+    assert _own_gpu(launched, 1, "gloo") == 0
+    with pytest.raises(ValueError, match="2 trainers on a machine with 1 GPUs: start one for each GPU"):
+        _own_gpu(launched, 1, None)
+    with pytest.raises(ValueError, match=r"torch .* sees no GPU: .* set device to 'cpu'"):
+        _own_gpu(launched, 0, None)
 
 
 def test_a_rank_that_never_comes_is_named():

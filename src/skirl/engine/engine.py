@@ -22,7 +22,7 @@ from skirl.engine.begun import Begun
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, Capacity, Size, Split
 from skirl.engine.counters import Counters
-from skirl.engine.device import open_device
+from skirl.engine.device import open_device, torch_device
 from skirl.engine.device.base import BankFacts, BankRows, Update
 from skirl.engine.exchange import Exchange, exchange_with
 from skirl.engine.work import Work
@@ -77,10 +77,10 @@ class Engine:
         """What is computed in, and what rows are given out as."""
         self.seed = seed
         self.pooled = pooled
+        self.exchange = exchange_with(torch_device(device))  # of several GPUs it chooses one
+        """With the other trainers, where there are some: each owns the rows whose keys are its own."""
         self.device = open_device(device, self.dtype)
         self.resolver = Resolver(self.schema, self.dtype, pooled, "" if self.device.shares_bags else str(device))
-        self.exchange = exchange_with(self.device.at)
-        """With the other trainers, where there are some: each owns the rows whose keys are its own."""
         if isinstance(store, str):
             rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
             store = own_folder(store, rank, among_others=others)

@@ -5,6 +5,7 @@ The loop waits for critical vectors alone: values that the step before changes, 
 evicts. The other values come early and the other gradients late, by another thread, while a step computes.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,8 @@ from skirl.engine.work import Waiting, Work, begins
 from skirl.oracle.halves import critical_gradients, critical_values
 from skirl.peers.base import Channel, Peers, Swapping
 from skirl.peers.job import trainers
+
+log = logging.getLogger("skirl")
 
 
 class Exchange:
@@ -223,9 +226,10 @@ def exchange_with(at: torch.device) -> Exchange | None:
     if peers.size == 1:
         return None
     if at.type != "cpu":
-        raise ValueError(
-            f"device is {str(at)!r}, on which several trainers never ran, and there are {peers.size}: set device='cpu', or "
-            "start one process"
+        log.warning(
+            "%d trainers on GPUs: nobody has run this yet, see that `skirl launch -n 2 -- train` and one process give the "
+            "same bits on yours",
+            peers.size,
         )
     return Exchange(peers)
 

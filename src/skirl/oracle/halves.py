@@ -153,30 +153,38 @@ def _arrivals(step: Step) -> np.ndarray:
 
 
 @kernel
-def _by_owner(tables, found, low, first, cut_of, salt, guess, last, starts, sites, counts, ask, rows, moved):
-    """Order distinct rows by owner; counts come as zeros. moved: the place of each row, now in the order of tables."""
-    owner = np.empty(len(moved), np.int32)
+def _by_owner(tables, found, low, first, cut_of, salt, guess, ends, sites, counts, ask, rows, moved):
+    """Order distinct rows by owner; counts come as zeros. moved: the place of each row, now in the order of tables.
+
+    Owners and places are unsigned, or each would be checked for a wrap from the end.
+    """
+    owner, owners = np.empty(len(moved), np.uint32), len(counts)
+    of_table = np.empty(owners, np.int32)
     for t in range(len(tables)):
         high = np.int64(tables[t]) << ROW_BITS
         cut = cut_of[min(tables[t], len(cut_of) - 1)]
         mine, of = found[low[t] : low[t] + first[t + 1] - first[t]], owner[first[t] : first[t + 1]]
         for i in range(len(of)):
-            of[i] = site_in(cut, high | mine[i], salt, guess, last, starts, sites)
+            of[i] = site_in(cut, high | mine[i], salt, guess, ends, sites)
+        of_table[:] = 0
         for o in of:
-            counts[o, t] += 1
-    at, n = np.empty_like(counts), 0
+            of_table[o] += 1
+        counts[:, t] = of_table
+    at, n = np.empty((len(tables), owners), np.uint32), 0
     ask[0] = 0
-    for o in range(len(counts)):
+    for o in range(owners):
         for t in range(len(tables)):
-            at[o, t] = n
+            at[t, o] = n
             n += counts[o, t]
         ask[o + 1] = n
     for t in range(len(tables)):
-        for i in range(first[t], first[t + 1]):
-            to = at[owner[i], t]
-            at[owner[i], t] = to + 1
-            rows[to] = found[low[t] + i - first[t]]
-            moved[i] = to
+        mine, of = found[low[t] : low[t] + first[t + 1] - first[t]], owner[first[t] : first[t + 1]]
+        to, place = at[t], moved[first[t] : first[t + 1]]
+        for i in range(len(of)):
+            n = to[of[i]]
+            to[of[i]] = n + 1
+            rows[n] = mine[i]
+            place[i] = n
 
 
 @kernel

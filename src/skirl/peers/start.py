@@ -110,7 +110,7 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
     device = torch.device(device)
     if device.type == "cuda":
         if device.index is None:
-            device = torch.device("cuda", launched.local_rank % torch.cuda.device_count())
+            device = torch.device("cuda", _own_gpu(launched, torch.cuda.device_count(), backend))
         torch.cuda.set_device(device)
     die_with_launcher()
     if dist.is_initialized():  # by the program, or by Lightning: it will destroy what it made
@@ -142,6 +142,20 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
             f"rank {launched.rank} waited {waited:.1f} s for the others at {where} and did not meet them: look at the last "
             "lines of the others, and start the job again"
         ) from None
+
+
+def _own_gpu(launched: Launched, gpus: int, backend: str | None) -> int:
+    """The number of the GPU of this trainer."""
+    import torch
+
+    if gpus == 0:
+        raise ValueError(
+            f"device is 'cuda', and torch {torch.__version__} sees no GPU: install torch's CUDA build and a driver, or set "
+            "device to 'cpu'"
+        )
+    if launched.local_size > gpus and backend != "gloo":  # NCCL does not let two of them share one
+        raise ValueError(f"{launched.local_size} trainers on a machine with {gpus} GPUs: start one for each GPU")
+    return launched.local_rank % gpus
 
 
 def _meet(store: Any, launched: Launched, patience: float) -> None:

@@ -217,10 +217,11 @@ class HashIndex:
 
     def reserve(self, n_more: int) -> None:
         """Make room for `n_more` more keys. When the arrays grow they are replaced, and at least double."""
-        if 2 * (self.count + n_more) <= self.keys.size:
+        places = 2 * int(self.count + n_more)  # a kernel that is not compiled counts in numpy's integers
+        if places <= self.keys.size:
             return
         keys, values = self.keys, self.values
-        self._allocate(1 << (2 * (self.count + n_more) - 1).bit_length())
+        self._allocate(1 << (places - 1).bit_length())
         _rehash(keys, values, self.keys, self.values)
 
     def get(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:

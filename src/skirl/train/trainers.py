@@ -9,6 +9,7 @@ import numpy as np
 from skirl.checkpoint.keeper import Asked
 from skirl.checkpoint.votes import Votes
 from skirl.data.share import block
+from skirl.engine.device import torch_device
 from skirl.peers.base import Peers
 from skirl.peers.job import trainers
 from skirl.peers.message import pack, unpack
@@ -41,9 +42,9 @@ class Share:
         self.rank, self.size = peers.rank, peers.size
 
     @classmethod
-    def of_job(cls, patience: float | None = None) -> "Share":
-        """That of this process. patience: seconds that it waits for other trainers."""
-        return cls(trainers(patience=patience))
+    def of_job(cls, device: str = "cpu", patience: float | None = None) -> "Share":
+        """That of this process. device: where its rows are. patience: seconds that it waits for other trainers."""
+        return cls(trainers(str(torch_device(device)), patience))
 
     @property
     def alone(self) -> bool:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 import skirl
 from skirl.models import DIN, DLRM
 from skirl.train.commands import Verify
+from tests import test_trainers as trainers
 from tests.cases import cases
 from tests.engine.device.test_gpu import BUSY
 from tests.runs import Run
 from tests.test_exact import cases_of
+from tests.test_trainers import check
 
 pytestmark = [
     pytest.mark.gpu,
@@ -163,3 +165,8 @@ def test_a_loop_on_a_stream_of_its_own_finds_its_rows():
         losses[-1] = [loss.item() for loss in losses[-1]]
         embeddings.close()
     assert losses[0] == losses[1]
+
+
+def test_several_trainers_on_one_gpu(monkeypatch):
+    """Their vectors are on the GPU; they reach each other within a process, since NCCL wants a GPU for each."""
+    check(trainers.Case(trainers=3, shards=4, universe=50, cache=31, steps=8, depth=1, device="cuda"), monkeypatch)
