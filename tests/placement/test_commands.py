@@ -162,7 +162,7 @@ def test_no_site_is_over_its_memory_by_a_byte(seed):
         again = plan_for(loads, tables, sites, slice(0, 3)).plan
         assert again == plan
         assert all(of <= site.memory for of, site in zip(loads.scored(plan.placement).held.tolist(), sites))
-        short = [Site(s.name, memory=s.memory // 2, rate=s.rate) for s in sites]
+        short = [Site(s.name, memory=(s.memory or 0) // 2, rate=s.rate) for s in sites]
         with pytest.raises(ValueError, match=r"bytes too few: give them more memory, or add \d+ more such sites"):
             plan_for(loads, tables, short, slice(0, 3))
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import thread_time
 from typing import Any, Literal
@@ -106,7 +106,7 @@ class PlaceBench:
         touched = sum(len(np.unique(column)) for column in np.concatenate(ids).T)
         least = max(sum(len(np.unique(column)) for column in of.T) for of in ids)
         cache = max(int(self.share * touched), least + least // 5 + 8)
-        return Job(**asdict(job) | {"cache": cache}), batches
+        return replace(job, cache=cache), batches
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
