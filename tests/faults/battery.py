@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -299,7 +300,8 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
     from tests.store.placed import test_store
 
     def wrong_files(folder: Path) -> None:
-        mark = next(m for m in test_placement_plan.test_a_wrong_file_is_refused_in_a_sentence.pytestmark)
+        check: Any = test_placement_plan.test_a_wrong_file_is_refused_in_a_sentence
+        [mark] = check.pytestmark
         for text, says in mark.args[1]:
             test_placement_plan.test_a_wrong_file_is_refused_in_a_sentence(text, says, folder)
 

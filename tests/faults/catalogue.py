@@ -681,10 +681,10 @@ LAYOUTS = [
 ]  # fmt: skip
 
 PLACEMENT = [
-    Fault("a range of rows begins one row late", "core.placement:_as_arrays",
-          "start << _TABLE_BITS * (cut.by == 'rows')", "(start << _TABLE_BITS * (cut.by == 'rows')) + (start > 0) * (1 << 15)"),
+    Fault("a range of rows ends one row late", "core.placement:_as_arrays",
+          "(end << shift) - 1", "min((end << shift) - 1 + (shift > 0) * (1 << 15), (1 << 64) - 1)"),
     Fault("a part of the hash that two ranges share is the first one's", "core.placement:_as_arrays",
-          "guess == of_end", "guess >= 0"),
+          "guess == of_last", "guess >= 0"),
     Fault("a plan with a hole is read", "core.placement_plan:_table",
           "begin != end", "begin < end"),
     Fault("a plan whose last rows are nobody's is read", "core.placement_plan:_table",

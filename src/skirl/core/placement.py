@@ -211,18 +211,20 @@ class Placement:
         cut_of = np.zeros(max(self.tables, default=-1) + 2, np.int64)  # all tables beyond are as its last
         cut_of[sorted(self.tables)] = np.arange(1, len(cuts))
         first = np.cumsum([0, *(len(cut.starts) for cut in cuts)])
-        starts = np.array([_raised(cut, begin) for cut in cuts for begin, _, _ in cut.ranges], np.uint64)
-        lasts = np.array([_raised(cut, end) - 1 for cut in cuts for _, end, _ in cut.ranges], np.uint64)
+        shifts = [(cut, _TABLE_BITS * (cut.by == "rows")) for cut in cuts]
+        starts = np.array([start << shift for cut, shift in shifts for start in cut.starts], np.uint64)
+        ends = np.array([(end << shift) - 1 for cut, shift in shifts for _, end, _ in cut.ranges], np.uint64)
         sites = np.array([site for cut in cuts for site in cut.sites], np.int32)
         begins = np.arange(_BUCKETS, dtype=np.uint64) << _TO_BUCKET
-        guess, of_end = (
+        lasts = begins | (np.uint64(1) << _TO_BUCKET) - np.uint64(1)
+        guess, of_last = (
             np.stack([begin + np.searchsorted(starts[begin:end], at, "right") - 1 for begin, end in pairwise(first)])
-            for at in (begins, begins | (np.uint64(1) << _TO_BUCKET) - np.uint64(1))
+            for at in (begins, lasts)
         )
-        whole = np.where(guess == of_end, sites[guess], -1).astype(np.int32)
+        whole = np.where(guess == of_last, sites[guess], -1).astype(np.int32)
         hashed = (SALTS[self.use] + 1) * _GOLDEN % _WHOLE
         salt = np.array([hashed if cut.by == "hash" else 0 for cut in cuts], np.uint64)  # 0: by rows
-        return whole, (cut_of, salt, guess.astype(np.uint32), lasts, sites)
+        return whole, (cut_of, salt, guess.astype(np.uint32), ends, sites)
 
 
 @dataclass(frozen=True)
@@ -273,23 +275,18 @@ class AtSites:
         return np.logical_and.reduce([at(keys) for at in self.each])
 
 
-def _raised(cut: Cut, at: int) -> int:
-    """Where a place of a cut is among 64 bits."""
-    return at << _TABLE_BITS if cut.by == "rows" else at
-
-
 @kernel
-def site_in(cut, key, salt, guess, lasts, sites):
+def site_in(cut, key, salt, guess, ends, sites):
     """In a kernel: the site of a key whose table has this cut; all but the first two are of `Placement.arrays`."""
     hashed = mix(np.uint64(key) + salt[cut]) if salt[cut] else np.uint64(key) << _ROW_TO_TOP
     i = guess[cut, hashed >> _TO_BUCKET]
-    while lasts[i] < hashed:  # the last range of a cut ends with all 64 bits
+    while ends[i] < hashed:  # the last range ends with the last hash
         i += np.uint32(1)
     return sites[i]
 
 
 @kernel
-def _sites(keys, whole, cut_of, salt, guess, lasts, sites, out):
+def _sites(keys, whole, cut_of, salt, guess, ends, sites, out):
     """As `site_in`, written out: a call takes longer than the rest."""
     beyond = len(cut_of) - 1
     for i in range(len(keys)):
@@ -301,7 +298,7 @@ def _sites(keys, whole, cut_of, salt, guess, lasts, sites, out):
         site = whole[cut, bucket]
         if site < 0:
             at = guess[cut, bucket]
-            while lasts[at] < hashed:
+            while ends[at] < hashed:
                 at += np.uint32(1)
             site = sites[at]
         out[i] = site

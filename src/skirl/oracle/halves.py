@@ -153,7 +153,7 @@ def _arrivals(step: Step) -> np.ndarray:
 
 
 @kernel
-def _by_owner(tables, found, low, first, cut_of, salt, guess, lasts, sites, counts, ask, rows, moved):
+def _by_owner(tables, found, low, first, cut_of, salt, guess, ends, sites, counts, ask, rows, moved):
     """Order distinct rows by owner; counts come as zeros. moved: the place of each row, now in the order of tables.
 
     Owners and places are unsigned, or each would be checked for a wrap from the end.
@@ -165,7 +165,7 @@ def _by_owner(tables, found, low, first, cut_of, salt, guess, lasts, sites, coun
         cut = cut_of[min(tables[t], len(cut_of) - 1)]
         mine, of = found[low[t] : low[t] + first[t + 1] - first[t]], owner[first[t] : first[t + 1]]
         for i in range(len(of)):
-            of[i] = site_in(cut, high | mine[i], salt, guess, lasts, sites)
+            of[i] = site_in(cut, high | mine[i], salt, guess, ends, sites)
         of_table[:] = 0
         for o in of:
             of_table[o] += 1

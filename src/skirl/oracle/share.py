@@ -79,12 +79,12 @@ def number_of(words, begin, row):
 
 
 @kernel
-def _mark(words, high, rows, site, end, cut, salt, guess, lasts, sites):
+def _mark(words, high, rows, site, end, cut, salt, guess, ends, sites):
     """Fill a table's words; `end`: the number of its first row, and what it returns of the next table's."""
     for i in range((rows + 31) >> 5):
         word = np.uint64(0)
         for row in range(32 * i, min(32 * i + 32, rows)):
-            mine = site_in(cut, high | row, salt, guess, lasts, sites) == site
+            mine = site_in(cut, high | row, salt, guess, ends, sites) == site
             word |= np.uint64(mine) << np.uint64(row & 31)
         words[i] = np.uint64(end) << _HALF | word
         end += ones(word)

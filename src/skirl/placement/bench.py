@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import thread_time
 from typing import Any, Literal
@@ -16,11 +16,21 @@ from typing import Any, Literal
 import numpy as np
 
 from skirl.core.placement import Cut, Placement
-from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.measure.bench.helpers import at_least_one, result
-from skirl.oracle.options import Plan
-from skirl.placement.bench_runs import Job, Outcome, Seen, columns, load_of, trained
-from skirl.placement.loads import Loads, plan_run
+from skirl.placement import bench_stores
+from skirl.placement.bench_runs import (
+    Job,
+    Outcome,
+    Seen,
+    columns,
+    counted,
+    layout_of,
+    load_of,
+    plan_of,
+    trained,
+)
+from skirl.placement.loads import Loads
 from skirl.store.placed.store import PlacedStore
 
 
@@ -40,7 +50,7 @@ class PlaceBench:
     """Multiplies the rows of tables that are like those of Criteo Kaggle."""
     share: float = 0.1
     """Of the touched rows, that the cache holds; at least what a batch needs."""
-    link_ms: float = 200.0
+    link_ms: float = 250.0
     """Of stores: what the links take for a step at the least; all else that a step takes should be small beside it."""
     seed: int = 0
     """Of the data."""
@@ -61,9 +71,8 @@ class PlaceBench:
     def run(self) -> dict[str, Any]:
         """Measure one part."""
         if self.part == "stores":
-            from skirl.placement.bench_stores import measured
-
-            found = measured(self)
+            links = self.sites if set(self.sites) <= {4, 8} else (4, 8)
+            found = bench_stores.measured(*self.job("criteo-kaggle", ranked=True), links, self.link_ms / 1e3)
         else:
             found = self._loads()
         return result("place", self, "part sites batch steps rows_scale share link_ms seed", **found)
@@ -97,35 +106,17 @@ class PlaceBench:
         touched = sum(len(np.unique(column)) for column in np.concatenate(ids).T)
         least = max(sum(len(np.unique(column)) for column in of.T) for of in ids)
         cache = max(int(self.share * touched), least + least // 5 + 8)
-        return Job(**asdict(job) | {"cache": cache}), batches
+        return replace(job, cache=cache), batches
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
         if self.part == "stores":
-            from skirl.placement.bench_stores import told
-
-            return told(result)
+            return bench_stores.told(result)
         return {
             "loads": f"{result['loads_differ']:,} of {result['loads_compared']:,} rows and bytes by site and step differ",
             "bits": "equal, also after kill -9 and a resume" if result["bits_equal"] else "DIFFERENT",
             "site_of": f"{result['site_ns_key']:.1f} ns a key",
         }
-
-
-def counted(job: Job, batches: Sequence[Any]) -> Loads:
-    """What each step moves, planned.
-
-    **Arguments**
-
-    - `job`, `batches`: what is trained.
-    """
-    embeddings = job.embeddings("memory")
-    engine = embeddings.engine
-    loads = Loads(len(engine.schema.tables), [width * engine.dtype.itemsize for width in engine.held])
-    for moves in plan_run(engine, batches, Plan(job.depth)):
-        loads.add(moves)
-    embeddings.close()
-    return loads
 
 
 def cuts_of(tables: int, sites: int) -> list[Cut]:
@@ -143,19 +134,6 @@ def cuts_of(tables: int, sites: int) -> list[Cut]:
     return [Cut((0,), (n % sites,)) if n % 4 == 3 else ways[n % 4] for n in range(tables)]
 
 
-def plan_of(job: Job, sites: int, cuts: Sequence[Cut]) -> PlacementPlan:
-    """A plan with these cuts, in memory.
-
-    **Arguments**
-
-    - `job`: whose tables.
-    - `sites`: how many.
-    - `cuts`: of each table.
-    """
-    tables = (PlacedTable(t.name, t.rows, t.dim, cut) for t, cut in zip(job.tables(), cuts, strict=True))
-    return PlacementPlan(tuple(Site(f"site-{n}") for n in range(sites)), tuple(tables))
-
-
 def executed(job: Job, batches: Sequence[Any], plan: PlacementPlan, loads: Loads) -> tuple[Outcome, int, int]:
     """Train over sites that count; how many of the predicted loads differ, and how many there are.
 
@@ -165,7 +143,7 @@ def executed(job: Job, batches: Sequence[Any], plan: PlacementPlan, loads: Loads
     - `plan`: where rows are.
     - `loads`: what was planned.
     """
-    layout = _layout(job)
+    layout = layout_of(job)
     sites = [Seen(layout) for _ in plan.sites]
     store = PlacedStore(plan, sites, layout)
     calls: list[Any] = []
@@ -189,13 +167,6 @@ def executed(job: Job, batches: Sequence[Any], plan: PlacementPlan, loads: Loads
             differ += max((Counter(found) - Counter(planned)).total(), (Counter(planned) - Counter(found)).total())
             compared += len(planned)
     return outcome, differ, compared
-
-
-def _layout(job: Job) -> Any:
-    embeddings = job.embeddings("memory")
-    layout = embeddings.engine.store.layout
-    embeddings.close()
-    return layout
 
 
 def same(one: Outcome, other: Outcome) -> bool:

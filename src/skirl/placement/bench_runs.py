@@ -18,11 +18,15 @@ from numpy.typing import NDArray
 from skirl.checkpoint import load, save
 from skirl.core.batch import KeyedJagged, Sparse
 from skirl.core.optim import RowwiseAdagrad
+from skirl.core.placement import Cut
+from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.core.tables import Table
 from skirl.data.synthetic import Synthetic
 from skirl.nn.collection import EmbeddingBagCollection
+from skirl.oracle.options import Plan
 from skirl.pipeline.lookahead import lookahead
-from skirl.store import Store
+from skirl.placement.loads import Loads, plan_run
+from skirl.store import Layout, Store
 from skirl.store.base import Rows
 from skirl.store.memory.store import MemoryStore
 
@@ -97,6 +101,48 @@ def columns(sparse: Any) -> NDArray[np.int64]:
     - `sparse`: the batch.
     """
     return sparse.values().numpy().astype(np.int64).reshape(len(sparse.keys()), -1).T.copy()
+
+
+def counted(job: Job, batches: Sequence[Any]) -> Loads:
+    """What each step moves, planned.
+
+    **Arguments**
+
+    - `job`, `batches`: what is trained.
+    """
+    embeddings = job.embeddings("memory")
+    engine = embeddings.engine
+    loads = Loads(len(engine.schema.tables), [width * engine.dtype.itemsize for width in engine.held])
+    for moves in plan_run(engine, batches, Plan(job.depth)):
+        loads.add(moves)
+    embeddings.close()
+    return loads
+
+
+def plan_of(job: Job, sites: int, cuts: Sequence[Cut]) -> PlacementPlan:
+    """A plan with these cuts, in memory.
+
+    **Arguments**
+
+    - `job`: whose tables.
+    - `sites`: how many.
+    - `cuts`: of each table.
+    """
+    tables = (PlacedTable(t.name, t.rows, t.dim, cut) for t, cut in zip(job.tables(), cuts, strict=True))
+    return PlacementPlan(tuple(Site(f"site-{n}") for n in range(sites)), tuple(tables))
+
+
+def layout_of(job: Job) -> Layout:
+    """The records of a job's tables.
+
+    **Arguments**
+
+    - `job`: whose tables.
+    """
+    embeddings = job.embeddings("memory")
+    layout = embeddings.engine.store.layout
+    embeddings.close()
+    return layout
 
 
 class Seen(MemoryStore):

@@ -3,22 +3,18 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.core.tables import Table
-from skirl.placement import bench
-from skirl.placement.bench_runs import Job, columns, trained
+from skirl.placement.bench_runs import Job, columns, counted, layout_of, plan_of, trained
 from skirl.placement.loads import Loads
 from skirl.placement.plan import plan_for
 from skirl.store import Link, LinkStore, MemoryStore
 from skirl.store.placed.store import PlacedStore
-
-if TYPE_CHECKING:
-    from skirl.placement.bench import PlaceBench
 
 UNLIKE = (4.0, 2.0, 1.0, 1.0)
 """Rates of unlike sites, one to another."""
@@ -37,18 +33,17 @@ class _Timed:
     imbalance: float
 
 
-def measured(flags: "PlaceBench") -> dict[str, Any]:
+def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: float) -> dict[str, Any]:
     """What each placement takes.
 
     **Arguments**
 
-    - `flags`: of the benchmark.
+    - `job`, `batches`: what is trained, rows numbered by frequency.
+    - `counts`: numbers of links.
+    - `step`: seconds that the links take for a step at the least.
     """
-    job, batches = flags.job("criteo-kaggle", ranked=True)
-    step = flags.link_ms / 1e3
     tables = job.tables()
-    counts = [8 if n == 8 else 4 for n in (flags.sites if set(flags.sites) <= {4, 8} else (4, 8))]
-    with bench.counted(job, batches) as loads:
+    with counted(job, batches) as loads:
         read, written, _ = loads.of_tables(slice(None))
         most = float(max(read.sum(), written.sum()))
         lookups = [float(job.batch * len(batches))] * len(tables)  # one id a sample in every table
@@ -133,8 +128,8 @@ def _unlike(
 
 def _timed(job: Job, batches: Sequence[Any], loads: Loads, sites: Sequence[Site], cuts: Sequence[Cut]) -> _Timed:
     """Train over links of the sites' rates."""
-    plan = PlacementPlan(tuple(sites), bench.plan_of(job, len(sites), cuts).tables)
-    layout = bench._layout(job)
+    plan = PlacementPlan(tuple(sites), plan_of(job, len(sites), cuts).tables)
+    layout = layout_of(job)
     stores = [LinkStore(MemoryStore(layout), Link(rate=site.rate or math.inf)) for site in sites]
     store = PlacedStore(plan, stores, layout)
     seconds = trained(job, job.embeddings(store), batches).seconds

@@ -2,108 +2,14 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
+from skirl.placement.flags import SiteFlags, WindowFlags
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
-from skirl.tools.sizes import parse_bytes
-from skirl.train.flags import CacheFlags, OptimizerFlags, ShowFlags
-
-MOST_SITES = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowFlags:
-    """The cache in front of the sites, and how far it is planned."""
-
-    group: ClassVar[str] = "cache"
-
-    cache: str = "10%"
-    """Rows on the device: a number, 10% (of all), 4GiB, touched:10% (of those the run uses)."""
-    depth: int | Literal["auto", "epoch"] = "auto"
-    """Batches the oracle reads ahead: a number, auto (four times the cache in rows) or epoch (the whole run, read twice)."""
-    prefetch: int = 2
-    """Steps ahead that rows travel."""
-
-    def __post_init__(self) -> None:
-        if CacheFlags(cache=self.cache).parsed()[0] == "auto":
-            raise ValueError(
-                "cache is 'auto', which is another size on another machine: set it to rows, a share or bytes"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SiteFlags:
-    """The places of rows."""
-
-    group: ClassVar[str] = "sites"
-
-    sites: int | Literal["auto"] | None = None
-    """How many; auto: the fewest whose movement hides behind --step-ms. As many as --stores, --rates or --memory name, or 2,
-    if not given."""
-    stores: tuple[str, ...] | None = None
-    """Where each is: memory, disk:FOLDER, rpc://HOST:PORT or link:RATE,DELAY:STORE; all in memory if not given."""
-    rates: tuple[str, ...] | None = None
-    """How fast each moves rows, in each direction, as 10Gbit; one for all of them will do. Equal if not given."""
-    memory: tuple[str, ...] | None = None
-    """What the rows of each may take, as 4GiB; one for all of them will do. No limit if not given."""
-    step_ms: float | None = None
-    """What a step computes, in milliseconds; with --rates it tells how much of the movement hides."""
-
-    def __post_init__(self) -> None:
-        if self.sites not in (None, "auto") and not 1 <= int(self.sites or 0) <= MOST_SITES:
-            raise ValueError(f"sites is {self.sites}: set it to 1 to {MOST_SITES}, or auto")
-        if self.step_ms is not None and not 0 < self.step_ms < float("inf"):
-            raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
-        if self.sites == "auto":
-            if self.step_ms is None or self.rates is None or len(self.rates) != 1 or self.stores is not None:
-                raise ValueError("sites is auto: set step_ms and one rate, and leave stores out")
-            if self.memory is not None and len(self.memory) != 1:
-                raise ValueError("sites is auto: set one memory for all sites, or none")
-        for name in ("stores", "rates", "memory"):
-            given = getattr(self, name)
-            if given is not None and len(given) not in ((self.count,) if name == "stores" else (1, self.count)):
-                said = " ".join(given)
-                raise ValueError(f"{name} is {said}, and there are {self.count} sites: name one for each")
-        self.made(1 if self.sites == "auto" else self.count)
-
-    @property
-    def count(self) -> int:
-        """How many sites; 1 where that is to be found."""
-        if self.sites is not None:
-            return 1 if self.sites == "auto" else int(self.sites)
-        named = [len(given) for given in (self.stores, self.rates, self.memory) if given is not None and len(given) > 1]
-        return max(named, default=2)
-
-    def made(self, count: int) -> Any:
-        """So many sites."""
-        from skirl.core.placement_plan import Site
-
-        stores, memory = self.stores or ("memory",) * count, [_bytes(text) for text in self.memory or ()]
-        rates = [_rate(text) for text in self.rates or ()]
-
-        def of(given: list[Any], site: int) -> Any:
-            return None if not given else given[site if len(given) > 1 else 0]
-
-        return [Site(f"site-{n}", stores[n], of(memory, n), of(rates, n)) for n in range(count)]
-
-
-def _bytes(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError:
-        raise ValueError(f"memory is {text!r}: set it to a size like 4GiB") from None
-
-
-def _rate(text: str) -> float:
-    from skirl.store.link import Link
-
-    try:
-        return Link.parse(f"{text},0us").rate
-    except ValueError:
-        raise ValueError(f"rates has {text!r}: write a rate like 10Gbit") from None
+from skirl.train.flags import OptimizerFlags, ShowFlags
 
 
 @dataclass(frozen=True)
@@ -140,9 +46,10 @@ class Place(Composed):
 
     def run(self) -> dict[str, Any]:
         """Plan the run once, count, and choose."""
-        from skirl.placement.place import placed
+        from skirl.placement.place import Placing, placed
 
-        return placed(self)
+        parts = (self.data, self.model, self.optimizer, self.window, self.where, self.show)
+        return placed(Placing(*parts, out=self.out))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The plan as people read it."""

@@ -2,29 +2,44 @@
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from skirl.core.placement import Placement
 from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.core.tables import Table
+from skirl.data.flags import DataFlags
+from skirl.models.flags import ModelFlags
 from skirl.oracle.options import Plan
+from skirl.placement.flags import MOST_SITES, SiteFlags, WindowFlags
 from skirl.placement.loads import Loads, Scored, plan_run
 from skirl.placement.plan import Planned, plan_for, run_seconds
 from skirl.tools.progress import Progress
-from skirl.train.flags import CacheFlags, MovementFlags
+from skirl.train.flags import CacheFlags, MovementFlags, OptimizerFlags, ShowFlags
 from skirl.train.recipe import Recipe
 from skirl.train.verify import touched_rows
-
-if TYPE_CHECKING:
-    from skirl.placement.commands import Place
 
 HIDDEN = 1.05
 """Times the computation alone: hidden."""
 
 
-def placed(flags: "Place") -> dict[str, Any]:
+@dataclass(frozen=True)
+class Placing:
+    """One question about sites; the fields are the flags of `skirl place`."""
+
+    data: DataFlags
+    model: ModelFlags
+    optimizer: OptimizerFlags
+    window: WindowFlags
+    where: SiteFlags
+    show: ShowFlags
+    out: Path | None
+
+
+def placed(flags: Placing) -> dict[str, Any]:
     """The plan, its score, and a sentence.
 
     **Arguments**
@@ -50,7 +65,7 @@ def placed(flags: "Place") -> dict[str, Any]:
     return result
 
 
-def _counted(recipe: Recipe, flags: "Place") -> Loads:
+def _counted(recipe: Recipe, flags: Placing) -> Loads:
     """What every step of the run moves."""
     touched = touched_rows(recipe) if recipe.counts_first else 0
     embeddings = recipe.embeddings(recipe.cache_size(touched))
@@ -84,13 +99,11 @@ class _Ids:
         return (batch.sparse for batch in self._recipe.stream())
 
 
-def _sites(flags: "Place", loads: Loads) -> list[Site]:
+def _sites(flags: Placing, loads: Loads) -> list[Site]:
     """The sites as they are named, or the fewest behind which the movement hides."""
     where = flags.where
     if where.sites != "auto":
         return where.made(where.count)
-    from skirl.placement.commands import MOST_SITES
-
     assert where.step_ms is not None
     step = where.step_ms / 1e3
     moved = loads.scored(Placement.even(1, "sites"))
@@ -114,7 +127,7 @@ def _together(found: Scored, rates: Sequence[float], step: float, prefetch: int)
     return run_seconds(found.bytes_read, found.bytes_written, rates, 0.0, step, prefetch)
 
 
-def _result(flags: "Place", loads: Loads, chosen: Planned, tables: Sequence[Table], rest: slice) -> dict[str, Any]:
+def _result(flags: Placing, loads: Loads, chosen: Planned, tables: Sequence[Table], rest: slice) -> dict[str, Any]:
     plan, where = chosen.plan, flags.where
     found = loads.scored(plan.placement, rest)
     even = loads.scored(Placement.even(len(plan.sites), "sites"), rest)
@@ -164,7 +177,7 @@ def _result(flags: "Place", loads: Loads, chosen: Planned, tables: Sequence[Tabl
     }
 
 
-def _sentence(flags: "Place", chosen: Planned, plan: PlacementPlan) -> str:
+def _sentence(flags: Placing, chosen: Planned, plan: PlacementPlan) -> str:
     use = "" if flags.out is None else f" Train with --store placed:{flags.out}."
     if len(plan.sites) == 1:
         return f"One site holds and moves all rows.{use}"

@@ -86,7 +86,7 @@ def _over(loads: Loads, plan: PlacementPlan, caps: np.ndarray) -> np.ndarray:
 
 def _no_room(tables: Sequence[Table], held: np.ndarray, caps: np.ndarray) -> str:
     lacks = float(held.sum() - caps.sum())
-    largest = ", ".join(f"{tables[t].name} {size(held[t])}" for t in np.argsort(-held)[:_NAMED])
+    largest = ", ".join(f"{tables[t].name} {size(float(held[t]))}" for t in np.argsort(-held)[:_NAMED])
     more = math.ceil(lacks / (caps.sum() / len(caps)))
     return (
         f"the rows that the run uses take {size(held.sum())} with their state ({largest}), the sites hold "

@@ -20,7 +20,10 @@ class NoRoom(ValueError):
 
 
 def least_busy(
-    moved: Sequence[float], held: Sequence[float], rates: Sequence[float], caps: Sequence[float]
+    moved: Sequence[float] | Floats,
+    held: Sequence[float] | Floats,
+    rates: Sequence[float] | Floats,
+    caps: Sequence[float] | Floats,
 ) -> tuple[Floats, float]:
     """The share of each table at each site, float [tables, sites], and the seconds of the busiest site.
 
