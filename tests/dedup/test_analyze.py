@@ -1,7 +1,6 @@
 """What `skirl analyze` says: of each column beside a plain count, of files beside those that convert writes."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from skirl.data.files.columnar import KEY
 from skirl.data.files.errors import BadSchema
 from skirl.data.sessions import Sessions
 from skirl.dedup.analyze_command import Analyze
-from skirl.dedup.changes import MOST_NEW, column_of, together, windows_of
+from skirl.dedup.changes import column_of, together
 from skirl.dedup.commands import Convert
 from skirl.dedup.finish import with_keys
 from skirl.dedup.generated import rows_of, schema_of
@@ -48,46 +47,6 @@ def test_a_column_is_counted_as_plainly(rows: list[tuple[bool, list[int], int]])
         assert column.change == pytest.approx(len([n for n in own if n in inside]) / max(1, len(inside)))
     alike = np.array_equal(columns[0].own, columns[1].own)
     assert together(columns) == ([["a", "b"]] if alike else [])
-
-
-@given(st.integers(0, 10_000), st.integers(1, 60), st.booleans(), st.floats(0, 1))
-@cases(60)
-def test_a_buffer_has_the_lists_of_its_rows(seed: int, count: int, front: bool, redrawn: float) -> None:
-    check_buffers(seed, count, front, redrawn)
-
-
-def check_buffers(seed: int, count: int, front: bool, redrawn: float) -> None:
-    draw, lists, new = random.Random(seed), list[list[int]](), list[bool]()
-    for n in range(count):
-        before = lists[-1] if lists else []
-        more = [draw.randrange(3) for _ in range(draw.randrange(MOST_NEW + 3))]
-        new.append(n == 0 or draw.random() < 0.1)
-        if new[-1] or draw.random() < redrawn:
-            lists.append(more)
-        else:
-            gone = draw.randint(0, len(before))
-            lists.append(more + before[: len(before) - gone] if front else before[gone:] + more)
-    array, begins = pa.array(lists, pa.list_(pa.int64())), np.array(new)
-    own = np.array([first or row != before for first, row, before in zip(new, lists, [[], *lists])])
-    found, at, begun, buffer = windows_of(array, begins, own), 0, 0, list[int]()
-    forwards, backwards = True, True
-    for n, row in enumerate(lists):
-        if found.written[n]:
-            assert own[n], "a list that stays begins no buffer"
-            buffer, at, forwards, backwards = (
-                found.values[at : at + found.sizes[n]].tolist(),
-                at + found.sizes[n],
-                True,
-                True,
-            )
-            begun = len(row)
-        stretch = buffer[found.starts[n] : found.starts[n] + len(row)]
-        mirrored = (buffer[:begun][::-1] + buffer[begun:])[found.starts[n] : found.starts[n] + len(row)]
-        forwards, backwards = forwards and stretch == row, backwards and mirrored[::-1] == row
-        assert forwards or backwards
-        assert found.lengths[n] == len(row)
-        assert not begins[n] or found.written[n], "a session begins a buffer"
-    assert at == len(found.values) <= sum(map(len, lists))
 
 
 def written(path: Path, data: Sessions, samples: int) -> str:
@@ -126,6 +85,19 @@ def test_what_is_projected_is_what_convert_gives(tmp_path: Path, way: str) -> No
             ids += len(above)
         assert found["columns"][name]["factor"] == pytest.approx(ids / held, rel=0.05)
     assert found["projected"]["bytes"]["once"] == pytest.approx(given["bytes"], rel=0.15)
+
+
+def test_windows_are_projected_as_convert_writes_them(tmp_path: Path) -> None:
+    stream = Sessions(batch_size=1024, change=0.5, drift="shift", once=False, rows_scale=0.1, pooling_factor=12)
+    data = written(tmp_path / "in.parquet", stream, 4000)
+    found = asked(data)
+    given = Convert(data, str(tmp_path / "out"), by="session", layout="window", quiet=True).run()
+    assert found["advice"] == "windows"
+    assert found["projected"]["bytes"]["window"] == pytest.approx(given["bytes"], rel=0.15)
+    held = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "out").iterdir())]).column("seen_1")
+    ids = sum(map(len, pa.concat_tables(rows_of(stream, 4000, as_rows=False)).column("seen_1").to_pylist()))
+    factor = ids / sum(len(row) for row in held.to_pylist() if row)
+    assert found["columns"]["seen_1"]["window_factor"] == pytest.approx(factor, rel=0.05)
 
 
 def test_a_sample_has_whole_sessions_and_keeps_to_its_memory() -> None:

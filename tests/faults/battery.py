@@ -231,14 +231,12 @@ def in_folder(check: Callable[..., object], *args: object) -> None:
 def sessions(shift: int) -> dict[str, Callable[[], object]]:
     """Sessions shuffled in chunks, states of them, and what is found of their lists."""
     from tests.data.files.test_session_order import check_chunks, check_states, check_windows
-    from tests.dedup.test_analyze import check_buffers
     from tests.dedup.test_analyze import test_a_sample_has_whole_sessions_and_keeps_to_its_memory as sample
 
     return {
         "chunks": lambda: in_folder(check_chunks, 150, 20, 3, 70, 7, shift),
         "windows": lambda: in_folder(check_windows, shift),
         "states": lambda: in_folder(check_states, shift),
-        "buffers": lambda: [check_buffers(100 * shift + n, 40, n % 2 == 1, 0.2) for n in range(30)],
         "sample": sample,
     }
 

@@ -178,8 +178,9 @@ class Analyze:
             given = [
                 f"--{name} {value}" for name in ("schema", "session", "user", "gap") if (value := getattr(self, name))
             ]
+            layout = ["--layout window"] if result["advice"] == "windows" else []
             told["next"] = _wrapped(
-                " ".join(["skirl convert --by session", f"--data {self.data}", *given, "--out FOLDER"])
+                " ".join(["skirl convert --by session", *layout, f"--data {self.data}", *given, "--out FOLDER"])
             )
         told["memory"] = f"{size(result['peak_bytes'])} at its peak, the whole process"
         return told

@@ -16,7 +16,7 @@ from skirl.data.files.schema import FileSchema
 from skirl.data.flags import DataFlags
 from skirl.dedup import layout as layouts
 from skirl.dedup.changes import Column
-from skirl.dedup.finish import TRIED
+from skirl.dedup.finish import LAYOUTS, TRIED
 from skirl.dedup.order import groups_of_rows
 
 BATCHES = 8
@@ -69,11 +69,13 @@ class Projected:
         left_out = [layouts.once(table, self.groups, self._new[rows]) for table, rows in pieces]
         of = layouts.with_runs(self._schema, self.groups)
         found["once"] = self._written("once", left_out, of, self._dictionaries(once))
-        shifting = [column for column in columns if column.windows is not None]
         found["window"] = None
-        if shifting:
-            windows = [_windows(table, shifting, rows) for table, (_, rows) in zip(left_out, pieces, strict=True)]
-            found["window"] = self._written("window", windows, self._schema, self._dictionaries(windows[0]))
+        if any(column.windows is not None for column in columns):
+            window, first, new = LAYOUTS["window"], self._first, self._first_new
+            groups = window.found(first, self._schema, new)
+            laid = (window.lay(table, groups, self._new[rows]) for table, rows in pieces)
+            of, tried = window.schema(self._schema, groups), window.lay(first, groups, new)
+            found["window"] = self._written("window", laid, of, self._dictionaries(tried))
         return found
 
     def _dictionaries(self, table: Any) -> list[str]:
@@ -173,21 +175,3 @@ def _sizes(column: Any) -> np.ndarray:
     return (
         np.diff(column.offsets.to_numpy()).astype(np.int64) if pa.types.is_list(column.type) else np.ones(len(column))
     )
-
-
-def _windows(table: Any, columns: Sequence[Column], rows: slice) -> Any:
-    """Rows with buffers in place of lists that shift, and where each row's list begins and how long it is."""
-    for column in columns:
-        of = column.windows
-        assert of is not None
-        written, sizes = of.written[rows], of.sizes[rows]
-        first = int(of.sizes[: rows.start].sum())
-        values = pa.array(of.values[first : first + int(sizes.sum())])
-        offsets = np.zeros(len(sizes) + 1, np.int32)
-        np.cumsum(sizes, out=offsets[1:])
-        buffer = pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(~written))
-        at = table.column_names.index(column.name)
-        table = table.set_column(at, pa.field(column.name, buffer.type), buffer)
-        table = table.append_column(f"{column.name} start", pa.array(of.starts[rows]))
-        table = table.append_column(f"{column.name} length", pa.array(of.lengths[rows]))
-    return table
