@@ -206,8 +206,8 @@ def test_help_and_a_wrong_flag_need_no_torch():
         ("--warmup -1", "warmup is -1: set it to 0 steps or more"),
         ("--schedule slow", "slow"),
         ("--data day_0.tsv", "set it to synthetic:NAME, criteo:PATH, avazu:PATH"),
-        ("--store disk:", "store is 'disk:': set it to memory, disk:FOLDER or rpc://HOST:PORT"),
-        ("--store s3:rows", "set it to memory, disk:FOLDER or rpc://HOST:PORT"),
+        ("--store disk:", "store is 'disk:': set it to memory, disk:FOLDER, rpc://HOST:PORT or placed:PLAN.json"),
+        ("--store s3:rows", "set it to memory, disk:FOLDER, rpc://HOST:PORT or placed:PLAN.json"),
         ("--rows-scale 0", "--rows-scale is 0.0, set it above 0"),
         (
             "--model dlrm-tiny --rank 4",

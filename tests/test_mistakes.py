@@ -236,7 +236,7 @@ MISTAKES = [
     M(
         "a store that is none",
         "skirl train --store s3:rows",
-        "skirl train: --store is 's3:rows': set it to memory, disk:FOLDER or rpc://HOST:PORT",
+        "skirl train: --store is 's3:rows': set it to memory, disk:FOLDER, rpc://HOST:PORT or placed:PLAN.json",
     ),
     M(
         "checkpoints without a folder",
@@ -723,8 +723,8 @@ MISTAKES = [
     M(
         "a store that is none in Python",
         'rows(store="redis://host")',
-        "store 'redis://host' is not known, set it to 'memory', 'disk:FOLDER', 'rpc://HOST:PORT', 'link:RATE,DELAY:STORE', "
-        "'checkpoint' or pass a skirl.store.Store",
+        "store 'redis://host' is not known, set it to 'memory', 'disk:FOLDER', 'rpc://HOST:PORT', 'placed:PLAN.json', "
+        "'link:RATE,DELAY:STORE', 'checkpoint' or pass a skirl.store.Store",
     ),
     M(
         "a folder of another kind as a store",
@@ -1044,16 +1044,18 @@ MISTAKES = [
         "Recipe.of(rwos=5)",
         "Recipe has no flag 'rwos' (did you mean 'rows'?): set some of data, batch, epochs, steps, valid, "
         "seed, rows_scale, pooling_factor, per_session, change, lists, drift, schema, rows, vocab, admit, stale, shuffle, "
-        "workers, bad_rows, model, dim, bottom, top, deep, rows_in_deep, dropout, cross, rank, structure, activation, "
-        "width, heads, layers, newest, target, optimizer, lr, dense_lr, schedule, warmup, shards, cache, depth, policy, "
-        "store, prefetch, link, peer_patience, device, dtype, threads",
+        "session_order, most_rows, mix, workers, bad_rows, model, dim, bottom, top, deep, rows_in_deep, dropout, "
+        "cross, rank, structure, activation, width, heads, layers, newest, target, optimizer, lr, dense_lr, "
+        "schedule, warmup, shards, cache, depth, policy, store, prefetch, link, peer_patience, device, dtype, "
+        "threads",
     ),
     M(
         "flags where their parts go",
         'Recipe(data="synthetic:tiny")',
         "data is 'synthetic:tiny', a str: pass each flag by its name, with Recipe.of(NAME=VALUE, ...), or set data "
         "to a DataFlags, which holds data, batch, epochs, steps, valid, seed, rows_scale, pooling_factor, per_session, "
-        "change, lists, drift, schema, rows, vocab, admit, stale, shuffle, workers, bad_rows",
+        "change, lists, drift, schema, rows, vocab, admit, stale, shuffle, session_order, most_rows, mix, "
+        "workers, bad_rows",
     ),
     M(
         "a part of a flag as a float",

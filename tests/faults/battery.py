@@ -189,7 +189,7 @@ def tree(shift: int) -> None:
 
 def trainers(shift: int) -> dict[str, Callable[[], object]]:
     """Several trainers in threads, some with shards that are no whole subtree, and the bits of the plain reference."""
-    from tests.oracle.test_share import test_what_is_planned_is_the_same as numbered
+    from tests.oracle.test_share import check_plans
     from tests.pipeline.test_shards import test_random_numbers_do_not_depend_on_the_trainer as random_numbers
     from tests.test_trainers import RETURNING, Case, check
     from tests.test_trainers import test_a_step_that_overflows_on_one_trainer_is_skipped_by_all as overflows
@@ -205,7 +205,7 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
     }
     return {
         "random numbers": random_numbers,
-        "numbers of an owner's rows": numbered,
+        "numbers of an owner's rows": lambda: [check_plans(20 * shift + n, n % 4) for n in range(12)],
         **{name: lambda case=case: run(case) for name, case in cases.items()},
         "a step that overflows": lambda: overflows(3, None),
     }

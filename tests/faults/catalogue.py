@@ -642,7 +642,7 @@ LAYOUTS = [
           "not written[0]", "False"),
     Fault("a lost run is not missed", "data.files.repeats:_follow",
           "said[row] != row - last", "False"),
-    Fault("an inverse is off by one", "data.files.repeats:_follow",
+    Fault("the lists of a file are off by one", "data.files.repeats:_follow",
           "inverse[row] = lists", "inverse[row] = max(lists - (row % 7 == 3), 0)"),
     Fault("a run counts a row too few", "dedup.layout:runs_of",
           "np.where(written, rows, 0)", "np.where(written, rows + (rows > 9), 0)"),

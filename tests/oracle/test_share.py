@@ -91,6 +91,10 @@ def test_a_row_of_another_owner_is_a_bug():
 @cases(20)
 @given(seed=st.integers(0, 1 << 30), hold=st.integers(0, 3))
 def test_what_is_planned_is_the_same(seed, hold):
+    check_plans(seed, hold)
+
+
+def check_plans(seed, hold):
     rng, share = np.random.default_rng(seed), Share(Placement.even(3), int(seed % 3))
     schema = Schema.of([Table("small", 7, 4), Table("large", 900, 4), Table("huge", 1 << 48, 4)])
     batches = []

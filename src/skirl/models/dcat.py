@@ -48,7 +48,7 @@ class DCAT(OfHistory):
     >>> tables = [skirl.Table("item", rows=50, dim=8, features=("item", "clicked")), skirl.Table("user", rows=100, dim=8)]
     >>> rows = skirl.EmbeddingCollection(tables, optimizer=skirl.SGD(lr=0.1), cache=100)
     >>> model = DCAT.tiny(rows, dense_features=4, lists=["clicked"])
-    >>> ids = skirl.KeyedJagged(["item", "clicked", "user"], torch.arange(7), lengths=torch.tensor([1, 1, 1, 3, 1]),
+    >>> ids = skirl.KeyedJagged(["item", "clicked", "user"], torch.arange(7), lengths=torch.tensor([1, 1, 3, 1, 1]),
     ...                         strides=[2, 1, 2], inverse={"clicked": torch.tensor([0, 0])})
     >>> model(Batch(dense=torch.zeros(2, 4), sparse=ids, labels=torch.zeros(2))).shape
     torch.Size([2])
