@@ -683,8 +683,8 @@ LAYOUTS = [
 PLACEMENT = [
     Fault("a range of rows ends one row late", "core.placement:_as_arrays",
           "(end << shift) - 1", "min((end << shift) - 1 + (shift > 0) * (1 << 15), (1 << 64) - 1)"),
-    Fault("a part of the hash that two ranges share is the first one's", "core.placement:_as_arrays",
-          "guess == of_last", "guess >= 0"),
+    Fault("a part of the hash that two ranges share is the first one's", "core.placement:_sites",
+          "ends[at] < hashed", "False"),
     Fault("a plan with a hole is read", "core.placement_plan:_table",
           "begin != end", "begin < end"),
     Fault("a plan whose last rows are nobody's is read", "core.placement_plan:_table",

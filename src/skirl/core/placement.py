@@ -26,12 +26,12 @@ key is the number `salt` of those that a splitmix64 generator draws whose state 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WHOLE = 1 << 64
 _BUCKETS = 256
-"""Equal parts of the hash; of each it is known which range its beginning is in, and which site has all of it."""
+"""Equal parts of the hash; of each it is known which range its beginning is in."""
 _TO_BUCKET = np.uint64(56)
 ROWS = 1 << ROW_BITS
 """Where the last range of rows ends, in every table."""
 _TABLE_BITS = 64 - ROW_BITS
-_ROW_TO_TOP = np.uint64(_TABLE_BITS)
+_ROW_TO_TOP, _TO_TABLE = np.uint64(_TABLE_BITS), np.uint64(ROW_BITS)
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,7 @@ class Placement:
             for site in cut.sites:
                 if not 0 <= site < self.sites:
                     raise ValueError(f"a range is placed at site {site}: there are sites 0 to {self.sites - 1}")
-        whole, arrays = self._as_arrays()
-        object.__setattr__(self, "_arrays", arrays)
-        object.__setattr__(self, "_whole", whole)
+        object.__setattr__(self, "_arrays", self._as_arrays())
 
     @classmethod
     def even(cls, sites: int, use: Use = "ranks") -> "Placement":
@@ -174,7 +172,8 @@ class Placement:
     def site_of(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
         """The site of each row."""
         out = np.empty(len(keys), np.int32)
-        _sites(keys, self._whole, *self.arrays, out)  # type: ignore[attr-defined]
+        args: Any = (keys, *self.arrays, out)
+        _sites(*args)
         return out
 
     @property
@@ -206,7 +205,7 @@ class Placement:
                 met |= {of for their_begin, their_end, of in theirs.ranges if begin < their_end and their_begin < end}
         return sorted(met)
 
-    def _as_arrays(self) -> tuple[Any, tuple[Any, ...]]:
+    def _as_arrays(self) -> tuple[Any, ...]:
         cuts = [self.cut, *(self.tables[table] for table in sorted(self.tables))]
         cut_of = np.zeros(max(self.tables, default=-1) + 2, np.int64)  # all tables beyond are as its last
         cut_of[sorted(self.tables)] = np.arange(1, len(cuts))
@@ -216,15 +215,12 @@ class Placement:
         ends = np.array([(end << shift) - 1 for cut, shift in shifts for _, end, _ in cut.ranges], np.uint64)
         sites = np.array([site for cut in cuts for site in cut.sites], np.int32)
         begins = np.arange(_BUCKETS, dtype=np.uint64) << _TO_BUCKET
-        lasts = begins | (np.uint64(1) << _TO_BUCKET) - np.uint64(1)
-        guess, of_last = (
-            np.stack([begin + np.searchsorted(starts[begin:end], at, "right") - 1 for begin, end in pairwise(first)])
-            for at in (begins, lasts)
+        guess = np.stack(
+            [begin + np.searchsorted(starts[begin:end], begins, "right") - 1 for begin, end in pairwise(first)]
         )
-        whole = np.where(guess == of_last, sites[guess], -1).astype(np.int32)
         hashed = (SALTS[self.use] + 1) * _GOLDEN % _WHOLE
         salt = np.array([hashed if cut.by == "hash" else 0 for cut in cuts], np.uint64)  # 0: by rows
-        return whole, (cut_of, salt, guess.astype(np.uint32), ends, sites)
+        return cut_of, salt, guess.astype(np.uint32), ends, sites
 
 
 @dataclass(frozen=True)
@@ -286,19 +282,15 @@ def site_in(cut, key, salt, guess, ends, sites):
 
 
 @kernel
-def _sites(keys, whole, cut_of, salt, guess, ends, sites, out):
-    """As `site_in`, written out: a call takes longer than the rest."""
-    beyond = len(cut_of) - 1
+def _sites(keys, cut_of, salt, guess, ends, sites, out):
+    """As `site_in`, written out, which is faster. Indices are unsigned: signed ones are checked for a wrap from the end."""
+    beyond = np.uint64(len(cut_of) - 1)
     for i in range(len(keys)):
-        table = keys[i] >> ROW_BITS
-        cut = cut_of[table if table < beyond else beyond]
+        key = np.uint64(keys[i])
+        cut = np.uint64(cut_of[min(key >> _TO_TABLE, beyond)])
         salted = salt[cut]
-        hashed = mix(np.uint64(keys[i]) + salted) if salted else np.uint64(keys[i]) << _ROW_TO_TOP
-        bucket = hashed >> _TO_BUCKET
-        site = whole[cut, bucket]
-        if site < 0:
-            at = guess[cut, bucket]
-            while ends[at] < hashed:
-                at += np.uint32(1)
-            site = sites[at]
-        out[i] = site
+        hashed = mix(key + salted) if salted else key << _ROW_TO_TOP
+        at = guess[cut, hashed >> _TO_BUCKET]
+        while ends[at] < hashed:
+            at += np.uint32(1)
+        out[i] = sites[at]
