@@ -20,4 +20,8 @@ def test_speeds_of_each_layout() -> None:
     found = read(200, 1.0, 1, "none")
     for name in ("vs_rows", "vs_shuffled"):
         assert set(found[name]) == {"4", "9"}
-    assert found["window"] > 0 and set(found["rows_a_second"]["shifting"]) == {"rows", "once", "window", "shuffled"}
+    assert (
+        found["window"] > 0
+        and found["shuffled_chunks"] > 0
+        and set(found["rows_a_second"]["shifting"]) == {"rows", "once", "window", "shuffled"}
+    )

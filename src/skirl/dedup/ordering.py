@@ -133,12 +133,13 @@ def told_of(found: Mapping[str, Any]) -> dict[str, str]:
     return told
 
 
-def shuffled_chunks(data: str, *, batch: int = 2048, rounds: int = 3) -> dict[str, float]:
+def shuffled_chunks(data: str, *, rows: str | None = None, batch: int = 2048, rounds: int = 3) -> dict[str, float]:
     """Rows a second in order and with sessions shuffled in chunks of at most 8 rows, processor time, and their ratio.
 
     **Arguments**
 
     - `data`: files of sessions, such as parquet:FOLDER.
+    - `rows`: of the tables, where ids are fingerprints.
     - `batch`: samples of one.
     - `rounds`: passes of each side, in turns; the best of each counts.
     """
@@ -147,7 +148,7 @@ def shuffled_chunks(data: str, *, batch: int = 2048, rounds: int = 3) -> dict[st
     best: dict[str, float] = {}
     for _ in range(rounds + 1):  # the first compiles
         for side in ("keep", "shuffle"):
-            stream = DataFlags(data, batch=batch, session_order=side).stream()
+            stream = DataFlags(data, batch=batch, rows=rows, session_order=side).stream()
             with Watch() as watch:
                 read = sum(len(each.labels) for each in stream)
             best[side] = max(best.get(side, 0.0), read / watch.cpu)

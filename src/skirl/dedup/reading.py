@@ -4,12 +4,14 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
@@ -20,11 +22,14 @@ from skirl.dedup.finish import LAYOUTS
 from skirl.dedup.layout import measured, writer_of
 from skirl.dedup.made import SHIFTS, rows_of_sessions
 from skirl.dedup.order import groups_of_rows
+from skirl.dedup.ordering import shuffled_chunks
 from skirl.measure.bench.helpers import Watch
 
 FACTORS = (4.0, 9.0)
 PER_SESSION = 16.5
 BATCH = 2048
+ROWS = "2000000"
+"""Of the tables that ids are hashed to."""
 
 
 def read(samples: int, rows_scale: float, rounds: int, compression: str) -> dict[str, Any]:
@@ -38,26 +43,29 @@ def read(samples: int, rows_scale: float, rounds: int, compression: str) -> dict
     - `compression`: of the clustered rows and of `once`; shuffled rows are written with pyarrow's defaults.
     """
     torch.set_num_threads(1)
-    found: dict[str, Any] = {
-        "vs_rows": {},
-        "vs_shuffled": {},
-        "rows_a_second": {},
-        "shuffled_chunks": "missing",
-    }
+    found: dict[str, Any] = {"vs_rows": {}, "vs_shuffled": {}, "rows_a_second": {}}
     for factor in FACTORS:
-        change = (PER_SESSION / factor - 1) / (PER_SESSION - 1)
+        rows = rows_of_sessions(samples, (PER_SESSION / factor - 1) / (PER_SESSION - 1), rows_scale)
         with tempfile.TemporaryDirectory() as folder:
-            rows = rows_of_sessions(samples, change, rows_scale)
             took = _in_turns(_files(Path(folder), rows, ("rows", "once"), compression), rounds)
         for name in ("rows", "shuffled"):
             found[f"vs_{name}"][f"{factor:g}"] = _ratio(took, name, "once")
         found["rows_a_second"][f"{factor:g}"] = {name: round(samples / median(of)) for name, of in took.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            path = _files(Path(folder), _with_sessions(*rows), ("once",), compression)["once"]
+            chunks = shuffled_chunks(f"parquet:{path}", rows=ROWS, batch=BATCH, rounds=rounds)
+        found["shuffled_chunks"] = chunks["x"]  # of the last factor
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_of_sessions(samples, SHIFTS, rows_scale, "shift")
         took = _in_turns(_files(Path(folder), rows, ("rows", "once", "window"), compression), rounds)
     found |= {"window": _ratio(took, "rows", "window"), "window_vs_once": _ratio(took, "once", "window")}
     found["rows_a_second"]["shifting"] = {name: round(samples / median(of)) for name, of in took.items()}
     return found
+
+
+def _with_sessions(table: Any, schema: FileSchema, new: np.ndarray) -> tuple[Any, FileSchema, np.ndarray]:
+    """The same with a column that says which session a row is of."""
+    return table.append_column("session", pa.array(np.cumsum(new))), replace(schema, session="session"), new
 
 
 def _files(
@@ -99,7 +107,7 @@ def _in_turns(paths: Mapping[str, Path], rounds: int) -> dict[str, list[float]]:
 
 
 def _stream(path: Path) -> Any:
-    return DataFlags(f"parquet:{path}", batch=BATCH, rows="2000000").stream()
+    return DataFlags(f"parquet:{path}", batch=BATCH, rows=ROWS).stream()
 
 
 def _ratio(took: Mapping[str, list[float]], slow: str, fast: str) -> float:

@@ -104,6 +104,9 @@ class Dedup(Step):
         if "reader" in self.part:
             for factor, speeds in result["reader"]["rows_a_second"].items():
                 told[f"reader, factor {factor}"] = ", ".join(f"{of}: {n:,} rows/s" for of, n in speeds.items())
+            told["sessions in chunks"] = (
+                f"{result['reader']['shuffled_chunks']} times the rows a second of those in order"
+            )
         if "lookup" in self.part:
             told |= super().summary(result)
         if "train" in self.part:
