@@ -190,7 +190,8 @@ class DiskStore(Store):
                 try:
                     with self._explained(), self._gate.lookup():
                         log = self._logs[kind]
-                        segment = next((s for s in log.segments.values() if s.ordinal >= ordinal), None)
+                        there = list(log.segments.values())  # at once: a writer may begin another meanwhile
+                        segment = next((s for s in there if s.ordinal >= ordinal), None)
                         if segment is None:
                             break
                         start = start if segment.ordinal == ordinal else 0
