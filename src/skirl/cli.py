@@ -92,7 +92,7 @@ COMMANDS = {
     ),
     "bench rows": ("skirl.measure.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
     "bench dedup": (
-        "skirl.dedup.storage:Dedup",
+        "skirl.dedup.bench:Dedup",
         "lists that repeat in a batch, looked up once, beside the same batches expanded",
     ),
     "bench kernels": (

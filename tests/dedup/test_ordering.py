@@ -7,8 +7,8 @@ import pytest
 
 from skirl.data.flags import DataFlags
 from skirl.dedup import ordering
+from skirl.dedup.bench import Dedup
 from skirl.dedup.caching import cached, told_of
-from skirl.dedup.storage import Dedup
 
 
 def test_each_order_is_that_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

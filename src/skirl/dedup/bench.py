@@ -31,7 +31,7 @@ class Dedup(Step):
     at_once: tuple[int, ...] = (1_000, 10_000)
     """Sessions that run at the same time, in the files in order of time."""
     compression: Literal["none", "snappy", "zstd"] = "none"
-    """Of the files that are read: of clustered rows and of those that leave lists out; `skirl convert`'s if not set."""
+    """Of the files that are read: of clustered rows and of those that leave lists out; none, as `skirl convert` writes."""
     mind: str | None = None
     """A behaviors.tsv, whose files are measured too; that of $SKIRL_DATA if not set and there is one."""
     model: tuple[Literal["dcat", "dlrm", "din"], ...] = ("dcat", "dlrm", "din")
