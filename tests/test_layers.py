@@ -23,7 +23,7 @@ FLOORS = (
     ("checkpoint",),
     ("train",),
     ("measure",),
-    ("cluster", "dedup", "placement"),
+    ("dedup", "placement", "sweep"),
     ("__init__", "cli", "torchrec", "lightning"),
     ("__main__",),
 )

@@ -45,11 +45,11 @@ COMMANDS = {
         "what a run did: losses, AUC, throughput, movement, stalls; a page with plots",
     ),
     "launch": (
-        "skirl.cluster.launch:Launch",
+        "skirl.peers.launch:Launch",
         "several trainers of one job on this machine: skirl launch -n 2 -- train ...",
     ),
     "serve": (
-        "skirl.cluster.serve:Serve",
+        "skirl.store.remote.serve:Serve",
         "keep rows for trainers on other machines, as one of several memory nodes",
     ),
     "evaluate": ("skirl.train.predict_commands:Evaluate", "metrics of a trained model on the data that you name"),

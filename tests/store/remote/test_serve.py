@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skirl.cluster.serve import Serve
+from skirl.store.remote.serve import Serve
 from tests.zygote import COMMAND, PIPE, Python
 
 TRAIN = "train --data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --cache 200 --threads 1 --quiet --json"

@@ -1,1 +1,0 @@
-"""Many processes on one machine, started and watched together."""
