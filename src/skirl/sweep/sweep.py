@@ -20,10 +20,9 @@ from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.store.own_folder import inside
-from skirl.sweep.contender import Bags, Contender, Rows
+from skirl.sweep.contender import Bags, Contender, Rows, Variant
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.models import check_apart, made_of
-from skirl.sweep.variants import Variant
 
 log = logging.getLogger("skirl")
 
@@ -78,7 +77,7 @@ class Sweep:
     - `seed`: of variants that have no other: of rows' initial values, and of the random generator.
     - `loss`: gives a variant's loss of a batch, `loss(model, batch)`, for `sweep.step`; or the loss and what to keep as
       `variant.kept`. By default `model.loss(batch)`.
-    - `pooled`: whether ids of a feature are pooled, as in an `EmbeddingBagCollection`; False: as in an `EmbeddingCollection`.
+    - `pooled`: whether ids of a feature are pooled; False: embeddings are as an `EmbeddingCollection`.
     - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
     - `threads`: torch threads that each variant computes with, inside the with-block.
     """
@@ -98,6 +97,7 @@ class Sweep:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         resume: bool = False,
+        form: str = "auto",
         threads: int = 1,
     ) -> None:
         variants = list(variants)
@@ -337,8 +337,18 @@ def _of(variant: Variant, make: Callable[[], Any]) -> Any:
 
 
 def _tables(overrides: Mapping[str, Any], tables: Sequence[Table]) -> list[Table]:
-    dim = overrides.get("dim")
-    return [*tables] if dim is None else [replace(table, dim=dim) for table in tables]
+    """A variant's tables. Whatever a plan depends on they have in common with those of all."""
+    dim, own = overrides.get("dim"), list(overrides.get("tables", tables))
+    if [*map(_planned, own)] != [*map(_planned, tables)]:
+        raise ValueError(
+            "its tables differ from those of the sweep in more than dim and init, and all variants have one plan: run a "
+            "sweep of its own for other names, rows, features or pooling"
+        )
+    return own if dim is None else [replace(table, dim=dim) for table in own]
+
+
+def _planned(table: Table) -> tuple[Any, ...]:
+    return table.name, table.rows, table.features, table.pooling
 
 
 def _optimizer(overrides: Mapping[str, Any], default: RowOptimizers | None) -> RowOptimizers:
