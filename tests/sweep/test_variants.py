@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from skirl.sweep.variants import checked_variants, seeds_of_one, varied, variants_of, varying
+from skirl.sweep.variants import checked_variants, seeds_of_one, variants_of, varied, varying
 from skirl.train.recipe import Recipe
 
 
