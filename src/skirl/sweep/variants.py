@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,31 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]{0,199}")
 
 @dataclass(frozen=True)
 class Variant:
-    """One of several models on the same batches."""
+    """One of the models that share a stream.
+
+    **Arguments**
+
+    - `name`: tells it from the others.
+    - `overrides`: what it has otherwise, by name. `skirl.Sweep` takes `lr` and `optimizer` of its rows, `seed` and `dim`;
+      all others are for who makes its model.
+
+    >>> Variant("small", {"dim": 8}).overrides["dim"]
+    8
+    """
 
     name: str
-    """It is the name of the variant's folder, too."""
-    overrides: Mapping[str, Any]
-    """Flags by name."""
-    recipe: Recipe
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Varied(Variant):
+    """A variant of a recipe: its overrides are flags."""
+
+    recipe: Recipe = field(kw_only=True)
     """With these flags. Its data is that of the sweep: a seed here is that of rows and weights alone."""
 
 
-def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None) -> list[Variant]:
+def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None) -> list[Varied]:
     """The variants: every one of the file with every combination of the lists.
 
     **Arguments**
@@ -70,11 +84,11 @@ def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None
     return checked_variants(base, made)
 
 
-def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Variant]:
+def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Varied]:
     """Variants of names and overrides; two alike or of one name are refused, and values that their owner refuses."""
     if not named:
         raise ValueError("a sweep has no variant: name one or more")
-    variants: list[Variant] = []
+    variants: list[Varied] = []
     for name, overrides in named:
         if not _NAME.fullmatch(name):
             raise ValueError(
@@ -90,7 +104,7 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
                 raise ValueError(f"two variants have the name {name}: give one of them another")
             if other.recipe == recipe:
                 raise ValueError(f"variants {other.name} and {name} are alike: leave one of them out")
-        variants.append(Variant(name, dict(overrides), recipe))
+        variants.append(Varied(name, dict(overrides), recipe=recipe))
     return variants
 
 
@@ -103,7 +117,7 @@ def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     parts = {}
     for part in fields(base):
         owner = getattr(base, part.name)
-        own = {field.name: overrides[field.name] for field in fields(owner) if field.name in overrides}
+        own = {flag.name: overrides[flag.name] for flag in fields(owner) if flag.name in overrides}
         if own:
             parts[part.name] = replace(owner, **own)
     return replace(base, **parts)
@@ -127,7 +141,7 @@ def refuse_shared(overrides: Mapping[str, Any]) -> None:
             raise ValueError(f"there is no {name} that could vary: {hint}")
 
 
-def seeds_of_one(variants: Sequence[Variant]) -> list[int]:
+def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
     """For each variant the number of its configuration: variants that differ in nothing but the seed have one.
 
     >>> seeds_of_one(variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02", "seed=0,1"]))
