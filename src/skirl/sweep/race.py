@@ -243,7 +243,11 @@ class Race:
             order.remove(c)
             room -= 1
             for k in np.flatnonzero((self._of == c) & self._racing):
-                why = f"surely behind at step {self.step:,}" if kind == "sure" else f"below the rung at step {self.step:,}"
+                why = (
+                    f"surely behind at step {self.step:,}"
+                    if kind == "sure"
+                    else f"below the rung at step {self.step:,}"
+                )
                 gone.append(self._leave(int(k), why, kind))
         return gone
 

@@ -61,6 +61,4 @@ def simulate(
         course = course.after(np.where(racing, losses + means, np.nan))
         racing &= ~course.out(racing, alpha)
         wrong |= ~racing[:, 0]
-    return Simulated(
-        float(wrong.mean()), float((~racing[:, 1:]).mean()), spent / (races * variants * batches)
-    )
+    return Simulated(float(wrong.mean()), float((~racing[:, 1:]).mean()), spent / (races * variants * batches))
