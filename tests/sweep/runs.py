@@ -267,7 +267,7 @@ def alone(case: Case, of: Of, steps: int, *, plain: bool) -> Left:
     if plain:
         assert case.accumulate == 1
         train(batches)
-        found.rows = {key: row for key, row in reference.rows.items()}
+        found.rows = dict(reference.rows)
     else:
         with skirl.lookahead(batches_of(case)[:steps], model, accumulate=case.accumulate) as ahead:
             train(ahead)

@@ -1,9 +1,8 @@
 """A variant in its sweep: its rows, model, optimizer and random generator, and whose turn it is."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,24 +14,7 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.current_step import Loop
 from skirl.nn.output import Pooled
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One of the models that share a stream.
-
-    **Arguments**
-
-    - `name`: tells it from the others.
-    - `overrides`: what it has otherwise, by name. `skirl.Sweep` takes `lr` and `optimizer` of its rows, `seed`, `dim` and
-      `tables`, which differ in nothing but dim and initial values; all others are for who makes its model.
-
-    >>> Variant("small", {"dim": 8}).overrides["dim"]
-    8
-    """
-
-    name: str
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+from skirl.sweep.variants import Variant
 
 
 class OfVariant(Collection):

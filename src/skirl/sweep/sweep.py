@@ -20,9 +20,10 @@ from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.store.own_folder import inside
-from skirl.sweep.contender import Bags, Contender, Rows, Variant
+from skirl.sweep.contender import Bags, Contender, Rows
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.models import check_apart, made_of
+from skirl.sweep.variants import Variant
 
 log = logging.getLogger("skirl")
 
