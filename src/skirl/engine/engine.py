@@ -58,6 +58,7 @@ class Engine:
         resume: bool,
         pooled: bool = True,
         device: str | torch.device = "cpu",
+        banks: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         if dtype not in (*_DTYPES, *HALVES):
             raise ValueError(
@@ -67,7 +68,7 @@ class Engine:
             raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
         self.optimizers = Groups(Schema.of(tables).tables, optimizer)
         """The row optimizer of each table."""
-        self.schema = Schema.of(tables, self.optimizers.records)
+        self.schema = Schema.of(tables, self.optimizers.records, banks)
         self.frozen = np.zeros(len(self.schema.tables), np.bool_)
         """Tables whose rows are looked up and not trained."""
         self.torch_dtype = dtype
@@ -218,6 +219,11 @@ class Engine:
         self.forget_moves()
         self.banks = self._open_banks()  # the old caches go before the new ones are made: a device has no room for both
         self.caches = []
+        self.capacity.forget()
+
+    def release(self) -> None:
+        """Give the memory of cache and staging back; all is in the store, and nothing is looked up any more."""
+        self.banks, self.caches = [], []
         self.capacity.forget()
 
     def sizes(self) -> list[Size]:

@@ -53,7 +53,7 @@ class Collection(nn.Module):
         grad_scaler: Any = None,
     ) -> None:
         super().__init__()
-        self.engine = Engine(
+        self.engine = self._engine_of(
             tables,
             optimizer=optimizer,
             cache=cache,
@@ -73,6 +73,10 @@ class Collection(nn.Module):
         self.early = Early()
         """What was looked up for the batch that comes next, while the model is evaluated: in each thread its own."""
         self._looking = threading.Lock()
+
+    def _engine_of(self, tables: Sequence[Table], **options: Any) -> Engine:
+        """Who holds and moves the rows."""
+        return Engine(tables, **options)
 
     @property
     def tables(self) -> tuple[Table, ...]:

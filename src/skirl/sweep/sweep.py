@@ -1,0 +1,376 @@
+"""Several variants of a model on one stream: read once, planned once, and each trained to the bits of its lone run."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from skirl.core.groups import RowOptimizers
+from skirl.core.optim import RowOptimizer
+from skirl.core.tables import Table
+from skirl.engine.capacity import CacheSize
+from skirl.engine.engine import Engine
+from skirl.engine.work import Work
+from skirl.nn.collection import Collection
+from skirl.pipeline.lookahead import Lookahead
+from skirl.store import Store
+from skirl.store.own_folder import inside
+from skirl.sweep.contender import Bags, Contender, Rows
+from skirl.sweep.fleet import Fleet, shared_banks
+from skirl.sweep.models import check_apart, made_of
+from skirl.sweep.variants import Variant
+
+log = logging.getLogger("skirl")
+
+Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Any]"]
+
+
+class Diverged(ArithmeticError):
+    """No variant of a sweep is left: the losses of all became infinite, or no numbers."""
+
+
+def _loss_of(model: Any, batch: Any) -> Tensor:
+    return model.loss(batch)
+
+
+class Sweep:
+    """Variants of a model that train on the same batches, each with rows, weights and random numbers of its own.
+
+    A variant's bits are those of its lone run: of the same model over embeddings of its own, made after
+    `torch.manual_seed(seed)`, with as many torch threads, whatever the other variants are.
+
+    >>> import skirl, torch
+    >>> class Sum(torch.nn.Module):
+    ...     def __init__(self, embeddings):
+    ...         super().__init__()
+    ...         self.embeddings = embeddings
+    ...     def loss(self, ids):
+    ...         return self.embeddings(ids)["item"].sum()
+    >>> variants = [skirl.Variant("slow", {"lr": 0.1}), skirl.Variant("fast", {"lr": 0.2})]
+    >>> loader = [skirl.KeyedJagged.one_hot(["item"], torch.tensor([[i % 5]])) for i in range(10)]
+    >>> with (
+    ...     skirl.Sweep(lambda v: Sum(v.embeddings), variants, [skirl.Table("item", 10, 2)], cache="1KiB") as sweep,
+    ...     skirl.lookahead(loader, sweep, sparse=lambda ids: ids) as batches,
+    ... ):
+    ...     for ids in batches:
+    ...         for variant in sweep:
+    ...             loss = variant.model.loss(ids)
+    ...             loss.backward()
+    ...             variant.step(loss)
+    ...     [variant.loss > 0 for variant in sweep], sweep.plans
+    ([False, False], 10)
+
+    **Arguments**
+
+    - `make_model`: gives a variant's model over `variant.embeddings`, or the model and its optimizer of torch. By default
+      that is `torch.optim.Adam`. `variant.overrides` has what the variant has otherwise.
+    - `variants`: at least one, each of another name.
+    - `tables`: as for `EmbeddingBagCollection`.
+    - `cache`: what the caches of all variants take together, such as "4GiB"; or rows of each.
+    - `store`: where all other rows are: "memory", or "disk:FOLDER", in which each variant has a folder of its name. Or a
+      function that gives the store of a variant, by its name.
+    - `optimizer`: of the rows of variants that have no other.
+    - `seed`: of variants that have no other: of rows' initial values, and of the random generator.
+    - `loss`: gives a variant's loss of a batch, `loss(model, batch)`, for `sweep.step`; or the loss and what to keep as
+      `variant.kept`. By default `model.loss(batch)`.
+    - `pooled`: whether ids of a feature are pooled; False: embeddings are as an `EmbeddingCollection`.
+    - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
+    - `threads`: torch threads that each variant computes with, inside the with-block.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[Contender], Any],
+        variants: Sequence[Variant],
+        tables: Sequence[Table],
+        *,
+        cache: CacheSize,
+        store: str | Callable[[str], str | Store] = "memory",
+        optimizer: RowOptimizers | None = None,
+        seed: int = 0,
+        loss: Loss = _loss_of,
+        pooled: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        resume: bool = False,
+        form: str = "auto",
+        threads: int = 1,
+    ) -> None:
+        variants = list(variants)
+        _check_names(variants)
+        if threads < 1:
+            raise ValueError(f"threads is {threads}: set it to 1 or more")
+        self._loss, self._threads, self._threads_before = loss, threads, 0
+        of_tables = [_of(v, lambda o=v.overrides: _tables(o, tables)) for v in variants]
+        rules = [_of(v, lambda o=v.overrides: _optimizer(o, optimizer)) for v in variants]
+        seeds = [int(variant.overrides.get("seed", seed)) for variant in variants]
+        banks = shared_banks(of_tables, rules)
+        self.variants: list[Contender] = []
+        """All that have begun."""
+        self.lookahead: Lookahead | None = None
+        """The one over this sweep, while it is open."""
+        try:
+            for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True):
+                make = partial(
+                    Bags if pooled else Rows, variant.name, banks, tables=own, optimizer=rule, cache=cache,
+                    store=_store(store, variant.name), seed=own_seed, dtype=dtype, device=device, resume=resume,
+                )  # fmt: skip
+                embeddings = _of(variant, make)
+                self.variants.append(Contender(variant, embeddings, own_seed))
+            if self.variants[0].embeddings.engine.exchange is not None:
+                raise ValueError("a sweep is of one trainer: start it without skirl launch or torchrun")
+            for contender in self.variants:
+                with contender.drawing():
+                    contender.model, contender.dense = made_of(contender, make_model)
+                    contender.embeddings.current.dense.of = [contender.dense] if contender.dense is not None else []
+            check_apart(self.variants)
+        except BaseException:
+            for contender in self.variants:
+                contender.embeddings.close()
+            raise
+        self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
+
+    # The race.
+
+    def __iter__(self) -> Iterator[Contender]:
+        """The variants still in the race, each in its turn: its random numbers are its own."""
+        if not self._in_loop:
+            yield from self.racing
+            return
+        for contender in self.racing:
+            if contender.left is not None:  # dropped in the turn of another
+                continue
+            with contender.turn():
+                yield contender
+            if contender.left is None and not contender.stepped:
+                raise RuntimeError(
+                    f"the loop went on without variant {contender.name!r}: in its turn call loss.backward() and "
+                    "variant.step(loss), or sweep.drop(variant.name)"
+                )
+            self._leave_if_diverged(contender)
+
+    def __len__(self) -> int:
+        """How many are still in the race."""
+        return len(self.racing)
+
+    def __getitem__(self, name: str) -> Contender:
+        for contender in self.variants:
+            if contender.name == name:
+                return contender
+        raise KeyError(f"no variant {name!r}: there are {', '.join(repr(c.name) for c in self.variants)}")
+
+    @property
+    def racing(self) -> list[Contender]:
+        """The variants still in the race."""
+        return [contender for contender in self.variants if contender.left is None]
+
+    def step(self, batch: Any) -> dict[str, float]:
+        """Train every variant still in the race on the batch in the loop; the loss of each, by name.
+
+        **Arguments**
+
+        - `batch`: the one that the lookahead has yielded.
+        """
+        racing = self.racing
+        for contender in racing:
+            with contender.turn():
+                self._train(contender, batch)
+        for contender in racing:
+            self._leave_if_diverged(contender)
+        return {contender.name: cast(float, contender.loss) for contender in racing}
+
+    def _train(self, contender: Contender, batch: Any) -> None:
+        found = self._loss(contender.model, batch)
+        loss, contender.kept = found if isinstance(found, tuple) else (found, None)
+        loss.backward()
+        contender.step(loss)
+
+    def drop(self, name: str, why: str = "dropped") -> None:
+        """A variant leaves: its rows go to its store, its cache is given back. The others go on with their bits.
+
+        **Arguments**
+
+        - `name`: of a variant still in the race.
+        - `why`: what it is said to have left for.
+        """
+        contender = self[name]
+        if contender.left is not None:
+            raise ValueError(f"variant {name!r} has left the sweep before ({contender.left})")
+        if len(self.racing) == 1:
+            raise ValueError(f"variant {name!r} is the last of the sweep: leave the loop to end it")
+        self._leave(contender, why)
+
+    def _leave(self, contender: Contender, why: str) -> None:
+        embeddings = contender.embeddings
+        if self.lookahead is not None:
+            self.lookahead.drain()
+        embeddings.current.finish()
+        self.fleet.leave(contender.name)
+        contender.left = why
+        embeddings.opened_by_sweep(None)
+        embeddings.close()
+        embeddings.engine.release()
+
+    def _leave_if_diverged(self, contender: Contender) -> None:
+        if not contender.diverged or contender.left is not None:
+            return
+        step = 0 if self.lookahead is None else self.lookahead.step
+        if len(self.racing) == 1:
+            raise Diverged(
+                f"all {len(self.variants)} variants have diverged, the last one ({contender.name!r}) in step {step}, where "
+                f"its loss is {contender.loss}: try smaller learning rates"
+            )
+        log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
+        self._leave(contender, f"diverged in step {step}")
+
+    # What was shared.
+
+    @property
+    def plans(self) -> int:
+        """Steps that were planned and brought, once for all variants."""
+        return self.fleet.plans
+
+    @property
+    def read_batches(self) -> int:
+        """Batches whose ids were checked and hashed, once for all variants."""
+        return self.fleet.resolver.batches
+
+    # For its lookahead, in the place of a collection.
+
+    def in_their_place(self) -> Collection:
+        """What stands for the embeddings of all variants."""
+        return cast(Collection, self)
+
+    @property
+    def engine(self) -> Engine:
+        """What stands for the engines of all variants."""
+        return cast(Engine, self.fleet)
+
+    @property
+    def current(self) -> "Sweep":
+        """What stands for the steps of all variants."""
+        return self
+
+    @property
+    def training(self) -> bool:
+        """Whether no model is in eval mode."""
+        return all(contender.embeddings.training for contender in self.racing)
+
+    def opened(self, loop: Any) -> None:
+        """Called by a lookahead that begins; with `None` when it ends."""
+        if loop is not None and self.lookahead is not None:
+            raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
+        self.lookahead = loop
+        for contender in self.racing:
+            contender.embeddings.opened_by_sweep(loop)
+
+    def expect(self, work: Work, micro: int) -> None:
+        """A batch comes into the loop."""
+        self._check_round()
+        ends = self.lookahead is None or self.lookahead.ends_step
+        for contender in self.racing:
+            contender.expect(work.packs[contender.name], micro, ends)
+
+    def finish(self, apply: bool = True) -> None:
+        """The step in the loop is over."""
+        if apply:
+            self._check_round()
+        for contender in self.racing:
+            contender.embeddings.current.finish(apply)
+            contender.stepped = False
+
+    def _check_round(self) -> None:
+        """Refuse a batch that some were trained on, and others were not."""
+        stepped = [contender.name for contender in self.racing if contender.stepped]
+        skipped = [contender.name for contender in self.racing if not contender.stepped]
+        if stepped and skipped:
+            raise RuntimeError(
+                f"the loop left a batch that variant {skipped[0]!r} was not trained on, and {stepped[0]!r} was: train each "
+                "variant on each batch, `for variant in sweep`, or leave one out with sweep.drop(NAME)"
+            )
+
+    @property
+    def _in_loop(self) -> bool:
+        """Whether a batch is in the loop."""
+        return any(contender.embeddings.current.work is not None for contender in self.racing)
+
+    # The with-block.
+
+    def __enter__(self) -> "Sweep":
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        torch.set_num_threads(self._threads_before)
+        self.close()
+
+    def close(self) -> None:
+        """Write all rows to their stores and let those go."""
+        for contender in self.variants:
+            contender.embeddings.close()
+
+
+def _check_names(variants: Sequence[Variant]) -> None:
+    if not variants:
+        raise ValueError("a sweep has no variants: give it at least one skirl.Variant")
+    known: set[str] = set()
+    for variant in variants:
+        if variant.name in known:
+            raise ValueError(f"two variants are called {variant.name!r}: give each another name")
+        known.add(variant.name)
+
+
+def _of(variant: Variant, make: Callable[[], Any]) -> Any:
+    """Make something of a variant; what is wrong with it is told with the variant's name."""
+    try:
+        return make()
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"variant {variant.name!r}: {error}") from error
+
+
+def _tables(overrides: Mapping[str, Any], tables: Sequence[Table]) -> list[Table]:
+    """A variant's tables. Whatever a plan depends on they have in common with those of all."""
+    dim, own = overrides.get("dim"), list(overrides.get("tables", tables))
+    if [*map(_planned, own)] != [*map(_planned, tables)]:
+        raise ValueError(
+            "its tables differ from those of the sweep in more than dim and init, and all variants have one plan: run a "
+            "sweep of its own for other names, rows, features or pooling"
+        )
+    return own if dim is None else [replace(table, dim=dim) for table in own]
+
+
+def _planned(table: Table) -> tuple[Any, ...]:
+    return table.name, table.rows, table.features, table.pooling
+
+
+def _optimizer(overrides: Mapping[str, Any], default: RowOptimizers | None) -> RowOptimizers:
+    rule = overrides.get("optimizer", default)
+    if rule is None:
+        from skirl.core.optim import RowwiseAdagrad
+
+        rule = RowwiseAdagrad()
+    lr = overrides.get("lr")
+    if lr is None:
+        return rule
+    if isinstance(rule, RowOptimizer):
+        return replace(rule, lr=lr)
+    return {pattern: replace(each, lr=lr) for pattern, each in rule.items()}
+
+
+def _store(store: str | Callable[[str], str | Store], name: str) -> str | Store:
+    if not isinstance(store, str):
+        return store(name)
+    if "/" in name or name in ("", ".", ".."):
+        raise ValueError(f"variant {name!r} cannot be the name of a folder: leave slashes out of it")
+    if "placed:" in store:
+        return f"{store}/{name}"
+    return inside(store.rstrip("/"), name)
