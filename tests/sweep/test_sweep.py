@@ -18,3 +18,9 @@ MIXED = (
 @pytest.mark.parametrize("own_loop", [True, False])
 def test_a_loop_of_ones_own(own_loop):
     check(Case(MIXED, own_loop=own_loop))
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_lanes(kind, tmp_path):
+    sweep = check(Case(MIXED, form="lanes", steps=14, nap=0.003, kind=kind, folder=tmp_path, slots=48))
+    assert [v.draws for v in sweep.variants] == [False, False, True, True, False, False]

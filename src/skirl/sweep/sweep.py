@@ -1,6 +1,8 @@
 """Several variants of a model on one stream: read once, planned once, and each trained to the bits of its lone run."""
 
 import logging
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +23,7 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.store.own_folder import inside
 from skirl.sweep.contender import Bags, Contender, Rows
+from skirl.sweep.dense import LANES, LOOP, Choice, Lanes
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.models import check_apart, made_of
 from skirl.sweep.variants import Variant
@@ -80,7 +83,10 @@ class Sweep:
       `variant.kept`. By default `model.loss(batch)`.
     - `pooled`: whether ids of a feature are pooled; False: embeddings are as an `EmbeddingCollection`.
     - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
-    - `threads`: torch threads that each variant computes with, inside the with-block.
+    - `form`: how `sweep.step` trains the variants: "loop", one after the other; "lanes", each in a thread, on a CPU; "auto",
+      the faster of both, timed at the start and again when a variant leaves. No bit depends on it.
+    - `threads`: torch threads that each variant computes with, inside the with-block; with more than one there are no
+      lanes.
     """
 
     def __init__(
@@ -133,6 +139,14 @@ class Sweep:
             for contender in self.variants:
                 contender.embeddings.close()
             raise
+        self._choice = Choice(form)
+        self._lanes = None
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
+        if form != LOOP and threads == 1 and on_cpu and (cores > 1 or form == LANES):
+            self._lanes = Lanes(max(2, cores))
+        self._known = False
+        """Whether each variant has trained once, alone: then it is known which draw random numbers."""
         self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
 
     # The race.
@@ -176,13 +190,38 @@ class Sweep:
 
         - `batch`: the one that the lookahead has yielded.
         """
-        racing = self.racing
+        racing, began = self.racing, time.perf_counter()
+        form = self._choice.next() if self._lanes is not None and self._known and len(racing) > 1 else LOOP
+        beside = [c for c in racing if not c.draws] if form == LANES and _alike_in_threads() else []
+        if beside:
+            self._in_lanes(beside, batch)
         for contender in racing:
-            with contender.turn():
-                self._train(contender, batch)
+            if contender not in beside:
+                with contender.turn():
+                    self._train(contender, batch)
+        if self._known:
+            self._choice.took(form, time.perf_counter() - began)
+        self._known = True
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
+
+    def _in_lanes(self, contenders: Sequence[Contender], batch: Any) -> None:
+        """Train these beside each other: variants that draw no random numbers, for all threads draw from one generator."""
+
+        def train(contender: Contender) -> None:
+            with contender.open():
+                self._train(contender, batch)
+
+        assert self._lanes is not None
+        before = torch.get_rng_state()
+        self._lanes.run({c.name: partial(train, c) for c in contenders})
+        if not torch.equal(before, torch.get_rng_state()):
+            self.fleet.lose("a variant that drew no random numbers before has drawn some beside others")
+            raise RuntimeError(
+                "a variant's model drew random numbers that had drawn none in its first step, and in lanes nobody can tell "
+                "whose they are: begin anew with Sweep(form='loop')"
+            )
 
     def _train(self, contender: Contender, batch: Any) -> None:
         found = self._loss(contender.model, batch)
@@ -212,6 +251,7 @@ class Sweep:
         embeddings.current.finish()
         self.fleet.leave(contender.name)
         contender.left = why
+        self._choice.anew()
         embeddings.opened_by_sweep(None)
         embeddings.close()
         embeddings.engine.release()
@@ -229,6 +269,11 @@ class Sweep:
         self._leave(contender, f"diverged in step {step}")
 
     # What was shared.
+
+    @property
+    def form(self) -> str:
+        """How `step` trains the variants: "loop" or "lanes"."""
+        return LOOP if self._lanes is None else self._choice.next()
 
     @property
     def plans(self) -> int:
@@ -316,6 +361,11 @@ class Sweep:
         """Write all rows to their stores and let those go."""
         for contender in self.variants:
             contender.embeddings.close()
+
+
+def _alike_in_threads() -> bool:
+    """Whether torch does the same in another thread: what is set for this one alone, is not set there."""
+    return torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 
 def _check_names(variants: Sequence[Variant]) -> None:
