@@ -186,6 +186,16 @@ def store_of(case: Case, of: Of, number: int) -> str | Store:
     return Kept(records, case.nap, case.seed + number)
 
 
+def train(case: Case, sweep: skirl.Sweep, batch: Any) -> None:
+    if not case.own_loop:
+        sweep.step(batch)
+        return
+    for variant in sweep:
+        loss = variant.model.loss(batch)  # type: ignore[operator]
+        loss.backward()
+        variant.step(loss)
+
+
 def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
     """What each variant leaves behind that trains beside the others."""
     torch.manual_seed(99)  # what others draw is nobody's
@@ -205,36 +215,25 @@ def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
         leave(contender, why)
 
     sweep._leave = leave_and_read  # type: ignore[method-assign]
-    try:
-        with (
-            sweep,
-            skirl.lookahead(
-                batches_of(case), sweep, depth=case.depth, prefetch=case.prefetch, accumulate=case.accumulate
-            ) as batches,
-        ):
-            for number, batch in enumerate(batches):
-                torch.rand(3)
-                racing = sweep.racing
-                if case.own_loop:
-                    for variant in sweep:
-                        loss = variant.model.loss(batch)
-                        loss.backward()
-                        variant.step(loss)
-                else:
-                    sweep.step(batch)
-                for variant in racing:
-                    left[variant.name].note(variant.model, variant.loss)  # type: ignore[arg-type]
-                    if of[variant.name].dropped == number and variant.left is None and len(sweep) > 1:
-                        sweep.drop(variant.name)
-            batches.close()
-            for variant in sweep.racing:
-                variant.embeddings.flush()
-                end[variant.name] = stored_rows(variant.embeddings.engine)
-    except Diverged:
-        last = sweep.racing[0]
-        left[last.name].note(last.model, last.loss)  # type: ignore[arg-type]
-        last.embeddings.flush()
-        end[last.name] = stored_rows(last.embeddings.engine)
+    ahead = {"depth": case.depth, "prefetch": case.prefetch, "accumulate": case.accumulate}
+    with sweep, skirl.lookahead(batches_of(case), sweep, **ahead) as batches:
+        for number, batch in enumerate(batches):
+            torch.rand(3)
+            racing, over = sweep.racing, False
+            try:
+                train(case, sweep, batch)
+            except Diverged:
+                over = True
+            for variant in racing:
+                left[variant.name].note(variant.model, variant.loss)  # type: ignore[arg-type]
+                if of[variant.name].dropped == number and variant.left is None and len(sweep) > 1:
+                    sweep.drop(variant.name)
+            if over:
+                break
+        batches.close()
+        for variant in sweep.racing:
+            variant.embeddings.flush()
+            end[variant.name] = stored_rows(variant.embeddings.engine)
     for name, rows in end.items():
         left[name].rows = rows
     return [left[name] for name in names], sweep

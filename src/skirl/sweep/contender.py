@@ -87,7 +87,7 @@ class Contender:
         self.ends_step = True
         """Whether that is the last micro-batch of its step."""
         self.draws = False
-        """Whether it has drawn random numbers in a turn, or has a layer that does."""
+        """Whether it has drawn random numbers in a turn."""
         self._generator = _seeded(seed)
 
     @property

@@ -3,8 +3,8 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, cast
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from skirl.core.groups import RowOptimizers
-from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
@@ -21,11 +20,11 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
-from skirl.store.own_folder import inside
 from skirl.sweep.contender import Bags, Contender, Rows
 from skirl.sweep.dense import LANES, LOOP, Choice, Lanes
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.models import check_apart, made_of
+from skirl.sweep.overrides import check_names, of_variant, optimizer_of, store_of, tables_of
 from skirl.sweep.variants import Variant
 
 log = logging.getLogger("skirl")
@@ -108,12 +107,16 @@ class Sweep:
         threads: int = 1,
     ) -> None:
         variants = list(variants)
-        _check_names(variants)
+        check_names(variants)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
         self._loss, self._threads, self._threads_before = loss, threads, 0
-        of_tables = [_of(v, lambda o=v.overrides: _tables(o, tables)) for v in variants]
-        rules = [_of(v, lambda o=v.overrides: _optimizer(o, optimizer)) for v in variants]
+        self._choice = Choice(form)
+        of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
+        rules = [
+            of_variant(v, lambda o=v.overrides, own=own: optimizer_of(o, optimizer, own))
+            for v, own in zip(variants, of_tables, strict=True)
+        ]
         seeds = [int(variant.overrides.get("seed", seed)) for variant in variants]
         banks = shared_banks(of_tables, rules)
         self.variants: list[Contender] = []
@@ -124,9 +127,9 @@ class Sweep:
             for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True):
                 make = partial(
                     Bags if pooled else Rows, variant.name, banks, tables=own, optimizer=rule, cache=cache,
-                    store=_store(store, variant.name), seed=own_seed, dtype=dtype, device=device, resume=resume,
+                    store=store_of(store, variant.name), seed=own_seed, dtype=dtype, device=device, resume=resume,
                 )  # fmt: skip
-                embeddings = _of(variant, make)
+                embeddings = of_variant(variant, make)
                 self.variants.append(Contender(variant, embeddings, own_seed))
             if self.variants[0].embeddings.engine.exchange is not None:
                 raise ValueError("a sweep is of one trainer: start it without skirl launch or torchrun")
@@ -139,7 +142,6 @@ class Sweep:
             for contender in self.variants:
                 contender.embeddings.close()
             raise
-        self._choice = Choice(form)
         self._lanes = None
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
@@ -217,11 +219,11 @@ class Sweep:
         before = torch.get_rng_state()
         self._lanes.run({c.name: partial(train, c) for c in contenders})
         if not torch.equal(before, torch.get_rng_state()):
-            self.fleet.lose("a variant that drew no random numbers before has drawn some beside others")
-            raise RuntimeError(
-                "a variant's model drew random numbers that had drawn none in its first step, and in lanes nobody can tell "
-                "whose they are: begin anew with Sweep(form='loop')"
+            self.fleet.lose(
+                "a model drew random numbers that had drawn none in its first step, and in lanes nobody can tell whose they "
+                "are: set form='loop'"
             )
+            self.fleet.check()
 
     def _train(self, contender: Contender, batch: Any) -> None:
         found = self._loss(contender.model, batch)
@@ -355,72 +357,20 @@ class Sweep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         torch.set_num_threads(self._threads_before)
-        self.close()
+        try:
+            self.close()
+        except Exception as late:
+            if error is None:
+                raise
+            error.add_note(f"and while closing the sweep: {late}")
 
     def close(self) -> None:
         """Write all rows to their stores and let those go."""
-        for contender in self.variants:
-            contender.embeddings.close()
+        with ExitStack() as closing:  # each, whatever happens to another
+            for contender in reversed(self.variants):
+                closing.callback(contender.embeddings.close)
 
 
 def _alike_in_threads() -> bool:
     """Whether torch does the same in another thread: what is set for this one alone, is not set there."""
     return torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-
-
-def _check_names(variants: Sequence[Variant]) -> None:
-    if not variants:
-        raise ValueError("a sweep has no variants: give it at least one skirl.Variant")
-    known: set[str] = set()
-    for variant in variants:
-        if variant.name in known:
-            raise ValueError(f"two variants are called {variant.name!r}: give each another name")
-        known.add(variant.name)
-
-
-def _of(variant: Variant, make: Callable[[], Any]) -> Any:
-    """Make something of a variant; what is wrong with it is told with the variant's name."""
-    try:
-        return make()
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"variant {variant.name!r}: {error}") from error
-
-
-def _tables(overrides: Mapping[str, Any], tables: Sequence[Table]) -> list[Table]:
-    """A variant's tables. Whatever a plan depends on they have in common with those of all."""
-    dim, own = overrides.get("dim"), list(overrides.get("tables", tables))
-    if [*map(_planned, own)] != [*map(_planned, tables)]:
-        raise ValueError(
-            "its tables differ from those of the sweep in more than dim and init, and all variants have one plan: run a "
-            "sweep of its own for other names, rows, features or pooling"
-        )
-    return own if dim is None else [replace(table, dim=dim) for table in own]
-
-
-def _planned(table: Table) -> tuple[Any, ...]:
-    return table.name, table.rows, table.features, table.pooling
-
-
-def _optimizer(overrides: Mapping[str, Any], default: RowOptimizers | None) -> RowOptimizers:
-    rule = overrides.get("optimizer", default)
-    if rule is None:
-        from skirl.core.optim import RowwiseAdagrad
-
-        rule = RowwiseAdagrad()
-    lr = overrides.get("lr")
-    if lr is None:
-        return rule
-    if isinstance(rule, RowOptimizer):
-        return replace(rule, lr=lr)
-    return {pattern: replace(each, lr=lr) for pattern, each in rule.items()}
-
-
-def _store(store: str | Callable[[str], str | Store], name: str) -> str | Store:
-    if not isinstance(store, str):
-        return store(name)
-    if "/" in name or name in ("", ".", ".."):
-        raise ValueError(f"variant {name!r} cannot be the name of a folder: leave slashes out of it")
-    if "placed:" in store:
-        return f"{store}/{name}"
-    return inside(store.rstrip("/"), name)
