@@ -198,7 +198,8 @@ def train(case: Case, sweep: skirl.Sweep, batch: Any) -> None:
 
 def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
     """What each variant leaves behind that trains beside the others."""
-    torch.manual_seed(99)  # what others draw is nobody's
+    torch.manual_seed(99)  # what the loop draws itself is nobody's
+    others: list[float] = []
     names = [f"v{n}" for n in range(len(case.variants))]
     left = {name: Left() for name in names}
     of = dict(zip(names, case.variants, strict=True))
@@ -218,7 +219,7 @@ def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
     ahead = {"depth": case.depth, "prefetch": case.prefetch, "accumulate": case.accumulate}
     with sweep, skirl.lookahead(batches_of(case), sweep, **ahead) as batches:
         for number, batch in enumerate(batches):
-            torch.rand(3)
+            others.append(float(torch.rand(())))
             racing, over = sweep.racing, False
             try:
                 train(case, sweep, batch)
@@ -234,6 +235,8 @@ def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
         for variant in sweep.racing:
             variant.embeddings.flush()
             end[variant.name] = stored_rows(variant.embeddings.engine)
+    torch.manual_seed(99)
+    assert others == [float(torch.rand(())) for _ in others], "the loop's own draws were touched"
     for name, rows in end.items():
         left[name].rows = rows
     return [left[name] for name in names], sweep
@@ -292,6 +295,7 @@ def check(case: Case, *, plain: bool = True, made: Any = make) -> skirl.Sweep:
         ours, sweep = in_sweep(case, made)
         for number, (of, found) in enumerate(zip(case.variants, ours, strict=True)):
             steps = len(found.losses)
+            assert of.nan is None or steps <= of.nan + 1, f"variant {number} was trained after it had diverged"
             if of.nan is None and of.dropped is None:
                 assert steps == case.steps * case.accumulate or any(v.nan is not None for v in case.variants)
             for reference in (False, True) if plain and case.accumulate == 1 else (False,):

@@ -26,6 +26,7 @@ from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.models import check_apart, made_of
 from skirl.sweep.overrides import check_names, of_variant, optimizer_of, store_of, tables_of
 from skirl.sweep.variants import Variant
+from skirl.tools.interrupts import uninterrupted
 
 log = logging.getLogger("skirl")
 
@@ -248,15 +249,16 @@ class Sweep:
 
     def _leave(self, contender: Contender, why: str) -> None:
         embeddings = contender.embeddings
-        if self.lookahead is not None:
-            self.lookahead.drain()
-        embeddings.current.finish()
-        self.fleet.leave(contender.name)
-        contender.left = why
-        self._choice.anew()
-        embeddings.opened_by_sweep(None)
-        embeddings.close()
-        embeddings.engine.release()
+        with uninterrupted():
+            if self.lookahead is not None:
+                self.lookahead.drain()
+            embeddings.current.finish()
+            self.fleet.leave(contender.name)
+            contender.left = why
+            self._choice.anew()
+            embeddings.opened_by_sweep(None)
+            embeddings.close()
+            embeddings.engine.release()
 
     def _leave_if_diverged(self, contender: Contender) -> None:
         if not contender.diverged or contender.left is not None:
