@@ -75,7 +75,7 @@ class Place:
     loss: float | None
     """Mean over the recent batches; of one that has left, over those before it did."""
     difference: float | None
-    """To the leader, on the same batches; of one that has left, as it was then."""
+    """Of its configuration to the leading one, on the same batches; of one that has left, as it was then."""
     error: float | None
     """The standard error of that."""
     state: str
@@ -266,14 +266,16 @@ class Race:
         return self.names[int(np.flatnonzero((self._of == order[0]) & self._racing)[0])] if order else None
 
     def _place(self, k: int, rank: int, state: str) -> Place:
-        """A variant beside the leading configuration's best."""
-        recent: Sums = self._single.recent()
-        n = recent.batches
+        """A variant beside the leading configuration: its own loss, and the difference of its configuration."""
+        own, pooled = self._single.recent(), self._course.recent()
+        n = pooled.batches
         if not n:
             return Place(rank, self.names[k], None, None, None, state)
-        first = self.names.index(self.winner())
-        error = float(errors(recent)[k, first]) if n > 1 else None
-        return Place(rank, self.names[k], recent.losses[k] / n, recent.differences[k, first] / n, error, state)
+        c, first = int(self._of[k]), self.leader()
+        error = float(errors(pooled)[c, first]) if n > 1 else None
+        return Place(
+            rank, self.names[k], float(own.losses[k] / n), float(pooled.differences[c, first] / n), error, state
+        )
 
 
 def _written(course: Course) -> dict[str, Any]:

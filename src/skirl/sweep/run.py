@@ -1,0 +1,200 @@
+"""Train all variants of a recipe on one stream, race them, and write down what comes of it."""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from math import nan
+from typing import Any
+
+from skirl.pipeline.lookahead import lookahead
+from skirl.sweep.entrant import Entrant, facts, loss_of
+from skirl.sweep.flags import RaceFlags
+from skirl.sweep.folder import SweepFolder
+from skirl.sweep.race import Race
+from skirl.sweep.sweep import Diverged, Sweep
+from skirl.sweep.table import as_facts, drawn
+from skirl.sweep.variants import Variant, Varied, seeds_of_one
+from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.progress import Progress
+from skirl.train.flags import LogFlags, ShowFlags
+from skirl.train.recipe import Recipe
+from skirl.train.verify import touched_rows
+
+_AUCS_EVERY = 2.0
+"""Seconds between two looks at the AUCs of all, which take a millisecond each."""
+
+
+def sweep_of(recipe: Recipe, variants: Sequence[Varied]) -> Sweep:
+    """The sweep of a recipe's variants; nothing is allocated for rows before its first batch.
+
+    **Arguments**
+
+    - `recipe`: what they have in common.
+    - `variants`: its variants.
+    """
+    pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
+    if len(pooled) > 1:
+        raise ValueError(
+            f"variant {pooled[True].name} pools the ids of a feature and {pooled[False].name} does not: run two sweeps"
+        )
+    recipes = {variant.name: variant.recipe for variant in variants}
+    shared = [
+        Variant(
+            v.name,
+            {"dim": v.recipe.model.row_dim, "optimizer": v.recipe.row_optimizer(), "seed": v.recipe.data.seed},
+        )
+        for v in variants
+    ]
+    import torch
+
+    store, link = recipe.cache.store, recipe.movement.link
+    return Sweep(
+        lambda contender: recipes[contender.name].model_over(contender.embeddings),
+        shared,
+        recipe.tables(),
+        cache=recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0),
+        store=store if link is None else f"link:{link}:{store}",
+        loss=loss_of,
+        pooled=next(iter(pooled)),
+        dtype=getattr(torch, recipe.device.dtype),
+        device=recipe.device.device,
+        threads=recipe.device.threads or 1,
+    )
+
+
+def run(
+    recipe: Recipe,
+    variants: Sequence[Varied],
+    race_flags: RaceFlags,
+    log: LogFlags,
+    show: ShowFlags,
+    flags: dict[str, Any],
+) -> dict[str, Any]:
+    """Train the variants, showing progress; what came of it.
+
+    **Arguments**
+
+    - `recipe`: what they have in common.
+    - `variants`: its variants.
+    - `race_flags`: when they leave.
+    - `log`: what is written down.
+    - `show`: what is shown.
+    - `flags`: all of the command's, to write down.
+    """
+    stream = recipe.in_shards()
+    rules = race_flags.rules(recipe.stream().steps)
+    configurations = seeds_of_one(variants)
+    race = Race([variant.name for variant in variants], configurations, rules)
+    sweep = sweep_of(recipe, variants)
+    folder = SweepFolder(log.folder(), f"sweep-{recipe.data.kind}")
+    entrants = {
+        variant.name: Entrant(
+            variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
+            lists=stream.lists, folder=folder.of(variant.name), every=log.log_every,
+        )
+        for variant, contender in zip(variants, sweep.variants, strict=True)
+    }  # fmt: skip
+    watch = _Watch(race, entrants)
+    results: dict[str, dict[str, Any]] = {}
+    failed: str | None = None
+    to = sys.stderr if show.json else sys.stdout
+    progress = Progress("sweep", steps=recipe.stream().steps, to=to, quiet=show.quiet, below=watch.table)
+    cache, began = recipe.cache, time.monotonic()
+    plan: dict[str, Any] = {"depth": cache.depth, "prefetch": recipe.movement.prefetch, "policy": cache.policy}
+    folder.begin(flags, variants, configurations, rules)
+    with (
+        sweep,
+        lookahead(stream, sweep, **plan, shards=recipe.step.shards, trace=log.trace) as batches,  # type: ignore[arg-type]
+        progress,
+        ExitStack() as runs,
+    ):
+        for entrant in entrants.values():
+            runs.enter_context(entrant.run.begin(batches, entrant.meter))
+        spent = 0
+        for batch in batches:
+            racing = race.racing
+            try:
+                sweep.step(batch)
+            except Diverged as error:
+                failed = str(error)
+            for name in racing:
+                entrants[name].take(batch)
+            if not batches.ends_step and failed is None:
+                continue
+            spent += len(racing)
+            losses = {name: entrants[name].step() for name in racing}
+            if failed is not None:
+                results |= {
+                    name: entrants[name].finish(batches, f"diverged at step {batches.step:,}") for name in racing
+                }
+                break
+            for left in race.see([losses.get(name, nan) for name in race.names]):
+                if left.kind != "diverged":
+                    sweep.drop(left.variant, left.why)
+                results[left.variant] = entrants[left.variant].finish(batches, left.why)
+                folder.left(left)
+            last = batches.step == stream.steps
+            if last and stream.held_out:
+                for name in race.racing:
+                    entrants[name].evaluate(batches, stream.held_out_at(batches.state_dict()["loader"]))
+            for name in race.racing:
+                entrants[name].after_step(batches)
+            if batches.step % log.log_every == 0 or last:
+                folder.standing(batches.step, time.monotonic() - began, race.standing(), watch.aucs(now=True))
+            progress(batches.step, watch.facts)
+        results |= {name: entrants[name].finish(batches, None) for name in race.racing if not entrants[name].done}
+        aucs = watch.aucs(now=True)
+        result = {
+            "command": "sweep",
+            **flags,
+            "winner": None if failed else race.winner(),
+            "steps": batches.step,
+            "variant_steps": spent,
+            "cost": spent / max(1, batches.step * len(variants)),
+            "seed_noise": race.seed_noise(),
+            "seconds": time.monotonic() - began,
+            "samples_per_second": watch.rate(),
+            "standing": [place.__dict__ | {"auc": aucs.get(place.variant)} for place in race.standing()],
+            "by_variant": {name: facts(results[name]) for name in race.names},
+            "plans": sweep.plans,
+            "read_batches": sweep.read_batches,
+            "peak_bytes": peak_bytes(),
+            "machine": machine(),
+            "run": None if folder.path is None else str(folder.path),
+            "missing": [f"{name}: {text}" for name in race.names for text in results[name]["missing"]],
+            "failed": failed,
+        }
+    folder.finish(result)
+    return result
+
+
+class _Watch:
+    """What is shown while the race goes on."""
+
+    def __init__(self, race: Race, entrants: dict[str, Entrant]) -> None:
+        self._race, self._entrants = race, entrants
+        self._aucs: dict[str, float | None] = {}
+        self._due, self._began, self._first = 0.0, time.monotonic(), 0
+
+    def aucs(self, *, now: bool = False) -> dict[str, float | None]:
+        """Of all predictions of each variant so far."""
+        if now or time.monotonic() >= self._due:
+            for name, entrant in self._entrants.items():
+                if not entrant.done or name not in self._aucs:
+                    self._aucs[name] = entrant.meter.metrics.scores().auc if entrant.meter.steps else None
+            self._due = time.monotonic() + _AUCS_EVERY
+        return self._aucs
+
+    def rate(self) -> float:
+        """Samples a second of the stream: each counts once, however many variants are trained on it."""
+        samples = max(entrant.meter.samples for entrant in self._entrants.values())
+        return samples / max(time.monotonic() - self._began, 1e-9)
+
+    def table(self) -> Any:
+        """On a terminal."""
+        return drawn(self._race.standing(), self.aucs())
+
+    def facts(self) -> Any:
+        """Elsewhere."""
+        return as_facts(self._race.standing(), self.aucs(), self.rate())
