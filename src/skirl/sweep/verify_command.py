@@ -59,6 +59,6 @@ class VerifyVariants(Verify):
         beside = f"{result['runs']:,} runs of {result['steps']:,} steps beside each other"
         return {
             "differences": f"{result['differences']:,}",
-            f"{len(result['variants'])} variants": f"{beside}, {result['fetched']:,} rows fetched again; each variant as in its "
-            f"lone run and in plain Python ({clock(result['seconds'])})",
+            f"{len(result['variants'])} variants": f"{beside}, {result['fetched']:,} rows fetched again; each variant as "
+            f"in its lone run and in plain Python ({clock(result['seconds'])})",
         }
