@@ -24,7 +24,7 @@ from skirl.tools.progress import listed
 COMMANDS = {
     "train": ("skirl.train.commands:Train", "train a model whose tables are larger than the cache"),
     "verify": (
-        "skirl.train.commands:Verify",
+        "skirl.sweep.verify_command:VerifyVariants",
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
     "size": (

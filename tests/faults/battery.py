@@ -332,6 +332,30 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
     return dict(list(checks.items())[:3]) if sound else checks
 
 
+def sweep(shift: int) -> dict[str, Callable[[], object]]:
+    """Small sweeps, and loops that are wrong; the seed of the batches is shifted."""
+    from tests.sweep import test_refused
+    from tests.sweep.runs import Case, Of, check
+
+    few = (Of(lr=0.3, dropped=3), Of(dropout=0.5, seed=1), Of(rule=Adam(), seed=1), Of(nan=2, seed=2))
+    wide = (Of(), Of(dim=6, rule=SGD(momentum=0.9)), Of(rule={"a": Adagrad(), "*": SGD()}))
+    cases = {
+        "alike": Case(few, seed=shift, steps=6, own_loop=True, slots=34),
+        "lanes": Case((*few, Of(dropout=0.3)), seed=shift, steps=6, form="lanes", slots=34),
+        "other banks": Case(wide, seed=shift, steps=4),
+        "micro-batches": Case(few[:2], seed=shift, steps=3, accumulate=2, own_loop=True),
+    }
+    [bodies, *_] = (mark for mark in test_refused.test_a_wrong_loop.pytestmark if mark.name == "parametrize")
+    return {
+        **{name: lambda case=case: check(case, plain=False) for name, case in cases.items()},
+        "wrong loops": lambda: [test_refused.test_a_wrong_loop(body, says) for body, says in bodies.args[1]],
+        "cache": lambda: test_refused.test_a_cache_without_room_for_one_batch_of_every_variant("40B"),
+        "shared": lambda: [
+            test_refused.test_a_sweep_that_cannot_be_made(*test_refused.REFUSED[n]) for n in range(-2, 0)
+        ],
+    }
+
+
 def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int | None = None) -> str | None:
     """The first check that fails and its message; None when all pass. sound: no fault is planted, so be brief.
 
@@ -361,6 +385,10 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int 
         checks = layouts(shift)
         if sound:  # tests/dedup has more of them
             checks = dict(list(checks.items())[:2])
+    if area == "sweep":
+        checks = sweep(shift)
+        if sound:  # tests/sweep has more of them
+            checks = dict(list(checks.items())[:1])
     if area == "gpu":
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift

@@ -186,9 +186,20 @@ def store_of(case: Case, of: Of, number: int) -> str | Store:
     return Kept(records, case.nap, case.seed + number)
 
 
+def train(case: Case, sweep: skirl.Sweep, batch: Any) -> None:
+    if not case.own_loop:
+        sweep.step(batch)
+        return
+    for variant in sweep:
+        loss = variant.model.loss(batch)  # type: ignore[operator]
+        loss.backward()
+        variant.step(loss)
+
+
 def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
     """What each variant leaves behind that trains beside the others."""
-    torch.manual_seed(99)  # what others draw is nobody's
+    torch.manual_seed(99)  # what the loop draws itself is nobody's
+    others: list[float] = []
     names = [f"v{n}" for n in range(len(case.variants))]
     left = {name: Left() for name in names}
     of = dict(zip(names, case.variants, strict=True))
@@ -205,36 +216,27 @@ def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
         leave(contender, why)
 
     sweep._leave = leave_and_read  # type: ignore[method-assign]
-    try:
-        with (
-            sweep,
-            skirl.lookahead(
-                batches_of(case), sweep, depth=case.depth, prefetch=case.prefetch, accumulate=case.accumulate
-            ) as batches,
-        ):
-            for number, batch in enumerate(batches):
-                torch.rand(3)
-                racing = sweep.racing
-                if case.own_loop:
-                    for variant in sweep:
-                        loss = variant.model.loss(batch)
-                        loss.backward()
-                        variant.step(loss)
-                else:
-                    sweep.step(batch)
-                for variant in racing:
-                    left[variant.name].note(variant.model, variant.loss)  # type: ignore[arg-type]
-                    if of[variant.name].dropped == number and variant.left is None and len(sweep) > 1:
-                        sweep.drop(variant.name)
-            batches.close()
-            for variant in sweep.racing:
-                variant.embeddings.flush()
-                end[variant.name] = stored_rows(variant.embeddings.engine)
-    except Diverged:
-        last = sweep.racing[0]
-        left[last.name].note(last.model, last.loss)  # type: ignore[arg-type]
-        last.embeddings.flush()
-        end[last.name] = stored_rows(last.embeddings.engine)
+    ahead = {"depth": case.depth, "prefetch": case.prefetch, "accumulate": case.accumulate}
+    with sweep, skirl.lookahead(batches_of(case), sweep, **ahead) as batches:
+        for number, batch in enumerate(batches):
+            others.append(float(torch.rand(())))
+            racing, over = sweep.racing, False
+            try:
+                train(case, sweep, batch)
+            except Diverged:
+                over = True
+            for variant in racing:
+                left[variant.name].note(variant.model, variant.loss)  # type: ignore[arg-type]
+                if of[variant.name].dropped == number and variant.left is None and len(sweep) > 1:
+                    sweep.drop(variant.name)
+            if over:
+                break
+        batches.close()
+        for variant in sweep.racing:
+            variant.embeddings.flush()
+            end[variant.name] = stored_rows(variant.embeddings.engine)
+    torch.manual_seed(99)
+    assert others == [float(torch.rand(())) for _ in others], "the loop's own draws were touched"
     for name, rows in end.items():
         left[name].rows = rows
     return [left[name] for name in names], sweep
@@ -293,6 +295,7 @@ def check(case: Case, *, plain: bool = True, made: Any = make) -> skirl.Sweep:
         ours, sweep = in_sweep(case, made)
         for number, (of, found) in enumerate(zip(case.variants, ours, strict=True)):
             steps = len(found.losses)
+            assert of.nan is None or steps <= of.nan + 1, f"variant {number} was trained after it had diverged"
             if of.nan is None and of.dropped is None:
                 assert steps == case.steps * case.accumulate or any(v.nan is not None for v in case.variants)
             for reference in (False, True) if plain and case.accumulate == 1 else (False,):

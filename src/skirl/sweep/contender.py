@@ -86,6 +86,8 @@ class Contender:
         """Whether it was trained on the batch in the loop."""
         self.ends_step = True
         """Whether that is the last micro-batch of its step."""
+        self.draws = False
+        """Whether it has drawn random numbers in a turn."""
         self._generator = _seeded(seed)
 
     @property
@@ -119,7 +121,7 @@ class Contender:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """In this block it trains, and draws from its own random generator."""
-        with self.drawing(), self.open():
+        with self.open(), self.drawing():
             yield
 
     @contextmanager
@@ -139,8 +141,10 @@ class Contender:
         try:
             yield
         finally:
-            self._generator = _state()
+            before, self._generator = self._generator, _state()
             _put(others)
+            if self.embeddings.in_turn:
+                self.draws = self.draws or not all(map(torch.equal, before, self._generator))
 
     def expect(self, work: Work, micro: int, ends_step: bool) -> None:
         """A batch comes into the loop."""

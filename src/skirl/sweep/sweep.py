@@ -1,8 +1,10 @@
 """Several variants of a model on one stream: read once, planned once, and each trained to the bits of its lone run."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, cast
@@ -11,7 +13,6 @@ import torch
 from torch import Tensor
 
 from skirl.core.groups import RowOptimizers
-from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
@@ -19,11 +20,13 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
-from skirl.store.own_folder import inside
 from skirl.sweep.contender import Bags, Contender, Rows
+from skirl.sweep.dense import LANES, LOOP, Choice, Lanes
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.models import check_apart, made_of
+from skirl.sweep.overrides import check_names, of_variant, optimizer_of, store_of, tables_of
 from skirl.sweep.variants import Variant
+from skirl.tools.interrupts import uninterrupted
 
 log = logging.getLogger("skirl")
 
@@ -80,7 +83,10 @@ class Sweep:
       `variant.kept`. By default `model.loss(batch)`.
     - `pooled`: whether ids of a feature are pooled; False: embeddings are as an `EmbeddingCollection`.
     - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
-    - `threads`: torch threads that each variant computes with, inside the with-block.
+    - `form`: how `sweep.step` trains the variants: "loop", one after the other; "lanes", each in a thread, on a CPU; "auto",
+      the faster of both, timed at the start and again when a variant leaves. No bit depends on it.
+    - `threads`: torch threads that each variant computes with, inside the with-block; with more than one there are no
+      lanes.
     """
 
     def __init__(
@@ -102,12 +108,16 @@ class Sweep:
         threads: int = 1,
     ) -> None:
         variants = list(variants)
-        _check_names(variants)
+        check_names(variants)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
         self._loss, self._threads, self._threads_before = loss, threads, 0
-        of_tables = [_of(v, lambda o=v.overrides: _tables(o, tables)) for v in variants]
-        rules = [_of(v, lambda o=v.overrides: _optimizer(o, optimizer)) for v in variants]
+        self._choice = Choice(form)
+        of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
+        rules = [
+            of_variant(v, lambda o=v.overrides, own=own: optimizer_of(o, optimizer, own))
+            for v, own in zip(variants, of_tables, strict=True)
+        ]
         seeds = [int(variant.overrides.get("seed", seed)) for variant in variants]
         banks = shared_banks(of_tables, rules)
         self.variants: list[Contender] = []
@@ -118,9 +128,9 @@ class Sweep:
             for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True):
                 make = partial(
                     Bags if pooled else Rows, variant.name, banks, tables=own, optimizer=rule, cache=cache,
-                    store=_store(store, variant.name), seed=own_seed, dtype=dtype, device=device, resume=resume,
+                    store=store_of(store, variant.name), seed=own_seed, dtype=dtype, device=device, resume=resume,
                 )  # fmt: skip
-                embeddings = _of(variant, make)
+                embeddings = of_variant(variant, make)
                 self.variants.append(Contender(variant, embeddings, own_seed))
             if self.variants[0].embeddings.engine.exchange is not None:
                 raise ValueError("a sweep is of one trainer: start it without skirl launch or torchrun")
@@ -133,6 +143,13 @@ class Sweep:
             for contender in self.variants:
                 contender.embeddings.close()
             raise
+        self._lanes = None
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
+        if form != LOOP and threads == 1 and on_cpu and (cores > 1 or form == LANES):
+            self._lanes = Lanes(max(2, cores))
+        self._known = False
+        """Whether each variant has trained once, alone: then it is known which draw random numbers."""
         self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
 
     # The race.
@@ -176,13 +193,38 @@ class Sweep:
 
         - `batch`: the one that the lookahead has yielded.
         """
-        racing = self.racing
+        racing, began = self.racing, time.perf_counter()
+        form = self._choice.next() if self._lanes is not None and self._known and len(racing) > 1 else LOOP
+        beside = [c for c in racing if not c.draws] if form == LANES and _alike_in_threads() else []
+        if beside:
+            self._in_lanes(beside, batch)
         for contender in racing:
-            with contender.turn():
-                self._train(contender, batch)
+            if contender not in beside:
+                with contender.turn():
+                    self._train(contender, batch)
+        if self._known:
+            self._choice.took(form, time.perf_counter() - began)
+        self._known = True
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
+
+    def _in_lanes(self, contenders: Sequence[Contender], batch: Any) -> None:
+        """Train these beside each other: variants that draw no random numbers, for all threads draw from one generator."""
+
+        def train(contender: Contender) -> None:
+            with contender.open():
+                self._train(contender, batch)
+
+        assert self._lanes is not None
+        before = torch.get_rng_state()
+        self._lanes.run({c.name: partial(train, c) for c in contenders})
+        if not torch.equal(before, torch.get_rng_state()):
+            self.fleet.lose(
+                "a model drew random numbers that had drawn none in its first step, and in lanes nobody can tell whose they "
+                "are: set form='loop'"
+            )
+            self.fleet.check()
 
     def _train(self, contender: Contender, batch: Any) -> None:
         found = self._loss(contender.model, batch)
@@ -207,14 +249,16 @@ class Sweep:
 
     def _leave(self, contender: Contender, why: str) -> None:
         embeddings = contender.embeddings
-        if self.lookahead is not None:
-            self.lookahead.drain()
-        embeddings.current.finish()
-        self.fleet.leave(contender.name)
-        contender.left = why
-        embeddings.opened_by_sweep(None)
-        embeddings.close()
-        embeddings.engine.release()
+        with uninterrupted():
+            if self.lookahead is not None:
+                self.lookahead.drain()
+            embeddings.current.finish()
+            self.fleet.leave(contender.name)
+            contender.left = why
+            self._choice.anew()
+            embeddings.opened_by_sweep(None)
+            embeddings.close()
+            embeddings.engine.release()
 
     def _leave_if_diverged(self, contender: Contender) -> None:
         if not contender.diverged or contender.left is not None:
@@ -229,6 +273,11 @@ class Sweep:
         self._leave(contender, f"diverged in step {step}")
 
     # What was shared.
+
+    @property
+    def form(self) -> str:
+        """How `step` trains the variants: "loop" or "lanes"."""
+        return LOOP if self._lanes is None else self._choice.next()
 
     @property
     def plans(self) -> int:
@@ -310,67 +359,20 @@ class Sweep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         torch.set_num_threads(self._threads_before)
-        self.close()
+        try:
+            self.close()
+        except Exception as late:
+            if error is None:
+                raise
+            error.add_note(f"and while closing the sweep: {late}")
 
     def close(self) -> None:
         """Write all rows to their stores and let those go."""
-        for contender in self.variants:
-            contender.embeddings.close()
+        with ExitStack() as closing:  # each, whatever happens to another
+            for contender in reversed(self.variants):
+                closing.callback(contender.embeddings.close)
 
 
-def _check_names(variants: Sequence[Variant]) -> None:
-    if not variants:
-        raise ValueError("a sweep has no variants: give it at least one skirl.Variant")
-    known: set[str] = set()
-    for variant in variants:
-        if variant.name in known:
-            raise ValueError(f"two variants are called {variant.name!r}: give each another name")
-        known.add(variant.name)
-
-
-def _of(variant: Variant, make: Callable[[], Any]) -> Any:
-    """Make something of a variant; what is wrong with it is told with the variant's name."""
-    try:
-        return make()
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"variant {variant.name!r}: {error}") from error
-
-
-def _tables(overrides: Mapping[str, Any], tables: Sequence[Table]) -> list[Table]:
-    """A variant's tables. Whatever a plan depends on they have in common with those of all."""
-    dim, own = overrides.get("dim"), list(overrides.get("tables", tables))
-    if [*map(_planned, own)] != [*map(_planned, tables)]:
-        raise ValueError(
-            "its tables differ from those of the sweep in more than dim and init, and all variants have one plan: run a "
-            "sweep of its own for other names, rows, features or pooling"
-        )
-    return own if dim is None else [replace(table, dim=dim) for table in own]
-
-
-def _planned(table: Table) -> tuple[Any, ...]:
-    return table.name, table.rows, table.features, table.pooling
-
-
-def _optimizer(overrides: Mapping[str, Any], default: RowOptimizers | None) -> RowOptimizers:
-    rule = overrides.get("optimizer", default)
-    if rule is None:
-        from skirl.core.optim import RowwiseAdagrad
-
-        rule = RowwiseAdagrad()
-    lr = overrides.get("lr")
-    if lr is None:
-        return rule
-    if isinstance(rule, RowOptimizer):
-        return replace(rule, lr=lr)
-    return {pattern: replace(each, lr=lr) for pattern, each in rule.items()}
-
-
-def _store(store: str | Callable[[str], str | Store], name: str) -> str | Store:
-    if not isinstance(store, str):
-        return store(name)
-    if "/" in name or name in ("", ".", ".."):
-        raise ValueError(f"variant {name!r} cannot be the name of a folder: leave slashes out of it")
-    if "placed:" in store:
-        return f"{store}/{name}"
-    return inside(store.rstrip("/"), name)
+def _alike_in_threads() -> bool:
+    """Whether torch does the same in another thread: what is set for this one alone, is not set there."""
+    return torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
