@@ -143,6 +143,10 @@ COMMANDS = {
         "skirl.placement.bench:PlaceBench",
         "loads of sites as planned against those of an executed run, and placements against each other",
     ),
+    "bench sweep": (
+        "skirl.sweep.bench:SweepBench",
+        "what a race of variants saves, and how often it drops the best",
+    ),
     "bench start": (
         "skirl.measure.bench.start:Start",
         "time compiling and loading the kernels of a first training step",

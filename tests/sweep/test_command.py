@@ -92,3 +92,36 @@ def test_wrong_flags_are_refused_in_a_sentence(capsys: pytest.CaptureFixture[str
 def test_rungs_are_steps_or_shares():
     assert RaceFlags(rungs="5%, 10%,700").rules(1000).rungs == (50, 100, 700)
     assert RaceFlags(rungs="1,2").rules(None).rungs == (1, 2)
+
+
+def test_a_plan_says_rows_and_bytes_and_trains_nothing(tmp_path: Path):
+    flags = FLAGS | {"cache": "64KiB", "run": str(tmp_path / "s")}
+    command = SweepCommand.of(**flags, vary=("dim=4,8", "optimizer=sgd,adam"), rungs="10,20", plan=True)
+    plan = command.run()
+    assert not (tmp_path / "s").exists()
+    assert [one["record_bytes"] for one in plan["packs"]] == [16, 48, 32, 96]  # adam has two numbers beside each
+    assert plan["rows"] == 64 * 1024 // (16 + 48 + 32 + 96)
+    assert plan["cache_bytes"] == plan["rows"] * (16 + 48 + 32 + 96)
+    assert plan["variant_steps"] == 4 * 10 + 2 * 10 + 1 * 20
+    assert plan["failed"] is None
+    assert "80 of variants at most (50% of all)" in listed(command.summary(plan))
+    small = SweepCommand.of(**flags | {"cache": "1KiB"}, vary=("dim=4,8",), plan=True).run()
+    assert "set cache to" in small["failed"]
+
+
+def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    _, result, folder = ran
+    page = tmp_path / "page.html"
+    assert cli.main(["report", str(folder), "--page", str(page)]) == 0
+    said, text = capsys.readouterr().out, page.read_text().replace("<wbr>", "")
+    assert result["winner"] in said
+    for name in result["by_variant"]:
+        assert name in text
+    assert text.count("<polygon") == 3  # of those that were there at the first line, all but the winner
+    assert "diverged at step" in text
+    assert cli.main(["report", str(folder / result["winner"]), "--page", str(page)]) == 0
+    capsys.readouterr()
+    (tmp_path / "race.jsonl").write_bytes(b'{"event": "left"}\n')
+    (tmp_path / "sweep.json").write_bytes((folder / "sweep.json").read_bytes())
+    assert cli.main(["report", str(tmp_path)]) == 1
+    assert "race.jsonl, line 1: is no line of a race" in capsys.readouterr().err

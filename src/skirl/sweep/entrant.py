@@ -51,6 +51,8 @@ class Entrant:
         self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every)
         self.done = False
         """It is not trained any more, and all is written down."""
+        self._written = 0
+        """The last step that a line of metrics tells of."""
         self._parts: tuple[list[Batch], list[Tensor], list[Tensor]] = ([], [], [])
 
     def take(self, batch: Batch) -> None:
@@ -77,6 +79,9 @@ class Entrant:
 
     def after_step(self, batches: Lookahead, *, last: bool = False) -> None:
         """Write what is due."""
+        if last and self._written == self.meter.steps:
+            return
+        self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
         self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
 
     def finish(self, batches: Lookahead, left: str | None) -> dict[str, Any]:

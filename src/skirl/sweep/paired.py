@@ -107,7 +107,7 @@ def surely_behind(sums: Sums, before: Sums, racing: NDArray[np.bool_], alpha: fl
     """
     others = max(1, racing.shape[-1] - 1)
     behind = sums.differences > bound(sums.squares, before.squares, alpha / others)
-    return (behind & racing[..., None, :] & racing[..., :, None]).any(-1)
+    return np.any(behind & racing[..., None, :] & racing[..., :, None], axis=-1)
 
 
 def share_of_alpha(part: int) -> float:

@@ -107,7 +107,7 @@ def run(
     folder.begin(flags, variants, configurations, rules)
     with (
         sweep,
-        lookahead(stream, sweep, **plan, shards=recipe.step.shards, trace=log.trace) as batches,  # type: ignore[arg-type]
+        lookahead(stream, sweep, **plan, shards=recipe.step.shards, trace=log.trace) as batches,
         progress,
         ExitStack() as runs,
     ):
