@@ -24,7 +24,7 @@ from skirl.tools.progress import listed
 COMMANDS = {
     "train": ("skirl.train.commands:Train", "train a model whose tables are larger than the cache"),
     "verify": (
-        "skirl.train.commands:Verify",
+        "skirl.sweep.verify_command:VerifyVariants",
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
     "size": (
@@ -146,6 +146,10 @@ COMMANDS = {
     "bench place": (
         "skirl.placement.bench:PlaceBench",
         "loads of sites as planned against those of an executed run, and placements against each other",
+    ),
+    "bench sweep": (
+        "skirl.sweep.bench:SweepBench",
+        "what a race of variants saves, and how often it drops the best",
     ),
     "bench start": (
         "skirl.measure.bench.start:Start",

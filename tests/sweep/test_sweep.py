@@ -49,7 +49,7 @@ def variants(draw: st.DrawFn) -> Of:
         norm=draw(st.booleans()),
         only=features,
         nan=draw(st.sampled_from([None, None, None, 3])),
-        dropped=draw(st.sampled_from([None, None, None, 2, 6])),
+        dropped=draw(st.sampled_from([None, None, None, 3, 5])),
     )
 
 

@@ -1,7 +1,7 @@
 """The race: who leaves, and when, by the losses of all on the same batches. It knows no model and no clock."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,10 @@ class Rules:
                 raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
         if any(step < 1 for step in self.rungs) or list(self.rungs) != sorted(set(self.rungs)):
             raise ValueError(f"rungs are {', '.join(map(str, self.rungs))}: set them to steps that rise, from 1 on")
+
+    def without_rungs(self) -> "Rules":
+        """The same, and variants leave for a deficit alone."""
+        return replace(self, rungs=())
 
     def most(self, configurations: int, step: int) -> int:
         """How many configurations may go on after a step.

@@ -25,13 +25,14 @@ _AUCS_EVERY = 2.0
 """Seconds between two looks at the AUCs of all, which take a millisecond each."""
 
 
-def sweep_of(recipe: Recipe, variants: Sequence[Varied]) -> Sweep:
+def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto") -> Sweep:
     """The sweep of a recipe's variants; nothing is allocated for rows before its first batch.
 
     **Arguments**
 
     - `recipe`: what they have in common.
     - `variants`: its variants.
+    - `form`: how they are trained beside each other.
     """
     pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
     if len(pooled) > 1:
@@ -60,6 +61,7 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied]) -> Sweep:
         dtype=getattr(torch, recipe.device.dtype),
         device=recipe.device.device,
         threads=recipe.device.threads or 1,
+        form=form,
     )
 
 

@@ -6,6 +6,9 @@ import numpy as np
 
 from skirl.sweep.paired import Course
 
+KINDS = ("normal", "heavy", "skewed", "drifting")
+"""Of noise."""
+
 
 @dataclass(frozen=True)
 class Simulated:
@@ -62,3 +65,26 @@ def simulate(
         racing &= ~course.out(racing, alpha)
         wrong |= ~racing[:, 0]
     return Simulated(float(wrong.mean()), float((~racing[:, 1:]).mean()), spent / (races * variants * batches))
+
+
+def worst(races: int, *, alpha: float, variants: int = 6, batches: int = 500) -> dict[str, float]:
+    """By kind of noise: the larger share of races that drop the best, where all are as good and where they differ a little.
+
+    **Arguments**
+
+    - `races`: of each.
+    - `alpha`: of the rule.
+    - `variants`, `batches`: of each race.
+    """
+    parts = [min(1000, races - begin) for begin in range(0, races, 1000)]
+    found = {}
+    for kind in KINDS:
+        wrong = []
+        for gap in (0.0, 0.1):
+            each = [
+                simulate(n, variants, batches, alpha=alpha, gap=gap, kind=kind, seed=seed)
+                for seed, n in enumerate(parts)
+            ]
+            wrong.append(sum(one.wrong * n for one, n in zip(each, parts, strict=True)) / races)
+        found[kind] = max(wrong)
+    return found
