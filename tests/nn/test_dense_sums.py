@@ -1,4 +1,4 @@
-"""When dense gradients leave for other trainers; their sums are tested by pipeline/test_shards.py and test_trainers.py."""
+"""When dense gradients leave for other trainers; their sums are tested by tests/pipeline/test_shards.py."""
 
 import threading
 

@@ -81,6 +81,8 @@ class Engine:
         self.exchange = exchange_with(torch_device(device))  # of several GPUs it chooses one
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
         self.device = open_device(device, self.dtype)
+        if self.exchange is not None:
+            self.exchange.issues = self.device.issues_moves
         self.resolver = Resolver(self.schema, self.dtype, pooled, "" if self.device.shares_bags else str(device))
         if isinstance(store, str):
             rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
@@ -276,6 +278,8 @@ class Engine:
         if self.exchange is not None:
             with self._losing("gradients were on their way"):
                 self.exchange.settle()
+                for bank in self.banks:
+                    bank.join()
 
     def give_up(self) -> None:
         """The loop has ended; with other trainers that left theirs elsewhere, rows are lost."""
@@ -400,6 +404,7 @@ class Engine:
         self, exchange: Exchange, work: Work, settings: Sequence[Setting], raised: np.ndarray, finite: bool
     ) -> bool:
         """Sums are made while trainers tell each other which tables have gradients, and sent when all have."""
+        exchange.issue_early(self.banks)
         flags = exchange.begin_anywhere(np.append(raised, not finite))
         updates = {bank: self._summed(exchange, work, bank) for bank in self._raised(raised)}
         told = exchange.anywhere(flags)

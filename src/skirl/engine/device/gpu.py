@@ -10,7 +10,7 @@ import torch
 from skirl.core.ids import BankIds
 from skirl.core.shared import Shared
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
-from skirl.engine.device.gpu_backward import GpuBackward
+from skirl.engine.device.gpu_moves import GpuMoves
 from skirl.engine.device.packed_plan import Packed
 from skirl.engine.device.pinned import Block, Blocks
 from skirl.engine.device.streams import CudaStreams, Streams, no_streams
@@ -27,6 +27,7 @@ from skirl.tools.machine import free_bytes
 # rows that leave are gathered before they are copied out    the outward stream waits for an event of the loop's
 # the store gets rows that are there                         the write stage waits for the outward event, on the host,
 # a block is not gathered into while it is copied out        and releases the block only then
+# with several trainers                                      gpu_moves.py
 
 _TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 PLANS_KEPT = 4
@@ -64,6 +65,7 @@ class Gpu(Device):
     """One GPU, or Triton's interpreter."""
 
     shares_bags = False
+    issues_moves = True
 
     def __init__(self, at: torch.device, dtype: np.dtype, streams: Streams) -> None:
         from skirl.engine.kernels import gpu, gpu_update
@@ -92,7 +94,7 @@ class Gpu(Device):
         return tensor if self.at.type != "cuda" else tensor.pin_memory().to(self.at, non_blocking=True)
 
 
-class GpuRows(GpuBackward):
+class GpuRows(GpuMoves):
     """One bank on a GPU."""
 
     def __init__(self, facts: BankFacts, gpu: Gpu) -> None:
@@ -114,8 +116,10 @@ class GpuRows(GpuBackward):
         self._small = {}
         self._nothing = torch.empty(0, dtype=torch.int32, device=gpu.at)
         self._no_scale = torch.empty(0, dtype=gpu.dtype, device=gpu.at)
-        initial = facts.initial
-        self._initial = [gpu.up(array) for array in (initial.kind, initial.scale, initial.quantiles)]
+        initial = [gpu.up(array) for array in (facts.initial.kind, facts.initial.scale, facts.initial.quantiles)]
+        last = facts.dim, facts.seed, *initial, facts.initial_state
+        self._fill = lambda keys, slots, into: gpu.kernels.fill(keys, slots, into, *last)
+        self._where = np.empty(0, np.int32)
 
     @property
     def staging_bytes(self) -> int:
@@ -142,11 +146,12 @@ class GpuRows(GpuBackward):
                 f"{total >> 20:,} MiB are free on {self._gpu.at}: set cache to a size like '{max(1, free // 2 >> 20)}MiB', "
                 "or to 'auto', which leaves room for the model"
             ) from error
+        self._where = np.full(slots, -1, np.int32)
         return DeviceRecords(self)
 
     def forget_moves(self) -> None:
         # Rows that were planned and not used may still arrive, and rows that nobody waited for may still leave.
-        for stream in (self._streams.compute, self._streams.inward, self._streams.outward):
+        for stream in (self._streams.compute, self._streams.inward, self._streams.outward, self._streams.aside):
             stream.record().synchronize()
         self._pending.clear()
         self._now = None
@@ -191,6 +196,8 @@ class GpuRows(GpuBackward):
         streams, compute, facts = self._streams, self._streams.compute, self.facts
         step = work.steps[facts.number]
         streams.begin()
+        if work.reads:
+            self.join()
         self._let_go(step)
         count = len(step.evict_keys)
         leaving = Departure(self.blocks.take(count * self._record_bytes), count)
@@ -211,10 +218,7 @@ class GpuRows(GpuBackward):
             for rows, lo, hi in forwards:
                 kernels.move(rows, views["forward_index"][lo:hi], cache, views["forward_slots"][lo:hi])
             kernels.put(cache, views["fetch_slots"], fetched)
-            kernels.fill(
-                views["new_keys"], views["new_slots"], self.rows, facts.dim, facts.seed, *self._initial,
-                facts.initial_state,
-            )  # fmt: skip
+            self._fill(views["new_keys"], views["new_slots"], self.rows)
 
         compute.run(move)
         pending[step.number] = leaving
