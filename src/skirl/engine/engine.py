@@ -235,20 +235,8 @@ class Engine:
 
     def sizes(self) -> list[Size]:
         """What is held in memory, once the first batches have decided it: one entry for each dim."""
-        tables, split = self.schema.tables, self.capacity.split
-        if split is None:
-            return []
-        return [
-            Size(
-                dim=bank.dim,
-                rows=sum(tables[t].rows for t in bank.tables),
-                slots=split.slots[i],
-                staging_rows=split.staging_rows[i],
-                record_bytes=self.held[i] * self.dtype.itemsize,
-                staging_bytes=self.banks[i].staging_bytes,
-            )
-            for i, bank in enumerate(self.schema.banks)
-        ]
+        record_bytes = [held * self.dtype.itemsize for held in self.held]
+        return self.capacity.sizes(record_bytes, [bank.staging_bytes for bank in self.banks])
 
     def load(self, work: Work) -> Leaving:
         """Make the rows of a step resident: evict, forward, put what was fetched, make what is new. Gives what left."""
