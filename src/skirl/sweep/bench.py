@@ -132,8 +132,8 @@ class SweepBench(Composed):
         found = {}
         for cell in result["cells"]:
             found[f"{cell['model']}, batch {cell['batch']}, {cell['store']}"] = (
-                f"{cell['vs_lone']:.2f} times lone runs one after the other, {cell['vs_side_by_side']:.2f} times side by side; "
-                f"{cell['cpu_vs_lone']:.2f} in CPU time ({cell['form']}; slowest / fastest {cell['spread']:.2f})"
+                f"{cell['vs_lone']:.2f} times lone runs one after the other, {cell['vs_side_by_side']:.2f} times side by "
+                f"side; {cell['cpu_vs_lone']:.2f} in CPU time ({cell['form']}; slowest / fastest {cell['spread']:.2f})"
             )
         means = f"{result['vs_lone']:.2f} and {result['vs_side_by_side']:.2f}, the least of all {result['least']:.2f}"
         cpu = f"{result['cpu_vs_lone']:.2f} in CPU time"
