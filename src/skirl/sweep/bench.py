@@ -19,7 +19,13 @@ class SweepBench(Composed):
 
     group: ClassVar[str] = "sweep"
     common: ClassVar[tuple[str, ...]] = ("part", "data", "model", "dim", "batch", "steps", "variants", "races", "alpha")
-    defaults: ClassVar[Mapping[str, Any]] = {"model": "dlrm-tiny", "dim": 8, "batch": 128, "cache": "100%", "threads": 1}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "model": "dlrm-tiny",
+        "dim": 8,
+        "batch": 128,
+        "cache": "100%",
+        "threads": 1,
+    }
 
     recipe: Recipe = field(default_factory=Recipe)
     show: ShowFlags = field(default_factory=ShowFlags)

@@ -41,6 +41,8 @@ class SweepCommand(Composed):
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
+        if self.recipe.step.shards > 1:
+            raise ValueError(f"shards is {self.recipe.step.shards}, and steps of a sweep have one shard: leave it out")
         self.made()
 
     def made(self) -> list[Varied]:

@@ -13,7 +13,6 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.contender import Contender
 from skirl.sweep.variants import Varied
 from skirl.train.commands import Train
-from skirl.train.done import whole
 from skirl.train.evaluation import Evaluation
 from skirl.train.flags import LogFlags
 from skirl.train.meter import Meter
@@ -53,21 +52,18 @@ class Entrant:
         """It is not trained any more, and all is written down."""
         self._written = 0
         """The last step that a line of metrics tells of."""
-        self._parts: tuple[list[Batch], list[Tensor], list[Tensor]] = ([], [], [])
 
-    def take(self, batch: Batch) -> None:
-        """It was trained on a batch, or on a part of one."""
-        loss = torch.tensor(nan if self.contender.loss is None else self.contender.loss)
-        for kept, new in zip(self._parts, (batch, self.contender.kept, loss), strict=True):
-            kept.append(new)  # type: ignore[arg-type]
+    def step(self, batch: Batch) -> float:
+        """It was trained on a batch; its loss.
 
-    def step(self) -> float:
-        """A step is over; its loss."""
-        done = whole(*self._parts)
-        self._parts = ([], [], [])
+        **Arguments**
+
+        - `batch`: that batch.
+        """
+        loss = nan if self.contender.loss is None else self.contender.loss
         self.rates.step()
-        self.meter.add(done.loss_tensor, done.logits, done.labels)
-        return done.loss
+        self.meter.add(torch.tensor(loss), self.contender.kept, batch.labels)
+        return loss
 
     def evaluate(self, batches: Lookahead, held_out: Any) -> None:
         """Predict what is held out, at the end."""

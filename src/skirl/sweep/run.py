@@ -84,8 +84,8 @@ def run(
     - `show`: what is shown.
     - `flags`: all of the command's, to write down.
     """
-    stream = recipe.in_shards()
-    rules = race_flags.rules(recipe.stream().steps)
+    stream = recipe.stream()
+    rules = race_flags.rules(stream.steps)
     configurations = seeds_of_one(variants)
     race = Race([variant.name for variant in variants], configurations, rules)
     sweep = sweep_of(recipe, variants)
@@ -101,13 +101,13 @@ def run(
     results: dict[str, dict[str, Any]] = {}
     failed: str | None = None
     to = sys.stderr if show.json else sys.stdout
-    progress = Progress("sweep", steps=recipe.stream().steps, to=to, quiet=show.quiet, below=watch.table)
+    progress = Progress("sweep", steps=stream.steps, to=to, quiet=show.quiet, below=watch.table)
     cache, began = recipe.cache, time.monotonic()
     plan: dict[str, Any] = {"depth": cache.depth, "prefetch": recipe.movement.prefetch, "policy": cache.policy}
     folder.begin(flags, variants, configurations, rules)
     with (
         sweep,
-        lookahead(stream, sweep, **plan, shards=recipe.step.shards, trace=log.trace) as batches,
+        lookahead(stream, sweep, **plan, trace=log.trace) as batches,
         progress,
         ExitStack() as runs,
     ):
@@ -120,12 +120,8 @@ def run(
                 sweep.step(batch)
             except Diverged as error:
                 failed = str(error)
-            for name in racing:
-                entrants[name].take(batch)
-            if not batches.ends_step and failed is None:
-                continue
             spent += len(racing)
-            losses = {name: entrants[name].step() for name in racing}
+            losses = {name: entrants[name].step(batch) for name in racing}
             if failed is not None:
                 results |= {
                     name: entrants[name].finish(batches, f"diverged at step {batches.step:,}") for name in racing
