@@ -102,8 +102,8 @@ class Net(nn.Module):
         return binary_cross_entropy_with_logits(logits, batch.labels)
 
 
-def make(variant: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = Net(variant.embeddings, variant.overrides)
+def make(variant: Any, embeddings: Any = None) -> tuple[Any, torch.optim.Optimizer]:
+    model = Net(embeddings or variant.embeddings, variant.overrides)
     return model, torch.optim.Adam(
         [p for name, p in model.named_parameters() if "anchor" not in name], lr=variant.overrides["dense_lr"]
     )

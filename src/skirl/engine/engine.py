@@ -151,6 +151,10 @@ class Engine:
         """Rows held for a step's write-back or for forwarding, right now."""
         return sum(bank.in_flight for bank in self.banks)
 
+    def stands_for(self, other: "Engine") -> bool:
+        """Whether a plan of these rows is one of those."""
+        return other is self
+
     def check(self) -> None:
         """Refuse to go on when rows were lost, after `close`, or in a forked child."""
         if self.damage:
@@ -190,7 +194,7 @@ class Engine:
     def forget_split(self) -> None:
         """A lookahead begins: how a batch that was looked up alone has split the cache does not hold for its window."""
         if self.capacity.by_one:
-            self._drop_caches()
+            self.drop_caches()
 
     def make_caches(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> None:
         """Allocate the caches for batches of at most this many rows a bank, unless there are some."""
@@ -208,13 +212,14 @@ class Engine:
     def split_anew(self, split: Split) -> None:
         """Write all resident rows to the store and begin with empty caches. Write-backs must be drained."""
         try:
-            self._drop_caches()
+            self.drop_caches()
             self.allocate(split)
         except BaseException as error:
             self.lose(f"the cache was being split anew, and then: {why(error)}", error)
             raise
 
-    def _drop_caches(self) -> None:
+    def drop_caches(self) -> None:
+        """Write all resident rows to the store; the next batches decide on new caches. Write-backs must be drained."""
         self.flush()
         self.forget_moves()
         self.banks = self._open_banks()  # the old caches go before the new ones are made: a device has no room for both

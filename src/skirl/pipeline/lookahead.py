@@ -178,6 +178,10 @@ class Lookahead:
             raise ValueError(f"the model has {len(self.collections)} skirl collections: ask for engines")
         return self.collections[0].engine
 
+    def moves(self, engine: Engine) -> bool:
+        """Whether these are rows that the batches use."""
+        return any(own.stands_for(engine) for own in self.engines)
+
     @property
     def step(self) -> int:
         """Steps begun: 1 while the first batch is in the loop."""

@@ -79,6 +79,10 @@ class Fleet:
         """What was lost, if anything was."""
         return next((engine.damage for engine in self.live.values() if engine.damage), None)
 
+    def stands_for(self, other: Engine) -> bool:
+        """Whether these are the rows of a pack."""
+        return any(other is engine for engine in self.live.values())
+
     def check(self) -> None:
         """Refuse to go on when rows of a pack were lost."""
         for engine in self.live.values():
@@ -111,7 +115,15 @@ class Fleet:
         self.capacity.take(split)
 
     def forget_split(self) -> None:
-        """Nothing was looked up alone: variants train in a lookahead."""
+        """A lookahead begins. Caches that a checkpoint has split are kept where all packs have the same."""
+        splits = [engine.capacity.split for engine in self.live.values()]
+        if splits[0] is not None and all(split == splits[0] for split in splits):
+            self.capacity.take(splits[0])
+            return
+        for engine, split in zip(self.live.values(), splits, strict=True):
+            if split is not None:
+                engine.drop_caches()
+        self.capacity.forget()
 
     def forget_moves(self) -> None:
         """Nothing will be forwarded any more."""

@@ -3,9 +3,10 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
+from skirl.sweep.checkpoint import Parts, load_all, optimizers_of, read_header, save_all
 from skirl.sweep.contender import Bags, Contender, Rows
 from skirl.sweep.dense import LANES, LOOP, Choice, Lanes
 from skirl.sweep.fleet import Fleet, shared_banks
@@ -271,6 +273,35 @@ class Sweep:
             )
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
         self._leave(contender, f"diverged in step {step}")
+
+    def save(self, path: str | Path, *, parts: Parts = optimizers_of, also: Mapping[str, Any] | None = None) -> None:
+        """Save all variants in the race after the batch in the loop, each as `skirl.save` does in a folder of its name.
+
+        **Arguments**
+
+        - `path`: the folder. Until all variants are on disk, the checkpoint before counts for all of them.
+        - `parts`: gives what is saved of a variant beside its model, as the `optimizers` of `skirl.save`; its optimizer by
+          default.
+        - `also`: facts that `load` gives back; what JSON can hold.
+        """
+        save_all(Path(path), self.variants, self.lookahead, parts, also or {})
+
+    def load(self, path: str | Path, *, parts: Parts = optimizers_of) -> dict[str, Any]:
+        """Go on from a checkpoint, before the loop: make the same sweep and its lookahead, then load. What `also` was.
+
+        Variants that had left leave again.
+
+        **Arguments**
+
+        - `path`: the folder that `save` was given.
+        - `parts`: as `save` was given.
+        """
+        header = read_header(Path(path), [contender.name for contender in self.variants])
+        for name, why in header["left"].items():
+            if self[name].left is None:
+                self._leave(self[name], why)
+        load_all(Path(path), header, self.racing, self.lookahead, parts)
+        return header["also"]
 
     # What was shared.
 
