@@ -158,13 +158,13 @@ class Kept(MemoryStore):
         super().__init__(layout)
         self._nap, self._rng = nap, np.random.default_rng(seed)
 
-    def _read(self, *args: Any) -> None:
+    def _read(self, kind: int, keys: Any, out: Any, found: Any) -> None:
         time.sleep(self._nap * self._rng.random())
-        super()._read(*args)
+        super()._read(kind, keys, out, found)
 
-    def _write(self, *args: Any) -> None:
+    def _write(self, kind: int, keys: Any, rows: Any) -> None:
         time.sleep(self._nap * self._rng.random())
-        super()._write(*args)
+        super()._write(kind, keys, rows)
 
 
 def tables_of(of: Of) -> list[Table]:
@@ -191,7 +191,7 @@ def train(case: Case, sweep: skirl.Sweep, batch: Any) -> None:
         sweep.step(batch)
         return
     for variant in sweep:
-        loss = variant.model.loss(batch)  # type: ignore[operator]
+        loss = variant.model.loss(batch)
         loss.backward()
         variant.step(loss)
 
@@ -244,13 +244,10 @@ def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
 
 def alone(case: Case, of: Of, steps: int, *, plain: bool) -> Left:
     """What a variant leaves behind that trains without others, over embeddings of its own or the plain reference."""
-    found = Left()
-    if plain:
-        reference = Reference(tables_of(of), rules_of(of), seed=of.seed)
-        embeddings: Any = PlainRules(reference)
-        batches: Iterable[Any] = batches_of(case)[:steps]
-    else:
-        names = [table.name for table in TABLES]
+    found, reference = Left(), Reference(tables_of(of), rules_of(of), seed=of.seed)
+    names = [table.name for table in TABLES]
+    embeddings: Any = PlainRules(reference)
+    if not plain:
         embeddings = skirl.EmbeddingBagCollection(
             tables_of(of), optimizer=dict(zip(names, rules_of(of))), cache=case.slots, seed=of.seed
         )
@@ -259,22 +256,22 @@ def alone(case: Case, of: Of, steps: int, *, plain: bool) -> Left:
 
     def train(batches: Iterable[Any]) -> None:
         for number, batch in enumerate(batches):
-            loss = model.loss(batch)  # type: ignore[operator]
+            loss = model.loss(batch)
             loss.backward()
             if (number + 1) % case.accumulate == 0:
                 dense.step()
                 dense.zero_grad()
             found.note(model, float(loss.detach()))
 
+    batches = batches_of(case)[:steps]
     if plain:
-        assert case.accumulate == 1
         train(batches)
         found.rows = dict(reference.rows)
-    else:
-        with skirl.lookahead(batches_of(case)[:steps], model, accumulate=case.accumulate) as ahead:
-            train(ahead)
-        embeddings.flush()
-        found.rows = stored_rows(embeddings.engine)
+        return found
+    with skirl.lookahead(batches, model, accumulate=case.accumulate) as ahead:
+        train(ahead)
+    embeddings.flush()
+    found.rows = stored_rows(embeddings.engine)
     return found
 
 

@@ -111,7 +111,7 @@ def test_the_checkpoint_of_another_sweep_is_refused(tmp_path):
     train(tmp_path, save_at=2, stop=True)
     other = [skirl.Variant("v0", FOUR[0].overrides), skirl.Variant("w", FOUR[1].overrides)]
     with made(variants=other) as sweep:
-        with pytest.raises(CheckpointError, match="is of another sweep: it has variant 'v1'. Make the sweep of the"):
+        with pytest.raises(CheckpointError, match=r"is of another sweep: it has variant 'v1'\. Make the sweep of the"):
             sweep.load(tmp_path)
         with pytest.raises(
             CheckpointError, match=re.escape("holds no checkpoint of a sweep: give a folder that sweep.save")

@@ -15,6 +15,7 @@ from skirl.sweep.sweep import Diverged
 
 TABLE = Table("a", 20, 2)
 BATCHES = [KeyedJagged.one_hot(["a"], torch.tensor([[i], [i + 1], [i + 2]])) for i in range(6)]
+"""A batch is copied before the loop gets it."""
 TWO = (Variant("one", {"lr": 0.1}), Variant("two", {"lr": 0.2}))
 
 
@@ -116,6 +117,12 @@ def mixes(sweep: Sweep, ids: Any) -> None:
         train(variant, each)
 
 
+def changes(sweep: Sweep, ids: Any) -> None:
+    for variant in sweep:
+        train(variant, ids)
+        ids.values()[0] += 1
+
+
 def others_turn(sweep: Sweep, ids: Any) -> None:
     for _ in sweep:
         train(sweep["two"], ids)
@@ -164,6 +171,7 @@ def opens_another(sweep: Sweep, ids: Any) -> None:
         (twice, "variant 'one' is stepped twice on one batch"),
         (again, "the batch in the loop had its backward, which ends its lookups"),
         (mixes, "forward takes the batch that the lookahead yielded last, and got one that comes later"),
+        (changes, "forward takes the batch that the lookahead yielded last, and got other ids of feature 'a'"),
         (others_turn, "variant 'two' is trained outside of its turn"),
         (outside, "variant 'two' is trained outside of its turn: train it in `for variant in sweep`"),
         (steps_outside, "variant 'two' is stepped outside of its turn"),

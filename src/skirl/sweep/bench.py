@@ -10,7 +10,7 @@ from skirl.tools.flags import Composed
 from skirl.train.flags import ShowFlags
 from skirl.train.recipe import Recipe
 
-Part = Literal["race"]
+Part = Literal["race", "speed"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class SweepBench(Composed):
     recipe: Recipe = field(default_factory=Recipe)
     show: ShowFlags = field(default_factory=ShowFlags)
     part: tuple[Part, ...] = ("race",)
-    """race: cost and regret of a race of 16 and of 32 variants, and how often simulated ones drop the best."""
+    """race: cost and regret of a race of 16 and of 32 variants, and how often simulated ones drop the best. speed: variants
+    on one stream beside lone runs, one after the other and as many at a time as cores."""
     variants: tuple[int, ...] = (16, 32)
     """Of which races."""
     races: int = 10_000
@@ -40,8 +41,21 @@ class SweepBench(Composed):
     losses: Path | None = None
     """A .npz file that the losses of all variants are kept in; where it is there, they are read and nothing is trained."""
 
+    together: int = 8
+    """For speed: how many variants train on one stream."""
+    models: tuple[str, ...] = ("dlrm-tiny", "wide-deep-tiny", "deepfm-tiny", "dcnv2-tiny")
+    """For speed: with each of these models,"""
+    batches: tuple[int, ...] = (128, 512, 2048)
+    """batch sizes"""
+    stores: tuple[Literal["memory", "disk"], ...] = ("memory", "disk")
+    """and stores."""
+    timed: int = 30
+    """For speed: steps of each run that are timed, after as many that warm up."""
+    repeats: int = 3
+    """For speed: runs of each; medians count."""
+
     def __post_init__(self) -> None:
-        at_least_one(self, "races")
+        at_least_one(self, "races", "together", "timed", "repeats")
         if not self.variants or set(self.variants) - {16, 32}:
             raise ValueError(f"variants is {' '.join(map(str, self.variants))}: set it to 16, 32 or both")
         if not 0 < self.alpha < 1:
@@ -55,6 +69,14 @@ class SweepBench(Composed):
         for part in self.part:
             found |= getattr(self, f"_{part}")()
         return result("sweep", self, "part races alpha", **found, trained_with=self.recipe.flat())
+
+    def _speed(self) -> dict[str, Any]:
+        from skirl.sweep.bench_speed import speed
+
+        return speed(
+            self.recipe, variants=self.together, models=self.models, batches=self.batches, stores=self.stores,
+            steps=self.timed, repeats=self.repeats,
+        )  # fmt: skip
 
     def _race(self) -> dict[str, Any]:
         from skirl.sweep.bench_race import grid, kept, paired_gain, replayed, rules_of, seed_noise
@@ -84,7 +106,9 @@ class SweepBench(Composed):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
-        lines = {}
+        lines = self._summary_of_speed(result) if "speed" in self.part else {}
+        if "race" not in self.part:
+            return lines
         for count, end in ((16, ""), (32, "_32")):
             if f"cost{end}" not in result:
                 continue
@@ -102,3 +126,15 @@ class SweepBench(Composed):
             + ", ".join(f"{kind} {share:.4f}" for kind, share in result["wrong_by_noise"].items())
         )
         return lines
+
+    @staticmethod
+    def _summary_of_speed(result: Mapping[str, Any]) -> dict[str, str]:
+        found = {}
+        for cell in result["cells"]:
+            found[f"{cell['model']}, batch {cell['batch']}, {cell['store']}"] = (
+                f"{cell['vs_lone']:.2f} times lone runs one after the other, {cell['vs_side_by_side']:.2f} times side by "
+                f"side; {cell['cpu_vs_lone']:.2f} in CPU time ({cell['form']}; slowest / fastest {cell['spread']:.2f})"
+            )
+        means = f"{result['vs_lone']:.2f} and {result['vs_side_by_side']:.2f}, the least of all {result['least']:.2f}"
+        cpu = f"{result['cpu_vs_lone']:.2f} in CPU time"
+        return found | {"all": f"{means}; {cpu}; {result['variants']} variants, geometric means"}

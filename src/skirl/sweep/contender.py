@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from skirl.core.batch import Sparse
 from skirl.engine.engine import Engine
@@ -72,7 +72,7 @@ class Contender:
         self.name = variant.name
         self.overrides = variant.overrides
         self.embeddings = embeddings
-        self.model: nn.Module = embeddings
+        self.model: Any = embeddings
         """Its model, over its embeddings."""
         self.dense: torch.optim.Optimizer | None = None
         """The optimizer of all else that its model has; None: nothing else is trained."""

@@ -19,6 +19,7 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import Work
 from skirl.nn.collection import Collection
+from skirl.nn.same_batch import Known
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, load_all, optimizers_of, read_header, save_all
@@ -141,6 +142,9 @@ class Sweep:
                     contender.model, contender.dense = made_of(contender, make_model)
                     contender.embeddings.current.dense.of = [contender.dense] if contender.dense is not None else []
             check_apart(self.variants)
+            known = Known()
+            for contender in self.variants:
+                contender.embeddings.same.known = known
         except BaseException:
             for contender in self.variants:
                 contender.embeddings.close()
