@@ -18,7 +18,7 @@ from skirl.placement.tables.search import search
 from skirl.placement.tables.spec import TableSpec
 from tests.cases import cases
 
-MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6)
+MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6, 1e-5, 1e-6, 1e-6)
 KINDS = ("rowwise-adagrad", "sgd", "adagrad")
 
 
@@ -77,7 +77,9 @@ def test_every_cell_is_somewhere_once_and_no_rank_is_over(seed, full):
         for piece, rank in pieces:
             part = piece.rows / s.rows
             ids, distinct, dim = s.ids * part, s.distinct * part, piece.dim
-            terms = [1, ids, ids * dim, distinct, distinct * dim, s.batch * dim, ids * np.log2(piece.rows)]
+            odd = dim % 16 > 0
+            terms = [1, ids, ids * dim, distinct, distinct * dim, distinct * np.log2(max(2, distinct)), s.batch * dim]
+            terms += [odd * distinct, odd * ids * dim, odd * distinct * dim]
             sent = 2 * s.batch * dim * 4 * (2 / 3) / 1e8 * 1e3
             load[rank] += float(np.dot(MS, terms)) / ranks.speeds[rank] + sent
     assert np.allclose(load, found.placed.load)
