@@ -50,6 +50,8 @@ BAD = [
     ([{**TABLE, "colour": 1}], [], "has 'colour', which skirl does not know"),
     ([{**TABLE, "reuse": [1]}], [], "has a reuse that is not 17 shares"),
     ([{**TABLE, "optimizer": "lion"}], [], "has optimizer 'lion': set it to one of"),
+    ([{**TABLE, "optimizer": ["sgd"]}], [], "has optimizer ['sgd']: set it to one of"),
+    ([{**TABLE, "group": 3}], [], "has group 3: set it to a name"),
     ([{**TABLE, "rank": 2}], [], "table 'a' has rank 2, there are ranks 0 to 1: name one"),
     (
         [{**TABLE, "group": "g", "rank": 0}, {**TABLE, "name": "b", "group": "g", "rank": 1}],

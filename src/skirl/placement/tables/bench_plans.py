@@ -7,7 +7,7 @@ import numpy as np
 
 from skirl.placement.tables import baselines
 from skirl.placement.tables.bench_search import LINK, problem_of
-from skirl.placement.tables.calibrate import combinations_of, training
+from skirl.placement.tables.calibrate import Combination, combinations_of, training
 from skirl.placement.tables.costs import TERMS, Costs, fitted
 from skirl.placement.tables.measure import Arena, Lookups, Part, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
@@ -47,18 +47,20 @@ def tau(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.round((a * b)[upper].mean(), 3))
 
 
-def fit(arena: Arena, seed: int) -> Costs:
-    """Costs of this machine, now.
+def fit(arena: Arena, seed: int, tests: Sequence[Combination] = ()) -> tuple[Costs, np.ndarray]:
+    """Costs of this machine, now; and rounds of other combinations that were measured in turns with those of the fit.
 
     **Arguments**
 
     - `arena`: to measure in.
     - `seed`: of chance.
+    - `tests`: the others.
     """
     combinations = training(OPTIMIZER, TRAINED, seed)
-    rounds = rounds_of(arena, [c.ready(arena) for c in combinations], ROUNDS, seed)
-    terms = np.array([c.terms() for c in combinations])
-    return Costs({OPTIMIZER: fitted(terms, rounds.min(axis=0))}, LINK, 1, noise=noise_of(rounds))
+    rounds = rounds_of(arena, [c.ready(arena) for c in (*combinations, *tests)], ROUNDS, seed)
+    mine = rounds[:, : len(combinations)]
+    numbers = fitted(np.array([c.terms() for c in combinations]), mine.min(axis=0))
+    return Costs({OPTIMIZER: numbers}, LINK, 1, noise=noise_of(mine)), rounds[:, len(combinations) :]
 
 
 def model(seed: int) -> dict[str, Any]:
@@ -68,23 +70,24 @@ def model(seed: int) -> dict[str, Any]:
 
     - `seed`: of chance.
     """
-    arena = Arena()
-    costs = fit(arena, seed)
-    found: dict[str, Any] = {}
+    held_out = {}
     for name, batch in (("", BATCH), ("other_batch_", OTHER_BATCH)):
-        tables = pool(80, batch=batch, max_dim=128, seed=seed + 1000 + batch, optimizer=OPTIMIZER)
-        tests = combinations_of(tables, TESTED, np.random.default_rng([seed, batch]))
-        rounds = rounds_of(arena, [c.ready(arena) for c in tests], ROUNDS, seed)
+        tables = pool(TESTED, batch=batch, max_dim=128, seed=seed + 1000 + batch, optimizer=OPTIMIZER)
+        held_out[name] = combinations_of(tables, TESTED, np.random.default_rng([seed, batch]))
+    costs, all_rounds = fit(Arena(), seed, [c for tests in held_out.values() for c in tests])
+    found: dict[str, Any] = {}
+    for n, (name, tests) in enumerate(held_out.items()):
+        rounds = all_rounds[:, n * TESTED : (n + 1) * TESTED]
         ms, one, other = rounds.min(axis=0), rounds[::2].min(axis=0), rounds[1::2].min(axis=0)
-        said = np.array([c.terms() for c in tests]) @ np.array(costs.ms[OPTIMIZER])
+        every = np.array([c.terms() for c in tests])
+        dims = np.array([sum(dim for *_, dim in c.parts) for c in tests])
+        said = every @ np.array(costs.ms[OPTIMIZER])
         found |= {
             f"{name}tau": tau(said, ms),
             f"{name}tau_ceiling": tau(one, other),
             f"{name}median_error": error(said, ms),
             f"{name}median_noise": noise_of(rounds),
         }
-        every = np.array([c.terms() for c in tests])
-        dims = np.array([sum(dim for *_, dim in c.parts) for c in tests])
         for rule, sums in (("dim", dims), ("lookup", every[:, TERMS.index("ids*dim")])):
             found |= {f"{name}{rule}_tau": tau(sums, ms), f"{name}{rule}_error": error(sums * np.median(ms / sums), ms)}
     facts = {"trained": TRAINED, "tested": TESTED, "noise": costs.noise}
@@ -110,7 +113,7 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
     - `seed`: of chance.
     """
     arena = Arena()
-    fitted_now, rng = fit(arena, seed), np.random.default_rng(seed)
+    (fitted_now, _), rng = fit(arena, seed), np.random.default_rng(seed)
     pools = {dim: pool(150, batch=BATCH, max_dim=dim, seed=seed + 2000 + dim, optimizer=OPTIMIZER) for _, dim in CELLS}
     cells, measured, noise = [], list[Mapping[str, tuple[float, float, float]]](), []
     for n in range(tasks):

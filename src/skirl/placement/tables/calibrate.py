@@ -18,7 +18,7 @@ DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BATCHES = (256, 512, 1024)
 MOST_TABLES = 15
 ROUNDS = 12
-_TABLES = 60
+_TABLES = 120
 
 
 @dataclass(frozen=True)
