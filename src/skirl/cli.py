@@ -40,6 +40,10 @@ COMMANDS = {
         "skirl.placement.tables.commands:PlaceTables",
         "where tables are to live that trainers keep themselves: a plan for the ranks, from what each would compute",
     ),
+    "place costs": (
+        "skirl.placement.tables.commands:MeasureCosts",
+        "what parts of tables cost on this machine, for `skirl place tables`",
+    ),
     "simulate": (
         "skirl.measure.scaling.commands:Simulate",
         "the time of a step with 8 to 512 trainers and a link: what bounds it, and where the curve bends",

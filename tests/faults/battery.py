@@ -295,6 +295,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
     """Plans, shares, loads and stores of several sites; what they are held to is in the tests of each."""
     from tests.core import test_placement, test_placement_plan
     from tests.placement import test_commands, test_shares
+    from tests.placement.tables import test_search, test_tables
     from tests.store.placed import test_store
 
     def wrong_files(folder: Path) -> None:
@@ -317,6 +318,12 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
 
         return run
 
+    def wrong_table_plans() -> None:
+        check: Any = test_tables.test_a_plan_that_does_not_cover_is_refused
+        [mark] = check.pytestmark
+        for pieces, says in mark.args[1]:
+            check(pieces, says)
+
     checks: dict[str, Callable[[], object]] = {
         "wrong plans": in_folder(wrong_files),
         "moves": test_commands.test_moves_come_back_as_they_were,
@@ -325,6 +332,10 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "where rows are": where_rows_are,
         "a small fast site": test_shares.test_a_small_fast_site_takes_what_moves_most,
         "counts of sites": test_store.test_every_row_is_where_the_plan_says_and_is_counted,
+        "wrong plans of tables": wrong_table_plans,
+        "every cell": lambda: [test_search.every_cell(seed, 0.95) for seed in range(3)],
+        "pins and groups": test_search.test_what_may_not_move_or_be_cut_stays,
+        "costs of a piece": test_search.test_costs_and_cuts_are_those_of_the_piece,
         "every bit": test_store.TestPlacedStore().test_every_bit_comes_back,
         "rows that move": in_folder(lambda folder: test_store.rows_move(folder, test_store.CUTS[::-1])),
         "sites on disk": in_folder(test_store.test_sites_on_disk_take_all_or_nothing_and_know_their_placement),

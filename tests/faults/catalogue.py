@@ -713,6 +713,22 @@ PLACEMENT = [
     Fault("rows laid over a checkpoint go to one site", "store.placed.taking:_split",
           "over[site].append((keys[sites == site], rows[sites == site]))",
           "over[0].append((keys[sites == site], rows[sites == site]))"),
+    Fault("a table is left out of a search", "placement.tables.problem:root",
+          "tuple(map(tuple, groups.values()))", "tuple(map(tuple, groups.values()))[:-1]"),
+    Fault("the memory of a rank is ignored", "placement.tables.problem:bytes_of",
+          "np.array(self.caps, np.int64)", "np.array([1 << 50, *self.caps[1:]], np.int64)"),
+    Fault("a cut of rows leaves one out", "placement.tables.pieces:cut_rows",
+          "self._replace(row=at)", "self._replace(row=at + 1)"),
+    Fault("costs of another width are remembered", "placement.tables.problem:cost",
+          "self._known.get(key)", "next((cost for k, cost in self._known.items() if k[:2] == key[:2]), None)"),
+    Fault("columns that two ranks have are read", "placement.tables.pieces:check_cover",
+          "p.col != at", "p.col > at"),
+    Fault("tables with one number a row are cut by columns", "placement.tables.problem:ways",
+          "not spec.one_state", "True"),
+    Fault("gradients of pooled rows are not exchanged", "placement.tables.costs:exchange",
+          "2000.0 * spec.batch", "1000.0 * spec.batch"),
+    Fault("a pin of a table is forgotten", "placement.tables.problem:Problem.__post_init__",
+          "spec.rank if spec.rank is not None else -1", "-1"),
 ]  # fmt: skip
 
 SWEEP = [

@@ -18,7 +18,7 @@ from skirl.placement.tables.search import search
 from skirl.placement.tables.spec import TableSpec
 from tests.cases import cases
 
-MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6)
+MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6, 1e-5, 1e-6, 1e-6)
 KINDS = ("rowwise-adagrad", "sgd", "adagrad")
 
 
@@ -59,6 +59,10 @@ def ranks_by_cell(specs, plan) -> list[np.ndarray]:
 @cases(6)
 @given(seed=st.integers(0, 10**6), full=st.sampled_from([0.3, 0.9, 0.97]))
 def test_every_cell_is_somewhere_once_and_no_rank_is_over(seed, full):
+    every_cell(seed, full)
+
+
+def every_cell(seed: int, full: float) -> None:
     specs, ranks = task(seed, full)
     plan, found, problem = planned(specs, ranks, costs(3), seconds=5)
     cells = ranks_by_cell(specs, plan)
@@ -77,7 +81,9 @@ def test_every_cell_is_somewhere_once_and_no_rank_is_over(seed, full):
         for piece, rank in pieces:
             part = piece.rows / s.rows
             ids, distinct, dim = s.ids * part, s.distinct * part, piece.dim
-            terms = [1, ids, ids * dim, distinct, distinct * dim, s.batch * dim, ids * np.log2(piece.rows)]
+            odd = dim % 16 > 0
+            terms = [1, ids, ids * dim, distinct, distinct * dim, distinct * np.log2(max(2, distinct)), s.batch * dim]
+            terms += [odd * distinct, odd * ids * dim, odd * distinct * dim]
             sent = 2 * s.batch * dim * 4 * (2 / 3) / 1e8 * 1e3
             load[rank] += float(np.dot(MS, terms)) / ranks.speeds[rank] + sent
     assert np.allclose(load, found.placed.load)
@@ -129,6 +135,16 @@ def test_what_may_not_move_or_be_cut_stays():
     assert [len(pieces[n]) for n in (0, 1, 2, 3, 6, 7)] == [1] * 6
     assert places[1] == {1} and places[2] == places[3] and places[6] == places[7] == {2}
     assert {p.dim for p in pieces[5]} == {32} and {p.rows for p in pieces[4]} == {4000}
+
+
+def test_costs_and_cuts_are_those_of_the_piece():
+    specs = [spec(0, 400, 32, 5), spec(1, 400, 32, 5, "rowwise-adagrad"), spec(2, 400, 32, 5, "adagrad")]
+    problem = Problem(specs, Ranks.like(2), costs(2))
+    pieces = [Piece(n, 0, rows, 0, dim) for n in range(3) for rows in (400, 200) for dim in (32, 16)]
+    for piece in (*pieces, *pieces):
+        assert problem.cost(piece) == problem.costs.of(specs[piece.table], piece.rows, piece.dim)
+    assert [problem.ways((piece,)) for piece in pieces[::4]] == [("rows", "columns"), ("rows",), ("rows", "columns")]
+    assert Problem(specs, Ranks.like(2), costs(2), "always").ways((pieces[4],)) == ("rows", "columns")
 
 
 def test_time_that_is_up_still_gives_a_plan():

@@ -50,6 +50,8 @@ BAD = [
     ([{**TABLE, "colour": 1}], [], "has 'colour', which skirl does not know"),
     ([{**TABLE, "reuse": [1]}], [], "has a reuse that is not 17 shares"),
     ([{**TABLE, "optimizer": "lion"}], [], "has optimizer 'lion': set it to one of"),
+    ([{**TABLE, "optimizer": ["sgd"]}], [], "has optimizer ['sgd']: set it to one of"),
+    ([{**TABLE, "group": 3}], [], "has group 3: set it to a name"),
     ([{**TABLE, "rank": 2}], [], "table 'a' has rank 2, there are ranks 0 to 1: name one"),
     (
         [{**TABLE, "group": "g", "rank": 0}, {**TABLE, "name": "b", "group": "g", "rank": 1}],
@@ -118,10 +120,10 @@ def test_a_plan_that_does_not_cover_is_refused(pieces, says):
         ({"format_version": 2}, "its format is 2, skirl reads 1"),
         ({"backend": "cuda"}, "it is of backend 'cuda', and 'skirl-cpu' is to be placed"),
         ({"terms": ["ids"]}, "its terms are ids, skirl has table, ids"),
-        ({"ms": {"sgd": [1.0]}}, "give 7 finite numbers of 0 or more"),
-        ({"ms": {"sgd": [-1.0] * 7}}, "give 7 finite numbers of 0 or more"),
-        ({"ms": {"sgd": [float("nan")] * 7}}, "not a finite number"),
-        ({"ms": {"lion": [1.0] * 7}}, "costs are of optimizer 'lion'"),
+        ({"ms": {"sgd": [1.0]}}, "give 10 finite numbers of 0 or more"),
+        ({"ms": {"sgd": [-1.0] * 10}}, "give 10 finite numbers of 0 or more"),
+        ({"ms": {"sgd": [float("nan")] * 10}}, "not a finite number"),
+        ({"ms": {"lion": [1.0] * 10}}, "costs are of optimizer 'lion'"),
     ],
 )
 def test_wrong_costs_are_refused(tmp_path, change, says):
@@ -136,9 +138,9 @@ def test_wrong_costs_are_refused(tmp_path, change, says):
 def test_a_fit_finds_what_times_were_made_of():
     rng = np.random.default_rng(0)
     terms = rng.random((40, len(TERMS)))
-    ms = np.array([0.1, 0, 2, 0, 0.5, 1, 0])
+    ms = np.array([0.1, 0, 2, 0, 0.5, 1, 0, 0, 3, 0.2])
     assert np.allclose(fitted(terms, terms @ ms), ms, atol=1e-6)
-    assert min(fitted(terms, terms @ np.array([1, -0.3, 2, 0, 0.5, 1, 0]))) >= 0
+    assert min(fitted(terms, terms @ np.array([1, -0.3, 2, 0, 0.5, 1, 0, 0, 0, 0]))) >= 0
 
 
 def test_specs_of_batches_are_counts():

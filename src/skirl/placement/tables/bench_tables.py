@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from skirl.placement.tables import bench_search
+from skirl.placement.tables import bench_plans, bench_search
 
-PARTS = ("optimum", "tight", "time")
-_TASKS = {"optimum": 200, "tight": 60}
+PARTS = ("optimum", "tight", "time", "model", "plans")
+_TASKS = {"optimum": 200, "tight": 60, "plans": 80}
 _SECONDS = 5.0
 
 
@@ -23,6 +23,10 @@ def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
         return bench_search.optimum(count, seed)
     if part == "tight":
         return bench_search.tight(count, seed, _SECONDS)
+    if part == "model":
+        return bench_plans.model(seed)
+    if part == "plans":
+        return bench_plans.plans(count, seed)
     return bench_search.times(seed)
 
 
@@ -45,6 +49,23 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             "solved": f"{result['solved']:.0%} of {result['tasks']} tasks, at most {result['bytes_over']:,} bytes over; "
             f"with halves only {result['solved_by_halves']:.0%}",
             "others": others,
+        }
+    if result["part"] == "model":
+        return {
+            kind: f"tau {result[f'{name}tau']:.3f} (measured again {result[f'{name}tau_ceiling']:.3f}), median error "
+            f"{result[f'{name}median_error']:.1%} (noise {result[f'{name}median_noise']:.1%}); by dims "
+            f"{result[f'{name}dim_error']:.0%}, by ids and dims {result[f'{name}lookup_error']:.0%}"
+            for kind, name in (("held-out tables", ""), ("another batch", "other_batch_"))
+        } | {"chosen": result["chosen"]}
+    if result["part"] == "plans":
+        low, high = result["vs_greedy_95"]
+        return {
+            "greedy": f"{result['vs_greedy']:.3f} of the time of {result['greedy']}, the best single rule ({low:.3f} to "
+            f"{high:.3f}); {result['gap_closed']:.0%} of the way to its perfect balance",
+            "cells": ", ".join(f"{cell} {ratio:.3f}" for cell, ratio in result["by_cell"].items()),
+            "cuts": ", ".join(f"{name} {ratio:.3f}" for name, ratio in result["by_split"].items()),
+            "others": ", ".join(f"{name} {ratio:.3f}" for name, ratio in result["vs"].items()),
+            "exchange": f"{result['exchange_share']:.0%} of the busiest rank's time at most; counted, not measured",
         }
     return {
         f"{of['tables']} on {of['ranks']}": f"{of['seconds']:.1f} s, {of['cut']} cuts, busiest {of['balance']:.3f} of the "

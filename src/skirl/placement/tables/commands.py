@@ -122,3 +122,64 @@ class PlaceTables:
             lines["plan"] = result["out"]
         lines["advice"] = result["sentence"]
         return lines
+
+
+@dataclass(frozen=True)
+class MeasureCosts:
+    """What parts of tables cost on this machine: for `skirl place tables --costs`."""
+
+    common: ClassVar[tuple[str, ...]] = ("minutes", "optimizers", "out")
+
+    minutes: float = 1.0
+    """To measure, after everything is prepared; two rounds are always measured."""
+    optimizers: tuple[str, ...] = ("rowwise-adagrad",)
+    """Of rows; each is measured by itself."""
+    combinations: int = 150
+    """Of tables made by chance, for each optimizer."""
+    seed: int = 0
+    """Of chance."""
+    out: Path = Path("costs.json")
+    """The file to write. What is measured is kept beside it until then, and a killed measurement goes on from there."""
+    quiet: bool = False
+    """Show no progress."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        from skirl.core.optim import ROW_OPTIMIZERS
+
+        if not 0 <= self.minutes < float("inf"):
+            raise ValueError(f"minutes is {self.minutes}: set it to 0 or more")
+        if self.combinations < 10:
+            raise ValueError(f"combinations is {self.combinations}: set it to 10 or more")
+        for name in self.optimizers:
+            if name not in ROW_OPTIMIZERS:
+                raise ValueError(f"optimizers has {name!r}: set it to some of {', '.join(ROW_OPTIMIZERS)}")
+        if len(set(self.optimizers)) < len(self.optimizers) or not self.optimizers:
+            raise ValueError(f"optimizers is {' '.join(self.optimizers)}: name at least one, each once")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}: set it to 0 or more")
+        if self.out.suffix != ".json":
+            raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
+
+    def run(self) -> dict[str, Any]:
+        """Measure, fit, write."""
+        import sys
+
+        from skirl.placement.tables.calibrate import calibrated
+
+        to = sys.stderr if self.json else sys.stdout
+        return calibrated(
+            self.optimizers, self.minutes, self.combinations, self.seed, self.out, quiet=self.quiet, to=to
+        )
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        errors = ", ".join(f"{name} {of:.1%}" for name, of in result["median_error"].items())
+        return {
+            "measured": f"{result['combinations']} combinations of tables, {result['rounds']} rounds",
+            "error": f"{errors} in the median, of combinations that were held out; measuring again differs by "
+            f"{result['noise']:.1%}",
+            "costs": result["out"],
+            "advice": f"use --costs {result['out']}",
+        }

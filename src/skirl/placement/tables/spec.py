@@ -72,10 +72,12 @@ class TableSpec:
             )
         if self.reuse and (len(self.reuse) != BINS or min(self.reuse) < 0 or abs(sum(self.reuse) - 1) > 1e-3):
             raise ValueError(f"{who} has a reuse that is not {BINS} shares whose sum is 1: correct it, or leave it out")
-        if self.optimizer not in ROW_OPTIMIZERS:
+        if not isinstance(self.optimizer, str) or self.optimizer not in ROW_OPTIMIZERS:
             raise ValueError(f"{who} has optimizer {self.optimizer!r}: set it to one of {', '.join(ROW_OPTIMIZERS)}")
         if self.rank is not None and (type(self.rank) is not int or self.rank < 0):
             raise ValueError(f"{who} has rank {self.rank!r}: set it to the number of one, from 0 on")
+        if self.group is not None and not (isinstance(self.group, str) and self.group):
+            raise ValueError(f"{who} has group {self.group!r}: set it to a name")
         if self.split not in ("any", "rows", "columns", "no"):
             raise ValueError(f"{who} has split {self.split!r}: set it to any, rows, columns or no")
 

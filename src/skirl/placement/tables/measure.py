@@ -1,0 +1,220 @@
+"""What looking up and updating parts of tables takes on this machine: the engine's kernels, CPU times, minima of rounds.
+
+Rows lie in one arena whose pages are there before, the last-level cache is evicted before each run, and all that is measured
+takes turns, so that what a neighbour does falls on all alike.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+import numpy as np
+
+from skirl.core.optim import row_optimizer
+from skirl.engine.kernels import choice
+from skirl.engine.kernels.buffers import empty
+from skirl.placement.tables.pieces import Piece
+from skirl.placement.tables.pool import Made, ids_of
+from skirl.tools.machine import machine
+
+ARENA, OUTPUTS, EVICTED = 1 << 26, 1 << 24, 1 << 23
+"""Floats of rows, of pooled vectors and their gradients, and of what is read to evict the cache."""
+_LR = 1e-6
+_LINE = 16
+
+
+class Arena:
+    """Memory in which everything that is measured lies.
+
+    **Arguments**
+
+    - `floats`: of rows.
+    """
+
+    def __init__(self, floats: int = ARENA) -> None:
+        self.rows, self.outputs, self.evicted = (empty(n, np.float32) for n in (floats, OUTPUTS, EVICTED))
+        for of in (self.rows, self.outputs, self.evicted):
+            of[:] = 1.0  # every page is there now
+        self._next = 0
+
+    def view(self, width: int) -> np.ndarray:
+        """All rows, as records of this width."""
+        return self.rows[: len(self.rows) // width * width].reshape(-1, width)
+
+    def output(self, bags: int, dim: int) -> np.ndarray:
+        """A place for pooled vectors: the next one, from the beginning again when there is none."""
+        floats = bags * dim
+        if self._next + floats > len(self.outputs):
+            self._next = 0
+        begin, self._next = self._next, self._next + -(-floats // _LINE) * _LINE
+        return self.outputs[begin : begin + floats].reshape(bags, dim)
+
+    def evict(self) -> float:
+        """Read enough to have the last-level cache forget the rest."""
+        return float(self.evicted[::_LINE].sum())
+
+
+@dataclass
+class Lookups:
+    """A batch of one table, made by chance: what all parts of it share.
+
+    **Arguments**
+
+    - `made`: the table.
+    - `seed`: of chance; one number, one batch.
+    """
+
+    made: Made
+    seed: int
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self.ids = ids_of(self.made.spec, self.made.head, rng)
+        self.bags = np.sort(rng.integers(0, self.made.spec.batch, len(self.ids)))
+
+    def of(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+        """Rows, counted from the piece's first, and bags of the ids that fall into a piece."""
+        mine = (self.ids >= piece.row) & (self.ids < piece.row_end)
+        return self.ids[mine] - piece.row, self.bags[mine]
+
+
+class Part:
+    """A part of a table, ready to be run.
+
+    **Arguments**
+
+    - `arena`: where it lies.
+    - `lookups`: of the whole table.
+    - `piece`: which part.
+    """
+
+    def __init__(self, arena: Arena, lookups: Lookups, piece: Piece) -> None:
+        spec = lookups.made.spec
+        optimizer = row_optimizer(spec.optimizer)(lr=_LR)
+        self.dim, self.kind = piece.dim, optimizer.kind
+        self.cache = arena.view(optimizer.width(piece.dim))
+        ids, bags = lookups.of(piece)
+        offset = lookups.seed * 7919 * 4096 + piece.col * 104729
+        self.slots = ((ids + offset) % len(self.cache)).astype(np.int32)
+        self.offsets = np.searchsorted(bags, np.arange(spec.batch + 1)).astype(np.int32)
+        self.rows, inverse, counts = np.unique(self.slots, return_inverse=True, return_counts=True)
+        self.group_pos = np.argsort(inverse, kind="stable").astype(np.int32)
+        self.group_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        self.bag_of = bags.astype(np.int32)
+        self.keys = np.zeros(len(self.rows), np.int64)
+        self.out = arena.output(spec.batch, piece.dim)
+        self.grads = arena.output(spec.batch, piece.dim)
+        self.none, self.live = np.empty(0, np.float32), np.ones(1, np.bool_)
+        self.scalars = optimizer.scalars(_LR, np.array([1]))
+        self.pool = choice.pool_for(piece.dim, self.cache.shape[1], self.out, False)
+        self.update = choice.update_for(piece.dim, self.cache.dtype, self.kind)
+
+    def forward(self) -> None:
+        """Look up and pool."""
+        self.pool(self.cache, self.dim, self.slots, self.offsets, 1, self.none, self.out, 0, len(self.out))
+
+    def backward(self) -> None:
+        """Sum gradients and update rows."""
+        self.update(
+            self.cache, self.dim, self.kind, self.rows, self.keys, self.group_start, self.group_pos, self.bag_of,
+            self.none, self.grads, self.live, self.scalars, 0, len(self.rows),
+        )  # fmt: skip
+
+
+def run_ms(arena: Arena, parts: Sequence[Part]) -> float:
+    """Milliseconds of CPU that a rank with these parts takes for a step.
+
+    **Arguments**
+
+    - `arena`: where they lie.
+    - `parts`: of the rank.
+    """
+    arena.evict()
+    began = thread_time()
+    for part in parts:
+        part.forward()
+    for part in parts:
+        part.backward()
+    return 1e3 * (thread_time() - began)
+
+
+def rounds_of(
+    arena: Arena,
+    combinations: Sequence[Sequence[Part]],
+    rounds: int,
+    seed: int,
+    *,
+    known: "Rounds | None" = None,
+    late: Callable[[], bool] = lambda: False,
+) -> np.ndarray:
+    """Milliseconds of each combination in each round, [rounds, combinations]; at least two rounds, fewer when time is up.
+
+    **Arguments**
+
+    - `arena`: where they lie.
+    - `combinations`: of parts.
+    - `rounds`: how many.
+    - `seed`: of the order, which is another in each round.
+    - `known`: a file of rounds that were measured before, and that gets the others.
+    - `late`: whether time is up.
+    """
+    done = [] if known is None else known.rounds[:rounds]
+    for combination in combinations:  # loops are compiled, and pages are there
+        run_ms(arena, combination)
+    for number in range(len(done), rounds):
+        if number >= 2 and late():
+            break
+        ms = np.zeros(len(combinations))
+        for n in np.random.default_rng([seed, number]).permutation(len(combinations)).tolist():
+            ms[n] = run_ms(arena, combinations[n])
+        done.append(ms.tolist())
+        if known is not None:
+            known.add(done[-1])
+    return np.array(done)
+
+
+def noise_of(rounds: np.ndarray) -> float:
+    """By how much the minima of every other round differ from those of the rest, in the median, as a share.
+
+    **Arguments**
+
+    - `rounds`: of `rounds_of`.
+
+    >>> noise_of(np.array([[1.0, 2.0], [1.1, 2.0], [1.0, 3.0]]))
+    0.05
+    """
+    one, other = rounds[::2].min(axis=0), rounds[1::2].min(axis=0)
+    return float(np.round(np.median(np.abs(one - other) / np.minimum(one, other)), 6))
+
+
+class Rounds:
+    """A file of rounds, a line each, that a killed measurement goes on from.
+
+    **Arguments**
+
+    - `path`: of the file; it begins with what was measured, and where.
+    - `what`: tells one measurement from others; the machine is added.
+    """
+
+    def __init__(self, path: Path, what: dict[str, Any]) -> None:
+        self.path = path
+        facts = {name: value for name, value in machine().items() if name != "threads"}
+        head = json.dumps({"measured": what, "machine": facts}, sort_keys=True)
+        self.rounds: list[list[float]] = []
+        lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+        if lines and lines[0] != head:
+            raise ValueError(
+                f"{path} has measurements of something else, or of another machine: remove it, or name another"
+            )
+        whole = lines[1:-1]  # the last one was cut off, or is empty
+        self.rounds = [json.loads(line) for line in whole]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([head, *whole, ""]), encoding="utf-8")
+
+    def add(self, ms: list[float]) -> None:
+        """Keep one more."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(ms) + "\n")

@@ -1,0 +1,90 @@
+"""Targets of tables over ranks: their list, their costs, and a plan, of which each cell is counted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from skirl.placement.tables.costs import load_costs, save_costs, shipped
+from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.spec import TableSpec, parsed_specs, read_specs, specs_text
+from tests.fuzz.loop import READ, Target, clean
+from tests.fuzz.mutate import Draw, mutated, mutated_tree
+
+PIECES = [[(0, 0, 40, 0, 8), (1, 40, 60, 0, 8), (2, 0, 60, 8, 12)], [(1, 0, 9, 0, 4)]]
+
+
+class _Json(Target):
+    """A file of JSON, changed as a tree and as bytes, mostly without its digest."""
+
+    seed: Any
+
+    def draw(self, draw: Draw, folder: Path) -> None:
+        body = mutated_tree(draw, self.seed) if draw.random() < 0.8 else self.seed
+        data = json.dumps(body).encode()
+        (folder / "in.json").write_bytes(mutated(draw, data) if draw.random() < 0.3 else data)
+
+    def judge(self, folder: Path) -> str:
+        try:
+            self.read(folder / "in.json")
+        except ValueError as error:
+            return clean(error, folder, ValueError)
+        return READ
+
+    def read(self, path: Path) -> None:
+        raise NotImplementedError
+
+
+class Tables(_Json):
+    name = "tables"
+
+    def prepare(self, folder: Path) -> None:
+        specs = [TableSpec("a", 60, 12, 8, 16.0, 9.0), TableSpec("b", 9, 4, 8, 8.0, 5.0, rank=1, group="g", split="no")]
+        self.seed = json.loads(specs_text(specs))
+
+    def read(self, path: Path) -> None:
+        specs = read_specs(path)
+        assert all(0 < spec.distinct <= spec.ids and spec.nbytes(1, spec.dim) >= 4 * spec.dim for spec in specs)
+        if len({spec.batch for spec in specs}) == 1:
+            assert parsed_specs(json.loads(specs_text(specs))) == specs
+
+
+class MeasuredCosts(_Json):
+    name = "costs"
+
+    def prepare(self, folder: Path) -> None:
+        save_costs(shipped(1e9, 2), folder / "seed.json")
+        self.seed = json.loads((folder / "seed.json").read_text())
+
+    def read(self, path: Path) -> None:
+        costs = load_costs(path, link=1e9, ranks=2)
+        spec = TableSpec("a", 60, 12, 8, 16.0, 9.0)
+        for optimizer in costs.ms:
+            assert costs.compute(TableSpec(**{**vars(spec), "optimizer": optimizer}), 60, 12) > 0
+
+
+class Plan(_Json):
+    name = "table-plan"
+
+    def prepare(self, folder: Path) -> None:
+        tables = [
+            {
+                "name": name, "rows": of[-1][2], "dim": of[-1][4], "optimizer": "sgd",
+                "pieces": [{"rank": r, "rows": [a, b], "columns": [c, d]} for r, a, b, c, d in of],
+            }
+            for name, of in zip("ab", PIECES, strict=True)
+        ]  # fmt: skip
+        self.seed = {"format": "skirl-table-plan", "format_version": 1, "ranks": 3, "tables": tables}
+
+    def read(self, path: Path) -> None:
+        plan, body = TablePlan.load(path), json.loads(path.read_bytes())
+        for table in body["tables"]:
+            pieces = [(*piece["rows"], *piece["columns"]) for piece in table["pieces"]]
+            assert all(0 <= piece["rank"] < body["ranks"] for piece in table["pieces"])
+            assert sum((b - a) * (d - c) for a, b, c, d in pieces) == table["rows"] * table["dim"]
+            for row in {0, 8, 39, 40, 59, table["rows"] - 1} & set(range(min(table["rows"], 1 << 30))):
+                for col in {0, 3, 4, 7, 8, 11, table["dim"] - 1} & set(range(min(table["dim"], 1 << 30))):
+                    assert sum(a <= row < b and c <= col < d for a, b, c, d in pieces) == 1
+        assert TablePlan.parsed(json.dumps(plan.body())) == plan
+
+
+TARGETS: list[Target] = [Tables(), MeasuredCosts(), Plan()]

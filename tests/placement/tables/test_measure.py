@@ -1,0 +1,106 @@
+"""Costs are measured on the engine's kernels: what they compute is right, and a killed measurement goes on."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from skirl.cli import main
+from skirl.core.optim import row_optimizer
+from skirl.placement.tables import bench_plans, calibrate
+from skirl.placement.tables.calibrate import training
+from skirl.placement.tables.costs import TERMS, load_costs
+from skirl.placement.tables.measure import Arena, Lookups, Part, Rounds, noise_of, rounds_of
+from skirl.placement.tables.pieces import Piece
+from skirl.placement.tables.pool import pool
+
+
+@pytest.fixture(scope="module")
+def arena() -> Arena:
+    return Arena(1 << 20)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise-adagrad"])
+def test_what_is_timed_is_a_step(arena, optimizer):
+    [made] = pool(1, batch=32, max_dim=4, seed=3, optimizer=optimizer)
+    made = replace(made, spec=replace(made.spec, rows=3000, dim=8))
+    lookups = Lookups(made, 0)
+    part = Part(arena, lookups, Piece(0, 1000, 2500, 0, 8))
+    ids, bags = lookups.of(Piece(0, 1000, 2500, 0, 8))
+    assert len(ids) and ids.min() >= 0 and ids.max() < 1500
+    part.cache[:] = np.random.default_rng(0).random(part.cache.shape)
+    part.grads[:] = 1.0
+    before = part.cache.copy()
+    part.forward()
+    wanted = np.zeros((32, 8))
+    np.add.at(wanted, bags, before[ids, :8])  # this piece begins where the arena does
+    assert np.allclose(part.out, wanted, rtol=1e-4)
+    part.backward()
+    changed = np.flatnonzero((part.cache != before).any(axis=1))
+    assert set(changed) <= set(ids) and len(changed) > 0.9 * len(set(ids))
+    width = row_optimizer(optimizer)().width(8)
+    assert part.cache.shape[1] == width
+
+
+def test_parts_of_a_table_have_its_ids_between_them():
+    [made] = pool(1, batch=32, max_dim=4, seed=4)
+    lookups = Lookups(made, 1)
+    rows = made.spec.rows
+    parts = [lookups.of(Piece(0, *ends, 0, 4)) for ends in ((0, rows // 3), (rows // 3, rows))]
+    assert sum(len(ids) for ids, _ in parts) == len(lookups.ids) == made.spec.ids
+    assert len(np.unique(lookups.ids)) == pytest.approx(made.spec.distinct, rel=0.2)
+
+
+def test_a_killed_measurement_goes_on(arena, tmp_path):
+    ready = [c.ready(arena) for c in training("sgd", 2, 0, batches=(16,))]
+    path, what = tmp_path / "r", {"seed": 0}
+    first = rounds_of(arena, ready, 3, 0, known=Rounds(path, what))
+    path.write_text(path.read_text() + "[0.1, 0.")  # killed in a line
+    again = rounds_of(arena, ready, 5, 0, known=Rounds(path, what))
+    assert again.shape == (5, 2) and (again[:3] == first).all()
+    assert len(path.read_text().splitlines()) == 6 and noise_of(again) >= 0
+    assert len(rounds_of(arena, ready, 9, 0, late=lambda: True)) == 2
+    with pytest.raises(ValueError, match="has measurements of something else"):
+        Rounds(path, {"seed": 1})
+
+
+def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(calibrate, "DIMS", (4, 8))
+    monkeypatch.setattr(calibrate, "BATCHES", (16,))
+    monkeypatch.setattr(calibrate, "_TABLES", 4)
+    monkeypatch.setattr(calibrate, "Arena", lambda: Arena(1 << 20))
+    out = tmp_path / "c.json"
+    flags = ["--minutes", "0", "--combinations", "10", "--optimizers", "sgd", "--out", str(out)]
+    assert main(["place", "costs", *flags]) == 0
+    said = capsys.readouterr().out
+    assert "10 combinations of tables, 2 rounds" in said and f"use --costs {out}" in said
+    costs = load_costs(out, link=1e9, ranks=2)
+    assert set(costs.ms) == {"sgd"} and sum(costs.ms["sgd"]) > 0 and list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--optimizers", "lion"], "--optimizers has 'lion': set it to some of"),
+        (["--optimizers", "sgd", "sgd"], "--optimizers is sgd sgd: name at least one, each once"),
+        (["--minutes", "-1"], "--minutes is -1.0: set it to 0 or more"),
+        (["--combinations", "3"], "--combinations is 3: set it to 10 or more"),
+        (["--out", "c.txt"], "--out is 'c.txt': name a file that ends in .json"),
+    ],
+)
+def test_wrong_flags_are_one_sentence(capsys, flags, text):
+    assert main(["place", "costs", *flags]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_figures_of_plans_are_ratios_by_hand():
+    times = [dict.fromkeys(("random", "size", "dim", "lookup", "size_lookup", "additive_lpt"), (10.0, 5.0, 1.0))] * 2
+    times = [of | {"row_wise": (8.0, 8.0, 2.0), "whole": (7.0, 5, 1), "columns": (6.0, 5, 1)} for of in times]
+    times = [of | {"rows": (ms, 4.5, 1.0), "lookup": (9.0, 5.0, 1.0)} for of, ms in zip(times, (4.5, 5.4))]
+    found = bench_plans.compared(["a", "b"], times)
+    assert found["greedy"] == "lookup" and found["vs_greedy"] == pytest.approx(0.55)
+    assert found["best_cell"] == pytest.approx(0.5) and found["gap_closed"] == pytest.approx((4.5 + 3.6) / 8)
+    assert found["vs_row_wise"] == found["worst_vs_any"] == pytest.approx((4.5 + 5.4) / 16)
+    assert found["by_split"]["whole"] == pytest.approx(7 / 9) and len(TERMS) == 10
+    json.dumps(found)
