@@ -80,7 +80,7 @@ class Engine:
         self.exchange = exchange_with(torch_device(device))  # of several GPUs it chooses one
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
         self.device = open_device(device, self.dtype)
-        self.resolver = Resolver(self.schema, self.dtype, pooled, "" if self.device.shares_bags else str(device))
+        self.resolver = Resolver(self.schema, self.dtype, pooled)
         if isinstance(store, str):
             rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
             store = own_folder(store, rank, among_others=others)

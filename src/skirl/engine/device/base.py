@@ -228,8 +228,6 @@ class Device(ABC):
     """Where the outputs are."""
     by_any_thread = False
     """Whether another thread than the one that computes may pool rows."""
-    shares_bags = True
-    """Whether samples may share bags."""
 
     @abstractmethod
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
