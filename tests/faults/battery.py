@@ -138,6 +138,13 @@ def found() -> None:
         check(np.random.default_rng(seed), alike=seed % 2 == 1)
 
 
+def weights_of_shared_bags() -> None:
+    """Those of a feature with a gradient, beside one without."""
+    from tests.nn.test_shared import test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none
+
+    test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none()
+
+
 def encoded() -> None:
     """Encoders, and models over histories, are those of every sample by itself."""
     from skirl.models import DCAT, DIN
@@ -165,6 +172,7 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
         "found": found,
         "another inverse": other_inverse,
         "trained weights": lambda: trained_weights(True, "cpu"),
+        "weights of shared bags": weights_of_shared_bags,
         "shards": lambda: shards(shift),
         "tree": lambda: tree(shift),
         "encoded": encoded,
@@ -214,7 +222,7 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
 def gpu(shift: int, *, runs: int, whole: bool) -> dict[str, Callable[[], object]]:
     """Every order that the pipeline allows, and runs of it."""
     on_gpu = {"seed": shift, "device": "interpret", "eager": 0.3}
-    names = ("alone", "plain", "everything") if whole else ()
+    names = ("alone", "plain", "everything", "shared") if whole else ()
     return {
         "hazards": lambda: hazards(range(runs * shift, runs * (shift + 1))),
         **{name: lambda name=name: Run(replace(CASES[name], **on_gpu)).go() for name in names},

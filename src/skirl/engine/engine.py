@@ -83,7 +83,7 @@ class Engine:
         self.device = open_device(device, self.dtype)
         if self.exchange is not None:
             self.exchange.issues = self.device.issues_moves
-        self.resolver = Resolver(self.schema, self.dtype, pooled, "" if self.device.shares_bags else str(device))
+        self.resolver = Resolver(self.schema, self.dtype, pooled)
         if isinstance(store, str):
             rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
             store = own_folder(store, rank, among_others=others)

@@ -49,7 +49,7 @@ class Fleet:
         first = next(iter(engines.values()))
         self.schema = first.schema
         self.seed = first.seed
-        self.resolver = Counting(*(getattr(first.resolver, name) for name in ("schema", "dtype", "pooled", "plain")))
+        self.resolver = Counting(*(getattr(first.resolver, name) for name in ("schema", "dtype", "pooled")))
         self.seen = first.seen
         """Which rows exist: for all packs the same, since all have had the same batches."""
         for engine in engines.values():

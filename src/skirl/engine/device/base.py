@@ -247,8 +247,6 @@ class Device(ABC):
     """Whether another thread than the one that computes may pool rows."""
     issues_moves = False
     """Whether the loop's thread gives it what travels between trainers while a step computes, on a stream of its own."""
-    shares_bags = True
-    """Whether samples may share bags."""
 
     @abstractmethod
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:

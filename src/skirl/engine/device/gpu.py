@@ -9,12 +9,13 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.shared import Shared
+from skirl.engine.device.bags_of_samples import laid_out
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
 from skirl.engine.device.gpu_moves import GpuMoves
 from skirl.engine.device.packed_plan import Packed
 from skirl.engine.device.pinned import Block, Blocks
 from skirl.engine.device.streams import CudaStreams, Streams, no_streams
-from skirl.engine.device.transfers import Arrival, Departure, OnItsWay, by_step, copy, plan_of
+from skirl.engine.device.transfers import Arrival, Departure, OnItsWay, by_step, copy, of_micro, plan_of
 from skirl.engine.kernels.tree_plan import TreePlan
 from skirl.engine.work import Work
 from skirl.oracle.step import Step
@@ -64,7 +65,6 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
 class Gpu(Device):
     """One GPU, or Triton's interpreter."""
 
-    shares_bags = False
     issues_moves = True
 
     def __init__(self, at: torch.device, dtype: np.dtype, streams: Streams) -> None:
@@ -274,11 +274,17 @@ class GpuRows(GpuMoves):
         scale = self._no_scale
         if len(ids.scale):
             scale = views["scale"][at] if ids.scale is arrival.scales[micro] else self._up(ids.scale)
-        offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
         out = self._gpu.empty(ids.bags, self.facts.dim)
         rows, places = self._read_from(work, views)
-        arguments = rows, self.facts.dim, places[at], offsets, self.facts.features, scale, out
-        self._streams.compute.now(lambda: self._kernels.pool(*arguments))
+
+        def pool() -> None:
+            if ids.folded is not None:
+                self._pool_shared(rows, places[at], ids.folded, of_micro(views, micro), scale, out)
+                return
+            offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
+            self._kernels.pool(rows, self.facts.dim, places[at], offsets, self.facts.features, scale, out)
+
+        self._streams.compute.now(pool)
         return out
 
     def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
@@ -287,15 +293,36 @@ class GpuRows(GpuMoves):
 
         def pool() -> None:
             up = self._gpu.up
-            offsets = self._nothing if ids.one_each else up(ids.offsets)
             scale = up(ids.scale) if len(ids.scale) else self._no_scale
+            if ids.folded is not None:
+                laid = {name: up(array) for name, array in laid_out(ids).items()}
+                self._pool_shared(up(rows), up(place), ids.folded, laid, scale, out)
+                return
+            offsets = self._nothing if ids.one_each else up(ids.offsets)
             self._kernels.pool(up(rows), self.facts.dim, up(place), offsets, self.facts.features, scale, out)
 
         self._streams.compute.now(pool)
         return out
 
     def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
-        raise NotImplementedError("the resolver refuses shared bags")
+        self._streams.begin()  # autograd's thread has the stream of the forward
+        if grad is None:
+            self._streams.compute.now(into.zero_)
+            return
+        assert self._now is not None
+        mine = [m.ids[self.facts.number].folded is shared for m in self._now.work.micros]
+        laid = of_micro(self._now.views, mine.index(True))
+        # A bag's gradient is the sum of some rows, as a bag is.
+        arguments = grad, self.facts.dim, laid["fold"], laid["fold_begin"], 1, self._no_scale, into
+        self._streams.compute.now(lambda: self._kernels.pool(*arguments))
+
+    def _pool_shared(
+        self, rows: torch.Tensor, places: torch.Tensor, shared: Shared, laid: dict[str, torch.Tensor],
+        scale: torch.Tensor, out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Pool plain features and shared bags, and copy these to their samples."""
+        self._kernels.pool(rows, self.facts.dim, places, laid["begin"], 1, scale, out, laid["end"])
+        self._kernels.move(out[shared.samples :], laid["copy"], out[: shared.samples], laid["copy_to"])
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         arrival, number = self._current(work), self.facts.number
