@@ -334,7 +334,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
 
 def sweep(shift: int) -> dict[str, Callable[[], object]]:
     """Small sweeps, and loops that are wrong; the seed of the batches is shifted."""
-    from tests.sweep import test_refused
+    from tests.sweep import test_paired, test_race, test_refused, test_variants
     from tests.sweep.runs import Case, Of, check
 
     few = (Of(lr=0.3, dropped=3), Of(dropout=0.5, seed=1), Of(rule=Adam(), seed=1), Of(nan=2, seed=2))
@@ -345,8 +345,11 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
         "other banks": Case(wide, seed=shift, steps=4),
         "micro-batches": Case(few[:2], seed=shift, steps=3, accumulate=2, own_loop=True),
     }
+    race = (test_paired, test_race)
     [bodies, *_] = (mark for mark in test_refused.test_a_wrong_loop.pytestmark if mark.name == "parametrize")
     return {
+        "race": lambda: [each() for module in race for each in module.FOR_FAULTS],
+        "configurations": test_variants.check_configurations,
         **{name: lambda case=case: check(case, plain=False) for name, case in cases.items()},
         "wrong loops": lambda: [test_refused.test_a_wrong_loop(body, says) for body, says in bodies.args[1]],
         "cache": lambda: test_refused.test_a_cache_without_room_for_one_batch_of_every_variant("40B"),

@@ -7,6 +7,7 @@ fault is written anew so that it plants the same mistake.
 # ruff: noqa: E501 - what is replaced stays on one line where it can
 
 from tests.faults.plant import Fault
+from tests.faults.race import RACE
 
 ORACLE = [
     Fault("a position gets the slot of another row", "oracle.loops:group",
@@ -772,6 +773,6 @@ AREAS = {
     "gpu": GPU,
     "sessions": SESSIONS,
     "layouts": LAYOUTS,
-    "sweep": SWEEP,
+    "sweep": SWEEP + RACE,
 }
 """One test each: they run beside each other."""

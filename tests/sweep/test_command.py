@@ -1,7 +1,9 @@
 """`skirl sweep`: what it prints and leaves behind, beside lone runs; and what it refuses."""
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from skirl import cli
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import RaceFlags
+from skirl.sweep.keeping import KeepFlags
 from skirl.tools.progress import listed
 from skirl.train.commands import Train
 
@@ -125,3 +128,49 @@ def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys:
     (tmp_path / "sweep.json").write_bytes((folder / "sweep.json").read_bytes())
     assert cli.main(["report", str(tmp_path)]) == 1
     assert "race.jsonl, line 1: is no line of a race" in capsys.readouterr().err
+
+
+def without_times(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "seconds"}
+
+
+@pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
+def test_a_sweep_that_was_told_to_stop_goes_on_with_the_same_race(store: str, tmp_path: Path, monkeypatch):
+    vary, flags = ("lr=0.02,0.5", "seed=0,1"), FLAGS | {"steps": 20, "rungs": "75%"}
+    runs = {}
+    for name in ("whole", "part"):
+        where = {} if store == "memory" else {"store": f"disk:{tmp_path / name / 'rows'}"}
+        more = {"run": str(tmp_path / name / "run"), "save": tmp_path / name / "saved", **where}
+        runs[name] = SweepCommand.of(**flags, **more, vary=vary, save_every=4)
+    whole = runs["whole"].run()
+    assert whole["failed"] is None and whole["stopped_by"] is None
+
+    def stopping(self: KeepFlags, step: int) -> bool:
+        if step == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step % 4 == 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeepFlags, "due", stopping)
+        stopped = runs["part"].run()
+    assert stopped["stopped_by"] == "SIGTERM"
+    again = SweepCommand.of(**runs["part"].flat() | {"resume": True}).run()
+    assert again["steps"] == 20
+    for name in ("winner", "standing", "variant_steps", "seed_noise"):
+        assert again[name] == whole[name]
+    for name, of in whole["by_variant"].items():
+        assert again["by_variant"][name] | {"run": None} == of | {"run": None}
+    lines = [
+        [without_times(json.loads(line)) for line in (tmp_path / name / "run" / "race.jsonl").read_text().splitlines()]
+        for name in runs
+    ]
+    assert lines[0] == lines[1]
+    [first] = [
+        n for n, of in again["by_variant"].items() if of["left"] is None and "seed=0" in n
+    ]  # its data is the sweep's
+    own = json.loads((tmp_path / "part" / "run" / first / "config.json").read_text())["flags"]
+    own |= {"run": "none", "quiet": True, "save": str(tmp_path / "part" / "saved" / first), "resume": True, "steps": 24}
+    where = {} if store == "memory" else {"store": f"disk:{tmp_path / 'part' / 'rows' / first}"}
+    alone = Train.of(**own | where).run()
+    assert (alone["begun_at"], alone["steps"]) == (20, 24)
+    assert alone["loss"]["first"] == again["by_variant"][first]["loss"]["first"]

@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from skirl.sweep.paired import Course, added, bound, errors, no_sums, share_of_alpha, surely_behind, together
+from skirl.sweep.paired import Course, Sums, added, bound, errors, no_sums, share_of_alpha, surely_behind, together
 from skirl.sweep.simulated import simulate
 
 
@@ -17,9 +17,13 @@ def sums_of(losses: np.ndarray):
     return sums
 
 
+def made() -> np.ndarray:
+    return np.random.default_rng(3).normal(0.5, 0.1, (40, 4)) + np.random.default_rng(4).normal(0, 1, (40, 1))
+
+
 @pytest.fixture(scope="module")
 def losses() -> np.ndarray:
-    return np.random.default_rng(3).normal(0.5, 0.1, (40, 4)) + np.random.default_rng(4).normal(0, 1, (40, 1))
+    return made()
 
 
 def test_sums_and_errors_are_those_of_the_differences_written_out(losses: np.ndarray):
@@ -101,6 +105,16 @@ def test_behind_are_those_whose_sum_exceeds_the_bound_against_one_that_races(los
         assert any(expected)
 
 
+def test_each_of_the_others_has_its_part_of_alpha():
+    pairs = np.ones((4, 4))
+    least = float(bound(np.array(1.0), np.array(1.0), 0.05 / 3))
+    for total, behind in ((0.999 * least, False), (1.001 * least, True)):
+        differences = np.zeros((4, 4))
+        differences[2, 0] = total
+        now, before = Sums(9, np.zeros(4), differences, pairs), Sums(9, np.zeros(4), pairs, pairs)
+        assert surely_behind(now, before, np.ones(4, bool), 0.05).tolist() == [False, False, behind, False]
+
+
 def test_stretches_double_and_each_begins_anew(losses: np.ndarray):
     course, lengths = Course.begin(4, 4), [0]
     for n, row in enumerate(losses):
@@ -133,3 +147,15 @@ def test_the_best_is_dropped_no_oftener_than_alpha(kind: str):
 def test_the_best_is_dropped_no_oftener_than_alpha_in_many_races(kind: str, gap: float):
     for seed in range(10):
         assert simulate(1000, 6, 500, alpha=0.05, gap=gap, kind=kind, seed=seed).wrong <= 0.05
+
+
+FOR_FAULTS = (
+    lambda: test_sums_and_errors_are_those_of_the_differences_written_out(made()),
+    lambda: test_one_that_was_not_there_changes_no_sum_of_its_pairs(made()),
+    lambda: test_the_bound_is_where_the_mixture_reaches_one_over_alpha(0.05, 30.0),
+    test_shares_of_alpha_are_together_no_more_than_1,
+    lambda: test_behind_are_those_whose_sum_exceeds_the_bound_against_one_that_races(made()),
+    test_each_of_the_others_has_its_part_of_alpha,
+    lambda: test_stretches_double_and_each_begins_anew(made()),
+)
+"""Those that planted faults have to be caught by."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.sweep.flags import RaceFlags, VaryFlags
+from skirl.sweep.keeping import KeepFlags
 from skirl.sweep.variants import Varied, variants_of
 from skirl.tools.flags import Composed
 from skirl.tools.progress import clock, size
@@ -29,11 +30,12 @@ class SweepCommand(Composed):
     common: ClassVar[tuple[str, ...]] = (
         "data", "model", "dim", "batch", "steps", "vary", "variants", "alpha", "rungs", "keep", "plan", "cache",
     )  # fmt: skip
-    of_one_run: ClassVar[tuple[str, ...]] = ("run", "trace", "json", "quiet")
+    of_one_run: ClassVar[tuple[str, ...]] = ("run", "trace", "save", "save_every", "resume", "json", "quiet")
 
     vary: VaryFlags = field(default_factory=VaryFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)
+    save: KeepFlags = field(default_factory=KeepFlags)
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
     plan: bool = False
@@ -41,6 +43,8 @@ class SweepCommand(Composed):
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
+        if self.recipe.step.shards > 1:
+            raise ValueError(f"shards is {self.recipe.step.shards}, and steps of a sweep have one shard: leave it out")
         self.made()
 
     def made(self) -> list[Varied]:
@@ -55,7 +59,7 @@ class SweepCommand(Composed):
             return planned(self.recipe, self.made(), self.race, self.flat())
         from skirl.sweep.run import run
 
-        return run(self.recipe, self.made(), self.race, self.log, self.show, self.flat())
+        return run(self.recipe, self.made(), self.race, self.save, self.log, self.show, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -85,6 +89,11 @@ class SweepCommand(Composed):
         lines["memory"] = f"{size(result['peak_bytes'])} at its peak, the whole process"
         if result["run"]:
             lines["run"] = f"{result['run']}; skirl report {result['run']}; tensorboard --logdir {result['run']}"
+        if result["save"] and not result["failed"]:
+            why = f"told to stop by {result['stopped_by']}; " if result["stopped_by"] else ""
+            lines["saved"] = (
+                f"{why}step {result['steps']:,} in {result['save']}; more --steps and --resume go on from there"
+            )
         if result["missing"]:
             lines["missing"] = "\n".join(result["missing"])
         return lines

@@ -13,7 +13,6 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.contender import Contender
 from skirl.sweep.variants import Varied
 from skirl.train.commands import Train
-from skirl.train.done import whole
 from skirl.train.evaluation import Evaluation
 from skirl.train.flags import LogFlags
 from skirl.train.meter import Meter
@@ -39,35 +38,48 @@ class Entrant:
     - `lists`: features with any number of ids a sample.
     - `folder`: of its run, or "none".
     - `every`: steps between two lines of metrics.
+    - `resume`: whether it will go on from a checkpoint.
     """
 
     def __init__(
-        self, variant: Varied, contender: Contender, rates: Rates, *, lists: Sequence[str], folder: str, every: int
+        self,
+        variant: Varied,
+        contender: Contender,
+        rates: Rates,
+        *,
+        lists: Sequence[str],
+        folder: str,
+        every: int,
+        resume: bool = False,
     ) -> None:
         self.variant, self.contender, self.rates = variant, contender, rates
         self.meter = Meter(lists)
         self.judge = Evaluation()
         self.flags = Train(recipe=variant.recipe, log=LogFlags(run=folder, log_every=every)).flat()
-        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every)
+        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume)
+        self.auc: float | None = None
+        """Of all its predictions, once it is done."""
         self.done = False
         """It is not trained any more, and all is written down."""
         self._written = 0
         """The last step that a line of metrics tells of."""
-        self._parts: tuple[list[Batch], list[Tensor], list[Tensor]] = ([], [], [])
 
-    def take(self, batch: Batch) -> None:
-        """It was trained on a batch, or on a part of one."""
-        loss = torch.tensor(nan if self.contender.loss is None else self.contender.loss)
-        for kept, new in zip(self._parts, (batch, self.contender.kept, loss), strict=True):
-            kept.append(new)  # type: ignore[arg-type]
+    @property
+    def parts(self) -> list[Any]:
+        """What a checkpoint has of it, as one of `skirl train` has."""
+        return [self.contender.dense, self.rates, self.meter, self.judge, self.run]
 
-    def step(self) -> float:
-        """A step is over; its loss."""
-        done = whole(*self._parts)
-        self._parts = ([], [], [])
+    def step(self, batch: Batch) -> float:
+        """It was trained on a batch; its loss.
+
+        **Arguments**
+
+        - `batch`: that batch.
+        """
+        loss = nan if self.contender.loss is None else self.contender.loss
         self.rates.step()
-        self.meter.add(done.loss_tensor, done.logits, done.labels)
-        return done.loss
+        self.meter.add(torch.tensor(loss), self.contender.kept, batch.labels)
+        return loss
 
     def evaluate(self, batches: Lookahead, held_out: Any) -> None:
         """Predict what is held out, at the end."""
@@ -101,13 +113,14 @@ class Entrant:
             **self.meter.result(),
             **self.judge.result(),
             "steps": self.meter.steps,
-            "begun_at": 0,
+            "begun_at": self.run.begun_at,
             "left": left,
             "run": self.run.path,
             "checkpoints": {"stopped_by": None},
             "failed": left if left is not None and self.contender.diverged else None,
             "missing": self.run.missing,
         }
+        self.auc = result["auc"]
         self.run.finish(result)
         return result
 

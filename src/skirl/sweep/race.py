@@ -131,6 +131,11 @@ class Race:
         """The variants that have not left, in their order."""
         return [name for name, on in zip(self.names, self._racing) if on]
 
+    @property
+    def configurations(self) -> list[int]:
+        """For each variant the number of its configuration."""
+        return self._of.tolist()
+
     def see(self, losses: Sequence[float]) -> list[Left]:
         """One more batch; who leaves after it.
 

@@ -4,13 +4,17 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from math import nan
 from typing import Any
 
 from skirl.pipeline.lookahead import lookahead
+from skirl.sweep.checkpoint import read_header
+from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, facts, loss_of
 from skirl.sweep.flags import RaceFlags
 from skirl.sweep.folder import SweepFolder
+from skirl.sweep.keeping import KeepFlags, Told, plain
 from skirl.sweep.race import Race
 from skirl.sweep.sweep import Diverged, Sweep
 from skirl.sweep.table import as_facts, drawn
@@ -25,7 +29,7 @@ _AUCS_EVERY = 2.0
 """Seconds between two looks at the AUCs of all, which take a millisecond each."""
 
 
-def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto") -> Sweep:
+def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", resume: bool = False) -> Sweep:
     """The sweep of a recipe's variants; nothing is allocated for rows before its first batch.
 
     **Arguments**
@@ -33,6 +37,7 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto") 
     - `recipe`: what they have in common.
     - `variants`: its variants.
     - `form`: how they are trained beside each other.
+    - `resume`: whether it will go on from a checkpoint.
     """
     pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
     if len(pooled) > 1:
@@ -61,6 +66,7 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto") 
         dtype=getattr(torch, recipe.device.dtype),
         device=recipe.device.device,
         threads=recipe.device.threads or 1,
+        resume=resume,
         form=form,
     )
 
@@ -69,6 +75,7 @@ def run(
     recipe: Recipe,
     variants: Sequence[Varied],
     race_flags: RaceFlags,
+    keeping: KeepFlags,
     log: LogFlags,
     show: ShowFlags,
     flags: dict[str, Any],
@@ -80,52 +87,62 @@ def run(
     - `recipe`: what they have in common.
     - `variants`: its variants.
     - `race_flags`: when they leave.
+    - `keeping`: where they are saved.
     - `log`: what is written down.
     - `show`: what is shown.
     - `flags`: all of the command's, to write down.
     """
-    stream = recipe.in_shards()
-    rules = race_flags.rules(recipe.stream().steps)
-    configurations = seeds_of_one(variants)
-    race = Race([variant.name for variant in variants], configurations, rules)
-    sweep = sweep_of(recipe, variants)
-    folder = SweepFolder(log.folder(), f"sweep-{recipe.data.kind}")
+    saved: dict[str, Any] | None = None
+    if keeping.goes_on:
+        assert keeping.save is not None
+        saved = read_header(keeping.save, [variant.name for variant in variants])["also"]
+    stream = recipe.stream()
+    race = Race([variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(stream.steps))
+    where = saved["run"] if saved is not None and log.folder() == "auto" else log.folder()
+    folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=saved is not None)
+    sweep = sweep_of(recipe, variants, resume=saved is not None)
     entrants = {
         variant.name: Entrant(
             variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
-            lists=stream.lists, folder=folder.of(variant.name), every=log.log_every,
+            lists=stream.lists, folder=folder.of(variant.name), every=log.log_every, resume=saved is not None,
         )
         for variant, contender in zip(variants, sweep.variants, strict=True)
     }  # fmt: skip
     watch = _Watch(race, entrants)
     results: dict[str, dict[str, Any]] = {}
-    failed: str | None = None
+    spent, failed = 0, None
     to = sys.stderr if show.json else sys.stdout
-    progress = Progress("sweep", steps=recipe.stream().steps, to=to, quiet=show.quiet, below=watch.table)
+    progress = Progress("sweep", steps=stream.steps, to=to, quiet=show.quiet, below=watch.table)
     cache, began = recipe.cache, time.monotonic()
     plan: dict[str, Any] = {"depth": cache.depth, "prefetch": recipe.movement.prefetch, "policy": cache.policy}
-    folder.begin(flags, variants, configurations, rules)
+
+    def parts(contender: Contender) -> list[Any]:
+        return entrants[contender.name].parts
+
     with (
         sweep,
-        lookahead(stream, sweep, **plan, shards=recipe.step.shards, trace=log.trace) as batches,
+        lookahead(stream, sweep, **plan, trace=log.trace) as batches,
+        Told(keeping.save is not None) as told,
         progress,
         ExitStack() as runs,
     ):
-        for entrant in entrants.values():
-            runs.enter_context(entrant.run.begin(batches, entrant.meter))
-        spent = 0
+        if saved is not None and keeping.save is not None:
+            sweep.load(keeping.save, parts=parts)
+            race.load_state_dict(saved["race"])
+            spent, results = saved["spent"], saved["results"]
+            for name, result in results.items():
+                entrants[name].done, entrants[name].auc = True, result["auc"]
+        folder.begin(flags, variants, race, batches.step)
+        for name in race.racing:
+            runs.enter_context(entrants[name].run.begin(batches, entrants[name].meter))
         for batch in batches:
             racing = race.racing
             try:
                 sweep.step(batch)
             except Diverged as error:
                 failed = str(error)
-            for name in racing:
-                entrants[name].take(batch)
-            if not batches.ends_step and failed is None:
-                continue
             spent += len(racing)
-            losses = {name: entrants[name].step() for name in racing}
+            losses = {name: entrants[name].step(batch) for name in racing}
             if failed is not None:
                 results |= {
                     name: entrants[name].finish(batches, f"diverged at step {batches.step:,}") for name in racing
@@ -144,7 +161,13 @@ def run(
                 entrants[name].after_step(batches)
             if batches.step % log.log_every == 0 or last:
                 folder.standing(batches.step, time.monotonic() - began, race.standing(), watch.aucs(now=True))
+            watch.rate()
             progress(batches.step, watch.facts)
+            if keeping.save is not None and (last or told.to_stop or keeping.due(batches.step)):
+                also = {"race": race.state_dict(), "run": folder.name, "spent": spent, "results": results}
+                sweep.save(keeping.save, parts=parts, also=plain(also))
+            if told.to_stop:
+                break
         results |= {name: entrants[name].finish(batches, None) for name in race.racing if not entrants[name].done}
         aucs = watch.aucs(now=True)
         result = {
@@ -157,13 +180,14 @@ def run(
             "seed_noise": race.seed_noise(),
             "seconds": time.monotonic() - began,
             "samples_per_second": watch.rate(),
-            "standing": [place.__dict__ | {"auc": aucs.get(place.variant)} for place in race.standing()],
+            "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()],
             "by_variant": {name: facts(results[name]) for name in race.names},
             "plans": sweep.plans,
             "read_batches": sweep.read_batches,
             "peak_bytes": peak_bytes(),
             "machine": machine(),
-            "run": None if folder.path is None else str(folder.path),
+            "run": folder.name,
+            "stopped_by": "SIGTERM" if told.to_stop else None,
             "missing": [f"{name}: {text}" for name in race.names for text in results[name]["missing"]],
             "failed": failed,
         }
@@ -177,21 +201,25 @@ class _Watch:
     def __init__(self, race: Race, entrants: dict[str, Entrant]) -> None:
         self._race, self._entrants = race, entrants
         self._aucs: dict[str, float | None] = {}
-        self._due, self._began, self._first = 0.0, time.monotonic(), 0
+        self._due, self._began = 0.0, time.monotonic()
+        self._before: int | None = None
 
     def aucs(self, *, now: bool = False) -> dict[str, float | None]:
         """Of all predictions of each variant so far."""
         if now or time.monotonic() >= self._due:
             for name, entrant in self._entrants.items():
-                if not entrant.done or name not in self._aucs:
-                    self._aucs[name] = entrant.meter.metrics.scores().auc if entrant.meter.steps else None
+                self._aucs[name] = entrant.auc if entrant.done else entrant.meter.metrics.scores().auc
             self._due = time.monotonic() + _AUCS_EVERY
         return self._aucs
 
     def rate(self) -> float:
-        """Samples a second of the stream: each counts once, however many variants are trained on it."""
+        """Samples a second of the stream in this process: each counts once, however many variants are trained on it."""
         samples = max(entrant.meter.samples for entrant in self._entrants.values())
-        return samples / max(time.monotonic() - self._began, 1e-9)
+        if self._before is None:
+            self._before = samples
+            self._began = time.monotonic()
+            return 0.0
+        return (samples - self._before) / max(time.monotonic() - self._began, 1e-9)
 
     def table(self) -> Any:
         """On a terminal."""
