@@ -68,8 +68,7 @@ def _cell(
     recipe: Recipe, variants: int, model: str, batch: int, store: str, steps: int, repeats: int
 ) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    flags = recipe.flat() | {"model": model, "batch": batch, "steps": 2 * steps + 2, "run": None}
-    flags.pop("run")
+    flags = recipe.flat() | {"model": model, "batch": batch, "steps": 2 * steps + 2}
     alone: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores})}
     side: list[float] = []
     cpu: list[float] = []

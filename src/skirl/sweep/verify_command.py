@@ -13,8 +13,8 @@ from skirl.train.commands import Verify
 class VerifyVariants(Verify):
     """Train with a cache, with every row resident, and in plain Python; compare every bit.
 
-    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 8, "steps": 6, "quiet": True}
-    >>> found = VerifyVariants.of(**flags, vary=("lr=0.01,0.02",)).run()
+    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 8, "steps": 4, "cache": "touched:60%"}
+    >>> found = VerifyVariants.of(**flags, quiet=True, vary=("lr=0.01,0.02",)).run()
     >>> found["variants"], found["differences"]
     (['lr=0.01', 'lr=0.02'], 0)
     """
