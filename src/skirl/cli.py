@@ -40,6 +40,10 @@ COMMANDS = {
         "skirl.placement.tables.commands:PlaceTables",
         "where tables are to live that trainers keep themselves: a plan for the ranks, from what each would compute",
     ),
+    "place list": (
+        "skirl.placement.tables.commands:ListTables",
+        "the tables of a model and what batches look up in them, for `skirl place tables`",
+    ),
     "place costs": (
         "skirl.placement.tables.commands:MeasureCosts",
         "what parts of tables cost on this machine, for `skirl place tables`",

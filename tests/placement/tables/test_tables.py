@@ -10,6 +10,7 @@ from skirl.placement.tables.costs import TERMS, fitted, load_costs, save_costs, 
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.pool import POOLING, ROWS, ids_of, pool
 from skirl.placement.tables.spec import TableSpec, read_specs, specs_of, specs_text
+from skirl.train.recipe import Recipe
 
 HEAD = {"format": "skirl-tables", "format_version": 1, "batch": 64}
 TABLE = {"name": "a", "rows": 1000, "dim": 8, "ids": 64, "distinct": 40}
@@ -150,6 +151,26 @@ def test_specs_of_batches_are_counts():
     assert a.reuse[:3] == (0.5, 0.25, 0.25) and b.reuse[0] == 1
     with pytest.raises(ValueError, match="table 'c' has no ids in 1 batches"):
         specs_of([("c", 10, 4)], [[np.array([], np.int64)]], batch=2)
+
+
+def test_tables_of_a_run_are_listed_and_placed(tmp_path, capsys):
+    flags = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "3", "--quiet"]
+    assert main(["place", "list", *flags, "--out", str(tmp_path / "t.json")]) == 0
+    assert "3 batches" in capsys.readouterr().out
+    recipe = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4, batch=64, steps=3)
+    names = [table.name for table in recipe.tables()]
+    batches = []
+    for sparse in (batch.sparse for batch in recipe.stream()):
+        sizes = [int(lengths.sum()) for lengths in sparse.lengths().split(sparse.stride())]
+        ids = dict(zip(sparse.keys(), sparse.values().split(sizes), strict=True))
+        batches.append([ids[table.features[0]].numpy() for table in recipe.tables()])
+    by_hand = specs_of([(t.name, t.rows, t.dim) for t in recipe.tables()], batches, batch=64)
+    found = read_specs(tmp_path / "t.json")
+    assert [s.name for s in found] == names
+    assert [(s.rows, s.ids, s.distinct) for s in found] == [(s.rows, s.ids, s.distinct) for s in by_hand]
+    assert np.allclose([s.reuse for s in found], [s.reuse for s in by_hand])
+    out = str(tmp_path / "p.json")
+    assert main(["place", "tables", str(tmp_path / "t.json"), "--ranks", "2", "--out", out]) == 0
 
 
 def test_made_tables_have_the_published_moments(tmp_path):

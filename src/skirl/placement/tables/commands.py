@@ -1,17 +1,69 @@
 """`skirl place tables` and `skirl place costs`: their flags, and what they print. What they do is imported when they run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tyro.conf import Positional
 
+from skirl.data.flags import DataFlags
+from skirl.models.flags import ModelFlags
 from skirl.placement.flags import parsed_bytes, parsed_rate
+from skirl.tools.flags import Composed
 from skirl.tools.progress import size
+from skirl.train.flags import OptimizerFlags, ShowFlags
 
 MOST_RANKS = 1024
 _SHOWN = 8
 """Tables of a rank that are printed."""
+
+
+@dataclass(frozen=True)
+class ListTables(Composed):
+    """The tables of a model, and what the batches of a run look up in them: for `skirl place tables`.
+
+    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 3}
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = ListTables.of(**flags, out=Path(folder) / "t.json", quiet=True).run()
+    >>> found["batches"], found["ids"] >= found["distinct"] > 0
+    (3, True)
+    """
+
+    group: ClassVar[str] = "output"
+    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "out")
+    positional: ClassVar[str] = "data"
+    example: ClassVar[str] = "skirl place list synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 20"
+
+    data: DataFlags = field(default_factory=DataFlags)
+    model: ModelFlags = field(default_factory=ModelFlags)
+    optimizer: OptimizerFlags = field(default_factory=OptimizerFlags)
+    show: ShowFlags = field(default_factory=ShowFlags)
+    out: Path = Path("tables.json")
+    """The file to write."""
+
+    def __post_init__(self) -> None:
+        self.data.stream().tables(self.model.row_dim)  # it checks dim
+        if self.out.suffix != ".json":
+            raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
+
+    def run(self) -> dict[str, Any]:
+        """Read the batches, and count."""
+        import sys
+
+        from skirl.placement.tables.from_data import listed
+
+        to = sys.stderr if self.show.json else sys.stdout
+        return listed(self.data, self.model, self.optimizer, self.out, quiet=self.show.quiet, to=to)
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """What was counted."""
+        return {
+            "read": f"{result['batches']:,} batches, each looks up {result['ids']:,.0f} ids of {result['distinct']:,.0f} "
+            f"rows in {result['tables']:,} tables",
+            "tables": result["out"],
+            "advice": f"use skirl place tables {result['out']} --ranks 2",
+        }
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 import numpy as np
 
@@ -12,7 +11,8 @@ from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.problem import Item, Placed, Problem
 from skirl.placement.tables.uneven import fill, level, tidied
 
-WIDTH = 3
+WIDTH, WIDEST, TOGETHER = 3, 24, 120
+"""States that a beam keeps: more where there are few tables, so that all of them have about so many."""
 CANDIDATES = 10
 """Items of a state that are cut."""
 PATIENCE = 3
@@ -24,6 +24,10 @@ COARSE = (1.0, 0.5, 0.25)
 WORTH = 0.8
 """Of a piece's time, what a half of it may take in those starts: what is exchanged does not become less by cuts of rows."""
 KICKS = 60
+WORTH_LEVELLING = 1.05
+"""Of the best, what a state may take to be cut anywhere."""
+TINY, TINY_KICKS = 16, 8
+"""Items up to which each state is shaken, and how often."""
 SMALL = 150
 """Items up to which each state is also placed from nothing, and shaken."""
 _LEAST_GAIN = 1e-6
@@ -103,7 +107,8 @@ class _Search:
         assert self.found is not None
         if self.uneven:
             self.take(self.levelled(self.found.placed))
-        self.shaken()
+        if len(self.found.placed.items) <= SMALL:
+            self.take(self.shaken(self.found.placed, KICKS, self.uneven))
         self.found.seconds, self.found.states = self.now() - self.began, len(self.memo)
         self.found.in_time = not self.late()
         return self.found
@@ -176,6 +181,7 @@ class _Search:
 
     def beam(self, states: list[Placed]) -> None:
         best, waited = min(state.score for state in states), 0
+        width = max(WIDTH, min(WIDEST, TOGETHER // len(states[0].items)))
         while waited < PATIENCE and not self.late(0.5):
             children = list[Placed]()
             for state in states:
@@ -188,7 +194,7 @@ class _Search:
                         children.append(child)
             if not children:
                 return
-            states = sorted([*states, *children] if waited == 0 else children, key=lambda placed: placed.score)[:WIDTH]
+            states = sorted([*states, *children] if waited == 0 else children, key=lambda placed: placed.score)[:width]
             gained = states[0].score < (best[0], best[1] * (1 - _LEAST_GAIN))
             best, waited = min(best, states[0].score), 0 if gained else waited + 1
 
@@ -228,6 +234,8 @@ class _Search:
         best = problem.improved(warm, clock=self.late)
         if len(items) <= SMALL:
             best = min(best, self.placed_anew(items), key=lambda placed: placed.score)
+        if len(items) <= TINY:
+            best = self.shaken(best, TINY_KICKS)
         self.memo[key] = best
         return best
 
@@ -237,22 +245,19 @@ class _Search:
         """With cuts anywhere."""
         return level(self.problem, tidied(self.problem, placed), self.late)
 
-    def shaken(self) -> None:
-        """From the best, and from the best of cuts in halves: items moved by chance, then moves and swaps again."""
-        assert self.found is not None
-        if len(self.found.placed.items) > SMALL:
-            return
+    def shaken(self, kept: Placed, kicks: int, uneven: bool = False) -> Placed:
+        """The best of items moved by chance, then moves and swaps again; uneven: with cuts anywhere."""
         state = np.uint64(self.seed)
-        kept = self.found.placed
-        for kick in count():
-            if kick == KICKS or self.late():
-                return
-            arrays = self.problem.arrays(kept.items)
+        arrays = self.problem.arrays(kept.items)
+        for kick in range(kicks):
+            if self.late():
+                break
             at, load, used = kept.at.copy(), kept.load.copy(), kept.used.copy()
             with np.errstate(over="ignore"):
                 state = np.uint64(balance.shake(state, 2 + kick % 3, *arrays[:-1], at, load, used))
             after = self.problem.improved(Placed(kept.items, at, load, used, kept.caps), clock=self.late)
-            if self.uneven and after.score[0] == 0 and after.score[1] < kept.score[1] * 1.05:
+            if uneven and after.score[0] == 0 and after.score[1] < kept.score[1] * WORTH_LEVELLING:
                 after = self.levelled(after)
-            self.take(after)
-            kept = min(kept, after, key=lambda placed: placed.score)
+            if after.score < kept.score:
+                kept, arrays = after, self.problem.arrays(after.items)
+        return kept

@@ -1,0 +1,63 @@
+"""The list of a model's tables, from the batches of a run."""
+
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from skirl.core.keys import ROW_BITS
+from skirl.core.tables import Schema
+from skirl.data.flags import DataFlags
+from skirl.models.flags import ModelFlags
+from skirl.placement.tables.spec import BINS, TableSpec, reuse_of, specs_text
+from skirl.tools.os_errors import writing
+from skirl.tools.progress import Progress
+from skirl.train.flags import OptimizerFlags
+from skirl.train.recipe import Recipe
+from skirl.train.touched import keys_of
+
+
+def listed(
+    data: DataFlags, model: ModelFlags, optimizer: OptimizerFlags, out: Path, *, quiet: bool, to: TextIO
+) -> dict[str, Any]:
+    """Count what each batch looks up in each table, and write the list.
+
+    **Arguments**
+
+    - `data`, `model`, `optimizer`: of the run.
+    - `out`: the file.
+    - `quiet`: whether no progress is shown.
+    - `to`: where it is shown.
+    """
+    recipe = Recipe(data=data, model=model, optimizer=optimizer)
+    schema, stream = Schema.of(list(recipe.tables())), recipe.stream()
+    ids, distinct = np.zeros(len(schema.tables)), np.zeros(len(schema.tables))
+    reuse = np.zeros((len(schema.tables), BINS))
+    batches = 0
+    with Progress("read", steps=stream.steps, to=to, quiet=quiet) as progress:
+        for batch in stream:
+            batches += 1
+            keys, counts = np.unique(keys_of(batch.sparse, schema), return_counts=True)
+            table = keys >> ROW_BITS
+            for n in np.unique(table).tolist():
+                mine = counts[table == n]
+                ids[n] += mine.sum()
+                distinct[n] += len(mine)
+                reuse[n] += len(mine) * np.array(reuse_of(mine))
+            progress(batches, lambda: {"rows": f"{len(keys):,}"})  # noqa: B023
+    if not batches:
+        raise ValueError(f"{data.data} has no batch of {data.batch:,} samples: set --batch smaller")
+    specs = [
+        TableSpec(
+            t.name, t.rows, t.dim, data.batch, float(ids[n] / batches), float(distinct[n] / batches),
+            tuple((reuse[n] / max(1, distinct[n])).tolist()), optimizer.optimizer,
+        )
+        for n, t in enumerate(schema.tables)
+    ]  # fmt: skip
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(specs_text(specs) + "\n", encoding="utf-8")
+    return {
+        "batches": batches, "tables": len(specs), "out": str(out), "ids": float(ids.sum() / batches),
+        "distinct": float(distinct.sum() / batches),
+    }  # fmt: skip
