@@ -677,7 +677,7 @@ LAYOUTS = [
     Fault("joined pieces count lists that lie over each other", "data.files.windows:_joined_starts",
           "before += len(piece.ids[feature])", "before += int(sizes.sum())"),
     Fault("lists that are left begin where they did among all", "data.files.encoded:used",
-          "starts - begin", "starts"),
+          "starts - first", "starts"),
     Fault("a frame's stretch of time is not summed", "dedup.spill:_sum_of",
           "zlib.crc32(struct.pack('<4q', *said))", "0"),
 ]  # fmt: skip
