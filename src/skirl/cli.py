@@ -36,6 +36,10 @@ COMMANDS = {
         "where rows are to live: a plan for several stores, from what each would move",
     ),
     "place calibrate": ("skirl.placement.commands:Calibrate", "how fast a store moves rows"),
+    "place tables": (
+        "skirl.placement.tables.commands:PlaceTables",
+        "where tables are to live that trainers keep themselves: a plan for the ranks, from what each would compute",
+    ),
     "simulate": (
         "skirl.measure.scaling.commands:Simulate",
         "the time of a step with 8 to 512 trainers and a link: what bounds it, and where the curve bends",

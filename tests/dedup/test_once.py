@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from skirl.core.find import find
 from skirl.data.files.columnar import KEY
+from skirl.data.files.encoded import used
 from skirl.data.files.errors import BadFile, BadSchema
 from skirl.data.files.schema import FileSchema
 from skirl.data.flags import DataFlags
@@ -189,3 +190,22 @@ def test_a_missing_tensor_is_none(tmp_path: Path) -> None:
     some, _ = both(tmp_path, rows)
     batch = next(iter(DataFlags(some, batch=40).stream()))
     assert not batch.sparse.variable_stride_per_key() and isinstance(batch.sparse.values(), torch.Tensor)
+
+
+@given(st.data())
+@cases(60)
+def test_the_lists_that_some_row_has_are_those_of_the_rows(data: st.DataObject) -> None:
+    """Beside Python's lists, which each row has and which all rows have together, ascending."""
+    sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))
+    values = np.arange(100, 100 + max(10, sum(sizes)))
+    starts = data.draw(st.none() | st.tuples(*(st.integers(0, 10 - size) for size in sizes)))
+    begins = starts or [sum(sizes[:k]) for k in range(len(sizes))]
+    lists = [values[begin : begin + size].tolist() for begin, size in zip(begins, sizes, strict=True)]
+    rows = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=6))
+    given_starts = None if starts is None else np.array(starts)
+    ids, lengths, which, left = used(values, np.array(sizes), np.array(rows, np.int64), given_starts)
+    at = np.cumsum(lengths) - lengths if left is None else left
+    some = [ids[begin : begin + size].tolist() for begin, size in zip(at.tolist(), lengths.tolist(), strict=True)]
+    assert [some[k] for k in which.tolist()] == [lists[row] for row in rows]
+    assert some == [lists[k] for k in sorted(set(rows))]
+    assert left is not None or len(ids) == lengths.sum()

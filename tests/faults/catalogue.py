@@ -549,8 +549,10 @@ GPU = [
 TRAINERS = [
     Fault("sums of rows are added in the order of ranks", "engine.gradients:Gradients.apply",
           "np.array([leaves.start for tree in trees for leaves in tree])", "1 << np.arange(len(ends))"),
-    Fault("sums of dense gradients are added in the order of ranks", "peers.dense:share",
+    Fault("sums of dense gradients are added in the order of ranks", "peers.dense:_Kind.share",
           "(leaves.start for tree in self._trees for leaves in tree)", "(1 << n for n in range(64))"),
+    Fault("dense gradients leave before the last weight has its own", "nn.dense_sums:_accumulated",
+          "not self._missing", "len(self._missing) < 2"),
     Fault("a trainer's subtrees of dense gradients change places", "peers.dense:OfAllTrainers.start",
           "subtrees(self.mine.start, self.mine.stop)", "subtrees(self.mine.start, self.mine.stop)[::-1]"),
     Fault("sums of several subtrees are sent one after the other", "engine.gradients:_by_owner",
@@ -676,7 +678,7 @@ LAYOUTS = [
     Fault("joined pieces count lists that lie over each other", "data.files.windows:_joined_starts",
           "before += len(piece.ids[feature])", "before += int(sizes.sum())"),
     Fault("lists that are left begin where they did among all", "data.files.encoded:used",
-          "starts - begin", "starts"),
+          "starts - first", "starts"),
     Fault("a frame's stretch of time is not summed", "dedup.spill:_sum_of",
           "zlib.crc32(struct.pack('<4q', *said))", "0"),
 ]  # fmt: skip

@@ -67,5 +67,5 @@ def test_each_trainer_of_a_machine_has_a_gpu():
 def test_a_rank_that_never_comes_is_named():
     launched = Launched.of(NAMES)
     assert launched is not None
-    with pytest.raises(PeerError, match=r"rank 1 waited 0\.\d s for rank 0 in the start of the job: it hangs"):
+    with pytest.raises(PeerError, match=r"rank 1 waited \d+\.\d s for rank 0 in the start of the job: it hangs"):
         _meet(torch.distributed.HashStore(), launched, 0.2)

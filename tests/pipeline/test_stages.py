@@ -133,12 +133,12 @@ def test_closing_waits_for_one_that_makes_progress(caplog, monkeypatch):
 
 
 def test_closing_gives_up_the_stuck_one_after_the_others_ended():
-    stages, go, ended = make(patience=0.2), threading.Event(), []
+    stages, go, ended = make(patience=0.5), threading.Event(), []
 
     def write():
-        for number in range(5):
+        for number in range(30):
             with stages.working("write", number):
-                time.sleep(0.1)
+                time.sleep(0.02)
         ended.append(1)
 
     start(stages, fetch=lambda: go.wait(20), write=write)

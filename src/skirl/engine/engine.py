@@ -283,9 +283,9 @@ class Engine:
             why = self.exchange.peers.over or "the job has ended"
             self.lose(f"{why}, and gradients were on their way between trainers")
 
-    def complete(self) -> None:
-        """End the update of the step in the loop, as far as the next one needs it."""
-        if self.exchange is not None:
+    def complete(self, wait: bool = True) -> None:
+        """End the update of the step in the loop, as far as the next one needs it; or not yet, to wait for no move."""
+        if self.exchange is not None and (wait or self.exchange.moved):
             with self._losing("gradients were on their way"):
                 self.exchange.complete()
 

@@ -120,6 +120,11 @@ class Exchange:
         """Whether no gradient is on its way."""
         return self._moved.is_set() and not (self._coming or self._late or self._going)
 
+    @property
+    def moved(self) -> bool:
+        """Whether the other thread has moved all that there is to move beside the step in the loop."""
+        return self._moved.is_set()
+
     def open(self) -> None:
         """A pass begins."""
         self._failure = None

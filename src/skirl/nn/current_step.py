@@ -137,6 +137,12 @@ class CurrentStep:
             if work is not None and not work.updated and self.engine.exchange is not None:
                 self._update(work)
 
+    def complete_meanwhile(self) -> None:
+        """Apply what others sent for the step that was just updated, unless rows still move for the steps beside it."""
+        with uninterrupted():
+            if self.work is not None and self.work.updated:
+                self.engine.complete(wait=False)
+
     def settle(self) -> None:
         """Bring rows to the state after the step in the loop, in the cache or in the store."""
         self._same.settle(wait=True)  # a checkpoint of wrong rows would be the newest

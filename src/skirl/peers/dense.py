@@ -73,12 +73,19 @@ class Summing:
 
     def __init__(self, kinds: "list[_Kind]", weights: Sequence[Tensor], parts: Sequence[Gradients]) -> None:
         self._kinds, self._weights, self._parts = kinds, weights, parts
+        self._shared = False
+
+    @torch.no_grad()
+    def share(self) -> None:
+        """Sum this trainer's piece and begin to give it to all. Other work may lie between this and `wait`."""
+        for kind in () if self._shared else self._kinds:
+            kind.share()
+        self._shared = True
 
     @torch.no_grad()
     def wait(self) -> list[Tensor | None]:
         """The mean over all shards, for each weight; None of a weight that has a gradient nowhere."""
-        for kind in self._kinds:
-            kind.share()
+        self.share()
         found: list[Tensor | None] = [None] * len(self._weights)
         for kind in self._kinds:
             kind.give(self._weights, self._parts, found)

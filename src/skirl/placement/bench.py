@@ -31,6 +31,7 @@ from skirl.placement.bench_runs import (
     trained,
 )
 from skirl.placement.loads import Loads
+from skirl.placement.tables import bench_tables
 from skirl.store.placed.store import PlacedStore
 
 
@@ -38,8 +39,10 @@ from skirl.store.placed.store import PlacedStore
 class PlaceBench:
     """Flags of `skirl bench place`."""
 
-    part: Literal["loads", "stores"] = "loads"
-    """loads: predicted rows and bytes by site and step against executed ones; stores: iterations over emulated links."""
+    part: Literal["loads", "stores", "optimum", "tight", "time"] = "loads"
+    """loads: predicted rows and bytes by site and step against executed ones; stores: iterations over emulated links. Of
+    tables over ranks, optimum: the search against every placement of small tasks; tight: 90 to 98% of the memory; time:
+    seconds of searches."""
     sites: tuple[int, ...] = (1, 2, 3, 4, 8)
     """Numbers of sites; of stores, 4 and 8 if not given."""
     batch: int = 512
@@ -52,6 +55,8 @@ class PlaceBench:
     """Of the touched rows, that the cache holds; at least what a batch needs."""
     link_ms: float = 250.0
     """Of stores: what the links take for a step at the least; all else that a step takes should be small beside it."""
+    tasks: int | None = None
+    """Of tables over ranks: how many; as many as make the figure if not given."""
     seed: int = 0
     """Of the data."""
     json: bool = False
@@ -59,6 +64,8 @@ class PlaceBench:
 
     def __post_init__(self) -> None:
         at_least_one(self, "batch", "steps")
+        if self.tasks is not None:
+            at_least_one(self, "tasks")
         if not self.sites or min(self.sites) < 1:
             raise ValueError(f"sites is {self.sites}: set it to numbers of 1 or more")
         if not 0 < self.link_ms < float("inf"):
@@ -70,6 +77,8 @@ class PlaceBench:
 
     def run(self) -> dict[str, Any]:
         """Measure one part."""
+        if self.part in bench_tables.PARTS:
+            return result("place", self, "part seed", **bench_tables.measured(self.part, self.tasks, self.seed))
         if self.part == "stores":
             links = self.sites if set(self.sites) <= {4, 8} else (4, 8)
             found = bench_stores.measured(*self.job("criteo-kaggle", ranked=True), links, self.link_ms / 1e3)
@@ -110,6 +119,8 @@ class PlaceBench:
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
+        if self.part in bench_tables.PARTS:
+            return bench_tables.told(result)
         if self.part == "stores":
             return bench_stores.told(result)
         return {

@@ -76,8 +76,8 @@ class SiteFlags:
         """So many sites."""
         from skirl.core.placement_plan import Site
 
-        stores, memory = self.stores or ("memory",) * count, [_bytes(text) for text in self.memory or ()]
-        rates = [_rate(text) for text in self.rates or ()]
+        stores, memory = self.stores or ("memory",) * count, [parsed_bytes(text) for text in self.memory or ()]
+        rates = [parsed_rate(text) for text in self.rates or ()]
 
         def of(given: list[Any], site: int) -> Any:
             return None if not given else given[site if len(given) > 1 else 0]
@@ -85,17 +85,30 @@ class SiteFlags:
         return [Site(f"site-{n}", stores[n], of(memory, n), of(rates, n)) for n in range(count)]
 
 
-def _bytes(text: str) -> int:
+def parsed_bytes(text: str) -> int:
+    """The bytes of a flag.
+
+    **Arguments**
+
+    - `text`: as it was given.
+    """
     try:
         return parse_bytes(text)
     except ValueError:
         raise ValueError(f"memory is {text!r}: set it to a size like 4GiB") from None
 
 
-def _rate(text: str) -> float:
+def parsed_rate(text: str, flag: str = "rates") -> float:
+    """The bytes a second of a flag.
+
+    **Arguments**
+
+    - `text`: as it was given.
+    - `flag`: its name.
+    """
     from skirl.store.link import Link
 
     try:
         return Link.parse(f"{text},0us").rate
     except ValueError:
-        raise ValueError(f"rates has {text!r}: write a rate like 10Gbit") from None
+        raise ValueError(f"{flag} has {text!r}: write a rate like 10Gbit") from None

@@ -223,7 +223,7 @@ class _Watch:
 
     def table(self) -> Any:
         """On a terminal."""
-        return drawn(self._race.standing(), self.aucs())
+        return drawn(self._race.standing(), self.aucs(), self.rate())
 
     def facts(self) -> Any:
         """Elsewhere."""

@@ -40,9 +40,11 @@ def difference(place: Place) -> str:
     return f"{place.difference:+.5f}" + ("" if place.error is None else f" ± {place.error:.5f}")
 
 
-def drawn(places: Sequence[Place], aucs: Mapping[str, float | None]) -> Table:
+def drawn(places: Sequence[Place], aucs: Mapping[str, float | None], rate: float) -> Table:
     """The table on a terminal."""
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    racing = sum(place.state in ("leads", "races") for place in places)
+    caption = f"{racing} of {len(places)} race, {rate:,.0f} samples/s"
+    table = Table(box=None, padding=(0, 2), header_style="dim", caption=caption, caption_justify="left")
     for name in HEAD:
         table.add_column(name, justify="left" if name in ("variant", "state") else "right", no_wrap=True)
     for place in places[:MOST_ROWS]:

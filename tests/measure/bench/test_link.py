@@ -17,6 +17,7 @@ from skirl.measure.bench.namespaces import two_namespaces, why_not
 from skirl.peers.in_process import InProcess
 from skirl.store.link import Link
 from skirl.train.fingerprints import rows_of
+from skirl.train.report.plot import short
 
 JOB = Job(dense=600, batch=16, dim=4, rows_scale=0.001, read=3, steps=3, rounds=1)
 
@@ -83,13 +84,17 @@ def test_a_delay_is_added_to_each_message():
         assert come == [0.0, 1.0] and seconds >= 0.05
 
 
-def test_the_command(ranks, monkeypatch, tmp_path):
+@pytest.mark.parametrize("ways", [limited.WAYS, ("hidden",)])
+def test_the_command(ranks, ways, monkeypatch, tmp_path):
     monkeypatch.setattr(link, "trained", lambda *_: [[rank, rank] for rank in ranks])
-    flags = LinkSpeed(links=("loopback",), dense=(600, 1200), plot=tmp_path / "link.svg")
+    flags = LinkSpeed(links=("loopback",), dense=(600, 1200), plot=tmp_path / "link.svg", ways=ways)
     result = flags.run()
     assert result["vs_roof"] == max(point["vs_roof"] for point in result["points"])
-    assert json.loads(json.dumps(result)) and "600 dense" in "".join(flags.summary(result))
-    assert (tmp_path / "link.svg").read_text().count("<polyline") == 3
+    point, text = result["points"][0], flags.summary(result)["loopback, 600 dense"]
+    assert json.loads(json.dumps(result)) and f"vs_roof {point['vs_roof']:.2f}, critical_share" in text
+    drawn = (tmp_path / "link.svg").read_text()
+    assert f"600, {short(point['vs_roof'])}<" in drawn and ("vs_all_critical" in drawn) == (len(ways) == 2)
+    assert drawn.count("<polyline") == 2 * len(ways) + 2  # each ratio of one link; each way and the roof
 
 
 def test_wrong_flags_are_named(monkeypatch):

@@ -91,37 +91,61 @@ def gather_from(values, starts, sizes, out):
     """Copy values that lie at these places, one list after the other."""
     at = 0
     for k in range(len(starts)):
-        begin = starts[k]
-        for place in range(begin, begin + sizes[k]):
-            out[at] = values[place]
-            at += 1
+        part, own = values[starts[k] : starts[k] + sizes[k]], out[at : at + sizes[k]]  # as views: no place is negative
+        for j in range(len(part)):
+            own[j] = part[j]
+        at += sizes[k]
 
 
 def used(
     values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray, starts: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
     """Only the lists that some row has, which each has of them, and where they begin, unless one after the other."""
-    low, high = (int(inverse.min()), int(inverse.max()) + 1) if len(inverse) else (0, 0)
-    begin = int(sizes[:low].sum()) if starts is None else 0
-    sizes, inverse = sizes[low:high], inverse - low
-    there = np.zeros(len(sizes), bool)
-    there[inverse] = True
-    if starts is None:
-        values = values[begin : begin + int(sizes.sum())]
+    which, kept, begins = (np.empty(len(inverse), np.int64) for _ in range(3))
+    count, first, end = _number(inverse, sizes, which, kept, begins)
+    kept, begins = kept[:count], begins[:count]
+    sizes = sizes[kept]
+    if starts is not None:
+        starts = starts[kept]
+        if count:
+            first = int(starts.min())
+            values, starts = values[first : int((starts + sizes).max())], starts - first
+    elif sizes.sum() == end - first:  # nothing between them
+        values = values[first:end]
     else:
-        starts = starts[low:high]
-    if not there.all():
-        inverse, kept = (np.cumsum(there) - 1)[inverse], np.flatnonzero(there)
-        if starts is None:
-            values, some = lists_at(values, sizes, kept)
-            assert some is not None
-            sizes = some
-        else:
-            starts, sizes = starts[kept], sizes[kept]
-    if starts is not None and len(starts):
-        begin = int(starts.min())
-        values, starts = values[begin : int((starts + sizes).max())], starts - begin
-    return values, sizes, inverse, starts
+        out = np.empty(int(sizes.sum()), values.dtype)
+        gather_from(values, begins, sizes, out)
+        values = out
+    return values, sizes, which, starts
+
+
+@kernel
+def _number(inverse, sizes, which, kept, begins):
+    """Number the lists that some row has, ascending.
+
+    Out: which, the new number of each row's; kept, which lists these are; begins, where each begins, if they lie one after
+    the other. How many they are, where the first of them begins, and where the last one ends.
+    """
+    if len(inverse) == 0:
+        return 0, 0, 0
+    low, high = inverse[0], inverse[0]
+    for list_ in inverse:
+        low, high = min(low, list_), max(high, list_)
+    numbers = np.zeros(high + 1 - low, np.int64)
+    for list_ in inverse:
+        numbers[list_ - low] = 1
+    first = 0
+    for size in sizes[:low]:
+        first += size
+    count, at = 0, first
+    for k in range(len(numbers)):
+        if numbers[k]:
+            kept[count], begins[count], numbers[k] = low + k, at, count
+            count += 1
+        at += sizes[low + k]
+    for i in range(len(inverse)):
+        which[i] = numbers[inverse[i] - low]
+    return count, first, at
 
 
 def sharing(piece: Encoded, names: list[str]) -> tuple[Encoded, dict[tuple[str, ...], np.ndarray]]:

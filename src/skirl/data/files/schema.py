@@ -4,6 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
@@ -266,30 +267,7 @@ class FileSchema:
     @classmethod
     def parse(cls, text: str) -> "FileSchema":
         """A schema from its TOML text."""
-        try:
-            read = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise BadSchema(f"is no TOML ({error}): mend it, docs/data.md has an example") from None
-        layout = read.pop("file", {})
-        columns = {kind: _columns(kind, read.pop(kind, [])) for kind in cls.KINDS}
-        top = {name: read.pop(name) for name in ("session", "time", "missing", "nan_is_missing") if name in read}
-        if read:
-            raise BadSchema(
-                _unknown(next(iter(read)), [*cls.KINDS, "file", "session", "time", "missing", "nan_is_missing"])
-            )
-        if not columns["label"]:
-            raise BadSchema("the schema names no label: add [[label]] with the name of its column")
-        return _make(
-            cls,
-            "schema",
-            top
-            | {
-                "labels": columns["label"],
-                "dense": columns["dense"],
-                "ids": columns["id"],
-                "text": _make(Text, "[file]", layout),
-            },
-        )
+        return _parsed(text)
 
     def toml(self) -> str:
         """The schema as TOML text that `parse` reads."""
@@ -308,6 +286,35 @@ class FileSchema:
                     if (v := getattr(column, f.name)) is not None and (v or f.name not in _LAID)  # as it was before
                 ]
         return "\n".join(lines) + "\n"
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str) -> FileSchema:
+    """A schema from its TOML text; the files of a folder mostly say the same."""
+    try:
+        read = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadSchema(f"is no TOML ({error}): mend it, docs/data.md has an example") from None
+    layout = read.pop("file", {})
+    columns = {kind: _columns(kind, read.pop(kind, [])) for kind in FileSchema.KINDS}
+    top = {name: read.pop(name) for name in ("session", "time", "missing", "nan_is_missing") if name in read}
+    if read:
+        raise BadSchema(
+            _unknown(next(iter(read)), [*FileSchema.KINDS, "file", "session", "time", "missing", "nan_is_missing"])
+        )
+    if not columns["label"]:
+        raise BadSchema("the schema names no label: add [[label]] with the name of its column")
+    return _make(
+        FileSchema,
+        "schema",
+        top
+        | {
+            "labels": columns["label"],
+            "dense": columns["dense"],
+            "ids": columns["id"],
+            "text": _make(Text, "[file]", layout),
+        },
+    )
 
 
 _LAID = ("run", "start", "length")
@@ -346,7 +353,7 @@ def _make(kind: type[T], where: str, values: Any) -> T:
     """A dataclass from TOML, its fields checked against their types."""
     if not isinstance(values, dict):
         raise BadSchema(f"{where} has to be a table of fields")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     known = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
     for name, value in values.items():
         if name not in known:
@@ -360,6 +367,12 @@ def _make(kind: type[T], where: str, values: Any) -> T:
             allowed = " or ".join(map(str, choices)) if choices and isinstance(choices[0], str) else _plain(hints[name])
             raise BadSchema(f"{where}: {name} is {value!r}, set it to {allowed}")
     return kind(**values)
+
+
+@lru_cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields: to find them out takes longer than all else of a column."""
+    return get_type_hints(kind)
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -17,6 +17,12 @@ from skirl.train.report.plot import Chart, svg
 BOUND = 1.2
 """Times the roof that an iteration may take."""
 LOOPBACK = "loopback"
+RATIOS = {
+    "vs_roof": "a step beside its roof",
+    "critical_share": "share of a step that waits for critical rows",
+    "vs_all_critical": "the same run with nothing early or late, beside it",
+}
+"""What is told of each link and dense size."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class LinkSpeed:
     seed: int = 0
     """Of ids and weights."""
     plot: Path | None = None
-    """An .svg file to write the table to, as a picture."""
+    """An .svg file to draw all points in: ratios over dense sizes, a line for each link, and what a step took."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -98,8 +104,9 @@ class LinkSpeed:
                 for way, facts in point["ways"].items()
             )
             roof = point["ways"][self.ways[0]]["roof"]
+            ratios = ", ".join(f"{name} {point[name]:.2f}" for name in RATIOS if point[name] is not None)
             lines[f"{point['link']}, {point['dense']:,} dense"] = (
-                f"roof {1e3 * max(roof.values()):.1f} ms: compute {1e3 * roof['compute']:.1f}, wire "
+                f"{ratios}\nroof {1e3 * max(roof.values()):.1f} ms: compute {1e3 * roof['compute']:.1f}, wire "
                 f"{1e3 * roof['wire']:.1f}, cores {1e3 * roof['cores']:.1f}{ways}"
             )
         return lines
@@ -164,9 +171,16 @@ def _judged(local: float, together: Sequence[dict[str, Any]], link: Emulated, co
 
 
 def drawn(points: Sequence[dict[str, Any]]) -> str:
-    """For each link a chart over dense sizes: iterations of each way, and their roof."""
-    charts = []
-    for link in dict.fromkeys(point["link"] for point in points):
+    """Charts over dense sizes: of each ratio, with a line for each link; of each link, iterations of each way and their roof."""
+    links, charts = list(dict.fromkeys(point["link"] for point in points)), []
+    for name, what in RATIOS.items():
+        lines = {
+            link: [(point["dense"], point[name]) for point in points if point["link"] == link and point[name] is not None]
+            for link in links
+        }
+        if any(lines.values()):
+            charts.append(Chart(f"{name}: {what}", "dense numbers", lines, log=(True, False)))
+    for link in links:
         mine = [point for point in points if point["link"] == link]
         lines = {
             way.replace("_", " "): [(point["dense"], 1e3 * point["ways"][way]["seconds"]) for point in mine]

@@ -1,0 +1,171 @@
+"""Items over ranks, by compiled loops: the least busy rank in turn, then moves and swaps. Fixed items stay where they are.
+
+Of item i: compute[i] and exchange[i] in ms, nbytes[i], fixed[i] (its rank, or -1). Of rank r: slow[r] and far[r] multiply
+the two, caps[r] in bytes. Bytes over the caps, summed, come first, then the busiest rank.
+"""
+
+import numpy as np
+
+from skirl.tools.jit import kernel
+
+EPS = 1e-9
+"""What a change has to gain of the busiest rank's time, as a share: less is rounding."""
+
+
+@kernel
+def greedy(order, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used):
+    """Each item of `order` to the rank that is then least busy, of those that have room; else to the one least over.
+
+    **Arguments**
+
+    - `order`: items; those that are fixed come first whatever it says.
+    - `compute`, `exchange`, `nbytes`, `fixed`, `slow`, `far`, `caps`: as above.
+    - `at`, `load`, `used`: out, the rank of each item, and ms and bytes of each rank.
+    """
+    load[:] = 0.0
+    used[:] = 0
+    for i in order:
+        if fixed[i] >= 0:
+            at[i] = fixed[i]
+            load[at[i]] += compute[i] * slow[at[i]] + exchange[i] * far[at[i]]
+            used[at[i]] += nbytes[i]
+    for i in order:
+        if fixed[i] >= 0:
+            continue
+        best, best_load, best_over = -1, 0.0, 0
+        for r in range(len(caps)):
+            over = max(0, used[r] + nbytes[i] - caps[r])
+            busy = load[r] + compute[i] * slow[r] + exchange[i] * far[r]
+            if best < 0 or over < best_over or (over == best_over and busy < best_load):
+                best, best_load, best_over = r, busy, over
+        at[i] = best
+        load[best] = best_load
+        used[best] += nbytes[i]
+
+
+@kernel
+def _over(used, cap):
+    return max(0, used - cap)
+
+
+@kernel
+def improve(compute, exchange, nbytes, fixed, slow, far, caps, at, load, used, most):
+    """Move or swap items while that takes bytes over the caps away, or makes the busiest rank less busy; how often it did.
+
+    Of all changes of one rank, the busiest or the one most over its cap, the best is made.
+
+    **Arguments**
+
+    - `compute`, `exchange`, `nbytes`, `fixed`, `slow`, `far`, `caps`: as above.
+    - `at`, `load`, `used`: in and out, as `greedy` leaves them.
+    - `most`: changes to make at the most.
+    """
+    ranks, done = len(caps), 0
+    while done < most:
+        worst, most_over = -1, 0
+        for r in range(ranks):
+            over = _over(used[r], caps[r])
+            if over > most_over:
+                worst, most_over = r, over
+        tight = worst >= 0
+        if not tight:
+            worst = 0
+            for r in range(ranks):
+                if load[r] > load[worst]:
+                    worst = r
+        changed = _change(worst, tight, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used)
+        if not changed and tight:  # no byte less over; it may still be less busy
+            worst = 0
+            for r in range(ranks):
+                if load[r] > load[worst]:
+                    worst = r
+            changed = _change(worst, False, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used)
+        if not changed:
+            break
+        done += 1
+    # Sums of many steps have drifted: add them up anew.
+    load[:] = 0.0
+    for i in range(len(at)):
+        load[at[i]] += compute[i] * slow[at[i]] + exchange[i] * far[at[i]]
+    return done
+
+
+@kernel
+def _change(b, tight, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used):
+    """The best move or swap of an item of rank b, made if it gains."""
+    best_i, best_j, best_r = -1, -1, -1
+    best_over, best_busy = 0, load[b] * (1 - EPS)
+    over_b = _over(used[b], caps[b])
+    if tight:
+        best_over, best_busy = -1, np.inf  # bytes over have to become fewer
+    n, ranks = len(at), len(caps)
+    for i in range(n):
+        if at[i] != b or fixed[i] >= 0:
+            continue
+        ib = compute[i] * slow[b] + exchange[i] * far[b]
+        left_over = _over(used[b] - nbytes[i], caps[b]) - over_b
+        for r in range(ranks):
+            if r == b:
+                continue
+            over = left_over + _over(used[r] + nbytes[i], caps[r]) - _over(used[r], caps[r])
+            if over > best_over:
+                continue
+            busy = max(load[b] - ib, load[r] + compute[i] * slow[r] + exchange[i] * far[r])
+            if over < best_over or busy < best_busy:
+                if not tight and busy >= load[b] * (1 - EPS):
+                    continue
+                best_i, best_j, best_r, best_over, best_busy = i, -1, r, over, busy
+        for j in range(n):
+            r = at[j]
+            if r == b or fixed[j] >= 0:
+                continue
+            more = nbytes[j] - nbytes[i]
+            over = _over(used[b] + more, caps[b]) - over_b + _over(used[r] - more, caps[r]) - _over(used[r], caps[r])
+            if over > best_over:
+                continue
+            jb = compute[j] * slow[b] + exchange[j] * far[b]
+            jr = compute[j] * slow[r] + exchange[j] * far[r]
+            busy = max(load[b] - ib + jb, load[r] - jr + compute[i] * slow[r] + exchange[i] * far[r])
+            if over < best_over or busy < best_busy:
+                if not tight and busy >= load[b] * (1 - EPS):
+                    continue
+                best_i, best_j, best_r, best_over, best_busy = i, j, r, over, busy
+    if best_i < 0:
+        return False
+    _put(best_i, best_r, compute, exchange, nbytes, slow, far, at, load, used)
+    if best_j >= 0:
+        _put(best_j, b, compute, exchange, nbytes, slow, far, at, load, used)
+    return True
+
+
+@kernel
+def _put(i, r, compute, exchange, nbytes, slow, far, at, load, used):
+    before = at[i]
+    load[before] -= compute[i] * slow[before] + exchange[i] * far[before]
+    used[before] -= nbytes[i]
+    at[i] = r
+    load[r] += compute[i] * slow[r] + exchange[i] * far[r]
+    used[r] += nbytes[i]
+
+
+@kernel
+def shake(state, kicks, compute, exchange, nbytes, fixed, slow, far, at, load, used):
+    """Move some items to ranks by chance; the next state of the generator.
+
+    **Arguments**
+
+    - `state`: uint64, of a splitmix64 generator.
+    - `kicks`: how many.
+    - `compute`, `exchange`, `nbytes`, `fixed`, `slow`, `far`: as above.
+    - `at`, `load`, `used`: in and out.
+    """
+    for _ in range(kicks):
+        state = state + np.uint64(0x9E3779B97F4A7C15)
+        z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+        i = np.int64((z >> np.uint64(32)) % np.uint64(len(at)))
+        r = np.int64((z & np.uint64(0xFFFFFFFF)) % np.uint64(len(load)))
+        if fixed[i] < 0 and at[i] != r:
+            _put(i, r, compute, exchange, nbytes, slow, far, at, load, used)
+    return state

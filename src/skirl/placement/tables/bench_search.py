@@ -1,0 +1,203 @@
+"""What `skirl bench place` measures of the search alone: against every placement of small tasks, full memory, and time."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from skirl.placement.tables import baselines
+from skirl.placement.tables.costs import Costs, shipped
+from skirl.placement.tables.pieces import Piece, check_cover, halves, whole
+from skirl.placement.tables.place import over_caps
+from skirl.placement.tables.pool import Made, Task, pool, task
+from skirl.placement.tables.problem import Placed, Problem, canonical
+from skirl.placement.tables.search import Found, search
+
+LINK = 1.25e9
+SIZES = ((60, 8, 5.0), (200, 16, 15.0), (1000, 64, 90.0))
+"""Tables, ranks, and seconds that a search may take."""
+
+
+def problem_of(of: Task, *, columns: str = "exact", rows: bool = True, costs: Costs | None = None) -> Problem:
+    """A task with costs.
+
+    **Arguments**
+
+    - `of`: the task.
+    - `columns`, `rows`: how tables may be cut.
+    - `costs`: of parts; those that come with skirl if not given.
+    """
+    specs = of.specs
+    costs = shipped(LINK, len(of.ranks.caps)) if costs is None else costs
+    return Problem([specs[n] for n in canonical(specs)], of.ranks, costs, columns, rows)  # type: ignore[arg-type]
+
+
+def sound(problem: Problem, placed: Placed) -> bool:
+    """Whether every table is covered once, and no rank holds a byte too many.
+
+    **Arguments**
+
+    - `problem`: what was searched.
+    - `placed`: what came out.
+    """
+    check_cover(problem.specs, [piece for item in placed.items for piece in item])
+    return max(over_caps(problem, placed)) == 0
+
+
+# Against every placement
+
+
+def optimum(tasks: int, seed: int) -> dict[str, Any]:
+    """Small tasks whose tables are whole, or in halves by rows or by columns: the search over the same, and any placement.
+
+    **Arguments**
+
+    - `tasks`: how many.
+    - `seed`: of chance.
+    """
+    rng, ratios, uneven, cut = np.random.default_rng(seed), [], [], 0
+    made = pool(80, batch=512, max_dim=128, seed=seed, optimizer="sgd")
+    while len(ratios) < tasks:
+        ranks = int(rng.integers(2, 4))
+        of = task(
+            made, int(rng.integers(3, 6)), ranks, rng, full=float(rng.uniform(0.4, 0.8)), unlike=bool(rng.integers(2))
+        )
+        problem = problem_of(of)
+        best = least(problem)
+        if best == np.inf:
+            continue  # halves do not fit at all
+        found = search(problem, seed=seed, uneven=False, most_pieces=2).placed
+        over, busy = found.score
+        ratios.append(busy / best if over == 0 and sound(problem, found) else np.inf)
+        cut += len(found.items) > len(problem.specs)
+        uneven.append(search(problem, seed=seed).placed.score[1] / best)
+    return {
+        "tasks": len(ratios),
+        "over_optimum_mean": float(np.mean(ratios)),
+        "over_optimum_max": float(np.max(ratios)),
+        "with_splits": cut,
+        "cuts_anywhere_mean": float(np.mean(uneven)),
+    }
+
+
+def least(problem: Problem) -> float:
+    """Milliseconds of the busiest rank in the best of all placements within memory; inf where there is none.
+
+    **Arguments**
+
+    - `problem`: few tables and ranks.
+    """
+    best = np.inf
+    slow, far, caps = problem.ranks.slow, problem.ranks.far, np.array(problem.ranks.caps)
+    for choice in itertools.product(*(list(_parts(problem, n)) for n in range(len(problem.specs)))):
+        pieces = [piece for pieces in choice for piece in pieces]
+        of = [(problem.costs.of(problem.specs[p.table], p.rows, p.dim)) for p in pieces]
+        states = np.zeros((1, 2, len(caps)))  # of each placement of the pieces so far: load and bytes by rank
+        for compute, exchange, nbytes in sorted(of, reverse=True):
+            more = np.repeat(states[:, None], len(caps), axis=1)
+            for r in range(len(caps)):
+                more[:, r, 0, r] += compute * slow[r] + exchange * far[r]
+                more[:, r, 1, r] += nbytes
+            states = more.reshape(-1, 2, len(caps))
+            states = states[(states[:, 0].max(axis=1) < best) & (states[:, 1] <= caps).all(axis=1)]
+            if not len(states):
+                break
+        else:
+            best = float(states[:, 0].max(axis=1).min())
+    return best
+
+
+def _parts(problem: Problem, number: int) -> Iterator[tuple[Piece, ...]]:
+    """A table whole, and in halves."""
+    piece = whole(number, problem.specs[number])
+    yield (piece,)
+    for way in problem.ways((piece,)):
+        pair = halves(piece, way)
+        if pair is not None:
+            yield pair
+
+
+# At full memory
+
+
+def tight(tasks: int, seed: int, seconds: float) -> dict[str, Any]:
+    """Tasks whose tables take 90 to 98% of the memory, of unlike ranks in every other one.
+
+    **Arguments**
+
+    - `tasks`: how many.
+    - `seed`: of chance.
+    - `seconds`: for each search.
+    """
+    rng, made = np.random.default_rng(seed), pool(200, batch=512, max_dim=128, seed=seed)
+    solved, by_greedy, over, halved = 0, {}, 0, 0
+    for n in range(tasks):
+        of = task(
+            made, int(rng.integers(10, 31)), (4, 8)[n % 2], rng, full=float(rng.uniform(0.9, 0.98)), unlike=n % 4 > 1
+        )
+        problem = problem_of(of)
+        found = search(problem, seconds=seconds, seed=seed).placed
+        solved += sound(problem, found)
+        over = max(over, *over_caps(problem, found))
+        halved += search(problem, seconds=seconds, seed=seed, uneven=False).placed.score[0] == 0
+        for name, placed in baselines.all_of(problem, seed).items():
+            by_greedy[name] = by_greedy.get(name, 0) + (max(over_caps(problem, placed)) == 0)
+    return {
+        "tasks": tasks,
+        "solved": solved / tasks,
+        "bytes_over": over,
+        "solved_by_halves": halved / tasks,
+        "solved_by": {name: count / tasks for name, count in by_greedy.items()},
+    }
+
+
+# Time
+
+
+def times(seed: int) -> dict[str, Any]:
+    """Seconds of searches of three sizes, with cuts by rows and by columns, and whether one second gives a plan.
+
+    **Arguments**
+
+    - `seed`: of chance.
+    """
+    made = pool(300, batch=512, max_dim=128, seed=seed)
+    sizes, all_sound = [], True
+    warm(made)
+    for tables, ranks, allowed in SIZES:
+        problem = problem_of(task(made, tables, ranks, np.random.default_rng(seed), full=0.9), columns="always")
+        found = search(problem, seconds=allowed, seed=seed)
+        short = search(fresh(problem), seconds=1.0, seed=seed)
+        all_sound = all_sound and sound(problem, found.placed) and sound(problem, short.placed)
+        sizes.append(_time_of(tables, ranks, found, short))
+    return {"sizes": sizes, "all_valid": all_sound}
+
+
+def fresh(problem: Problem) -> Problem:
+    """The same, with nothing remembered.
+
+    **Arguments**
+
+    - `problem`: that was searched.
+    """
+    return Problem(problem.specs, problem.ranks, problem.costs, problem.columns, problem.rows)
+
+
+def warm(made: list[Made]) -> None:
+    """Have the loops compiled before a clock runs.
+
+    **Arguments**
+
+    - `made`: tables.
+    """
+    search(problem_of(task(made, 3, 2, np.random.default_rng(0))))
+
+
+def _time_of(tables: int, ranks: int, found: Found, short: Found) -> dict[str, Any]:
+    load = found.placed.load
+    return {
+        "tables": tables, "ranks": ranks, "seconds": found.seconds, "states": found.states,
+        "cut": len(found.placed.items) - tables, "balance": float(load.max() / load.mean()),
+        "one_second_takes": short.seconds, "one_second_costs": float(short.placed.load.max() / load.max()),
+    }  # fmt: skip

@@ -1,0 +1,124 @@
+"""`skirl place tables` and `skirl place costs`: their flags, and what they print. What they do is imported when they run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from tyro.conf import Positional
+
+from skirl.placement.flags import parsed_bytes, parsed_rate
+from skirl.tools.progress import size
+
+MOST_RANKS = 1024
+_SHOWN = 8
+"""Tables of a rank that are printed."""
+
+
+@dataclass(frozen=True)
+class PlaceTables:
+    """Tables over the ranks of a trainer."""
+
+    common: ClassVar[tuple[str, ...]] = ("tables", "ranks", "memory", "out")
+
+    tables: Positional[Path]
+    """The JSON file that lists them."""
+    ranks: int = 2
+    """How many."""
+    memory: tuple[str, ...] | None = None
+    """What the tables of each may take with their optimizer state, as 16GB; one for all of them will do. No limit if not
+    given."""
+    speeds: tuple[float, ...] | None = None
+    """How fast each computes, as a multiple of the machine that the costs are of. Equal if not given."""
+    link: tuple[str, ...] = ("10Gbit",)
+    """How fast each exchanges pooled rows, in each direction; one for all of them will do."""
+    costs: Path | None = None
+    """What parts of tables cost, as `skirl place costs` writes it; those that come with skirl if not given."""
+    columns: Literal["exact", "always", "never"] = "exact"
+    """Whether tables are cut by columns. exact: where the optimizer keeps no single number a row, which would train another
+    model."""
+    no_rows: bool = False
+    """Cut no table by rows."""
+    seconds: float = 30.0
+    """To search at the most; the best so far is the plan."""
+    seed: int = 0
+    """Of what the search leaves to chance."""
+    out: Path | None = Path("tables-plan.json")
+    """The file to write the plan to."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise ValueError(f"ranks is {self.ranks}: set it to 1 to {MOST_RANKS}")
+        for name in ("memory", "speeds", "link"):
+            given = getattr(self, name)
+            if given is not None and len(given) not in (1, self.ranks):
+                said = " ".join(map(str, given))
+                raise ValueError(f"{name} is {said}, and there are {self.ranks} ranks: name one for each")
+        if not 0 < self.seconds < float("inf"):
+            raise ValueError(f"seconds is {self.seconds}: set it above 0")
+        for speed in self.speeds or ():
+            if not 0 < speed < float("inf"):
+                raise ValueError(f"speeds has {speed}: set it above 0")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}: set it to 0 or more")
+        if self.out is not None and self.out.suffix != ".json":
+            raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
+        for text in self.memory or ():
+            if parsed_bytes(text) < 1:
+                raise ValueError(f"memory is {text!r}: set it to a size like 16GB")
+        for text in self.link:
+            parsed_rate(text, "link")
+
+    def run(self) -> dict[str, Any]:
+        """Search, and write the plan."""
+        from skirl.placement.tables.place import Question, placed_tables
+        from skirl.placement.tables.problem import UNBOUND, Ranks
+
+        def each(given: Any) -> list[Any]:
+            return list(given) if len(given) == self.ranks else list(given) * self.ranks
+
+        rates = [parsed_rate(text, "link") for text in each(self.link)]
+        ranks = Ranks(
+            tuple([UNBOUND] * self.ranks if self.memory is None else map(parsed_bytes, each(self.memory))),
+            tuple(map(float, each(self.speeds or (1.0,)))),
+            tuple(rate / rates[0] for rate in rates),
+        )
+        return placed_tables(
+            Question(
+                self.tables,
+                ranks,
+                self.costs,
+                rates[0],
+                self.columns,
+                not self.no_rows,
+                self.seconds,
+                self.seed,
+                self.out,
+            )
+        )
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The plan as people read it."""
+        lines = {"tables": f"{result['tables']:,}, {result['cut']:,} of them cut"}
+        for rank in result["ranks"]:
+            names = rank["tables"]
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            memory = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
+            lines[f"rank {rank['rank']}"] = (
+                f"{size(rank['bytes'])}{memory}; computes {rank['compute_ms']:.3f} ms, forward {rank['forward_ms']:.3f}, "
+                f"backward {rank['backward_ms']:.3f}\n{', '.join(names[:_SHOWN])}{more}"
+            )
+        busiest = result["ranks"][result["busiest"]]
+        most = max(("compute_ms", "forward_ms", "backward_ms"), key=lambda name: busiest[name])
+        lines["busiest"] = (
+            f"rank {result['busiest']}, {result['busiest_ms']:.3f} ms predicted, {result['balance'] - 1:.1%} above the "
+            f"mean of all; most of it is {most.removesuffix('_ms')}"
+        )
+        lines["exchange"] = f"bytes over --link {' '.join(self.link)}, not measured"
+        took = f"{result['seconds']:.1f} s, {result['states']:,} ways to cut"
+        lines["search"] = took if result["in_time"] else f"{took}; stopped by --seconds"
+        if result["out"] is not None:
+            lines["plan"] = result["out"]
+        lines["advice"] = result["sentence"]
+        return lines

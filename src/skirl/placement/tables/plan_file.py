@@ -1,0 +1,197 @@
+"""The file of tables over ranks: of every table its pieces and their ranks, checked to cover it once when it is read."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from skirl.placement.tables.pieces import Piece, check_cover
+from skirl.placement.tables.problem import Placed
+from skirl.placement.tables.spec import TableSpec
+from skirl.tools.os_errors import writing
+from skirl.tools.shape_of import COUNT, TEXT, misfit
+
+FORMAT, VERSION = "skirl-table-plan", 1
+_MOST = 256 << 20
+_PIECE = {"rank": COUNT, "rows": [COUNT], "columns": [COUNT]}
+_FORM = {
+    "ranks": COUNT,
+    "tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT, "optimizer": TEXT, "pieces": [_PIECE]}],
+}
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """Where every row and column of some tables is to be.
+
+    **Arguments**
+
+    - `ranks`: how many.
+    - `tables`: name, rows, dim and optimizer of each, in the order of their file.
+    - `pieces`: of each table, with the rank of each.
+    """
+
+    ranks: int
+    tables: tuple[tuple[str, int, int, str], ...]
+    pieces: tuple[tuple[tuple[Piece, int], ...], ...]
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"the plan has {self.ranks} ranks: set it to 1 or more")
+        twice = next((name for name, n in Counter(name for name, *_ in self.tables).items() if n > 1), None)
+        if twice is not None:
+            raise ValueError(f"table {twice!r} is in the plan twice: leave one of them")
+        if not self.tables:
+            raise ValueError("the plan has no table: name at least one")
+        for (name, *_), pieces in zip(self.tables, self.pieces, strict=True):
+            for _, rank in pieces:
+                if not 0 <= rank < self.ranks:
+                    raise ValueError(
+                        f"table {name!r} has a piece at rank {rank}: there are ranks 0 to {self.ranks - 1}"
+                    )
+        specs = [
+            TableSpec(name, rows, dim, 1, 1.0, 1.0, optimizer=optimizer) for name, rows, dim, optimizer in self.tables
+        ]
+        check_cover(specs, [piece for pieces in self.pieces for piece, _ in pieces])
+
+    @classmethod
+    def of(cls, specs: Sequence[TableSpec], order: Sequence[int], placed: Placed) -> "TablePlan":
+        """What a search found.
+
+        **Arguments**
+
+        - `specs`: the tables as their file has them.
+        - `order`: the number there of each table of the search.
+        - `placed`: what it found.
+        """
+        pieces: list[list[tuple[Piece, int]]] = [[] for _ in specs]
+        for item, rank in zip(placed.items, placed.at.tolist(), strict=True):
+            for piece in item:
+                number = order[piece.table]
+                pieces[number].append((piece._replace(table=number), rank))
+        tables = tuple((spec.name, spec.rows, spec.dim, spec.optimizer) for spec in specs)
+        return cls(len(placed.caps), tables, tuple(tuple(sorted(of)) for of in pieces))
+
+    def body(self) -> dict[str, Any]:
+        """What the file says, but for its digest."""
+        tables = [
+            {
+                "name": name, "rows": rows, "dim": dim, "optimizer": optimizer,
+                "pieces": [
+                    {"rank": rank, "rows": [p.row, p.row_end], "columns": [p.col, p.col_end]} for p, rank in pieces
+                ],
+            }
+            for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True)
+        ]  # fmt: skip
+        return {"format": FORMAT, "format_version": VERSION, "ranks": self.ranks, "tables": tables}
+
+    def save(self, path: Path) -> None:
+        """Write the file.
+
+        **Arguments**
+
+        - `path`: where.
+        """
+        body = self.body()
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(body | {"digest": _digest(body)}, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "TablePlan":
+        """Read a file; a ValueError that names it where it is wrong.
+
+        **Arguments**
+
+        - `path`: the file.
+        """
+        if not path.is_file():
+            raise ValueError(f"{path} is no file: name a plan that `skirl place tables` wrote")
+        if path.stat().st_size > _MOST:
+            raise ValueError(f"{path} is too large for a plan: name one that `skirl place tables` wrote")
+        try:
+            return cls.parsed(path.read_bytes().decode())
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is no text: name a plan that `skirl place tables` wrote") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def parsed(cls, text: str) -> "TablePlan":
+        """The plan that a text says, or a ValueError.
+
+        **Arguments**
+
+        - `text`: of a file. One without a digest may be written by hand.
+        """
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it is cut short, or no JSON ({error}): make the plan again") from None
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            raise ValueError("it is no plan of tables: name a file that `skirl place tables` wrote")
+        if body.get("format_version") != VERSION:
+            raise ValueError(
+                f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: make the plan again"
+            )
+        if "digest" in body and body.pop("digest") != _digest(body):
+            raise ValueError(
+                "it was changed since it was written: make it again, or leave its digest out if you meant to"
+            )
+        if (wrong := misfit(body, _FORM)) is not None:
+            raise ValueError(f"{wrong}: make the plan again")
+        tables, pieces = [], []
+        for number, table in enumerate(body["tables"]):
+            tables.append((table["name"], table["rows"], table["dim"], table["optimizer"]))
+            pieces.append(tuple(_piece(number, table["name"], said) for said in table["pieces"]))
+        return cls(body["ranks"], tuple(tables), tuple(pieces))
+
+    def check(self, specs: Sequence[TableSpec]) -> None:
+        """Refuse to be used for other tables: a ValueError with what was found and expected.
+
+        **Arguments**
+
+        - `specs`: the tables, in any order.
+        """
+        mine = {name: of for name, *of in self.tables}
+        names = {spec.name for spec in specs}
+        if missing := [spec.name for spec in specs if spec.name not in mine]:
+            raise ValueError(f"the plan has no table {missing[0]!r}, it has {', '.join(list(mine)[:5])}: make it anew")
+        if over := [name for name in mine if name not in names]:
+            raise ValueError(f"the plan has a table {over[0]!r}, and there is none now: make it anew")
+        for spec in specs:
+            for what, planned, found in zip(
+                ("rows", "dim", "optimizer"), mine[spec.name], (spec.rows, spec.dim, spec.optimizer), strict=True
+            ):
+                if planned != found:
+                    raise ValueError(
+                        f"table {spec.name!r} has {what} {planned} in the plan and {found} now: make it anew"
+                    )
+
+    def said(self, number: int) -> str:
+        """How a table is cut, in words.
+
+        **Arguments**
+
+        - `number`: of the table.
+        """
+        name, rows, dim, _ = self.tables[number]
+        pieces = [piece for piece, _ in self.pieces[number]]
+        if len(pieces) == 1:
+            return name
+        by_rows, by_columns = any(p.rows < rows for p in pieces), any(p.dim < dim for p in pieces)
+        how = "rows and columns" if by_rows and by_columns else "rows" if by_rows else "columns"
+        return f"{name} ({len(pieces)} parts by {how})"
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _piece(number: int, name: str, said: Mapping[str, Any]) -> tuple[Piece, int]:
+    if len(said["rows"]) != 2 or len(said["columns"]) != 2:
+        raise ValueError(f"table {name!r} has a piece that is not of two ends of rows and of columns: correct it")
+    return Piece(number, *said["rows"], *said["columns"]), said["rank"]

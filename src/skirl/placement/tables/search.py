@@ -1,0 +1,258 @@
+"""The search: greedy starts, moves and swaps, a beam over cuts in halves, cuts anywhere; the best so far when time is up."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from skirl.placement.tables import balance
+from skirl.placement.tables.pieces import Piece
+from skirl.placement.tables.problem import Item, Placed, Problem
+from skirl.placement.tables.uneven import fill, level, tidied
+
+WIDTH = 3
+CANDIDATES = 10
+"""Items of a state that are cut."""
+PATIENCE = 3
+"""Depths without gain after which the beam ends."""
+MEMORY_WEIGHTS = (0.0, 0.5, 2.0, 8.0)
+"""Of bytes beside time, in the orders in which items are placed."""
+COARSE = (1.0, 0.5, 0.25)
+"""Of the mean load: starts in which every larger item is cut in halves until it is smaller."""
+WORTH = 0.8
+"""Of a piece's time, what a half of it may take in those starts: what is exchanged does not become less by cuts of rows."""
+KICKS = 60
+SMALL = 150
+"""Items up to which each state is also placed from nothing, and shaken."""
+_LEAST_GAIN = 1e-6
+
+
+@dataclass
+class Found:
+    """What a search came to.
+
+    **Arguments**
+
+    - `placed`: the best.
+    - `seconds`: that it took.
+    - `states`: that were placed.
+    - `in_time`: whether it ended by itself, so that more time gives no other plan.
+    - `curve`: seconds and score of each better one.
+    """
+
+    placed: Placed
+    seconds: float = 0.0
+    states: int = 0
+    in_time: bool = True
+    curve: list[tuple[float, int, float]] = field(default_factory=list)
+
+
+def search(
+    problem: Problem,
+    *,
+    seconds: float = 30.0,
+    seed: int = 0,
+    uneven: bool = True,
+    most_pieces: int | None = None,
+    now: Callable[[], float] = time.perf_counter,
+) -> Found:
+    """A placement whose busiest rank is little busier than it has to be; never one over a cap if one within is found.
+
+    **Arguments**
+
+    - `problem`: tables, ranks and costs.
+    - `seconds`: after which it returns the best so far; with time to spare the plan depends on nothing but the rest.
+    - `seed`: of what is left to chance.
+    - `uneven`: whether cuts are moved off the halves in the end.
+    - `most_pieces`: of a table; None: any number.
+    - `now`: the clock.
+    """
+    return _Search(problem, seconds, seed, uneven, most_pieces, now).run()
+
+
+class _Search:
+    def __init__(
+        self,
+        problem: Problem,
+        seconds: float,
+        seed: int,
+        uneven: bool,
+        most_pieces: int | None,
+        now: Callable[[], float],
+    ) -> None:
+        self.problem, self.seed, self.uneven, self.most_pieces = problem, seed, uneven, most_pieces
+        self.now, self.began, self.seconds = now, now(), seconds
+        self.memo: dict[frozenset[Piece], Placed] = {}
+        self.found: Found | None = None
+        self.whole = {item for item in problem.root() if len(item) == 1}
+
+    def late(self, share: float = 1.0) -> bool:
+        """Whether this share of the time is over."""
+        return self.now() - self.began >= self.seconds * share
+
+    def run(self) -> Found:
+        problem, root = self.problem, self.problem.root()
+        first = self.placed_anew(root)
+        self.take(first)
+        if first.score[0] and self.uneven:
+            self.take(fill(problem, first))
+        if any(problem.ways(item) for item in root):
+            self.beam([first, *self.coarse(root)])
+        assert self.found is not None
+        if self.uneven:
+            self.take(self.levelled(self.found.placed))
+        self.shaken()
+        self.found.seconds, self.found.states = self.now() - self.began, len(self.memo)
+        self.found.in_time = not self.late()
+        return self.found
+
+    def take(self, placed: Placed) -> None:
+        """Keep it if it is the best."""
+        if self.found is None or placed.score < self.found.placed.score:
+            curve = [] if self.found is None else self.found.curve
+            curve.append((self.now() - self.began, *placed.score))
+            self.found = Found(placed, curve=curve)
+
+    def key(self, items: Sequence[Item]) -> frozenset[Piece]:
+        """A state, whatever way led to it: the pieces of tables that are cut."""
+        return frozenset(item[0] for item in items if len(item) == 1 and item not in self.whole)
+
+    def orders(self, items: tuple[Item, ...]) -> list[np.ndarray]:
+        compute, exchange, nbytes, *_ = self.problem.arrays(items)
+        ms = compute + exchange
+        bound = self.problem.ranks.bytes_of.sum() < 4 * nbytes.sum()
+        weights = MEMORY_WEIGHTS if bound else MEMORY_WEIGHTS[:1]
+        share = nbytes / nbytes.sum() * ms.sum()
+        return [np.argsort(-(ms + weight * share), kind="stable") for weight in weights]
+
+    def placed_anew(self, items: tuple[Item, ...]) -> Placed:
+        best = None
+        for order in self.orders(items):
+            placed = self.problem.improved(self.problem.greedy(items, order), clock=self.late)
+            if best is None or placed.score < best.score:
+                best = placed
+            if self.late():
+                break
+        assert best is not None
+        return best
+
+    # Cuts in halves
+
+    def coarse(self, root: tuple[Item, ...]) -> list[Placed]:
+        """Starts whose large items are cut already."""
+        problem, placed = self.problem, []
+        ranks = problem.ranks
+        compute, exchange, *_ = problem.arrays(root)
+        mean = float(compute.sum() / sum(ranks.speeds) + exchange.sum() / sum(ranks.links))
+        for part in COARSE:
+            items = list[Item]()
+            rest = list(root)
+            while rest:
+                item = rest.pop()
+                each = self.ms(item)
+                pairs = problem.parted(item) if each > part * mean and self.allowed([*items, *rest, item], item) else []
+                pair = min(pairs, key=lambda pair: self.ms(pair), default=None)
+                if pair is None or max(self.ms(pair[:1]), self.ms(pair[1:])) > WORTH * each:
+                    items.append(item)
+                    continue
+                rest += [(piece,) for piece in pair]
+            state = tuple(sorted(items))
+            if len(items) > len(root) and self.key(state) not in self.memo and not self.late(0.5):
+                self.memo[self.key(state)] = made = self.placed_anew(state)
+                self.take(made)
+                placed.append(made)
+        return placed
+
+    def ms(self, pieces: Sequence[Piece]) -> float:
+        """What pieces take together where nothing multiplies it."""
+        return sum(sum(self.problem.cost(piece)[:2]) for piece in pieces)
+
+    def allowed(self, items: Sequence[Item], item: Item) -> bool:
+        """Whether the table of an item may have one more piece."""
+        table = item[0].table
+        return self.most_pieces is None or sum(of[0].table == table for of in items) < self.most_pieces
+
+    def beam(self, states: list[Placed]) -> None:
+        best, waited = min(state.score for state in states), 0
+        while waited < PATIENCE and not self.late(0.5):
+            children = list[Placed]()
+            for state in states:
+                for item, pair in self.cuts(state):
+                    if self.late(0.5):
+                        break
+                    child = self.child(state, item, pair)
+                    if child is not None:
+                        self.take(child)
+                        children.append(child)
+            if not children:
+                return
+            states = sorted([*states, *children] if waited == 0 else children, key=lambda placed: placed.score)[:WIDTH]
+            gained = states[0].score < (best[0], best[1] * (1 - _LEAST_GAIN))
+            best, waited = min(best, states[0].score), 0 if gained else waited + 1
+
+    def cuts(self, state: Placed) -> list[tuple[int, tuple[Piece, Piece]]]:
+        """Items to cut, and how: of the busiest rank and the one most over, and the largest anywhere."""
+        problem = self.problem
+        compute, exchange, nbytes, *_ = problem.arrays(state.items)
+        ms = compute + exchange
+        over = state.used - state.caps
+        picked = list[int]()
+
+        def pick(sizes: np.ndarray, which: np.ndarray, most: int) -> None:
+            order = np.argsort(-np.where(which, sizes, -1), kind="stable")
+            may = [i for i in order.tolist() if which[i] and i not in picked and problem.ways(state.items[i])]
+            picked.extend(may[:most])
+
+        if over.max() > 0:
+            pick(nbytes, state.at == over.argmax(), CANDIDATES // 3)
+        pick(ms, state.at == state.load.argmax(), CANDIDATES // 2)
+        pick(ms, np.ones(len(ms), bool), CANDIDATES - len(picked))
+        return [
+            (i, pair)
+            for i in picked
+            if self.allowed(state.items, state.items[i])
+            for pair in problem.parted(state.items[i])
+        ]
+
+    def child(self, state: Placed, item: int, pair: tuple[Piece, Piece]) -> Placed | None:
+        """A state with one more cut, unless it was there already."""
+        problem = self.problem
+        items = (*state.items[:item], *state.items[item + 1 :], (pair[0],), (pair[1],))
+        key = self.key(items)
+        if key in self.memo:
+            return None
+        at = np.delete(state.at, item)
+        warm = problem.at(items, np.concatenate([at, [state.at[item], state.load.argmin()]]))
+        best = problem.improved(warm, clock=self.late)
+        if len(items) <= SMALL:
+            best = min(best, self.placed_anew(items), key=lambda placed: placed.score)
+        self.memo[key] = best
+        return best
+
+    # The end
+
+    def levelled(self, placed: Placed) -> Placed:
+        """With cuts anywhere."""
+        return level(self.problem, tidied(self.problem, placed), self.late)
+
+    def shaken(self) -> None:
+        """From the best, and from the best of cuts in halves: items moved by chance, then moves and swaps again."""
+        assert self.found is not None
+        if len(self.found.placed.items) > SMALL:
+            return
+        state = np.uint64(self.seed)
+        kept = self.found.placed
+        for kick in count():
+            if kick == KICKS or self.late():
+                return
+            arrays = self.problem.arrays(kept.items)
+            at, load, used = kept.at.copy(), kept.load.copy(), kept.used.copy()
+            with np.errstate(over="ignore"):
+                state = np.uint64(balance.shake(state, 2 + kick % 3, *arrays[:-1], at, load, used))
+            after = self.problem.improved(Placed(kept.items, at, load, used, kept.caps), clock=self.late)
+            if self.uneven and after.score[0] == 0 and after.score[1] < kept.score[1] * 1.05:
+                after = self.levelled(after)
+            self.take(after)
+            kept = min(kept, after, key=lambda placed: placed.score)

@@ -1,0 +1,224 @@
+"""What is known of a table before it is placed: its size and what a batch looks up in it; and the file that says so."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
+from skirl.tools.shape_of import AMOUNT, ANY, TEXT, misfit
+
+FORMAT, VERSION = "skirl-tables", 1
+BINS = 17
+"""Of reuse: rows that a batch looks up once, twice, up to 4, 8, ... 32,768 times, and more often."""
+MULTIPLE = 4
+"""Columns are cut at multiples of this."""
+_MOST = 64 << 20
+_FLOAT = 4
+Split = Literal["any", "rows", "columns", "no"]
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table, as its cost is told from.
+
+    **Arguments**
+
+    - `name`, `rows`, `dim`: of the table.
+    - `batch`: samples of a step, of all ranks together.
+    - `ids`: lookups of a batch in this table, in the mean.
+    - `distinct`: rows that they look up, in the mean.
+    - `reuse`: of these rows, the share that is looked up once, twice, up to 4, ... times; () where it is not known.
+    - `optimizer`: of rows; "rowwise-adagrad" by default.
+    - `rank`: where it has to be; None: anywhere.
+    - `group`: tables of one group are on one rank, whole.
+    - `split`: how it may be cut; "any" by default, "no" keeps it whole.
+
+    >>> TableSpec("user", rows=1000, dim=16, batch=64, ids=64.0, distinct=40.0).nbytes(1000, 16)
+    68000
+    """
+
+    name: str
+    rows: int
+    dim: int
+    batch: int
+    ids: float
+    distinct: float
+    reuse: tuple[float, ...] = ()
+    optimizer: str = "rowwise-adagrad"
+    rank: int | None = None
+    group: str | None = None
+    split: Split = "any"
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a table has no name: give it one")
+        who = f"table {self.name!r}"
+        for what in ("rows", "dim", "batch"):
+            value = getattr(self, what)
+            if type(value) is not int or not 0 < value < 1 << 48:
+                raise ValueError(f"{who} has {what} {value!r}: set it to a whole number of 1 or more")
+        if not (isfinite(self.ids) and self.ids > 0):
+            raise ValueError(f"{who} has {self.ids:g} ids a batch: set it above 0, or leave the table out")
+        if not 0 < self.distinct <= min(self.ids, self.rows):
+            raise ValueError(
+                f"{who} has {self.distinct:g} distinct rows a batch: set it above 0, to no more than its "
+                f"{self.ids:g} ids and {self.rows:,} rows"
+            )
+        if self.reuse and (len(self.reuse) != BINS or min(self.reuse) < 0 or abs(sum(self.reuse) - 1) > 1e-3):
+            raise ValueError(f"{who} has a reuse that is not {BINS} shares whose sum is 1: correct it, or leave it out")
+        if self.optimizer not in ROW_OPTIMIZERS:
+            raise ValueError(f"{who} has optimizer {self.optimizer!r}: set it to one of {', '.join(ROW_OPTIMIZERS)}")
+        if self.rank is not None and (type(self.rank) is not int or self.rank < 0):
+            raise ValueError(f"{who} has rank {self.rank!r}: set it to the number of one, from 0 on")
+        if self.split not in ("any", "rows", "columns", "no"):
+            raise ValueError(f"{who} has split {self.split!r}: set it to any, rows, columns or no")
+
+    def nbytes(self, rows: int, dim: int) -> int:
+        """Bytes of so many rows and columns with their optimizer state.
+
+        **Arguments**
+
+        - `rows`, `dim`: of a part.
+        """
+        return rows * row_optimizer(self.optimizer)().width(dim) * _FLOAT
+
+    @property
+    def one_state(self) -> bool:
+        """Whether the row optimizer keeps one number a row, so that a table cut by columns trains another model."""
+        width = row_optimizer(self.optimizer)().width
+        return 2 * width(MULTIPLE) != width(2 * MULTIPLE)
+
+
+def reuse_of(counts: np.ndarray) -> tuple[float, ...]:
+    """The bins of rows that are looked up so many times.
+
+    **Arguments**
+
+    - `counts`: of each distinct row, 1 or more.
+
+    >>> reuse_of(np.array([1, 2, 4, 3]))[:4]
+    (0.25, 0.25, 0.5, 0.0)
+    """
+    at = np.minimum(np.ceil(np.log2(counts)).astype(int), BINS - 1)
+    return tuple((np.bincount(at, minlength=BINS) / len(counts)).tolist())
+
+
+def read_specs(path: Path) -> list[TableSpec]:
+    """The tables of a file.
+
+    **Arguments**
+
+    - `path`: JSON; docs/howto/placing.md says what is in it.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is no file: name one that lists tables, as docs/howto/placing.md shows")
+    if path.stat().st_size > _MOST:
+        raise ValueError(f"{path} is too large for a list of tables: name another file")
+    try:
+        body = json.loads(path.read_bytes().decode(), parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is cut short, or no JSON ({error}): write it again") from None
+    try:
+        return parsed_specs(body)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def parsed_specs(body: Any) -> list[TableSpec]:
+    """The tables that a file's JSON says.
+
+    **Arguments**
+
+    - `body`: of the file.
+    """
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise ValueError(f'it is no list of tables: begin it with "format": "{FORMAT}"')
+    if body.get("format_version") != VERSION:
+        raise ValueError(f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: write it anew")
+    form = {"batch": ANY, "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "ids": AMOUNT, "distinct": AMOUNT}]}
+    if (wrong := misfit(body, form)) is not None:
+        raise ValueError(f"{wrong}: correct it")
+    specs = []
+    for said in body["tables"]:
+        fields = {"batch": body["batch"], **said}
+        if unknown := fields.keys() - TableSpec.__dataclass_fields__.keys():
+            raise ValueError(f"table {said['name']!r} has {min(unknown)!r}, which skirl does not know: leave it out")
+        reuse = fields.get("reuse", [])
+        if not isinstance(reuse, list) or any(not AMOUNT.fits(share) for share in reuse):
+            raise ValueError(
+                f"table {said['name']!r} has a reuse that is no list of numbers: correct it, or leave it out"
+            )
+        specs.append(TableSpec(**{**fields, "reuse": tuple(reuse)}))
+    check_specs(specs)
+    return specs
+
+
+def check_specs(specs: Sequence[TableSpec]) -> None:
+    """Refuse tables that cannot be placed together.
+
+    **Arguments**
+
+    - `specs`: all of them.
+    """
+    if not specs:
+        raise ValueError("there is no table: name at least one")
+    twice = next((name for name, count in Counter(spec.name for spec in specs).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"table {twice!r} is there twice: leave one of them")
+    ranks: dict[str, TableSpec] = {}
+    for spec in specs:
+        if spec.group is not None and spec.rank is not None:
+            other = ranks.setdefault(spec.group, spec)
+            if other.rank != spec.rank:
+                raise ValueError(
+                    f"tables {other.name!r} and {spec.name!r} are of group {spec.group!r} and have ranks {other.rank} and "
+                    f"{spec.rank}: give them one rank, or another group"
+                )
+
+
+def specs_text(specs: Sequence[TableSpec]) -> str:
+    """The file of some tables of one batch size.
+
+    **Arguments**
+
+    - `specs`: the tables.
+    """
+    plain = {name: field.default for name, field in TableSpec.__dataclass_fields__.items()}
+    tables = [
+        {k: list(v) if k == "reuse" else v for k, v in vars(spec).items() if k != "batch" and v != plain[k]}
+        for spec in specs
+    ]
+    return json.dumps(
+        {"format": FORMAT, "format_version": VERSION, "batch": specs[0].batch, "tables": tables}, indent=1
+    )
+
+
+def specs_of(tables: Iterable[tuple[str, int, int]], batches: Sequence[Sequence[np.ndarray]], batch: int,
+             optimizer: str = "rowwise-adagrad") -> list[TableSpec]:  # fmt: skip
+    """What some batches look up.
+
+    **Arguments**
+
+    - `tables`: name, rows and dim of each.
+    - `batches`: of each batch the row numbers of each table.
+    - `batch`: samples of one.
+    - `optimizer`: of rows.
+    """
+    specs = []
+    for number, (name, rows, dim) in enumerate(tables):
+        counts = [np.unique(of[number], return_counts=True)[1] for of in batches]
+        ids, distinct = (float(np.mean([of(c) for c in counts])) for of in (np.sum, len))
+        if not ids:
+            raise ValueError(f"table {name!r} has no ids in {len(batches)} batches: read more of them, or leave it out")
+        specs.append(TableSpec(name, rows, dim, batch, ids, distinct, reuse_of(np.concatenate(counts)), optimizer))
+    return specs
+
+
+def _refused(text: str) -> float:
+    raise ValueError(f"it has {text}, which is no number")

@@ -1,0 +1,198 @@
+"""Tables over ranks: every row and column once, no byte over a cap, one plan whatever the order; against all placements."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl.placement.tables.bench_search import least
+from skirl.placement.tables.costs import TERMS, Costs
+from skirl.placement.tables.pieces import Piece, check_cover, halves, joined
+from skirl.placement.tables.place import over_caps, planned
+from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.problem import Problem, Ranks, canonical
+from skirl.placement.tables.search import search
+from skirl.placement.tables.spec import TableSpec
+from tests.cases import cases
+
+MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6)
+KINDS = ("rowwise-adagrad", "sgd", "adagrad")
+
+
+def costs(ranks: int) -> Costs:
+    return Costs(dict.fromkeys(KINDS, MS), 1e8, ranks)
+
+
+def spec(n: int, rows: int, dim: int, pooling: float, optimizer: str = "sgd", **more) -> TableSpec:
+    ids = 32 * pooling
+    return TableSpec(f"t{n}", rows, dim, 32, ids, min(rows, ids / 2), optimizer=optimizer, **more)
+
+
+def task(seed: int, full: float, tables: int = 7, ranks: int = 3) -> tuple[list[TableSpec], Ranks]:
+    rng = np.random.default_rng(seed)
+    specs = [
+        spec(
+            n, int(rng.integers(1, 5000)), int(rng.choice([1, 4, 6, 16, 32])), float(rng.integers(1, 30)), KINDS[n % 3]
+        )
+        for n in range(tables)
+    ]
+    held = sum(s.nbytes(s.rows, s.dim) for s in specs)
+    parts = rng.dirichlet([4] * ranks)
+    caps = [1 + int(held * part / full) for part in parts]
+    return specs, Ranks(tuple(caps), tuple(rng.choice([1.0, 2.0], ranks).tolist()), (1.0,) * ranks)
+
+
+def ranks_by_cell(specs, plan) -> list[np.ndarray]:
+    """Of each table a rank for every row and column, counted one by one."""
+    found = [np.full((s.rows, s.dim), -1) for s in specs]
+    for number, pieces in enumerate(plan.pieces):
+        for piece, rank in pieces:
+            part = found[number][piece.row : piece.row_end, piece.col : piece.col_end]
+            assert part.size and (part == -1).all()
+            part[:] = rank
+    return found
+
+
+@cases(6)
+@given(seed=st.integers(0, 10**6), full=st.sampled_from([0.3, 0.9, 0.97]))
+def test_every_cell_is_somewhere_once_and_no_rank_is_over(seed, full):
+    specs, ranks = task(seed, full)
+    plan, found, problem = planned(specs, ranks, costs(3), seconds=5)
+    cells = ranks_by_cell(specs, plan)
+    assert all((of >= 0).all() for of in cells)
+    used = [0, 0, 0]
+    for s, pieces in zip(specs, plan.pieces):
+        for piece, rank in pieces:  # a piece holds the state of its rows as a table of its own
+            state = {"sgd": 0, "rowwise-adagrad": 1, "adagrad": piece.dim}[s.optimizer]
+            used[rank] += piece.rows * (piece.dim + state) * 4
+        ends = {at for piece, _ in pieces for at in (piece.col, piece.col_end)} - {s.dim}
+        assert all(end % 4 == 0 for end in ends)
+        assert s.optimizer != "rowwise-adagrad" or ends == {0}
+    assert all(u <= cap for u, cap in zip(used, ranks.caps)) and used == found.placed.used.tolist()
+    load = [0.0] * 3
+    for pieces, s in zip(plan.pieces, specs):
+        for piece, rank in pieces:
+            part = piece.rows / s.rows
+            ids, distinct, dim = s.ids * part, s.distinct * part, piece.dim
+            terms = [1, ids, ids * dim, distinct, distinct * dim, s.batch * dim, ids * np.log2(piece.rows)]
+            sent = 2 * s.batch * dim * 4 * (2 / 3) / 1e8 * 1e3
+            load[rank] += float(np.dot(MS, terms)) / ranks.speeds[rank] + sent
+    assert np.allclose(load, found.placed.load)
+
+
+def test_the_order_of_tables_changes_nothing_but_their_numbers():
+    seed = 0
+    specs, ranks = task(seed, 0.8, tables=7)
+    specs[4] = replace(specs[3], name="twin")
+    plan = planned(specs, ranks, costs(3), seed=5)[0]
+    order = np.random.default_rng(seed).permutation(len(specs)).tolist()
+    other = planned([specs[n] for n in order], ranks, costs(3), seed=5)[0]
+    for number, n in enumerate(order):
+        assert other.tables[number] == plan.tables[n]
+        assert [(p[1:], r) for p, r in other.pieces[number]] == [(p[1:], r) for p, r in plan.pieces[n]]
+    assert planned(specs, ranks, costs(3), seed=5)[0] == plan
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_placement_of_halves_is_much_better(seed):
+    specs, ranks = task(seed, 0.6, tables=3, ranks=2)
+    problem = Problem([specs[n] for n in canonical(specs)], ranks, costs(2))
+    best = np.inf
+    for way in itertools.product(("", "rows", "columns"), repeat=3):  # by hand: each cut, each place
+        pieces = []
+        for n, cut in enumerate(way):
+            piece = Piece(n, 0, problem.specs[n].rows, 0, problem.specs[n].dim)
+            pieces += [piece] if not cut or cut not in problem.ways((piece,)) else (halves(piece, cut) or [piece])
+        for at in itertools.product(range(2), repeat=len(pieces)):
+            placed = problem.at(tuple((p,) for p in pieces), np.array(at))
+            if max(over_caps(problem, placed)) == 0:
+                best = min(best, placed.score[1])
+    assert least(problem) == pytest.approx(best)
+    found = search(problem, uneven=False, most_pieces=2).placed
+    assert best == np.inf or (found.score[0] == 0 and best * (1 - 1e-9) <= found.score[1] <= best * 1.05)
+
+
+def test_what_may_not_move_or_be_cut_stays():
+    specs = [spec(0, 4000, 32, 20, split="no"), spec(1, 4000, 32, 20, rank=1), spec(2, 900, 4, 3, group="g")]
+    specs += [
+        spec(3, 800, 4, 2, group="g"),
+        spec(4, 4000, 32, 20, split="columns"),
+        spec(5, 4000, 32, 20, split="rows"),
+    ]
+    specs += [spec(6, 40, 4, 1, group="h", rank=2), spec(7, 40, 4, 1, group="h", rank=2)]
+    plan = planned(specs, Ranks.like(4), costs(4))[0]
+    pieces = [[p for p, _ in of] for of in plan.pieces]
+    places = [{r for _, r in of} for of in plan.pieces]
+    assert [len(pieces[n]) for n in (0, 1, 2, 3, 6, 7)] == [1] * 6
+    assert places[1] == {1} and places[2] == places[3] and places[6] == places[7] == {2}
+    assert {p.dim for p in pieces[5]} == {32} and {p.rows for p in pieces[4]} == {4000}
+
+
+def test_time_that_is_up_still_gives_a_plan():
+    specs, ranks = task(3, 0.95, tables=40, ranks=5)
+    ticks = itertools.count()
+    problem = Problem([specs[n] for n in canonical(specs)], ranks, costs(5))
+    found = search(problem, seconds=2, now=lambda: float(next(ticks)))
+    assert max(over_caps(problem, found.placed)) == 0 and not found.in_time
+    check_cover(problem.specs, [piece for item in found.placed.items for piece in item])
+
+
+def test_a_state_that_is_over_leads_back():
+    big = [spec(n, 1000, 16, 5) for n in range(3)]
+    each = big[0].nbytes(1000, 16)
+    ranks = Ranks((3 * each // 2, 3 * each // 2), (1.0, 1.0), (1.0, 1.0))
+    problem = Problem(big, ranks, costs(2))
+    found = search(problem, uneven=False)
+    assert found.placed.score[0] == 0 and found.curve[0][1] > 0  # halves alone bring it within
+
+
+def test_splits_by_rows_gain_where_one_table_is_large():
+    specs = [spec(0, 5000, 32, 40), *(spec(n, 100, 4, 1) for n in range(1, 5))]
+    problem = Problem(specs, Ranks.like(2), replace(costs(2), link=1e12))
+    kept = Problem(specs, Ranks.like(2), replace(costs(2), link=1e12), "never", False)
+    assert search(problem).placed.score[1] < 0.65 * search(kept).placed.score[1]
+
+
+@cases(60)
+@given(st.lists(st.tuples(st.integers(0, 99), st.booleans()), max_size=12), st.randoms())
+def test_cuts_cover_and_join_to_the_whole(cuts, chance):
+    pieces = [Piece(0, 0, 50, 0, 24)]
+    for which, rows in cuts:
+        piece = pieces.pop(which % len(pieces))
+        pieces += halves(piece, "rows" if rows else "columns") or [piece]
+    one = spec(0, 50, 24, 1)
+    chance.shuffle(pieces)
+    check_cover([one], pieces)
+    check_cover([one], joined(pieces))
+    assert len(joined(pieces)) <= len(pieces)
+    if len(pieces) > 1:
+        with pytest.raises(ValueError, match="cover each once"):
+            check_cover([one], pieces[1:])
+        with pytest.raises(ValueError, match="cover each once"):
+            check_cover([one], [*pieces, pieces[0]])
+
+
+def test_a_plan_file_comes_back_and_knows_its_tables(tmp_path):
+    specs, ranks = task(1, 0.9)
+    plan = planned(specs, ranks, costs(3), columns="always")[0]
+    plan.save(tmp_path / "p.json")
+    again = TablePlan.load(tmp_path / "p.json")
+    assert again == plan
+    again.check(specs[::-1])
+    for wrong, says in (
+        (specs[1:], "has a table 't0', and there is none now"),
+        ([*specs, spec(9, 5, 4, 1)], "has no table 't9'"),
+        (
+            [replace(specs[0], rows=77, distinct=1.0), *specs[1:]],
+            rf"'t0' has rows {specs[0].rows} in the plan and 77 now",
+        ),
+    ):
+        with pytest.raises(ValueError, match=says):
+            plan.check(wrong)
+    text = (tmp_path / "p.json").read_text()
+    with pytest.raises(ValueError, match="changed since it was written"):
+        TablePlan.parsed(text.replace(f'"rows": {specs[0].rows}', f'"rows": {specs[0].rows + 1}'))
+    assert len(TERMS) == len(MS)
