@@ -410,7 +410,7 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int 
     if area == "sweep":
         checks = sweep(shift)
         if sound:  # tests/sweep has more of them
-            checks = dict(list(checks.items())[:1])
+            checks = dict(list(checks.items())[:3])
     if area == "gpu":
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift
