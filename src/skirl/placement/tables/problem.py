@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -140,8 +140,9 @@ class Problem:
 
     def ways(self, item: Item) -> tuple[str, ...]:
         """How an item may be cut: "rows", "columns"."""
-        spec = self.specs[item[0].table]
-        if len(item) > 1 or spec.group is not None or self.pinned[item[0].table] >= 0:
+        table, *others = (piece.table for piece in item)
+        spec = self.specs[table]
+        if others or spec.group is not None or self.pinned[table] >= 0:
             return ()
         by_columns = self.columns == "always" or (self.columns == "exact" and not spec.one_state)
         rows, columns = self.rows and spec.split in ("any", "rows"), by_columns and spec.split in ("any", "columns")
@@ -159,7 +160,7 @@ class Problem:
             groups.setdefault(number if spec.group is None else spec.group, []).append(whole(number, spec))
         return tuple(map(tuple, groups.values()))
 
-    def arrays(self, items: Sequence[Item]) -> tuple[np.ndarray, ...]:
+    def arrays(self, items: Sequence[Item]) -> Any:
         """What `balance` takes of items and ranks."""
         of = [self.cost(item[0]) if len(item) == 1 else tuple(map(sum, zip(*map(self.cost, item)))) for item in items]
         compute, exchange, nbytes = zip(*of)

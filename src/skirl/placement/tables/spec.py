@@ -215,7 +215,8 @@ def specs_of(tables: Iterable[tuple[str, int, int]], batches: Sequence[Sequence[
     specs = []
     for number, (name, rows, dim) in enumerate(tables):
         counts = [np.unique(of[number], return_counts=True)[1] for of in batches]
-        ids, distinct = (float(np.mean([of(c) for c in counts])) for of in (np.sum, len))
+        ids, distinct = (sum(map(of, counts)) / len(counts) for of in (np.sum, len))
+        ids, distinct = float(ids), float(distinct)
         if not ids:
             raise ValueError(f"table {name!r} has no ids in {len(batches)} batches: read more of them, or leave it out")
         specs.append(TableSpec(name, rows, dim, batch, ids, distinct, reuse_of(np.concatenate(counts)), optimizer))
