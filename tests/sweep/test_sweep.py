@@ -1,5 +1,7 @@
 """Variants of a sweep leave behind the bits of their lone runs, whatever the others are; and what is refused."""
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +32,7 @@ def test_a_loop_of_ones_own(own_loop):
 def test_lanes(kind, tmp_path):
     sweep = check(Case(MIXED, form="lanes", steps=14, nap=0.003, kind=kind, folder=tmp_path, slots=48))
     assert [v.draws for v in sweep.variants] == [False, False, True, True, False, False]
+    assert not [thread for thread in threading.enumerate() if "lane" in thread.name and thread.is_alive()]
 
 
 RULES = (SGD(), SGD(momentum=0.9), Adagrad(), Adam(), RowwiseAdagrad(), FTRL(), {"a": Adam(), "*": SGD()})
@@ -53,6 +56,7 @@ def variants(draw: st.DrawFn) -> Of:
     )
 
 
+@pytest.mark.timeout(3600)
 @cases(15)
 @given(data=st.data())
 def test_bits_are_those_of_lone_runs(data):

@@ -26,8 +26,9 @@ class Lanes:
 
     - `count`: how many, the caller's included.
 
-    >>> done = []
-    >>> Lanes(2).run({n: lambda n=n: done.append(n) for n in range(5)})
+    >>> done, lanes = [], Lanes(2)
+    >>> lanes.run({n: lambda n=n: done.append(n) for n in range(5)})
+    >>> lanes.close()
     >>> sorted(done)
     [0, 1, 2, 3, 4]
     """
@@ -59,6 +60,12 @@ class Lanes:
             if name in mine.errors:
                 raise mine.errors[name]
 
+    def close(self) -> None:
+        """Let the threads end."""
+        for _ in self._threads:
+            self._rounds.put(None)
+        self._threads = []
+
     def _start(self) -> None:
         threads = torch.get_num_threads()
         self._threads = [
@@ -66,15 +73,12 @@ class Lanes:
         ]
         for thread in self._threads:
             thread.start()
-            self._rounds.put(None)
         torch.set_num_threads(threads)
 
     def _work(self) -> None:
         torch.set_num_threads(1)
-        while True:
-            one = self._rounds.get()
-            if one is not None:
-                one.work()
+        while (one := self._rounds.get()) is not None:
+            one.work()
 
 
 class _Round:

@@ -403,6 +403,8 @@ class Sweep:
 
     def close(self) -> None:
         """Write all rows to their stores and let those go."""
+        if self._lanes is not None:
+            self._lanes.close()
         with ExitStack() as closing:  # each, whatever happens to another
             for contender in reversed(self.variants):
                 closing.callback(contender.embeddings.close)
