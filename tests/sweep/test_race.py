@@ -20,7 +20,7 @@ def test_rungs_halve_by_the_loss_of_late():
     names = [f"v{k}" for k in range(9)]
     race = Race(names, rules=Rules(alpha=0, rungs=(10, 20, 30), keep=2))
     for step in range(1, 41):
-        means = [k * (1 if step > 3 else -1) for k in range(9)]  # who is worst at first is best later
+        means = [float(k if step > 3 else -k) for k in range(9)]  # who is worst at first is best later
         gone = {left.variant for left in race.see(noisy(step, means))}
         assert gone == {10: {"v5", "v6", "v7", "v8"}, 20: {"v3", "v4"}, 30: {"v2"}}.get(step, set())
     assert race.racing == ["v0", "v1"]
