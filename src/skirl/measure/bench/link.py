@@ -175,7 +175,9 @@ def drawn(points: Sequence[dict[str, Any]]) -> str:
     links, charts = list(dict.fromkeys(point["link"] for point in points)), []
     for name, what in RATIOS.items():
         lines = {
-            link: [(point["dense"], point[name]) for point in points if point["link"] == link and point[name] is not None]
+            link: [
+                (point["dense"], point[name]) for point in points if point["link"] == link and point[name] is not None
+            ]
             for link in links
         }
         if any(lines.values()):
