@@ -32,7 +32,7 @@ def test_a_loop_of_ones_own(own_loop):
 def test_lanes(kind, tmp_path):
     sweep = check(Case(MIXED, form="lanes", steps=14, nap=0.003, kind=kind, folder=tmp_path, slots=48))
     assert [v.draws for v in sweep.variants] == [False, False, True, True, False, False]
-    assert not [thread for thread in threading.enumerate() if "lane" in thread.name and thread.is_alive()]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-lane")]
 
 
 RULES = (SGD(), SGD(momentum=0.9), Adagrad(), Adam(), RowwiseAdagrad(), FTRL(), {"a": Adam(), "*": SGD()})

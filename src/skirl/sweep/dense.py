@@ -64,6 +64,8 @@ class Lanes:
         """Let the threads end."""
         for _ in self._threads:
             self._rounds.put(None)
+        for thread in self._threads:
+            thread.join(1.0)
         self._threads = []
 
     def _start(self) -> None:
