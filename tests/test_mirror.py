@@ -40,6 +40,8 @@ ELSEWHERE = {
     "dedup/*": "dedup/test_analyze.py dedup/test_ordering.py dedup/test_by_session.py dedup/test_once.py dedup/test_same.py",
     # A plan is held to what an executed run counts.
     "placement/*": "placement/test_commands.py placement/test_shares.py",
+    # Variants are held to their lone runs, and loops that are wrong to a sentence each.
+    "sweep/*": "sweep/test_sweep.py sweep/test_refused.py sweep/test_command.py",
     # A plan of tables is counted cell by cell, and compared with all placements of small tasks.
     "placement/tables/*": "placement/tables/test_search.py placement/tables/test_tables.py",
     # One paper a file, all of them held to the same.

@@ -1044,7 +1044,7 @@ MISTAKES = [
         "Recipe.of(rwos=5)",
         "Recipe has no flag 'rwos' (did you mean 'rows'?): set some of data, batch, epochs, steps, valid, "
         "seed, rows_scale, pooling_factor, per_session, change, lists, drift, schema, rows, vocab, admit, stale, shuffle, "
-        "session_order, most_rows, mix, workers, bad_rows, model, dim, bottom, top, deep, rows_in_deep, dropout, "
+        "session_order, most_rows, mix, repeats, workers, bad_rows, model, dim, bottom, top, deep, rows_in_deep, dropout, "
         "cross, rank, structure, activation, width, heads, layers, newest, target, optimizer, lr, dense_lr, "
         "schedule, warmup, shards, cache, depth, policy, store, prefetch, link, peer_patience, device, dtype, "
         "threads",
@@ -1054,7 +1054,7 @@ MISTAKES = [
         'Recipe(data="synthetic:tiny")',
         "data is 'synthetic:tiny', a str: pass each flag by its name, with Recipe.of(NAME=VALUE, ...), or set data "
         "to a DataFlags, which holds data, batch, epochs, steps, valid, seed, rows_scale, pooling_factor, per_session, "
-        "change, lists, drift, schema, rows, vocab, admit, stale, shuffle, session_order, most_rows, mix, "
+        "change, lists, drift, schema, rows, vocab, admit, stale, shuffle, session_order, most_rows, mix, repeats, "
         "workers, bad_rows",
     ),
     M(

@@ -1,5 +1,6 @@
 """Several trainers of one job: the bits of one process, whatever their number and whatever comes late."""
 
+import itertools
 import random
 import threading
 import time
@@ -23,6 +24,8 @@ from skirl.peers.alone import Alone
 from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
 from tests.cases import cases
+from tests.engine.device.issued import Issued
+from tests.engine.device.lazy import World
 from tests.pipeline import test_shards as one
 
 
@@ -34,6 +37,8 @@ class Case(one.Case):
     patience: float = 20.0
     device: str = "cpu"
     prefetch: int = 2
+    hook: Any = None
+    """Hears of each call to other trainers before it begins."""
     looks: int = 0
     """Steps between two looks at rows; 0: none."""
     fetched: list[int] = field(default_factory=list)
@@ -125,7 +130,10 @@ def together(case):
         time.sleep(seconds)
 
     found = InProcess.run(
-        case.trainers, lambda peers: of_rank(case, peers), hook=nap if case.slow else None, patience=case.patience
+        case.trainers,
+        lambda peers: of_rank(case, peers),
+        hook=nap if case.slow else case.hook,
+        patience=case.patience,
     )
     losses = [loss for _, loss in sorted(pair for each, _, _ in found for pair in each)]
     rows = {}
@@ -189,7 +197,7 @@ def test_rows_that_leave_and_return(case, monkeypatch):
 
 
 ON_GPU = [
-    Case(trainers=3, shards=4, universe=50, cache=31, steps=3, depth=1, device="interpret"),
+    Case(trainers=3, shards=4, universe=50, cache=31, steps=4, depth=1, device="interpret"),
     pytest.param(
         Case(trainers=2, shards=4, accumulate=2, steps=6, lost=0.3, looks=2, clip=True, device="interpret"),
         marks=pytest.mark.slow,
@@ -198,9 +206,18 @@ ON_GPU = [
 
 
 @pytest.mark.parametrize("case", ON_GPU, ids=["with several sums of one", "with several micro-batches"])
-def test_the_kernels_of_a_gpu(case, monkeypatch):
+@pytest.mark.parametrize("eager", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
+def test_the_kernels_and_streams_of_a_gpu(case, eager, monkeypatch):
+    """Streams run as late, and in as odd an order, as the events between them allow."""
+    seeds, issued = itertools.count(), Issued()
+    monkeypatch.setattr(
+        "skirl.engine.device.gpu.no_streams", lambda: issued.noted(World(next(seeds), eager, 4).streams())
+    )
+    monkeypatch.setattr("skirl.nn.dense_sums.DenseSums._may_begin", lambda self: False)  # as on a GPU
+    case.hook = issued.call
     check(case, monkeypatch)
-    assert any(case.fetched) or case.trainers == 2
+    assert any(case.moved) and (any(case.fetched) or case.trainers == 2)
+    issued.check()
 
 
 @pytest.mark.parametrize("trainers", [2, 3])

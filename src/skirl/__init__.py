@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from skirl.nn.bag import EmbeddingBag
     from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection, Pooled, Unpooled
     from skirl.pipeline.lookahead import Lookahead, lookahead
+    from skirl.sweep.sweep import Sweep
+    from skirl.sweep.variants import Variant
     from skirl.tools.sealed_json import CheckpointError
     from skirl.train.report.run_folder import lines_of
 
@@ -43,9 +45,11 @@ __all__ = [
     "RowwiseAdagrad",
     "Saving",
     "ShardSampler",
+    "Sweep",
     "Table",
     "Uniform",
     "Unpooled",
+    "Variant",
     "export",
     "import_rows",
     "lines_of",
@@ -70,6 +74,8 @@ __getattr__ = lazily(
         "nn.bag": ("EmbeddingBag",),
         "nn.collection": ("EmbeddingBagCollection", "EmbeddingCollection", "Pooled", "Unpooled"),
         "pipeline.lookahead": ("Lookahead", "lookahead"),
+        "sweep.sweep": ("Sweep",),
+        "sweep.variants": ("Variant",),
         "tools.sealed_json": ("CheckpointError",),
         "train.report.run_folder": ("lines_of",),
         **dict.fromkeys(("data", "dedup", "lightning", "models", "nn", "store", "torchrec", "train"), ()),

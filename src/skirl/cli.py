@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from skirl.tools.command_line import in_flags, read_flags
+from skirl.tools.command_line import in_flags, joined, read_flags
 from skirl.tools.config import read_config
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
@@ -24,7 +24,7 @@ from skirl.tools.progress import listed
 COMMANDS = {
     "train": ("skirl.train.commands:Train", "train a model whose tables are larger than the cache"),
     "verify": (
-        "skirl.train.commands:Verify",
+        "skirl.sweep.verify_command:VerifyVariants",
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
     "size": (
@@ -52,9 +52,13 @@ COMMANDS = {
         "skirl.measure.scaling.commands:Simulate",
         "the time of a step with 8 to 512 trainers and a link: what bounds it, and where the curve bends",
     ),
+    "sweep": (
+        "skirl.sweep.command:SweepCommand",
+        "train several variants of a model on one stream; those that are surely behind leave",
+    ),
     "report": (
-        "skirl.train.commands:Report",
-        "what a run did: losses, AUC, throughput, movement, stalls; a page with plots",
+        "skirl.sweep.command:Report",
+        "what a run or a sweep did: losses, AUC, throughput, movement, stalls; a page with plots",
     ),
     "launch": (
         "skirl.peers.launch:Launch",
@@ -151,6 +155,10 @@ COMMANDS = {
         "skirl.placement.bench:PlaceBench",
         "loads of sites as planned against those of an executed run, and placements against each other",
     ),
+    "bench sweep": (
+        "skirl.sweep.bench:SweepBench",
+        "what a race of variants saves, and how often it drops the best",
+    ),
     "bench start": (
         "skirl.measure.bench.start:Start",
         "time compiling and loading the kernels of a first training step",
@@ -160,7 +168,7 @@ NOBODY_READS = 128 + 13
 """The exit code that a shell gives a tool which SIGPIPE has ended: `skirl train | head` ends as `yes | head` does."""
 LAUNCH = "launch"
 """The command that starts others, which stand behind `--`."""
-CONFIGURED = ("train", "verify", "size", "place")
+CONFIGURED = ("train", "verify", "size", "place", "sweep")
 """Commands that take --config."""
 CONFIG = Flag(
     name="config",
@@ -279,7 +287,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         f"skirl {name}",
         f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}.",
         flags,
-        args,
+        joined(flags, args, getattr(kind, "repeated", ())),
         common=getattr(kind, "common", ()),
         positional=positional,
         example=example,

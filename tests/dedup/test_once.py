@@ -74,6 +74,31 @@ def test_batches_are_those_of_the_plain_rows(
             assert mine.sparse.values().numel() <= theirs.sparse.values().numel()
 
 
+def test_repeats_are_found_in_clustered_files_of_others(tmp_path: Path) -> None:
+    """The same batches as of the plain rows, with the bags that the search finds, and from any state."""
+    _, whole = both(tmp_path, made(200, 10))
+    stored, found = (DataFlags(whole, batch=50, repeats=repeats).stream() for repeats in ("stored", "find"))
+    batches, left = list(found), 0
+    for mine, theirs in zip(batches, stored, strict=True):
+        assert plain(mine) == plain(theirs) and mine.sparse.groups and not theirs.sparse.groups
+        expected = find(theirs.sparse)
+        assert mine.sparse.values().equal(expected.values()) and mine.sparse.lengths().equal(expected.lengths())
+        left += theirs.sparse.values().numel() - mine.sparse.values().numel()
+    assert left > 0
+    going = DataFlags(whole, batch=50, repeats="find").stream()
+    step = iter(going)
+    next(step)
+    state = going.state_dict()
+    going.load_state_dict(state)
+    assert [batch.sparse.values().tolist() for batch in going] == [
+        batch.sparse.values().tolist() for batch in batches[1:]
+    ]
+    with pytest.raises(ValueError, match="with repeats 'find', not 'stored'"):
+        stored.load_state_dict(state)
+    with pytest.raises(ValueError, match="an open vocabulary gives ids rows when batches are made"):
+        DataFlags(whole, batch=50, repeats="find", vocab="open")
+
+
 def test_batches_have_each_list_once(tmp_path: Path) -> None:
     some, whole = both(tmp_path, made(200, 10))
     mine, theirs = (next(iter(DataFlags(data, batch=200).stream())) for data in (some, whole))

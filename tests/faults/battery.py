@@ -138,6 +138,13 @@ def found() -> None:
         check(np.random.default_rng(seed), alike=seed % 2 == 1)
 
 
+def weights_of_shared_bags() -> None:
+    """Those of a feature with a gradient, beside one without."""
+    from tests.nn.test_shared import test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none
+
+    test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none()
+
+
 def encoded() -> None:
     """Encoders, and models over histories, are those of every sample by itself."""
     from skirl.models import DCAT, DIN
@@ -165,6 +172,7 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
         "found": found,
         "another inverse": other_inverse,
         "trained weights": lambda: trained_weights(True, "cpu"),
+        "weights of shared bags": weights_of_shared_bags,
         "shards": lambda: shards(shift),
         "tree": lambda: tree(shift),
         "encoded": encoded,
@@ -214,7 +222,7 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
 def gpu(shift: int, *, runs: int, whole: bool) -> dict[str, Callable[[], object]]:
     """Every order that the pipeline allows, and runs of it."""
     on_gpu = {"seed": shift, "device": "interpret", "eager": 0.3}
-    names = ("alone", "plain", "everything") if whole else ()
+    names = ("alone", "plain", "everything", "shared") if whole else ()
     return {
         "hazards": lambda: hazards(range(runs * shift, runs * (shift + 1))),
         **{name: lambda name=name: Run(replace(CASES[name], **on_gpu)).go() for name in names},
@@ -343,6 +351,33 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
     return dict(list(checks.items())[:3]) if sound else checks
 
 
+def sweep(shift: int) -> dict[str, Callable[[], object]]:
+    """Small sweeps, and loops that are wrong; the seed of the batches is shifted."""
+    from tests.sweep import test_paired, test_race, test_refused, test_variants
+    from tests.sweep.runs import Case, Of, check
+
+    few = (Of(lr=0.3, dropped=3), Of(dropout=0.5, seed=1), Of(rule=Adam(), seed=1), Of(nan=2, seed=2))
+    wide = (Of(), Of(dim=6, rule=SGD(momentum=0.9)), Of(rule={"a": Adagrad(), "*": SGD()}))
+    cases = {
+        "alike": Case(few, seed=shift, steps=6, own_loop=True, slots=34),
+        "lanes": Case((*few, Of(dropout=0.3)), seed=shift, steps=6, form="lanes", slots=34),
+        "other banks": Case(wide, seed=shift, steps=4),
+        "micro-batches": Case(few[:2], seed=shift, steps=3, accumulate=2, own_loop=True),
+    }
+    race = (test_paired, test_race)
+    [bodies, *_] = (mark for mark in test_refused.test_a_wrong_loop.pytestmark if mark.name == "parametrize")
+    return {
+        "race": lambda: [each() for module in race for each in module.FOR_FAULTS],
+        "configurations": test_variants.check_configurations,
+        **{name: lambda case=case: check(case, plain=False) for name, case in cases.items()},
+        "wrong loops": lambda: [test_refused.test_a_wrong_loop(body, says) for body, says in bodies.args[1]],
+        "cache": lambda: test_refused.test_a_cache_without_room_for_one_batch_of_every_variant("40B"),
+        "shared": lambda: [
+            test_refused.test_a_sweep_that_cannot_be_made(*test_refused.REFUSED[n]) for n in range(-2, 0)
+        ],
+    }
+
+
 def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int | None = None) -> str | None:
     """The first check that fails and its message; None when all pass. sound: no fault is planted, so be brief.
 
@@ -372,6 +407,10 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int 
         checks = layouts(shift)
         if sound:  # tests/dedup has more of them
             checks = dict(list(checks.items())[:2])
+    if area == "sweep":
+        checks = sweep(shift)
+        if sound:  # tests/sweep has more of them
+            checks = dict(list(checks.items())[:3])
     if area == "gpu":
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift

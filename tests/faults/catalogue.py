@@ -7,6 +7,7 @@ fault is written anew so that it plants the same mistake.
 # ruff: noqa: E501 - what is replaced stays on one line where it can
 
 from tests.faults.plant import Fault
+from tests.faults.race import RACE
 
 ORACLE = [
     Fault("a position gets the slot of another row", "oracle.loops:group",
@@ -304,6 +305,8 @@ TRAINING = [
           "capture(self._ids_of(batch), self._features)", "capture(self._ids_of(batch), self._features, copy=False)"),
     Fault("a mean's weight gradient is not divided", "nn.lookup:_weight_grad",
           "part = part / np.repeat(np.diff(starts), np.diff(starts))", "pass"),
+    Fault("weights of a shared bag are judged by another feature", "nn.lookup:_weight_grad",
+          "ticket.ids.by_bag(ticket.live)", "ticket.live"),
     Fault("trained weights are those of the reader", "nn.collection:_look_up",
           "ids.scale = again.scale", "pass"),
     Fault("an inverse is off by one", "core.shared:Shared.of",
@@ -541,6 +544,12 @@ GPU = [
           "self._small[name][0] != content", "False"),
     Fault("a cache on a GPU is flushed by halves", "engine.device.gpu:read",
           "range(0, len(slots), ...)", "range(0, len(slots) - 1, ...)"),
+    Fault("gradients on a GPU are summed by the bags of the first micro-batch", "engine.device.gpu:fold",
+          "mine.index(True)", "0"),
+    Fault("shared bags on a GPU are copied to samples in another order", "engine.device.gpu:GpuRows._pool_shared",
+          "laid['copy_to']", "laid['copy_to'].flip(0)"),
+    Fault("which bag a sample has is sent feature by feature", "engine.device.bags_of_samples:laid_out",
+          "np.ascontiguousarray(shared.bag)", "np.ascontiguousarray(shared.bag.T)"),
     Fault("a block has one owner, whoever else wants it", "engine.device.pinned:retain",
           "block.owners += 1", "pass"),
 ]  # fmt: skip
@@ -730,6 +739,54 @@ PLACEMENT = [
           "spec.rank if spec.rank is not None else -1", "-1"),
 ]  # fmt: skip
 
+SWEEP = [
+    Fault("a variant has the row optimizer of its neighbour", "sweep.sweep:Sweep.__init__",
+          "zip(variants, of_tables, rules, seeds, strict=True)", "zip(variants, of_tables, rules[1:] + rules[:1], seeds, strict=True)"),
+    Fault("a variant has the seed of its neighbour", "sweep.sweep:Sweep.__init__",
+          "zip(variants, of_tables, rules, seeds, strict=True)", "zip(variants, of_tables, rules, seeds[1:] + seeds[:1], strict=True)"),
+    Fault("the rate of the first variant is that of all", "sweep.overrides:optimizer_of",
+          "lr = overrides.get('lr')", "lr = 0.3 if overrides.get('lr') is not None else None"),
+    Fault("all models are drawn from one seed", "sweep.contender:Contender.__init__",
+          "_seeded(seed)", "_seeded(0)"),
+    Fault("a gradient goes to a neighbour's rows", "sweep.sweep:Sweep.expect",
+          "work.packs[contender.name]", "[*work.packs.values()][0]"),
+    Fault("two packs have one part of a step", "sweep.fleet:Fleet.fetch",
+          "work.packs[name] = own = _own(work)",
+          "work.packs[name] = own = next(iter(work.packs.values()), None) or _own(work)"),
+    Fault("rows are written to a neighbour's store", "sweep.fleet:Fleet.write",
+          "records[name]", "records[[*records][-1]]"),
+    Fault("what leaves the first cache is written for all", "sweep.fleet:Fleet.load",
+          "leaving[bank][1]", "[*left.values()][0][bank][1]"),
+    Fault("banks are those of the first variant", "sweep.fleet:shared_banks",
+          "zip(*kinds, strict=True)", "zip(*kinds[:1], strict=True)"),
+    Fault("bytes of the cache are those of one variant", "sweep.fleet:Fleet.__init__",
+          "sum((engine.held[bank] * engine.dtype.itemsize for engine in engines.values()))", "first.held[bank] * first.dtype.itemsize"),
+    Fault("all draw from one generator", "sweep.contender:Contender.drawing",
+          "_put(self._generator)", "pass"),
+    Fault("a variant draws the same in each step", "sweep.contender:Contender.drawing",
+          "before, self._generator = self._generator, _state()", "before = _state()"),
+    Fault("the loop goes on with a variant's generator", "sweep.contender:Contender.drawing",
+          "_put(others)", "pass"),
+    Fault("variants that draw are in lanes", "sweep.sweep:Sweep.step",
+          "[c for c in racing if not c.draws]", "racing"),
+    Fault("a variant that has diverged is trained on", "sweep.sweep:Sweep._leave_if_diverged",
+          "not contender.diverged or contender.left is not None", "True"),
+    Fault("a loser is still part of the plan", "sweep.fleet:Fleet.leave",
+          "self.live.pop(name)", "self.live[name]"),
+    Fault("a loser is still trained", "sweep.sweep:Sweep.racing",
+          "contender.left is None", "contender.left != 'dropped' or contender.name == 'v0'"),
+    Fault("weights are stepped before the step's last micro-batch", "sweep.contender:Contender.step",
+          "self.dense is not None and self.ends_step", "self.dense is not None"),
+    Fault("a variant may be stepped twice", "sweep.contender:Contender.step",
+          "if self.stepped:\n    ...", "if False:\n    ..."),
+    Fault("a variant trains in the turn of another", "sweep.contender:OfVariant.forward",
+          "not self.in_turn", "False"),
+    Fault("a batch may be left to some variants", "sweep.sweep:Sweep._check_round",
+          "stepped and skipped", "False"),
+    Fault("two models may share a weight", "sweep.models:check_apart",
+          "owner != contender.name", "False"),
+]  # fmt: skip
+
 AREAS = {
     "oracle": ORACLE,
     "moves": MOVES,
@@ -742,5 +799,6 @@ AREAS = {
     "gpu": GPU,
     "sessions": SESSIONS,
     "layouts": LAYOUTS,
+    "sweep": SWEEP + RACE,
 }
 """One test each: they run beside each other."""

@@ -27,7 +27,7 @@ DISK_AREAS = ("disk", "frozen")
 
 ATTEMPTS = 3
 """A fault that needs a race may get away with it once, on a busy machine."""
-COMPILED_AREAS = (*DISK_AREAS, "checkpoints", "gpu", "placement")
+COMPILED_AREAS = (*DISK_AREAS, "checkpoints", "gpu", "placement", "sweep")
 """Their faults are in no kernel of Numba's, so those may be compiled."""
 LIMIT = 120.0
 """Seconds for one fault, ten times what one takes on a machine with nothing else to do; longer is reported as a hang,

@@ -182,7 +182,7 @@ def test_a_batch_size_of_each_feature_is_refused_by_name():
 def test_ids_on_a_device_are_refused_at_a_later_step(monkeypatch):
     """Where comparing would wait for a GPU the error comes later, and says that wrong rows were trained."""
     tower = Tower()
-    same = tower.rows._same
+    same = tower.rows.same
     monkeypatch.setattr(same, "check", lambda sparse, captured, coming: same._compare_there(sparse, captured) or True)
     data = batches(3)
     with looped(tower, data) as ahead, pytest.raises(ValueError, match=r"other ids.*has trained wrong rows: resume"):
@@ -229,7 +229,7 @@ def test_weights_made_in_the_loop_for_a_part():
 def test_a_checkpoint_while_ids_on_a_device_are_compared(monkeypatch, tmp_path):
     """The newest checkpoint would be the one of wrong rows."""
     tower = Tower()
-    same = tower.rows._same
+    same = tower.rows.same
     monkeypatch.setattr(same, "check", lambda sparse, captured, coming: same._compare_there(sparse, captured) or True)
     data = batches(3)
     with pytest.raises(ValueError, match="has trained wrong rows"), looped(tower, data) as ahead:

@@ -1,4 +1,4 @@
-"""When dense gradients leave for other trainers; tests/pipeline/test_shards.py and tests/test_trainers.py test their sums."""
+"""When dense gradients leave for other trainers; their sums are tested by tests/pipeline/test_shards.py."""
 
 import threading
 

@@ -228,11 +228,41 @@ def test_a_forward_with_another_inverse_is_refused():
                     embeddings(wrong(ids))
 
 
-def test_a_device_without_shared_bags_refuses_them():
-    embeddings = collection(SGD(lr=0.1), device="interpret")
-    for look in (embeddings, embeddings.eval()):
-        with pytest.raises(
-            ValueError, match="samples of the batch share bags, which is not built for device 'interpret'"
-        ):
-            look(shared(0))
-    embeddings.train()(shared(0).expanded())
+@pytest.mark.parametrize("weights", [False, True])
+def test_triton_pools_copies_and_sums_shared_bags_to_the_bit(weights):
+    pytest.importorskip("triton")
+    batches, rows, outs = [shared(seed, weights=weights) for seed in (0, 1, 2)], [], []
+    for device in ("cpu", "interpret"):
+        embeddings = collection(Adagrad(lr=0.1), device=device)
+        outs.append(train(embeddings, batches, bent))
+        outs[-1] += [embeddings.eval()(batches[0])[name] for name in NAMES]
+        rows.append(rows_of(embeddings))
+        embeddings.close()
+    for of_cpu, of_gpu in zip([*outs[0], *rows[0]], [*outs[1], *rows[1]], strict=True):
+        assert torch.equal(of_cpu, of_gpu)
+
+
+def test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none():
+    """Beside the same samples with a bag each, whose weights' gradients are summed by bag."""
+    ids = shared(0, weights=True)
+    found = []
+    for sparse in (ids, ids.expanded()):
+        weights = sparse.weights_or_none().clone().requires_grad_()
+        given = KeyedJagged(
+            NAMES, sparse.values(), offsets=sparse.offsets(), weights=weights,
+            **({"strides": sparse.stride_per_key(), "inverse": sparse.groups} if sparse.groups else {}),
+        )  # fmt: skip
+        collection(SGD(lr=0.1))(given)["word"].sum().backward()
+        found.append((given, weights.grad))
+    (one, of_bags), (whole, of_samples) = found
+    place, samples = NAMES.index("word"), ids.stride()
+    begin = sum(one.stride_per_key()[:place])
+    starts, all_starts = one.offsets().tolist(), whole.offsets().tolist()
+    expected = torch.zeros_like(of_bags)
+    inverse = next(of for names, of in ids.groups.items() if "word" in names)
+    for sample, bag in enumerate(inverse.tolist()):
+        low, high = starts[begin + bag], starts[begin + bag + 1]
+        first = all_starts[place * samples + sample]
+        expected[low:high] += of_samples[first : first + high - low]
+    assert expected.abs().sum() > 0
+    torch.testing.assert_close(of_bags, expected)

@@ -184,24 +184,28 @@ class Disk:
     def as_found(self) -> tuple[object, ...]:
         """All that a process can find on it: folders, names, bytes, and which names are of one file."""
         first: dict[int, Path] = {}
-        names = [(p, first.setdefault(i, p), self.contents.get(i, b"")) for p, i in sorted(self.names.items())]
-        return tuple(sorted(self.folders)), tuple(names)
+        names = [(p, first.setdefault(i, p), self.contents.get(i, b"")) for p, i in sorted(self.names.items(), key=str)]
+        return tuple(sorted(self.folders, key=str)), tuple(names)
 
     def write_to(self, root: Path) -> None:
         """Make it real."""
-        there: dict[int, Path] = {}
+        there: dict[int, str] = {}
+        folders = {""}
         root.mkdir()
-        for folder in sorted(self.folders):
-            if (root / folder.parent).is_dir():
-                (root / folder).mkdir()
+        for folder in sorted(map(str, self.folders)):  # text and not paths: this is done for each crash
+            if os.path.dirname(folder) in folders:
+                os.mkdir(f"{root}/{folder}")
+                folders.add(folder)
         for path, inode in self.names.items():
-            if not (root / path.parent).is_dir():
+            if os.path.dirname(str(path)) not in folders:
                 continue
+            name = f"{root}/{path}"
             if inode in there:
-                os.link(there[inode], root / path)
+                os.link(there[inode], name)
             else:
-                (root / path).write_bytes(self.contents.get(inode, b""))
-                there[inode] = root / path
+                with open(name, "wb") as file:
+                    file.write(self.contents.get(inode, b""))
+                there[inode] = name
 
 
 def _apply(content: bytearray, op: Op) -> None:

@@ -1,5 +1,7 @@
 """A sealed header is what was written, or it is refused."""
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skirl.tools import sealed_json
 from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed
 from tests.cases import cases
 
@@ -33,6 +36,16 @@ def test_written_and_changed(tmp_path_factory: pytest.TempPathFactory, content: 
     path.write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"header\.json is damaged, or no thing of skirl: use another thing"):
         read(path)
+
+
+def test_nothing_is_sealed_and_read(tmp_path: Path) -> None:
+    """By the checksum of what stands before it, made here by hand."""
+    for body in ({}, {"a": [], "~sha256": {}, "b": ',\n "~sha256": "'}):
+        raw = sealed_json.seal(body)
+        text = json.dumps(body, indent=1)
+        assert hashlib.sha256(text.encode()).hexdigest() == json.loads(raw)["~sha256"] and sealed_json._is_sealed(raw)
+        for wrong in (raw[:-1], raw + b"\n", raw.replace(b"{\n", b"{ \n", 1), text.encode(), b""):
+            assert not sealed_json._is_sealed(wrong)
 
 
 def test_a_number_that_json_has_not_is_no_header(tmp_path: Path) -> None:

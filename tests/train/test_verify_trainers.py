@@ -77,7 +77,8 @@ def test_rows_on_two_memory_nodes_are_equal():
     assert (found["failed"], found["runs"][0]["moved"]["fetched"] > 0) == (None, True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 54 runs, each in processes of its own
+@pytest.mark.timeout(1800)
 def test_trainers_over_memory_nodes_are_equal():
     flags = {**TINY, "batch": 64, "steps": 20, "shards": 4, "cache": "touched:40%"}
     found = Verify.of(**flags, optimizer="adam", trainers="1,2,4", nodes="1,3").run()

@@ -43,7 +43,9 @@ def definition(collection: Collection) -> dict[str, Any]:
         for t, table in enumerate(engine.schema.tables)
     ]
     found = {
-        "collection": type(collection).__name__,
+        "collection": next(
+            kind.__name__ for kind in type(collection).__mro__ if kind.__module__.startswith("skirl.nn")
+        ),
         "seed": engine.seed,
         "dtype": str(engine.torch_dtype).removeprefix("torch."),
         "tables": tables,
@@ -131,7 +133,7 @@ def check_data(saved: Any, data: Any, engines: Sequence[Engine]) -> None:
         return
     if saved is None:
         raise CheckpointError("the checkpoint was saved without data: leave data out, or save with data=batches")
-    if isinstance(data, Lookahead) and not all(engine in data.engines for engine in engines):
+    if isinstance(data, Lookahead) and not all(map(data.moves, engines)):
         raise CheckpointError("data is a lookahead over another model: pass the one over the model that is loaded")
     if hasattr(data, "check_state"):
         data.check_state(saved)

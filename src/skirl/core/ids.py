@@ -293,8 +293,6 @@ class Resolver:
     dtype: np.dtype
     """What bags are computed in."""
     pooled: bool
-    plain: str = ""
-    """A device on which samples cannot share bags yet; empty: they can."""
 
     def capture(self, sparse: Sparse, *, copy: bool = True) -> Captured:
         """A batch's ids as arrays; those of other collections are left alone."""
@@ -316,11 +314,6 @@ class Resolver:
 
     def positions(self, captured: Captured) -> list[Positions]:
         """Check every id; by bank."""
-        if captured.inverse is not None and self.plain:
-            raise BadIds(
-                f"samples of the batch share bags, which is not built for device {self.plain!r} yet: pass plain ids, "
-                "lookahead(sparse=lambda batch: batch.sparse.expanded()), or set device='cpu'"
-            )
         return [positions_of(captured, self.schema, bank) for bank in range(len(self.schema.banks))]
 
     def resolve(self, captured: Captured, positions: Sequence[Positions]) -> list[BankIds]:

@@ -109,8 +109,20 @@ class Schema:
     banks: tuple[Bank, ...]
 
     @classmethod
-    def of(cls, tables: Sequence[Table], records: Sequence[Hashable] | None = None) -> "Schema":
-        """Check a list of tables and resolve it. records: of each table, what its records are; None: all are alike."""
+    def of(
+        cls,
+        tables: Sequence[Table],
+        records: Sequence[Hashable] | None = None,
+        banks: Sequence[tuple[int, ...]] | None = None,
+    ) -> "Schema":
+        """Check a list of tables and resolve it.
+
+        **Arguments**
+
+        - `tables`: all of a collection.
+        - `records`: of each table, what its records are; None: all are alike.
+        - `banks`: the tables of each bank, where that is decided: all of a bank have records that are alike.
+        """
         tables = tuple(tables)
         if not tables:
             raise ValueError("no tables given: pass at least one skirl.Table")
@@ -118,14 +130,16 @@ class Schema:
             raise ValueError(f"{len(tables)} tables given, {MAX_TABLES} is the most")
         _refuse_twice("table", [t.name for t in tables])
         _refuse_twice("feature", [f for t in tables for f in t.features])
-        banks = []
         kinds = [(t.dim, None if records is None else records[i]) for i, t in enumerate(tables)]
-        for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0]):  # of one dim, that which comes first
-            dim, members = kind[0], tuple(i for i, other in enumerate(kinds) if other == kind)
+        if banks is None:
+            by_dim = sorted(dict.fromkeys(kinds), key=lambda kind: kind[0])  # of one dim, that which comes first
+            banks = [tuple(i for i, other in enumerate(kinds) if other == kind) for kind in by_dim]
+        found = []
+        for members in banks:
             named = [(name, i) for i in members for name in tables[i].features]
             features = tuple(Feature(name, i, column) for column, (name, i) in enumerate(named))
-            banks.append(Bank(dim, members, features))
-        return cls(tables, tuple(banks))
+            found.append(Bank(tables[members[0]].dim, members, features))
+        return cls(tables, tuple(found))
 
     @cached_property
     def features(self) -> tuple[str, ...]:

@@ -16,7 +16,19 @@ SYNTHETIC_STEPS = 1000
 FILE_KINDS = ("criteo", "avazu", "mind", "csv", "parquet")
 OF_ORDER = ("session_order", "most_rows", "mix")
 """The flags that shuffle sessions."""
-_OF_FILES = ("epochs", "schema", "rows", "vocab", "admit", "stale", "shuffle", "workers", "bad_rows", *OF_ORDER)
+_OF_FILES = (
+    "epochs",
+    "schema",
+    "rows",
+    "vocab",
+    "admit",
+    "stale",
+    "shuffle",
+    "workers",
+    "bad_rows",
+    "repeats",
+    *OF_ORDER,
+)
 _OF_SYNTHETIC = ("rows_scale", "pooling_factor")
 _OF_SESSIONS = ("per_session", "change", "lists", "drift")
 SESSIONS = "sessions"
@@ -82,6 +94,9 @@ class DataFlags:
     """Of session-order shuffle: rows of a session in a chunk."""
     mix: int = 65536
     """Of session-order shuffle: rows in the window that is shuffled."""
+    repeats: Literal["stored", "find"] = "stored"
+    """stored: batches share lists that files leave out; find: they share all that repeat in a batch, for files of others
+    whose sessions follow each other."""
     workers: int = 0
     """Processes that read files; 0: the training process does. Batches are the same for any number."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -152,6 +167,7 @@ class DataFlags:
             steps=self.steps,
             shuffle=self.mix if (by_session := self.session_order == "shuffle") else self.shuffle,
             most_rows=(0 if self.most_rows == "all" else self.most_rows) if by_session else None,
+            find_repeats=self.repeats == "find",
             seed=self.seed,
             workers=self.workers,
             skip=self.bad_rows == "skip",
@@ -181,6 +197,11 @@ class DataFlags:
                     raise ValueError(f"{name} is a flag of session_order shuffle: set that, or leave {name} out")
         elif self.kind in FILE_KINDS and self.shuffle:
             raise ValueError("shuffle and session_order shuffle are both set: leave one of them out")
+        if self.repeats == "find" and self.vocab == OPEN:
+            raise ValueError(
+                "repeats is 'find', and an open vocabulary gives ids rows when batches are made: write its vocabulary with "
+                "`skirl vocab`, or leave repeats out"
+            )
         for name in unread:
             if getattr(self, name) != getattr(DataFlags, name):
                 raise ValueError(f"{name} {why}: leave it out")

@@ -39,14 +39,15 @@ def open_files(
     workers: int,
     skip: bool,
     most_rows: int | None = None,
+    find_repeats: bool = False,
     part_bytes: int | None = None,
     labelled: bool = True,
 ) -> Files:
     """The files as a source.
 
-    The arguments are those of `DataFlags`, but for four. skip: malformed rows are left out; most_rows: of a session that
-    are shuffled together, 0 for all, None where rows are; part_bytes: of text, read at a time; labelled: refuse files
-    without labels.
+    The arguments are those of `DataFlags`, but for five. skip: malformed rows are left out; most_rows: of a session that
+    are shuffled together, 0 for all, None where rows are; find_repeats: batches share lists that repeat; part_bytes: of
+    text, read at a time; labelled: refuse files without labels.
     """
     paths = find(path)
     columns = schema_of(kind, schema, paths[0])
@@ -56,6 +57,7 @@ def open_files(
     table_rows, rows_of, means = encoding_of(columns, rows, vocab)
     encoder = Encoder(columns, rows_of, table_rows, means, skip=skip)
     files = Files(dataset, encoder, batch, epochs=epochs, batches=steps, shuffle=shuffle, seed=seed, workers=workers)
+    files = replace(files, find_repeats=find_repeats)
     if most_rows is not None:
         files = _by_session(files, most_rows)
     return files if valid is None else _split(files, valid)

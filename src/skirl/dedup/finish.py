@@ -243,7 +243,7 @@ def _write(unit: _Unit, path: Path, shape: Shape, manifest: Mapping[str, Any]) -
         for table in _row_groups(unit, shape, manifest):
             if writer is None:
                 writer = layouts.writer_of(draft, table.schema, of, shape.compression, manifest["dictionaries"])
-            writer.write_table(table.cast(writer.schema), row_group_size=max(1, len(table)))
+            writer.write_table(table, row_group_size=max(1, len(table)))
         writer.close()
         with draft.open("rb+") as file:
             to_disk(file)

@@ -1,11 +1,12 @@
-"""Samples of synthetic:sessions as rows of files, with their session and time."""
+"""Samples of synthetic:sessions as rows of files, for measurements: as they come, and as a service writes them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from skirl.core.jagged import KeyedJagged
 from skirl.data.files.hashing import hash_numbers, seed_of
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.sessions import Sessions
@@ -14,6 +15,33 @@ from skirl.dedup.row_hash import session_hashes
 
 UNIT = 96 << 20
 """Bytes of rows that `skirl convert --by session` sorts at once in 1 GiB."""
+SHIFTS = 0.5
+"""How often a list shifts, in measurements of windows."""
+
+
+def columns_of(sparse: KeyedJagged, lists: Collection[str], tables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Arrow columns of the features of a plain batch.
+
+    **Arguments**
+
+    - `sparse`: the ids.
+    - `lists`: features with lists; the others have one id a sample.
+    - `tables`: of each feature, the table whose fingerprints its ids become; None: they stay as they are.
+    """
+    samples, columns = sparse.stride(), {}
+    values, offsets = sparse.values().numpy(), sparse.offsets().numpy()
+    for f, name in enumerate(sparse.keys()):
+        own = offsets[f * samples : (f + 1) * samples + 1]
+        ids = np.ascontiguousarray(values[own[0] : own[-1]])
+        if tables is not None:
+            prints = np.empty(len(ids), np.uint64)
+            hash_numbers(ids, seed_of(tables[name]), prints)
+            ids = prints.view(np.int64)
+        array = pa.array(ids)
+        if name in lists:
+            array = pa.ListArray.from_arrays(pa.array((own - own[0]).astype(np.int32)), array)
+        columns[name] = array
+    return columns
 
 
 def schema_of(data: Sessions, *, as_rows: bool) -> FileSchema:
@@ -53,18 +81,8 @@ def rows_of(data: Sessions, samples: int, *, as_rows: bool) -> Iterator[Any]:
         columns["click"] = pa.array(batch.labels.numpy())
         for k, column in enumerate(schema.dense):
             columns[column.name] = pa.array(batch.dense[:, k].contiguous().numpy())
-        values, offsets = sparse.values().numpy(), sparse.offsets().numpy()
-        for f, column in enumerate(schema.ids):
-            own = offsets[f * size : (f + 1) * size + 1]
-            ids = np.ascontiguousarray(values[own[0] : own[-1]])
-            if not as_rows:
-                prints = np.empty(len(ids), np.uint64)
-                hash_numbers(ids, seed_of(column.table), prints)
-                ids = prints.view(np.int64)
-            array = pa.array(ids)
-            if column.list:
-                array = pa.ListArray.from_arrays(pa.array((own - own[0]).astype(np.int32)), array)
-            columns[column.name] = array
+        tables = None if as_rows else {column.name: column.table for column in schema.ids}
+        columns |= columns_of(sparse, data.lists, tables)
         number = before + np.cumsum(data.begins(first, size))
         before = int(number[-1])
         columns["session"], columns["time"] = pa.array(number), pa.array(np.arange(first, first + size))
@@ -89,3 +107,43 @@ def given(data: Sessions, samples: int, compression: str) -> tuple[Iterator[Any]
             yield with_keys(table, hashes, table.column("time").to_numpy().astype(np.float64))
 
     return tables(), shape, UNIT
+
+
+def rows_of_sessions(samples: int, change: float, rows_scale: float, drift: Any = "redraw") -> tuple[Any, Any, Any]:
+    """Rows of synthetic:sessions in order with fingerprints of 64 bits as ids, their schema, and where sessions begin.
+
+    **Arguments**
+
+    - `samples`: how many.
+    - `change`: the probability that a list differs from that of the sample before.
+    - `rows_scale`: multiplies the ids that samples are drawn from.
+    - `drift`: what a change is.
+    """
+    data = Sessions(batch_size=samples, batches=1, change=change, rows_scale=rows_scale, drift=drift, once=False)
+    batch = next(iter(data))
+    sparse, columns = batch.sparse, {"label": pa.array(batch.labels.numpy())}
+    for k in range(batch.dense.shape[1]):
+        columns[f"dense_{k}"] = pa.array(batch.dense[:, k].contiguous().numpy())
+    names = sparse.keys()
+    columns |= columns_of(sparse, data.lists, {name: name for name in names})
+    ids = [Id(name, type="fingerprint", list=name in data.lists) for name in names]
+    users = columns["user"].to_numpy()
+    new = np.ones(samples, bool)
+    new[1:] = users[1:] != users[:-1]
+    return pa.table(columns), FileSchema((Label("label"),), (), tuple(ids)), new
+
+
+def in_time(new: np.ndarray, at_once: int, draw: np.random.Generator) -> np.ndarray:
+    """The rows in order of time, each sample of a session after a random while.
+
+    **Arguments**
+
+    - `new`: where sessions begin.
+    - `at_once`: how many sessions run at the same time.
+    - `draw`: random numbers.
+    """
+    session = np.cumsum(new) - 1
+    begins = draw.random(session[-1] + 1) * max(1, (session[-1] + 1) / at_once)
+    times = begins[session] + draw.random(len(new))
+    times = times[np.lexsort((times, session))]  # samples of a session stay in order
+    return np.argsort(times, kind="stable")

@@ -19,8 +19,8 @@ from skirl.data.files.columnar import KEY, SLICE
 from skirl.data.files.schema import FileSchema
 from skirl.data.flags import DataFlags
 from skirl.dedup.finish import LAYOUTS
+from skirl.dedup.generated import SHIFTS, rows_of_sessions
 from skirl.dedup.layout import measured, writer_of
-from skirl.dedup.made import SHIFTS, rows_of_sessions
 from skirl.dedup.order import groups_of_rows
 from skirl.dedup.ordering import shuffled_chunks
 from skirl.measure.bench.helpers import Watch

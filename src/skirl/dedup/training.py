@@ -130,21 +130,19 @@ def written(folder: Path, data: Any, samples: int) -> float:
 
     from skirl.data.files.schema import Dense, FileSchema, Id, Label
     from skirl.dedup import layout
+    from skirl.dedup.generated import columns_of
 
     batch = next(iter(data))
     sparse = batch.sparse
     columns: dict[str, Any] = {"label": pa.array(batch.labels.numpy())}
     dense = [Dense(f"dense_{k}") for k in range(batch.dense.shape[1])]
     columns |= {of.name: pa.array(batch.dense[:, k].contiguous().numpy()) for k, of in enumerate(dense)}
-    values, offsets, ids = sparse.values().numpy(), sparse.offsets().numpy(), []
-    for f, name in enumerate(sparse.keys()):
-        own = offsets[f * samples : (f + 1) * samples + 1]
-        column = pa.array(values[own[0] : own[-1]])
-        if name in data.lists:
-            column = pa.ListArray.from_arrays(pa.array((own - own[0]).astype(np.int32)), column)
-        table = "item" if name == data.lists[0] else ""
-        ids.append(Id(name, type="int", list=name in data.lists, table=table))
-        columns[name] = column
+    features = columns_of(sparse, data.lists)
+    columns |= features
+    ids = [
+        Id(name, type="int", list=name in data.lists, table="item" if name == data.lists[0] else "")
+        for name in features
+    ]
     users = columns["user"].to_numpy()
     new = np.concatenate([[True], users[1:] != users[:-1]])
     table, schema = pa.table(columns), FileSchema((Label("label"),), tuple(dense), tuple(ids))

@@ -108,6 +108,24 @@ class Capacity:
         """For each bank: rows that may be on their way in, and as many on their way out."""
         return [rows // 2 for rows in self.split.staging_rows] if self.split else []
 
+    def sizes(self, record_bytes: Sequence[int], staging_bytes: Sequence[int]) -> list[Size]:
+        """What each bank takes, once a split is decided.
+
+        **Arguments**
+
+        - `record_bytes`: of a row of each bank.
+        - `staging_bytes`: that each bank has allocated for rows on their way.
+        """
+        tables, split = self._schema.tables, self.split
+        if split is None:
+            return []
+        return [
+            Size(bank.dim, sum(tables[t].rows for t in bank.tables), slots, staging, one, allocated)
+            for bank, slots, staging, one, allocated in zip(
+                self._schema.banks, split.slots, split.staging_rows, record_bytes, staging_bytes, strict=True
+            )
+        ]
+
     def decide(
         self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int | None
     ) -> Split:

@@ -58,6 +58,7 @@ class Engine:
         resume: bool,
         pooled: bool = True,
         device: str | torch.device = "cpu",
+        banks: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         if dtype not in (*_DTYPES, *HALVES):
             raise ValueError(
@@ -67,7 +68,7 @@ class Engine:
             raise ValueError(f"seed is {seed}: set it between 0 and 2**63 - 1")
         self.optimizers = Groups(Schema.of(tables).tables, optimizer)
         """The row optimizer of each table."""
-        self.schema = Schema.of(tables, self.optimizers.records)
+        self.schema = Schema.of(tables, self.optimizers.records, banks)
         self.frozen = np.zeros(len(self.schema.tables), np.bool_)
         """Tables whose rows are looked up and not trained."""
         self.torch_dtype = dtype
@@ -80,7 +81,9 @@ class Engine:
         self.exchange = exchange_with(torch_device(device))  # of several GPUs it chooses one
         """With the other trainers, where there are some: each owns the rows whose keys are its own."""
         self.device = open_device(device, self.dtype)
-        self.resolver = Resolver(self.schema, self.dtype, pooled, "" if self.device.shares_bags else str(device))
+        if self.exchange is not None:
+            self.exchange.issues = self.device.issues_moves
+        self.resolver = Resolver(self.schema, self.dtype, pooled)
         if isinstance(store, str):
             rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
             store = own_folder(store, rank, among_others=others)
@@ -150,6 +153,10 @@ class Engine:
         """Rows held for a step's write-back or for forwarding, right now."""
         return sum(bank.in_flight for bank in self.banks)
 
+    def stands_for(self, other: "Engine") -> bool:
+        """Whether a plan of these rows is one of those."""
+        return other is self
+
     def check(self) -> None:
         """Refuse to go on when rows were lost, after `close`, or in a forked child."""
         if self.damage:
@@ -189,7 +196,7 @@ class Engine:
     def forget_split(self) -> None:
         """A lookahead begins: how a batch that was looked up alone has split the cache does not hold for its window."""
         if self.capacity.by_one:
-            self._drop_caches()
+            self.drop_caches()
 
     def make_caches(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> None:
         """Allocate the caches for batches of at most this many rows a bank, unless there are some."""
@@ -207,35 +214,29 @@ class Engine:
     def split_anew(self, split: Split) -> None:
         """Write all resident rows to the store and begin with empty caches. Write-backs must be drained."""
         try:
-            self._drop_caches()
+            self.drop_caches()
             self.allocate(split)
         except BaseException as error:
             self.lose(f"the cache was being split anew, and then: {why(error)}", error)
             raise
 
-    def _drop_caches(self) -> None:
+    def drop_caches(self) -> None:
+        """Write all resident rows to the store; the next batches decide on new caches. Write-backs must be drained."""
         self.flush()
         self.forget_moves()
         self.banks = self._open_banks()  # the old caches go before the new ones are made: a device has no room for both
         self.caches = []
         self.capacity.forget()
 
+    def release(self) -> None:
+        """Give the memory of cache and staging back; all is in the store, and nothing is looked up any more."""
+        self.banks, self.caches = [], []
+        self.capacity.forget()
+
     def sizes(self) -> list[Size]:
         """What is held in memory, once the first batches have decided it: one entry for each dim."""
-        tables, split = self.schema.tables, self.capacity.split
-        if split is None:
-            return []
-        return [
-            Size(
-                dim=bank.dim,
-                rows=sum(tables[t].rows for t in bank.tables),
-                slots=split.slots[i],
-                staging_rows=split.staging_rows[i],
-                record_bytes=self.held[i] * self.dtype.itemsize,
-                staging_bytes=self.banks[i].staging_bytes,
-            )
-            for i, bank in enumerate(self.schema.banks)
-        ]
+        record_bytes = [held * self.dtype.itemsize for held in self.held]
+        return self.capacity.sizes(record_bytes, [bank.staging_bytes for bank in self.banks])
 
     def load(self, work: Work) -> Leaving:
         """Make the rows of a step resident: evict, forward, put what was fetched, make what is new. Gives what left."""
@@ -265,6 +266,8 @@ class Engine:
         if self.exchange is not None:
             with self._losing("gradients were on their way"):
                 self.exchange.settle()
+                for bank in self.banks:
+                    bank.join()
 
     def give_up(self) -> None:
         """The loop has ended; with other trainers that left theirs elsewhere, rows are lost."""
@@ -389,6 +392,7 @@ class Engine:
         self, exchange: Exchange, work: Work, settings: Sequence[Setting], raised: np.ndarray, finite: bool
     ) -> bool:
         """Sums are made while trainers tell each other which tables have gradients, and sent when all have."""
+        exchange.issue_early(self.banks)
         flags = exchange.begin_anywhere(np.append(raised, not finite))
         updates = {bank: self._summed(exchange, work, bank) for bank in self._raised(raised)}
         told = exchange.anywhere(flags)

@@ -2,7 +2,8 @@
 gradients back; and, as an owner, serve and apply those of all.
 
 The loop waits for critical vectors alone: values that the step before changes, gradients of rows that the step after uses or
-evicts. The other values come early and the other gradients late, by another thread, while a step computes.
+evicts. The other values come early and the other gradients late while a step computes: by another
+thread, or on a stream of the GPU.
 """
 
 import logging
@@ -39,6 +40,10 @@ class Exchange:
         """Who owns which rows."""
         self.all_critical = False
         """Whether nothing moves early or late: to compare with."""
+        self.issues = False
+        """Whether the loop gives these moves to the device, where all has to come in one order on all ranks."""
+        self._early: Work | None = None
+        """The next step, where its early values are still to be issued."""
         self._channel = peers.channel("rows")
         self._moves, self._links = peers.channel("moves"), peers.channel("links")
         self._coming: list[tuple[Gradients, Swapping]] = []
@@ -60,6 +65,7 @@ class Exchange:
         for number, bank in enumerate(banks):
             which = work.values_wait[number] if work.values_wait else None
             self._bring(self._channel, work, bank, bank.values, which, "values of rows")
+            bank.branch()
 
     def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """The weights of some rows, as their owners have them now; all trainers ask at once, each for what it needs.
@@ -78,7 +84,8 @@ class Exchange:
     def begin_anywhere(self, raised: np.ndarray) -> Swapping[Sequence[torch.Tensor]]:
         """Begin to tell which tables got a gradient here."""
         flags = torch.from_numpy(np.tile(raised.astype(np.uint8), (self.peers.size, 1)))
-        return self._channel.begin_swap_parts(list(flags), list(flags.clone()), tag="tables with gradients")
+        channel = self.peers.channel("lookups") if self.issues else self._channel  # flags are on the host
+        return channel.begin_swap_parts(list(flags), list(flags.clone()), tag="tables with gradients")
 
     def anywhere(self, flags: Swapping[Sequence[torch.Tensor]]) -> np.ndarray:
         """Which tables got one from any trainer; flags: what `begin_anywhere` gave."""
@@ -113,6 +120,8 @@ class Exchange:
         self._wait(self._moved)
         self.complete()
         self._going, self._late = self._late, []
+        for late in self._going:
+            late.rows.branch()
         self.bring_late()
 
     @property
@@ -134,9 +143,19 @@ class Exchange:
         """Another thread begins to move rows; `update` waits for its `link`, `complete` and `settle` for its `end_move`."""
         if self._failure is not None:
             raise self._failure
-        self._going, self._late = self._late, []
+        self._going, self._late, self._early = self._late, [], None
         self._linked.clear()
         self._moved.clear()
+        if self.issues:
+            self.bring_late()
+
+    def issue_early(self, banks: Sequence[BankRows]) -> None:
+        """The step's forward and backward were given to the device: give it the early values of the next step."""
+        if self.issues:
+            self._wait(self._linked)
+            after, self._early = self._early, None
+            if after is not None:
+                self.bring_early(banks, after)
 
     def _wait(self, until: threading.Event) -> None:
         """For the thread that moves rows."""
@@ -160,7 +179,7 @@ class Exchange:
         """Send and apply the gradients that the step in the loop does not need."""
         while self._going:
             late = self._going[0]
-            late.apply(late.begin(self._moves, "late gradients of rows").wait())
+            late.rows.aside(late.bring, self._moves, "late gradients of rows")
             del self._going[0]
 
     def link(self, banks: Sequence[BankRows], work: Work, after: Work | None, slots: Sequence[int]) -> bool:
@@ -192,13 +211,14 @@ class Exchange:
         rows = _read(heard, asks)
         after.values_wait = [Waiting(*pair) for pair in zip(rows[: len(banks)], values, strict=True)]
         work.gradients_wait = [Waiting(*pair) for pair in zip(rows[len(banks) :], gradients, strict=True)]
+        self._early = after
         return True
 
     def bring_early(self, banks: Sequence[BankRows], after: Work) -> None:
         """Bring the values of the next step's rows that the step in the loop does not change."""
         for number, bank in enumerate(banks):
             which = after.values_wait[number].others()
-            self._bring(self._moves, after, bank, bank.values_ahead, which, "early values of rows")
+            bank.aside(self._bring, self._moves, after, bank, bank.values_ahead, which, "early values of rows")
 
     def _bring(
         self,

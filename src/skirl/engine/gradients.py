@@ -37,7 +37,7 @@ class Gradients:
         which: Waiting | None = None,
     ) -> None:
         bank = rows.facts.number
-        self._rows, self._update, self._trees, self._sent, self._which = rows, update, trees, sent, which
+        self.rows, self._update, self._trees, self._sent, self._which = rows, update, trees, sent, which
         self._ask, self._serve = update.work.reads[bank].ask, update.work.serve[bank]
         if which is not None:
             self._ask, self._serve = begins(which.rows)[self._ask], begins(which.requests)[self._serve]
@@ -47,15 +47,19 @@ class Gradients:
         sent, ask, serve = self._sent, np.diff(self._ask), np.diff(self._serve)
         if self._which is not None:
             rows = np.flatnonzero(self._which.rows).astype(np.int32)
-            sent = [self._rows.picked(part, rows) for part in sent]
+            sent = [self.rows.picked(part, rows) for part in sent]
         send = sent[0] if len(sent) == 1 else _by_owner(sent, self._ask)
         self._sent = ()
         counts = [n * len(tree) for n, tree in zip(serve.tolist(), self._trees)]
         return channel.begin_swap(send, (ask * len(sent)).tolist(), counts, tag=tag)
 
+    def bring(self, channel: Channel, tag: str) -> None:
+        """Send them, and apply what comes."""
+        self.apply(self.begin(channel, tag).wait())
+
     def apply(self, come: torch.Tensor) -> None:
         """What all trainers sent this one, to the rows that it owns."""
-        rows, update, serve, trees = self._rows, self._update, self._serve, self._trees
+        rows, update, serve, trees = self.rows, self._update, self._serve, self._trees
         first = come[:, 0].clone()  # side by side: one pass over vectors, and not three
         given = Sums(come, ~((first == 0) & torch.signbit(first)))
         ends = np.cumsum([n for n, tree in zip(np.diff(serve), trees) for _ in tree])

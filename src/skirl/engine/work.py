@@ -119,6 +119,18 @@ class Work:
     """By bank: which gradients belong to rows that the step after uses or evicts; none: all are waited for."""
     made: dict[int, np.ndarray] = field(default_factory=dict)
     """By bank: records of new rows that were made before the step."""
+    packs: dict[str, "Work"] = field(default_factory=dict)
+    """Where several engines carry out one plan: the work of each, with the same Steps."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether a forward of it ran."""
+        return any(micro.entered for micro in self.micros) or any(work.begun for work in self.packs.values())
+
+    @property
+    def changed_rows(self) -> bool:
+        """Whether rows were updated by it."""
+        return self.updated or any(work.updated for work in self.packs.values())
 
     def parts(self, bank: int) -> Parts:
         """Where each micro-batch's ids end among the step's, and which leaf of the tree it is."""
@@ -187,9 +199,9 @@ class Flight:
     @property
     def begun(self) -> bool:
         """Whether a forward of it ran."""
-        return any(micro.entered for work in self.works for micro in work.micros)
+        return any(work.begun for work in self.works)
 
     @property
     def updated(self) -> bool:
         """Whether rows were updated by it."""
-        return any(work.updated for work in self.works)
+        return any(work.changed_rows for work in self.works)

@@ -1,5 +1,6 @@
 """Notices dense gradients that a loop accumulates over batches, while each batch's backward updates its rows."""
 
+from collections.abc import Sequence
 from threading import get_ident
 from weakref import ref
 
@@ -18,6 +19,8 @@ class DenseGradients:
 
     def __init__(self) -> None:
         watch()
+        self.of: Sequence[torch.optim.Optimizer] | None = None
+        """The optimizers that train with these rows; None: all that step in the loop's thread."""
         self._step = -1
         self._backwards = self._known = 0
         self._weights: list[Tensor] = []
@@ -56,7 +59,9 @@ class DenseGradients:
                 )
         if self._known != len(stepped) or self._backwards % 64 == 0:  # a loop may add optimizers, and weights to them
             self._known = len(stepped)
-            ours = [optimizer for optimizer, thread in list(stepped.items()) if thread == self._thread]
+            ours = self.of
+            if ours is None:
+                ours = [optimizer for optimizer, thread in list(stepped.items()) if thread == self._thread]
             weights = [w for optimizer in ours for group in optimizer.param_groups for w in group["params"]]
             self._weights = sorted((w for w in weights if isinstance(w, nn.Parameter)), key=Tensor.numel)
         self._backwards += 1

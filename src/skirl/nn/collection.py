@@ -53,7 +53,7 @@ class Collection(nn.Module):
         grad_scaler: Any = None,
     ) -> None:
         super().__init__()
-        self.engine = Engine(
+        self.engine = self._engine_of(
             tables,
             optimizer=optimizer,
             cache=cache,
@@ -67,12 +67,16 @@ class Collection(nn.Module):
         nothing = torch.from_numpy(np.empty(0, self.engine.dtype)).to(self.engine.device.at)
         self.anchor = Anchor.of(nothing, clips=all(rule.clip is not None for rule in self.engine.optimizers))
         self.optimizer = TorchHandle(self.engine.optimizers, self.engine.device.at)
-        self._same = SameBatch(self.engine.schema.features)
-        self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self._same, grad_scaler)
+        self.same = SameBatch(self.engine.schema.features)
+        self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self.same, grad_scaler)
         self.alone = Alone(self.engine)
         self.early = Early()
         """What was looked up for the batch that comes next, while the model is evaluated: in each thread its own."""
         self._looking = threading.Lock()
+
+    def _engine_of(self, tables: Sequence[Table], **options: Any) -> Engine:
+        """Who holds and moves the rows."""
+        return Engine(tables, **options)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -167,7 +171,7 @@ class Collection(nn.Module):
             micro, same_weights = current.enter(), True
         else:
             micro = current.enter()
-            same_weights = self._same.check(sparse, micro.captured, current.loop.coming)
+            same_weights = self.same.check(sparse, micro.captured, current.loop.coming)
         out = current.out
         if out is not None:
             if not same_weights or _wants_grad(sparse):

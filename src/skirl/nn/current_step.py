@@ -64,7 +64,7 @@ class CurrentStep:
         self._begun = 0
         """Steps that were expected; unlike a Work's number it never begins anew."""
         self._same = same
-        self._dense = DenseGradients()
+        self.dense = DenseGradients()
         self._optimizer = optimizer
         self.anchor = anchor
         self.grad_scaler: Any = grad_scaler
@@ -105,7 +105,7 @@ class CurrentStep:
                 f"{self.engine.store!r} cannot be trained: call model.eval() to look rows up, or make the embeddings with "
                 "another store and skirl.load the checkpoint into them"
             )
-        self._dense.in_forward()
+        self.dense.in_forward()
         micro = self.work.micros[self.micro]
         if micro.returned:
             raise RuntimeError(
@@ -184,7 +184,7 @@ class CurrentStep:
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
-        self._dense.in_backward(self._begun)
+        self.dense.in_backward(self._begun)
         with uninterrupted():  # a step that returned and was not updated would be applied later, by `finish`
             work.returned += 1
             if work.returned == len(work.micros):

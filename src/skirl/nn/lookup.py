@@ -76,7 +76,8 @@ def _weight_grad(ticket: Ticket, out: Tensor) -> None:
     grads = work.grads.get((ticket.bank, ticket.micro))
     if grads is None or not engine.pooled:
         return
-    dots = engine.banks[ticket.bank].weight_grad(work, ticket.micro, grads, ticket.live)
+    live = ticket.live if ticket.ids.folded is None else ticket.ids.by_bag(ticket.live)
+    dots = engine.banks[ticket.bank].weight_grad(work, ticket.micro, grads, live)
     micro = work.micros[ticket.micro]
     captured = micro.weighted or micro.captured
     n = 0

@@ -26,6 +26,31 @@ _CHANGED = _HERE + (
 )
 
 
+class Known:
+    """Ids that were compared with a batch, as tensors that nobody has written to since."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Captured, list[tuple[Tensor, int]]] | None = None
+
+    def keep(self, sparse: Sparse, captured: Captured) -> None:
+        """These are those of the batch."""
+        self._known = captured, [(tensor, tensor._version) for tensor in _tensors(sparse)]
+
+    def has(self, sparse: Sparse, captured: Captured) -> bool:
+        """Whether these are known to be."""
+        known = self._known
+        if known is None or captured is not known[0] or sparse.weights_or_none() is not None or is_shared(sparse):
+            return False
+        return tuple(sparse.keys()) == captured.keys and all(
+            tensor is same and tensor._version == version
+            for tensor, (same, version) in zip(_tensors(sparse), known[1], strict=True)
+        )
+
+
+def _tensors(sparse: Sparse) -> tuple[Tensor, Tensor]:
+    return sparse.values(), sparse.offsets()
+
+
 class SameBatch:
     """Holds the forwards of one collection to the batch in the loop.
 
@@ -41,6 +66,9 @@ class SameBatch:
         self._before: Hashes | None = None
         self._pending: list[tuple[Tensor, Any, str]] = []
         """Comparisons under way on a GPU: whether ids differ, the event after it, and what to say."""
+
+    known: "Known | None" = None
+    """What other collections over the same batches have compared: a sweep's variants look the same tensors up."""
 
     def leave(self, captured: Captured) -> None:
         """The batch is not in the loop any more."""
@@ -67,8 +95,12 @@ class SameBatch:
             or captured.inverse is not None
             or is_shared(sparse)
         ):
+            if self.known is not None and self.known.has(sparse, captured):
+                return True
             # Whatever has the hashes of the batch has its form: only what has others is looked at once more.
             if weights is None and (alike := _alike(sparse, captured)) and hashes_of(alike) == captured.hashes:
+                if self.known is not None:
+                    self.known.keep(sparse, captured)
                 return True
             return self._compare(capture(sparse, (), copy=False), captured, coming)
         self._compare_there(sparse, captured)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
@@ -14,7 +14,7 @@ from skirl.core.batch import Sparse
 from skirl.core.ids import Captured
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
-from skirl.nn.collection import collections_of, refuse_copies
+from skirl.nn.collection import Collection, collections_of, refuse_copies
 from skirl.oracle.options import Depth, Plan
 from skirl.oracle.together import Together
 from skirl.peers.base import Peers, said_of
@@ -37,9 +37,17 @@ def _sparse_of(batch: Any) -> Sparse:
     return batch.sparse
 
 
+class OnePlan(Protocol):
+    """Several models whose rows move by one plan: a `skirl.Sweep`."""
+
+    def in_their_place(self) -> Collection:
+        """What stands for the collections of all of them."""
+        ...
+
+
 def lookahead(
     loader: Iterable[Any],
-    model: nn.Module,
+    model: nn.Module | OnePlan,
     *,
     sparse: Callable[[Any], Sparse] = _sparse_of,
     depth: Depth = "auto",
@@ -60,7 +68,8 @@ def lookahead(
     **Arguments**
 
     - `loader`: yields batches: a DataLoader, a list, anything iterable.
-    - `model`: has the embeddings: one collection or several, each of which looks its features up in the same batch.
+    - `model`: has the embeddings: one collection or several, each of which looks its features up in the same batch. Or a
+      `skirl.Sweep`: all its variants get the same batches.
     - `sparse`: gives a batch's ids; those under `batch.sparse` by default.
     - `depth`: batches that the oracle knows. "auto" reads until the window has four times the cache in rows, which comes
       within a few percent of the least fetches; "epoch" knows all, and reads the loader twice.
@@ -102,7 +111,7 @@ class Lookahead:
     def __init__(
         self,
         loader: Iterable[Any],
-        model: nn.Module,
+        model: nn.Module | OnePlan,
         plan: Plan,
         *,
         sparse: Callable[[Any], Sparse],
@@ -116,8 +125,7 @@ class Lookahead:
         if not patience > 0:
             raise ValueError(f"patience is {patience}: set it to seconds above 0, or to float('inf')")
         self.times = Times()
-        refuse_copies(model)
-        self.collections = list(collections_of(model).values())
+        self.collections = _collections(model)
         """Whose rows the batches use."""
         self._plan = plan
         self._accumulate = accumulate
@@ -141,6 +149,8 @@ class Lookahead:
         )
         self._in_shards = None
         if shards > 1:
+            if not isinstance(model, nn.Module):
+                raise ValueError(f"shards is {shards}, and steps of a sweep have one shard: leave it out")
             self._in_shards = ShardsInLoop(model, shards, accumulate, self.engines[0].seed, self._mine, self._peers)
         if plan.depth == "epoch" and self._reader.reads_once:
             raise ValueError(
@@ -167,6 +177,10 @@ class Lookahead:
         if len(self.collections) != 1:
             raise ValueError(f"the model has {len(self.collections)} skirl collections: ask for engines")
         return self.collections[0].engine
+
+    def moves(self, engine: Engine) -> bool:
+        """Whether these are rows that the batches use."""
+        return any(own.stands_for(engine) for own in self.engines)
 
     @property
     def step(self) -> int:
@@ -431,3 +445,11 @@ def peers_of(engines: Sequence[Engine]) -> Peers | None:
     """The trainers that share these rows; None where there is one."""
     exchange = engines[0].exchange
     return None if exchange is None else exchange.peers
+
+
+def _collections(model: nn.Module | OnePlan) -> list[Collection]:
+    """Whose rows the batches of a model use."""
+    if not isinstance(model, nn.Module):
+        return [model.in_their_place()]
+    refuse_copies(model)
+    return list(collections_of(model).values())

@@ -56,6 +56,7 @@ class Pipeline:
         self._plan = plan
         self._window = Window(engines, plan, epochs, shards, together, mine)
         self._exchanges = [engine.exchange for engine in engines if engine.exchange is not None]
+        self._issues = any(exchange.issues for exchange in self._exchanges)
         for exchange in self._exchanges:
             exchange.open()
         names = (*STAGES, "move") if self._exchanges else STAGES
@@ -374,6 +375,8 @@ class Pipeline:
                         return
                     flight = self._moves.popleft()
                     after = self._known.get(flight.number + 1) if self._plan.prefetch else None
+                    if self._issues and not (self._ready and self._ready[0] is after):
+                        after = None  # the loop would wait for it, and not this thread
                 if not self._move(flight, None if after is None or after.splits is not None else after):
                     return
                 flight = None
@@ -386,16 +389,19 @@ class Pipeline:
                     exchange.end_move(error)
 
     def _move(self, flight: Flight, after: Flight | None) -> bool:
-        """What is critical, late gradients, then early values, of all collections; False when there is no time for all."""
+        """What is critical, late gradients, then early values, of all collections; False when there is no time for all.
+
+        The last two are the loop's where it gives them to a GPU.
+        """
         stages, following = self._stages, [None] * len(flight.works) if after is None else after.works
         with stages.working("move", flight.number):
             both = zip(self._engines, flight.works, following, strict=True)
             linked = [engine.link(work, then) for engine, work, then in both]
             for exchange in self._exchanges:
                 exchange.end_link()
-            for exchange in self._exchanges:
+            for exchange in () if self._issues else self._exchanges:
                 exchange.bring_late()
-        if after is None or not any(linked):
+        if self._issues or after is None or not any(linked):
             return True
         with self._lock:
             stages.pause("move", lambda: stages.stopping or (self._ready and self._ready[0] is after))

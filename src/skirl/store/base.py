@@ -47,7 +47,8 @@ class Record:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        if type(self.dtype) is not str or self.dtype not in DTYPES:
+            object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
         if self.width < 1:
             raise ValueError(f"width is {self.width}, set it to 1 or more")
         if self.dtype not in DTYPES:

@@ -90,6 +90,27 @@ def read_flags(
     return values
 
 
+def joined(flags: Mapping[str, Flag], args: Sequence[str], names: Collection[str]) -> list[str]:
+    """A command line in which flags of these names, given several times, stand once, at its end, with all of their words.
+
+    >>> flags = {"vary": Flag("vary", tuple[str, ...], (), "", ""), "lr": Flag("lr", float, 1.0, "", "")}
+    >>> joined(flags, ["--vary", "a=1,2", "--lr", "3", "--vary=b=4", "c=5"], ["vary"])
+    ['--lr', '3', 'c=5', '--vary', 'a=1,2', 'b=4']
+    """
+    rest, words, taking = [], dict[str, list[str]](), None
+    for arg in args:
+        name, equals, value = arg.removeprefix("--").partition("=")
+        if arg.startswith("--") and name in names and name in flags:
+            words.setdefault(name, []).extend([value] if equals else [])
+            taking = None if equals else name
+        elif arg.startswith("--") or taking is None:
+            rest.append(arg)
+            taking = None
+        else:
+            words[taking].append(arg)
+    return rest + [word for name, several in words.items() for word in (f"--{name}", *several)]
+
+
 def _asks(args: Sequence[str]) -> bool:
     """Whether a command line asks what there is: for help, or for a shell's completion."""
     return any(arg in ("-h", "--help") or arg.startswith("--tyro-") for arg in args)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -25,7 +25,8 @@ ELSEWHERE = 3.0
 
 
 class Progress:
-    """Shows one loop: use it in a with-block and call it once per step. steps: how many there are; None if not known.
+    """Shows one loop: use it in a with-block and call it once per step. steps: how many there are; None if not known. below:
+    what a terminal shows in the place of the facts.
 
     >>> with Progress("train", steps=2, to=sys.stdout) as progress:
     ...     for done in (1, 2):
@@ -34,8 +35,16 @@ class Progress:
     train 2/2 · loss 0.693
     """
 
-    def __init__(self, title: str, *, steps: int | None, to: TextIO | None = None, quiet: bool = False) -> None:
-        self._quiet = quiet
+    def __init__(
+        self,
+        title: str,
+        *,
+        steps: int | None,
+        to: TextIO | None = None,
+        quiet: bool = False,
+        below: Callable[[], RenderableType] | None = None,
+    ) -> None:
+        self._quiet, self._below = quiet, below
         self._title = title
         self._steps = steps
         self._to = to or sys.stdout
@@ -79,7 +88,7 @@ class Progress:
         done, facts = self._last
         self._shown = done
         if self._live is not None:
-            self._live.update(self._panel(done, facts(), now), refresh=True)
+            self._live.update(self._panel(done, facts, now), refresh=True)
             self._due = now + ON_TERMINAL
             return
         text = " · ".join(f"{name} {value}" for name, value in facts().items())
@@ -93,15 +102,17 @@ class Progress:
             self._quiet = True
             log.warning("progress is not shown any more: %s", why(error))
 
-    def _panel(self, done: int, facts: Facts, now: float) -> Group:
+    def _panel(self, done: int, facts: Callable[[], Facts], now: float) -> Group:
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._steps, completed=done, width=30)
         of = "" if self._steps is None else f" of {self._steps:,}"
         head.add_row(Text(self._title, "bold"), f"step {done:,}{of}", bar, self._times(done, now))
+        if self._below is not None:
+            return Group(head, self._below())
         body = Table.grid(padding=(0, 2))
         for width in (0, 20, 16, 20):  # so that nothing jumps when a number grows
             body.add_column(min_width=width)
-        items = list(facts.items())
+        items = list(facts().items())
         for i in range(0, len(items), 3):
             cells = [Text.assemble((f"{name} ", "dim"), (value, "cyan")) for name, value in items[i : i + 3]]
             body.add_row("", *cells)

@@ -89,16 +89,19 @@ class LazyStream:
 
 
 class World:
-    """Three streams and the dice."""
+    """Some streams and the dice."""
 
-    def __init__(self, seed: int, eager: float) -> None:
-        """eager: the chance that some stream gets on whenever there is something new; 0: all is as late as can be."""
+    def __init__(self, seed: int, eager: float, streams: int = 3) -> None:
+        """eager: the chance that some stream gets on whenever there is something new; 0: all is as late as can be.
+
+        streams: 4 where several trainers share rows.
+        """
         quicken()
         self.lock = threading.RLock()
         self.eager = eager
         self.rng = np.random.default_rng([seed, 7])
-        self.all = [LazyStream(self) for _ in range(3)]
-        self._haste = np.ones(3) / 3
+        self.all = [LazyStream(self) for _ in range(streams)]
+        self._haste = np.ones(streams) / streams
         self._stirring = False
 
     def streams(self) -> Streams:
@@ -112,8 +115,8 @@ class World:
         try:
             while self.rng.random() < self.eager:
                 if self.rng.random() < 0.1:  # now one of them is quick, now another
-                    self._haste = self.rng.dirichlet([0.2] * 3)
-                stream = self.all[self.rng.choice(3, p=self._haste)]
+                    self._haste = self.rng.dirichlet([0.2] * len(self.all))
+                stream = self.all[self.rng.choice(len(self.all), p=self._haste)]
                 if not stream.blocked:
                     stream.step()
         finally:

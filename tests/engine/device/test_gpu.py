@@ -31,7 +31,13 @@ BUSY = Case(
 @given(cases_of(), st.sampled_from([0.0, 0.3, 0.7]))
 @cases(5)
 def test_every_bit_is_that_of_the_reference(case, eager):
-    Run(replace(case, device="interpret", eager=eager, shared=0.0)).go()  # samples share no bags there
+    Run(replace(case, device="interpret", eager=eager)).go()
+
+
+@pytest.mark.parametrize(("accumulate", "weights"), [(1, 0.0), (2, 0.5)])
+def test_bags_that_samples_share(accumulate, weights):
+    options = {"accumulate": accumulate, "weights": weights, "eager": 0.3, "parts": (Part(0, 4),)}
+    Run(replace(BUSY, **options, shared=1.0, sizes=(3, 6), use="some", universe=60)).go()
 
 
 @pytest.mark.parametrize("eager", [0.0, 0.5])

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,9 +225,9 @@ Known = dict[object, Held | None]
 """What was found of each part of a disk: the store, and what is frozen in a folder. Most crashes change one of them."""
 
 
-def part_of(disk: Disk, folder: str) -> object:
-    """What a process can find in a folder, and which names elsewhere are of its files."""
-    folders, names = disk.as_found()
+def part_of(found: Any, folder: str) -> object:
+    """What a process can find in a folder, and which names elsewhere are of its files; found: on the whole disk."""
+    folders, names = found
     inside = [path for path in folders if path.parts[0] == folder]
     return folder, tuple(inside), tuple(name for name in names if name[0].parts[0] == folder)
 
@@ -234,7 +235,8 @@ def part_of(disk: Disk, folder: str) -> object:
 def found_on(disk: Disk, root: Path, known: Known) -> tuple[Held, list[Held | None]]:
     """Open the store and thaw what is frozen on a disk after a crash."""
     disk.write_to(root)
-    parts = {folder: part_of(disk, folder) for folder in ("store", *FROZEN)}
+    on_disk = disk.as_found()
+    parts = {folder: part_of(on_disk, folder) for folder in ("store", *FROZEN)}
     if parts["store"] not in known:
         with DiskStore(root / "store", LAYOUT, files=Unsynced()) as store:
             store.check()

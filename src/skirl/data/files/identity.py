@@ -14,6 +14,8 @@ KINDS = {"labels": "a label", "dense": "a dense column", "ids": "an id column"}
 """The columns of a schema, as an error calls one."""
 ORDER = "sessions"
 """How sessions are shuffled, where they are."""
+REPEATS = "repeats"
+"""That lists which repeat are looked for: their gradients are summed by list first, which may change the last bit."""
 
 
 def identity_of(
@@ -25,6 +27,7 @@ def identity_of(
     shuffle: int,
     seed: int,
     most_rows: int | None,
+    find_repeats: bool = False,
 ) -> dict[str, Any]:
     """Of what stream a state is, as JSON can hold it. rows: where the stream begins and ends, None for the end of files."""
     paths = [Path(path) for path in files]
@@ -44,7 +47,10 @@ def identity_of(
         "shuffle": shuffle,
         "seed": seed if shuffle else 0,
         "bad_rows": "skip" if encoder.skip else "refuse",
-    } | ({} if most_rows is None else {ORDER: f"{encoder.session}, at most {most_rows or 'all'} rows"})
+    } | {
+        **({} if most_rows is None else {ORDER: f"{encoder.session}, at most {most_rows or 'all'} rows"}),
+        **({REPEATS: "find"} if find_repeats else {}),
+    }
 
 
 def check_identity(theirs: dict[str, Any], mine: dict[str, Any]) -> None:
@@ -73,6 +79,9 @@ def check_identity(theirs: dict[str, Any], mine: dict[str, Any]) -> None:
             f"the state is of a stream whose sessions are shuffled by {was}, not {now}: set session-order and most-rows "
             "to what they were"
         )
+    if theirs.get(REPEATS) != mine.get(REPEATS):
+        was, now = (of.get(REPEATS, "stored") for of in (theirs, mine))
+        raise ValueError(f"the state is of a stream with repeats {was!r}, not {now!r}: set repeats to what it was")
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise ValueError(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.find import find
 from skirl.core.tables import Table
 from skirl.data.files.dataset import START, Dataset, Part, Place
 from skirl.data.files.encode import Encoder
@@ -45,6 +46,8 @@ class Files:
     """Rows in a window that is shuffled; 0: none is."""
     most_rows: int | None = None
     """Of a session that change places together in it, 0 for all of them; None: each row by itself."""
+    find_repeats: bool = False
+    """Whether lists that repeat in a batch are looked for, where files do not leave them out."""
     seed: int = 0
     workers: int = 0
     begin: Place = START
@@ -292,6 +295,8 @@ class Files:
                 of = {group: torch.from_numpy(inverse) for group, inverse in inverses.items()}
                 jagged |= {"strides": [len(each) for each in sizes], "inverse": of}
         sparse = KeyedJagged(names, torch.from_numpy(values), **jagged)
+        if self.find_repeats:
+            sparse = find(sparse)
         labels = part.labels[:, 0] if part.labels.shape[1] == 1 else part.labels
         return Batch(torch.from_numpy(part.dense.copy()), sparse, torch.from_numpy(labels.copy()))
 
@@ -330,5 +335,6 @@ class Files:
                 shuffle=self.shuffle,
                 seed=self.seed,
                 most_rows=self.most_rows,
+                find_repeats=self.find_repeats,
             )
         return self._of

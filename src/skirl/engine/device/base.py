@@ -1,9 +1,9 @@
 """What an engine asks of whatever holds one bank's cache and computes on it: host memory, or a GPU."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from skirl.core.shared import Shared
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.store.changes import Records
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,22 @@ class BankRows(ABC):
     # The two halves of an update, with room between them for the sums of others.
 
     moves_ahead = False
-    """Whether another thread may call `values_ahead` and `apply` while the loop computes: then it has the three below."""
+    """Whether `values_ahead` and `apply` of other steps may run while a step computes: then it has the three below it.
+
+    That is by another thread, or, where the device `issues_moves`, by the loop's, `aside`.
+    """
+
+    def branch(self) -> None:
+        """What is moved aside from here on finds rows as they are now."""
+        return
+
+    def aside(self, work: Callable[..., T], *args: Any) -> T:
+        """Have the device do this beside what it computes."""
+        return work(*args)
+
+    def join(self) -> None:
+        """What was moved aside is done before what follows."""
+        return
 
     @abstractmethod
     def values(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
@@ -228,8 +245,8 @@ class Device(ABC):
     """Where the outputs are."""
     by_any_thread = False
     """Whether another thread than the one that computes may pool rows."""
-    shares_bags = True
-    """Whether samples may share bags."""
+    issues_moves = False
+    """Whether the loop's thread gives it what travels between trainers while a step computes, on a stream of its own."""
 
     @abstractmethod
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:

@@ -9,12 +9,13 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.shared import Shared
+from skirl.engine.device.bags_of_samples import laid_out
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
-from skirl.engine.device.gpu_backward import GpuBackward
+from skirl.engine.device.gpu_moves import GpuMoves
 from skirl.engine.device.packed_plan import Packed
 from skirl.engine.device.pinned import Block, Blocks
 from skirl.engine.device.streams import CudaStreams, Streams, no_streams
-from skirl.engine.device.transfers import Arrival, Departure, OnItsWay, by_step, copy, plan_of
+from skirl.engine.device.transfers import Arrival, Departure, OnItsWay, by_step, copy, of_micro, plan_of
 from skirl.engine.kernels.tree_plan import TreePlan
 from skirl.engine.work import Work
 from skirl.oracle.step import Step
@@ -27,6 +28,7 @@ from skirl.tools.machine import free_bytes
 # rows that leave are gathered before they are copied out    the outward stream waits for an event of the loop's
 # the store gets rows that are there                         the write stage waits for the outward event, on the host,
 # a block is not gathered into while it is copied out        and releases the block only then
+# with several trainers                                      gpu_moves.py
 
 _TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 PLANS_KEPT = 4
@@ -63,7 +65,7 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
 class Gpu(Device):
     """One GPU, or Triton's interpreter."""
 
-    shares_bags = False
+    issues_moves = True
 
     def __init__(self, at: torch.device, dtype: np.dtype, streams: Streams) -> None:
         from skirl.engine.kernels import gpu, gpu_update
@@ -92,7 +94,7 @@ class Gpu(Device):
         return tensor if self.at.type != "cuda" else tensor.pin_memory().to(self.at, non_blocking=True)
 
 
-class GpuRows(GpuBackward):
+class GpuRows(GpuMoves):
     """One bank on a GPU."""
 
     def __init__(self, facts: BankFacts, gpu: Gpu) -> None:
@@ -114,8 +116,10 @@ class GpuRows(GpuBackward):
         self._small = {}
         self._nothing = torch.empty(0, dtype=torch.int32, device=gpu.at)
         self._no_scale = torch.empty(0, dtype=gpu.dtype, device=gpu.at)
-        initial = facts.initial
-        self._initial = [gpu.up(array) for array in (initial.kind, initial.scale, initial.quantiles)]
+        initial = [gpu.up(array) for array in (facts.initial.kind, facts.initial.scale, facts.initial.quantiles)]
+        last = facts.dim, facts.seed, *initial, facts.initial_state
+        self._fill = lambda keys, slots, into: gpu.kernels.fill(keys, slots, into, *last)
+        self._where = np.empty(0, np.int32)
 
     @property
     def staging_bytes(self) -> int:
@@ -142,11 +146,12 @@ class GpuRows(GpuBackward):
                 f"{total >> 20:,} MiB are free on {self._gpu.at}: set cache to a size like '{max(1, free // 2 >> 20)}MiB', "
                 "or to 'auto', which leaves room for the model"
             ) from error
+        self._where = np.full(slots, -1, np.int32)
         return DeviceRecords(self)
 
     def forget_moves(self) -> None:
         # Rows that were planned and not used may still arrive, and rows that nobody waited for may still leave.
-        for stream in (self._streams.compute, self._streams.inward, self._streams.outward):
+        for stream in (self._streams.compute, self._streams.inward, self._streams.outward, self._streams.aside):
             stream.record().synchronize()
         self._pending.clear()
         self._now = None
@@ -191,6 +196,8 @@ class GpuRows(GpuBackward):
         streams, compute, facts = self._streams, self._streams.compute, self.facts
         step = work.steps[facts.number]
         streams.begin()
+        if work.reads:
+            self.join()
         self._let_go(step)
         count = len(step.evict_keys)
         leaving = Departure(self.blocks.take(count * self._record_bytes), count)
@@ -211,10 +218,7 @@ class GpuRows(GpuBackward):
             for rows, lo, hi in forwards:
                 kernels.move(rows, views["forward_index"][lo:hi], cache, views["forward_slots"][lo:hi])
             kernels.put(cache, views["fetch_slots"], fetched)
-            kernels.fill(
-                views["new_keys"], views["new_slots"], self.rows, facts.dim, facts.seed, *self._initial,
-                facts.initial_state,
-            )  # fmt: skip
+            self._fill(views["new_keys"], views["new_slots"], self.rows)
 
         compute.run(move)
         pending[step.number] = leaving
@@ -270,11 +274,17 @@ class GpuRows(GpuBackward):
         scale = self._no_scale
         if len(ids.scale):
             scale = views["scale"][at] if ids.scale is arrival.scales[micro] else self._up(ids.scale)
-        offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
         out = self._gpu.empty(ids.bags, self.facts.dim)
         rows, places = self._read_from(work, views)
-        arguments = rows, self.facts.dim, places[at], offsets, self.facts.features, scale, out
-        self._streams.compute.now(lambda: self._kernels.pool(*arguments))
+
+        def pool() -> None:
+            if ids.folded is not None:
+                self._pool_shared(rows, places[at], ids.folded, of_micro(views, micro), scale, out)
+                return
+            offsets = self._nothing if ids.one_each else views[f"offsets {micro}"]
+            self._kernels.pool(rows, self.facts.dim, places[at], offsets, self.facts.features, scale, out)
+
+        self._streams.compute.now(pool)
         return out
 
     def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
@@ -283,15 +293,36 @@ class GpuRows(GpuBackward):
 
         def pool() -> None:
             up = self._gpu.up
-            offsets = self._nothing if ids.one_each else up(ids.offsets)
             scale = up(ids.scale) if len(ids.scale) else self._no_scale
+            if ids.folded is not None:
+                laid = {name: up(array) for name, array in laid_out(ids).items()}
+                self._pool_shared(up(rows), up(place), ids.folded, laid, scale, out)
+                return
+            offsets = self._nothing if ids.one_each else up(ids.offsets)
             self._kernels.pool(up(rows), self.facts.dim, up(place), offsets, self.facts.features, scale, out)
 
         self._streams.compute.now(pool)
         return out
 
     def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
-        raise NotImplementedError("the resolver refuses shared bags")
+        self._streams.begin()  # autograd's thread has the stream of the forward
+        if grad is None:
+            self._streams.compute.now(into.zero_)
+            return
+        assert self._now is not None
+        mine = [m.ids[self.facts.number].folded is shared for m in self._now.work.micros]
+        laid = of_micro(self._now.views, mine.index(True))
+        # A bag's gradient is the sum of some rows, as a bag is.
+        arguments = grad, self.facts.dim, laid["fold"], laid["fold_begin"], 1, self._no_scale, into
+        self._streams.compute.now(lambda: self._kernels.pool(*arguments))
+
+    def _pool_shared(
+        self, rows: torch.Tensor, places: torch.Tensor, shared: Shared, laid: dict[str, torch.Tensor],
+        scale: torch.Tensor, out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Pool plain features and shared bags, and copy these to their samples."""
+        self._kernels.pool(rows, self.facts.dim, places, laid["begin"], 1, scale, out, laid["end"])
+        self._kernels.move(out[shared.samples :], laid["copy"], out[: shared.samples], laid["copy_to"])
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         arrival, number = self._current(work), self.facts.number

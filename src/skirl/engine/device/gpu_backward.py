@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from skirl.engine.device.base import BankRows, Sums, Update, joined_scales
-from skirl.engine.device.streams import Streams
+from skirl.engine.device.streams import Stream, Streams
 from skirl.engine.device.transfers import Arrival
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.kernels.tree_plan import TreePlan
 from skirl.engine.work import Work
+from skirl.oracle.step import Step
 
 
 class Computes(Protocol):
@@ -68,13 +69,9 @@ class GpuBackward(BankRows):
         self._streams.begin()  # autograd's thread has the stream of the forward
         self._streams.compute.run(apply)
 
-    def values(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
-        slots = self._current(work).views["slots"]
-        self._streams.begin()
-        out = self._gpu.empty(len(slots), self.facts.dim)
-        arguments = self.rows, self.facts.dim, slots, self._nothing, 1, self._no_scale, out
-        self._streams.compute.now(lambda: self._gpu.kernels.pool(*arguments))
-        return out
+    def _here(self) -> Stream:
+        """The stream that work now goes to."""
+        raise NotImplementedError
 
     def sums(self, update: Update, block: range | None = None) -> Sums:
         work, bank = update.work, self.facts.number
@@ -98,35 +95,41 @@ class GpuBackward(BankRows):
         return self._streams.compute.now(sums)
 
     def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
-        arrival, step = self._current(work), work.steps[self.facts.number]
-        planned = step is arrival.work.steps[self.facts.number]
+        step = work.steps[self.facts.number]
+        views = self._planned(step)
         tree = TreePlan.of(step.group_start, step.group_pos, parts)
 
         def sums() -> Sums:
             each = torch.arange(len(given.values), dtype=torch.int32, device=self._gpu.at)
             groups = each, self._no_scale, given.values, given.counted
-            starts = arrival.views["group_start"], arrival.views["group_pos"]
-            if not planned:
+            if views is None:
                 starts = self._gpu.up(step.group_start), self._gpu.up(step.group_pos)
+            else:
+                starts = views["group_start"], views["group_pos"]
             return self._summed(starts, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
 
-        self._streams.begin()
-        return self._streams.compute.now(sums)
+        return self._here().now(sums)
 
     def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
-        views, at = self._current(work).views, self._gpu.at
-        rows = len(sums.values)
+        of, at = work.steps[self.facts.number], self._gpu.at
+        rows, views, stream = len(sums.values), self._planned(of), self._here()
+        remembered = "scalars" if stream is self._streams.compute else "scalars aside"
 
         def apply() -> None:
+            named = {"rows": self._gpu.up(of.rows), "keys": self._gpu.up(of.keys)} if views is None else views
             # Now they are rows with one position each, whose gradient is the sum.
             each = torch.arange(rows + 1, dtype=torch.int32, device=at)
             scale = self._no_scale if times == 1 else torch.full((rows,), times, dtype=self._gpu.dtype, device=at)
             groups = each, each[:-1], each[:-1], scale, sums.values, sums.counted
             none = self._nothing.view(0, 3), self._gpu.empty(0, self.facts.dim), self._nothing
-            self._apply(views, groups, scalars, step, none)
+            self._apply(named, groups, scalars, step, none, remembered)
 
-        self._streams.begin()
-        self._streams.compute.run(apply)
+        stream.run(apply)
+
+    def _planned(self, step: Step) -> dict[str, torch.Tensor] | None:
+        """The arrays of the step in the loop; None of another, or of some rows of it."""
+        now = self._now
+        return now.views if now is not None and step is now.work.steps[self.facts.number] else None
 
     def _summed(
         self, starts: tuple[torch.Tensor, torch.Tensor], groups: tuple[torch.Tensor, ...], tree: TreePlan,
@@ -140,11 +143,11 @@ class GpuBackward(BankRows):
 
     def _apply(
         self, views: dict[str, torch.Tensor], groups: tuple[torch.Tensor, ...], scalars: np.ndarray, step: int,
-        scratch: tuple[torch.Tensor, ...],
+        scratch: tuple[torch.Tensor, ...], remembered: str = "scalars",
     ) -> None:  # fmt: skip
         facts = self.facts
         self._gpu.update(
-            self.rows, facts.dim, facts.kind, views["rows"], views["keys"], *groups, self._remembered("scalars", scalars),
+            self.rows, facts.dim, facts.kind, views["rows"], views["keys"], *groups, self._remembered(remembered, scalars),
             facts.clips, *scratch, rounding=(facts.seed, step) if facts.half else None,
         )  # fmt: skip
 

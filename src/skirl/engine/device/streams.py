@@ -1,7 +1,7 @@
-"""The three streams that a GPU's cache needs, and the events between them. Tests put streams of their own in their place."""
+"""The streams that a GPU's cache needs, and the events between them. Tests put streams of their own in their place."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
@@ -47,6 +47,8 @@ class Streams:
     """From host to device: fetched rows and plans."""
     outward: Stream
     """From device to host: rows that leave."""
+    aside: Stream = field(default_factory=lambda: Immediate())
+    """Where several trainers share the rows: what travels between them while a step computes."""
 
     def begin(self) -> None:
         """The loop is about to use rows, on the stream that is current there."""
@@ -93,7 +95,7 @@ class CudaStreams(Streams):
 
     def __init__(self, device: torch.device) -> None:
         self._loop = CudaStream(torch.cuda.current_stream(device))
-        super().__init__(self._loop, *(CudaStream(torch.cuda.Stream(device)) for _ in range(2)))
+        super().__init__(self._loop, *(CudaStream(torch.cuda.Stream(device)) for _ in range(3)))
         self._device = device
 
     def begin(self) -> None:

@@ -1,11 +1,13 @@
 """What travels between the host and a GPU: a step's fetched rows and its plan, and rows that leave."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
+from skirl.engine.device.bags_of_samples import LAID, laid_out
 from skirl.engine.device.packed_plan import Packed
 from skirl.engine.device.pinned import Block
 from skirl.engine.device.streams import Event
@@ -113,6 +115,13 @@ def plan_of(
     if tree is not None:
         arrays["runs"] = tree.runs
     for micro, one in enumerate(ids):
-        if not one.one_each:
+        if one.folded is not None:
+            arrays |= {f"{name} {micro}": array for name, array in laid_out(one).items()}
+        elif not one.one_each:
             arrays[f"offsets {micro}"] = one.offsets
     return arrays
+
+
+def of_micro(views: Mapping[str, torch.Tensor], micro: int) -> dict[str, torch.Tensor]:
+    """What a plan has of the shared bags of a micro-batch: see `laid_out`."""
+    return {name: views[f"{name} {micro}"] for name in LAID}

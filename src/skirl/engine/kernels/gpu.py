@@ -43,13 +43,16 @@ _UNIFORM = tl.constexpr(UNIFORM)
 
 def pool(
     cache: torch.Tensor, dim: int, slots: torch.Tensor, offsets: torch.Tensor, features: int, scale: torch.Tensor,
-    out: torch.Tensor,
+    out: torch.Tensor, ends: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Sum the rows of each bag into `out`, as cpu.pool over all of it, with its arguments."""
+    """Sum the rows of each bag into `out`, as cpu.pool over all of it, with its arguments.
+
+    `ends`: where each bag ends, unless one lies behind the other; `offsets` then says where each begins.
+    """
     n = out.shape[0]
     shape = block(dim)
     launch(
-        _pool, n, cache, slots, offsets, scale, out, n, n // features, features,
+        _pool, n, cache, slots, offsets, offsets[1:] if ends is None else ends, scale, out, n, n // features, features,
         stride=cache.stride(0), out_stride=out.stride(0), dim=dim, ONE=offsets.numel() == 0, SCALED=scale.numel() > 0,
         **shape,
     )  # fmt: skip
@@ -116,9 +119,9 @@ def _move(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n", "batch"], do_not_specialize_on_alignment=["slots", "offsets", "scale"])
+@triton.jit(do_not_specialize=["n", "batch"], do_not_specialize_on_alignment=["slots", "offsets", "ends", "scale"])
 def _pool(
-    cache, slots, offsets, scale, out, n, batch, features, stride: tl.constexpr, out_stride: tl.constexpr, dim:
+    cache, slots, offsets, ends, scale, out, n, batch, features, stride: tl.constexpr, out_stride: tl.constexpr, dim:
     tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -136,7 +139,7 @@ def _pool(
         acc = acc + x
     else:
         first = tl.load(offsets + bag, mask=inside, other=0)
-        length = tl.load(offsets + bag + 1, mask=inside, other=0) - first
+        length = tl.load(ends + bag, mask=inside, other=0) - first
         for i in range(0, tl.max(length), 4):
             # Four at a time, one kind of load for all of them before the next kind, so that they wait for memory together.
             on0, on1, on2, on3 = i < length, i + 1 < length, i + 2 < length, i + 3 < length

@@ -171,11 +171,13 @@ def _judged(local: float, together: Sequence[dict[str, Any]], link: Emulated, co
 
 
 def drawn(points: Sequence[dict[str, Any]]) -> str:
-    """Charts over dense sizes: of each ratio, with a line for each link; of each link, iterations of each way and their roof."""
+    """Charts over dense sizes: of each ratio, a line for each link; of each link, iterations of each way and their roof."""
     links, charts = list(dict.fromkeys(point["link"] for point in points)), []
     for name, what in RATIOS.items():
         lines = {
-            link: [(point["dense"], point[name]) for point in points if point["link"] == link and point[name] is not None]
+            link: [
+                (point["dense"], point[name]) for point in points if point["link"] == link and point[name] is not None
+            ]
             for link in links
         }
         if any(lines.values()):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ Item = tuple[Piece, ...]
 Columns = Literal["exact", "always", "never"]
 UNBOUND = 1 << 52
 """Bytes of a rank that nothing is said of."""
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 _CHANGES = 256
 """Moves and swaps between two looks at the clock."""
 
@@ -160,7 +161,7 @@ class Problem:
             groups.setdefault(number if spec.group is None else spec.group, []).append(whole(number, spec))
         return tuple(map(tuple, groups.values()))
 
-    def arrays(self, items: Sequence[Item]) -> Any:
+    def arrays(self, items: Sequence[Item]) -> Arrays:
         """What `balance` takes of items and ranks."""
         of = [self.cost(item[0]) if len(item) == 1 else tuple(map(sum, zip(*map(self.cost, item)))) for item in items]
         compute, exchange, nbytes = zip(*of)

@@ -31,6 +31,8 @@ class Chart:
     """Whether x and y are logarithmic."""
     dots: bool = True
     """Whether points are drawn; each shows its values when the mouse is on it."""
+    bands: Mapping[str, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
+    """By the name of a line: its x, and from where to where a value may lie, shaded in the line's colour."""
 
 
 def svg(charts: Sequence[Chart], columns: int = 2, width: int = 440, height: int = 300) -> str:
@@ -58,7 +60,12 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
     points = [point for line in chart.lines.values() for point in line]
     across, up = (
         _Scale([x for x, _ in points], chart.log[0]),
-        _Scale([y for _, y in points] + [*chart.marks], chart.log[1]),
+        _Scale(
+            [y for _, y in points]
+            + [*chart.marks]
+            + [y for band in chart.bands.values() for _, *ys in band for y in ys],
+            chart.log[1],
+        ),
     )
     title = _wrapped([(word, _width(word, bold=True)) for word in chart.title.split()], 5, width - 2 * EDGE)
     names = _wrapped([(name, _width(name.removeprefix("~")) + 20) for name in chart.lines], 14, width - 2 * EDGE)
@@ -97,6 +104,10 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
             )
             out.append(_text(at + 20, y, name.removeprefix("~"), 'fill="#333"'))
             at += room + 14
+    for name, band in chart.bands.items():
+        low_side, high_side = (_thin([(point[0], point[side]) for point in band]) for side in (1, 2))
+        where = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in [*low_side, *reversed(high_side)])
+        out.append(f'<polygon points="{where}" fill-opacity="0.15" {styles[name].replace("stroke", "fill")}/>')
     for name, line in chart.lines.items():
         drawn = _thin(line)
         where = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in drawn)

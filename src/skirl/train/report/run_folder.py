@@ -89,7 +89,7 @@ class RunFolder:
         if self._auto and self.folder is None:
             runs = Path(os.environ.get(RUNS) or "runs")
             with self._missing.tried("the run's folder", runs):
-                self.folder = _new_folder(runs, self._name)
+                self.folder = new_folder(runs, self._name)
         if self.folder is None:
             return self
         folder = self.folder
@@ -221,7 +221,7 @@ LINE = {"kind": TEXT, "step": COUNT}
 """What every line has."""
 
 
-def _new_folder(runs: Path, name: str) -> Path:
+def new_folder(runs: Path, name: str) -> Path:
     """A folder that was not there, named after the run and the time."""
     stem = f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(1, 1000):

@@ -1,0 +1,159 @@
+"""What a race saves: all variants trained to the end once for the truth, and the race replayed over their losses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.measure.bench.helpers import Watch
+from skirl.sweep.race import Race, Rules
+from skirl.sweep.run import sweep_of
+from skirl.sweep.variants import Varied, checked_variants, text_of
+from skirl.train.recipe import Recipe
+
+ROW_RATES = (0.003, 0.006, 0.01, 0.02, 0.03, 0.06, 0.1, 0.2)
+"""Of 32 variants; 16 have every second of them."""
+DENSE_RATES = (0.0003, 0.001, 0.003, 0.01)
+TWICE = 4
+"""Configurations that a second seed is trained of, for what the seed alone changes."""
+RUNGS = {16: (0.05, 0.1, 0.2, 0.3), 32: (0.04, 0.08, 0.13, 0.2, 0.3)}
+"""Shares of the stream."""
+LAST = 0.2
+"""The share of the stream, at its end, whose loss is the truth about a variant."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The losses of all variants on all batches, each before it was trained on."""
+
+    names: list[str]
+    losses: NDArray[np.float64]
+    """[variants, batches]."""
+    seconds: float
+    """That one sweep of all took, without a race."""
+
+    def of(self, names: Sequence[str]) -> "Truth":
+        """That of some of them."""
+        return Truth(list(names), self.losses[[self.names.index(name) for name in names]], self.seconds)
+
+    @property
+    def final(self) -> NDArray[np.float64]:
+        """[variants]: the mean loss at the end of the stream."""
+        return self.losses[:, -max(1, int(self.losses.shape[1] * LAST)) :].mean(1)
+
+
+def grid(recipe: Recipe, count: int) -> list[Varied]:
+    """16 or 32 configurations, and a second seed of some of them behind these.
+
+    **Arguments**
+
+    - `recipe`: what they have in common.
+    - `count`: of configurations.
+    """
+    rows = ROW_RATES[:: 32 // count]
+    named = [(lr, dense, 0) for lr in rows for dense in DENSE_RATES]
+    named += [(lr, dense, 1) for lr, dense, _ in named[1 :: count // TWICE]]
+    overrides = [{"lr": lr, "dense_lr": dense, "seed": seed} for lr, dense, seed in named]
+    return checked_variants(recipe, [(text_of(each), each) for each in overrides])
+
+
+def truth(recipe: Recipe, variants: Sequence[Varied]) -> Truth:
+    """Train all to the end.
+
+    **Arguments**
+
+    - `recipe`: what the variants have in common.
+    - `variants`: its variants.
+    """
+    from skirl.pipeline.lookahead import lookahead
+
+    sweep = sweep_of(recipe, variants)
+    losses = []
+    with Watch() as watch, sweep, lookahead(recipe.stream(), sweep, depth=recipe.cache.depth) as batches:
+        for batch in batches:
+            found = sweep.step(batch)
+            losses.append([found.get(variant.name, np.inf) for variant in variants])
+    return Truth([variant.name for variant in variants], np.array(losses).T, watch.seconds)
+
+
+def kept(path: Path | None, recipe: Recipe, variants: Sequence[Varied]) -> Truth:
+    """The truth out of a file, or trained and kept there.
+
+    **Arguments**
+
+    - `path`: of the file; None: it is kept nowhere.
+    - `recipe`: what the variants have in common.
+    - `variants`: its variants.
+    """
+    names = [variant.name for variant in variants]
+    if path is not None and path.is_file():
+        with np.load(path, allow_pickle=False) as read:
+            found = Truth([str(name) for name in read["names"]], read["losses"], float(read["seconds"]))
+        if set(names) - set(found.names):
+            raise ValueError(
+                f"losses is {str(path)!r}, which holds other variants: set it to a file that is not there yet"
+            )
+        return found
+    found = truth(recipe, variants)
+    if path is not None:
+        np.savez(path, names=np.array(found.names), losses=found.losses, seconds=found.seconds)
+    return found
+
+
+def replayed(found: Truth, rules: Rules, configurations: Sequence[int] | None = None) -> dict[str, Any]:
+    """The race over losses that are known: what it costs and how good its winner is.
+
+    **Arguments**
+
+    - `found`: the losses of all.
+    - `rules`: when variants leave.
+    - `configurations`: seeds of one; by default each variant is one of its own.
+    """
+    race, spent = Race(found.names, configurations, rules), 0
+    for losses in found.losses.T:
+        spent += len(race.racing)
+        race.see(losses.tolist())
+    winner, final = race.winner(), found.final
+    return {
+        "cost": spent / found.losses.size,
+        "winner": winner,
+        "regret": float(final[found.names.index(winner)] / final.min() - 1.0),
+    }
+
+
+def rules_of(variants: int, batches: int, alpha: float) -> Rules:
+    """Those that are measured: a deficit that is sure, and rungs at shares of the stream.
+
+    **Arguments**
+
+    - `variants`: 16 or 32, whose rungs they are.
+    - `batches`: of the stream.
+    - `alpha`: of a deficit.
+    """
+    rungs = tuple(max(1, int(batches * share)) for share in RUNGS[variants])
+    return Rules(alpha=alpha, rungs=tuple(sorted(set(rungs))), first=max(8, batches // 50))
+
+
+def seed_noise(found: Truth) -> float:
+    """How far two seeds of one configuration end apart, as a share of the least loss: the mean over those trained twice."""
+    final, at = found.final, {name: k for k, name in enumerate(found.names)}
+    pairs = [(at[name.replace("seed=1", "seed=0")], k) for name, k in at.items() if name.endswith("seed=1")]
+    return float(np.mean([abs(final[i] - final[j]) for i, j in pairs]) / final.min())
+
+
+def paired_gain(found: Truth) -> float:
+    """How many times the batches an unpaired test of two variants needs: the median over pairs, the first tenth left out.
+
+    It is the ratio of variances: of a difference of losses on other samples, to that of one on the same.
+
+    **Arguments**
+
+    - `found`: the losses of all.
+    """
+    losses = found.losses[:, found.losses.shape[1] // 10 :]
+    alone = losses.var(axis=1, ddof=1)
+    ratios = [(alone[i] + alone[j]) / (losses[i] - losses[j]).var(ddof=1) for i in range(len(losses)) for j in range(i)]
+    return float(np.median(ratios))

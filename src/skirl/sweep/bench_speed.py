@@ -1,0 +1,187 @@
+"""How fast variants train on one stream, beside the same runs alone: one after the other, and as many at a time as cores."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from math import exp, log
+from statistics import median
+from typing import Any
+
+from skirl.measure.bench.helpers import Watch
+from skirl.train.recipe import Recipe
+
+_CODE = "from skirl.sweep.bench_speed import main; main()"
+
+
+def speed(
+    recipe: Recipe,
+    *,
+    variants: int,
+    models: Sequence[str],
+    batches: Sequence[int],
+    stores: Sequence[str],
+    steps: int,
+    repeats: int,
+) -> dict[str, Any]:
+    """Time every cell; ratios are geometric means over them.
+
+    Each time is that of so many steps after as many that warm up, in a process of its own, all with the same rows in the
+    cache of each variant.
+
+    **Arguments**
+
+    - `recipe`: data, tables, cache and optimizer.
+    - `variants`: how many train together.
+    - `models`, `batches`, `stores`: the cells are their product.
+    - `steps`: timed ones of each run.
+    - `repeats`: of each run; medians count.
+    """  # fmt: skip
+    cells = [
+        _cell(recipe, variants, model, batch, store, steps, repeats)
+        for model, batch, store in product(models, batches, stores)
+    ]
+    return {
+        "variants": variants,
+        "steps": steps,
+        "repeats": repeats,
+        "vs_lone": _mean([cell["vs_lone"] for cell in cells]),
+        "vs_side_by_side": _mean([cell["vs_side_by_side"] for cell in cells]),
+        "cpu_vs_lone": _mean([cell["cpu_vs_lone"] for cell in cells]),
+        "least": min(min(cell["vs_lone"], cell["vs_side_by_side"]) for cell in cells),
+        "read_batches": max(cell["read_batches"] for cell in cells),
+        "plans": max(cell["plans"] for cell in cells),
+        "cells": cells,
+    }
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return exp(sum(map(log, ratios)) / len(ratios))
+
+
+def _cell(
+    recipe: Recipe, variants: int, model: str, batch: int, store: str, steps: int, repeats: int
+) -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    flags = recipe.flat() | {"model": model, "batch": batch, "steps": 2 * steps + 2}
+    alone: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores})}
+    side: list[float] = []
+    cpu: list[float] = []
+    together: list[dict[str, Any]] = []
+    for _ in range(repeats):
+        for threads, seconds in alone.items():
+            [found] = _timed([flags | {"threads": threads}], store, steps, 0)
+            seconds.append(found["seconds"])
+            if threads == 1:
+                cpu.append(found["cpu"])
+        beside = _timed([flags | {"threads": 1}] * cores, store, steps, 0)
+        side.append(max(found["seconds"] for found in beside))
+        together += _timed([flags | {"threads": 1}], store, steps, variants)
+    seconds = [found["seconds"] for found in together]
+    lone = min(median(of) for of in alone.values())
+    return {
+        "model": model,
+        "batch": batch,
+        "store": store,
+        "seconds": median(seconds),
+        "spread": max(seconds) / min(seconds),
+        "lone": {str(threads): median(of) for threads, of in alone.items()},
+        "side_by_side": median(side),
+        "form": together[-1]["form"],
+        "vs_lone": variants * lone / median(seconds),
+        "vs_side_by_side": variants / cores * median(side) / median(seconds),
+        "cpu_vs_lone": variants * median(cpu) / median(found["cpu"] for found in together),
+        "read_batches": together[-1]["read_batches"],
+        "plans": together[-1]["plans"],
+    }
+
+
+def _timed(runs: Sequence[dict[str, Any]], store: str, steps: int, variants: int) -> list[dict[str, Any]]:
+    """What each of some processes says that train at the same time: they begin together."""
+    with tempfile.TemporaryDirectory(prefix="skirl-bench-") as folder:
+        started = []
+        for number, flags in enumerate(runs):
+            own = flags | {"store": "memory" if store == "memory" else f"disk:{folder}/{number}"}
+            job = json.dumps({"flags": own, "steps": steps, "variants": variants})
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", _CODE, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+        try:
+            for one in started:
+                _line(one)  # it is warm
+            for one in started:
+                assert one.stdin is not None
+                one.stdin.write("go\n")
+                one.stdin.flush()
+            return [json.loads(_line(one)) for one in started]
+        finally:
+            for one in started:
+                one.kill()
+                one.communicate()
+
+
+def _line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a measuring process ended with exit code {process.wait()}; it said why above")
+    return line
+
+
+def main() -> None:
+    """One run, in a process of its own: what it took, as JSON."""
+    job = json.loads(sys.argv[1])
+    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in job["flags"].items()}
+    recipe, steps, count = Recipe.of(**flags), job["steps"], job["variants"]
+    recipe.use_threads()
+    with _beside(recipe, count) if count else _alone(recipe) as (trained, facts):
+        for _ in range(steps):
+            next(trained)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        with Watch() as watch:
+            for _ in range(steps):
+                next(trained)
+        print(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu, **facts()}), flush=True)
+
+
+@contextmanager
+def _alone(recipe: Recipe) -> Iterator[Any]:
+    from skirl.train.train import steps
+
+    embeddings = recipe.embeddings(recipe.cache_size(0))
+    model, dense = recipe.model_over(embeddings)
+    with recipe.lookahead(model) as batches:
+        yield steps(model, dense, batches), dict
+
+
+@contextmanager
+def _beside(recipe: Recipe, count: int) -> Iterator[Any]:
+    from skirl.pipeline.lookahead import lookahead
+    from skirl.sweep.run import sweep_of
+    from skirl.sweep.variants import Varied
+
+    rates = [recipe.rates.lr * (1 + n / count) for n in range(count)]
+    variants = [
+        Varied(f"lr-{n}", {"lr": lr}, recipe=replace(recipe, rates=replace(recipe.rates, lr=lr)))
+        for n, lr in enumerate(rates)
+    ]
+    plan: dict[str, Any] = {"depth": recipe.cache.depth, "prefetch": recipe.movement.prefetch}
+    with (
+        sweep_of(recipe, variants) as sweep,
+        lookahead(recipe.in_shards(), sweep, **plan, policy=recipe.cache.policy) as batches,
+    ):
+
+        def trained() -> Iterator[None]:
+            for batch in batches:
+                sweep.step(batch)
+                yield
+
+        yield trained(), lambda: {"form": sweep.form, "read_batches": batches.step, "plans": sweep.plans}

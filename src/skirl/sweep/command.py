@@ -1,0 +1,122 @@
+"""The command `skirl sweep`: its flags, and what it prints. What it does is imported when it runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from skirl.sweep.flags import RaceFlags, VaryFlags
+from skirl.sweep.keeping import KeepFlags
+from skirl.sweep.variants import Varied, variants_of
+from skirl.tools.flags import Composed
+from skirl.tools.progress import clock, size
+from skirl.train.commands import Report as ReportOfRun
+from skirl.train.flags import LogFlags, ShowFlags
+from skirl.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class SweepCommand(Composed):
+    """Train several variants of a model on one stream, and drop those that are surely behind.
+
+    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
+    >>> result = SweepCommand.of(**flags, vary=("lr=0.01,0.02", "seed=0,1"), run="none").run()
+    >>> result["failed"], len(result["standing"]), result["plans"]
+    (None, 4, 20)
+    """
+
+    group: ClassVar[str] = "sweep"
+    repeated: ClassVar[tuple[str, ...]] = ("vary",)
+    common: ClassVar[tuple[str, ...]] = (
+        "data", "model", "dim", "batch", "steps", "vary", "variants", "alpha", "rungs", "keep", "plan", "cache",
+    )  # fmt: skip
+    of_one_run: ClassVar[tuple[str, ...]] = ("run", "trace", "save", "save_every", "resume", "json", "quiet")
+
+    vary: VaryFlags = field(default_factory=VaryFlags)
+    race: RaceFlags = field(default_factory=RaceFlags)
+    recipe: Recipe = field(default_factory=Recipe)
+    save: KeepFlags = field(default_factory=KeepFlags)
+    log: LogFlags = field(default_factory=LogFlags)
+    show: ShowFlags = field(default_factory=ShowFlags)
+    plan: bool = False
+    """Print variants, rows, bytes, memory and a predicted time, and end: nothing is trained."""
+
+    def __post_init__(self) -> None:
+        self.recipe.check_labels()
+        if self.recipe.step.shards > 1:
+            raise ValueError(f"shards is {self.recipe.step.shards}, and steps of a sweep have one shard: leave it out")
+        self.made()
+
+    def made(self) -> list[Varied]:
+        """The variants."""
+        return variants_of(self.recipe, self.vary.vary, self.vary.variants)
+
+    def run(self) -> dict[str, Any]:
+        """Train, showing progress; what came of it."""
+        if self.plan:
+            from skirl.sweep.planned import planned
+
+            return planned(self.recipe, self.made(), self.race, self.flat())
+        from skirl.sweep.run import run
+
+        return run(self.recipe, self.made(), self.race, self.save, self.log, self.show, self.flat())
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        if self.plan:
+            from skirl.sweep.planned import as_lines
+
+            return as_lines(result)
+        from skirl.sweep.race import Place
+        from skirl.sweep.table import as_text
+
+        aucs = {place["variant"]: place["auc"] for place in result["standing"]}
+        places = [Place(**{k: v for k, v in place.items() if k != "auc"}) for place in result["standing"]]
+        lines = {
+            "time": f"{clock(result['seconds'])} for {result['steps']:,} steps of {self.recipe.data.batch:,} samples",
+            "speed": f"{result['samples_per_second']:,.0f} samples/s of the stream, each seen by all that race",
+            "read": f"{result['read_batches']:,} batches, planned in {result['plans']:,} steps, once for all variants",
+            "trained": f"{result['variant_steps']:,} steps of variants, {result['cost']:.0%} of training all to the end",
+            "race": as_text(places, aucs),
+        }
+        if result["winner"]:
+            winner = result["by_variant"][result["winner"]]
+            lines["winner"] = result["winner"]
+            if winner.get("test_logloss") is not None:
+                lines["winner"] += f", log loss {winner['test_logloss']:.4f} on the samples held out"
+        if result["seed_noise"] is not None:
+            lines["noise"] = f"{result['seed_noise']:.5f}: a lead below that may be the seed's"
+        lines["memory"] = f"{size(result['peak_bytes'])} at its peak, the whole process"
+        if result["run"]:
+            lines["run"] = f"{result['run']}; skirl report {result['run']}; tensorboard --logdir {result['run']}"
+        if result["save"] and not result["failed"]:
+            why = f"told to stop by {result['stopped_by']}; " if result["stopped_by"] else ""
+            lines["saved"] = (
+                f"{why}step {result['steps']:,} in {result['save']}; more --steps and --resume go on from there"
+            )
+        if result["missing"]:
+            lines["missing"] = "\n".join(result["missing"])
+        return lines
+
+
+@dataclass(frozen=True)
+class Report(ReportOfRun):
+    """What a run or a sweep did, with a page."""
+
+    def run(self) -> dict[str, Any]:
+        """Read the folder and write the page."""
+        from skirl.sweep.folder import SWEEP
+
+        if not (Path(self.folder) / SWEEP).is_file():
+            return super().run()
+        from skirl.sweep.report import report
+
+        return report(self.folder, self.page)
+
+    def summary(self, result: Mapping[str, Any]) -> dict[str, str]:
+        """The facts as people read them."""
+        if result["command"] != "report of a sweep":
+            return super().summary(dict(result))
+        from skirl.sweep.report import as_text
+
+        return {**as_text(result), "page": result["page"]}

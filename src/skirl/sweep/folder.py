@@ -1,0 +1,102 @@
+"""The folder of a sweep: sweep.json, race.jsonl, result.json, and a run folder for each variant."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from skirl.sweep.race import Left, Place, Race
+from skirl.sweep.variants import Varied
+from skirl.tools.machine import machine
+from skirl.tools.os_errors import writing
+from skirl.train.flags import RUNS
+from skirl.train.report.run_folder import new_folder
+from skirl.train.report.sinks import Lines
+
+SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
+
+
+class SweepFolder:
+    """Writes the folder of a sweep; None as its path: nothing is written.
+
+    **Arguments**
+
+    - `where`: a folder; "auto": a new one under runs/; "none": none.
+    - `name`: what a new one is named after.
+    - `resume`: whether a sweep goes on in it.
+    """
+
+    def __init__(self, where: str, name: str, *, resume: bool = False) -> None:
+        self.path: Path | None = None
+        self._race: Lines | None = None
+        if where == "none":
+            return
+        self.path = new_folder(Path(os.environ.get(RUNS) or "runs"), name) if where == "auto" else Path(where)
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"run is {self.path}, which is a file: set it to a folder")
+        if where != "auto" and not resume and (self.path / SWEEP).exists():
+            raise ValueError(f"run is {self.path}, which already holds a sweep: set run to another folder")
+
+    @property
+    def name(self) -> str | None:
+        """As results have it."""
+        return None if self.path is None else str(self.path)
+
+    def of(self, variant: str) -> str:
+        """The folder of a variant's run."""
+        return "none" if self.path is None else str(self.path / variant)
+
+    def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], race: Race, step: int) -> None:
+        """Write what the sweep is; of one that goes on, lines after the step that it goes on from are dropped.
+
+        **Arguments**
+
+        - `flags`: of the command.
+        - `variants`: all of them.
+        - `race`: theirs.
+        - `step`: that it goes on from; 0: it begins.
+        """
+        if self.path is None:
+            return
+        facts = {
+            "command": "sweep",
+            "flags": dict(flags),
+            "rules": asdict(race.rules),
+            "variants": [
+                {"name": variant.name, "overrides": dict(variant.overrides), "configuration": configuration}
+                for variant, configuration in zip(variants, race.configurations, strict=True)
+            ],
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+        }
+        with writing(self.path / SWEEP):
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / SWEEP).write_text(json.dumps(facts, indent=1, default=str) + "\n")
+            lines = (self.path / RACE).read_bytes().splitlines() if step and (self.path / RACE).is_file() else []
+            kept = [line for line in lines if line.endswith(b"}") and json.loads(line)["step"] <= step]
+            (self.path / RACE).write_bytes(b"".join(line + b"\n" for line in kept))
+            self._race = Lines(self.path / RACE)
+
+    def left(self, left: Left) -> None:
+        """A variant has left."""
+        self._write({"event": "left", **asdict(left)})
+
+    def standing(self, step: int, seconds: float, places: Sequence[Place], aucs: Mapping[str, float | None]) -> None:
+        """Where all stand after a step."""
+        lines = [asdict(place) | {"auc": aucs.get(place.variant)} for place in places]
+        self._write({"event": "standing", "step": step, "seconds": seconds, "places": lines})
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """The sweep is over."""
+        if self._race is not None and self.path is not None:
+            self._race.close()
+            with writing(self.path / RESULT):
+                (self.path / RESULT).write_text(json.dumps(result, indent=1, default=str) + "\n")
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._race is not None and self.path is not None:
+            with writing(self.path / RACE):
+                self._race.write(line)

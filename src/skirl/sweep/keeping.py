@@ -1,0 +1,99 @@
+"""When a sweep is saved: every so many steps, at its end, and when SIGTERM ends it."""
+
+import math
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepFlags:
+    """Where a sweep is saved, and when.
+
+    >>> KeepFlags(save_every=5)
+    Traceback (most recent call last):
+    ValueError: save_every and resume need a folder: set save
+    """
+
+    group: ClassVar[str] = "save"
+
+    save: Path | None = None
+    """A folder for checkpoints, with one of each variant in it; saved at the end, and at SIGTERM, which ends it."""
+    save_every: int | None = None
+    """Steps between two checkpoints."""
+    resume: bool = False
+    """Go on from the checkpoint in --save, the race too; where there is none yet, begin."""
+
+    def __post_init__(self) -> None:
+        if self.save is None and (self.save_every or self.resume):
+            raise ValueError("save_every and resume need a folder: set save")
+        if self.save_every is not None and self.save_every < 1:
+            raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
+        if self.save is not None and not self.resume and self._there:
+            raise ValueError(
+                f"save is {self.save}, which holds a sweep: add resume to go on with it, or set another folder"
+            )
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is due after a step."""
+        return self.save_every is not None and step % self.save_every == 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something to go on from."""
+        return self.resume and self._there
+
+    @property
+    def _there(self) -> bool:
+        if self.save is None or not self.save.is_dir():
+            return False
+        from skirl.sweep.checkpoint import HEADER  # torch takes 1.4 s, which help and a wrong flag do without
+
+        return (self.save / HEADER).is_file()
+
+
+class Told:
+    """Whether SIGTERM came in its block, where the sweep is saved.
+
+    **Arguments**
+
+    - `on`: whether it is saved at all; if not, SIGTERM does what it did.
+    """
+
+    def __init__(self, on: bool) -> None:
+        self._on = on and threading.current_thread() is threading.main_thread()
+        self._before: Any = None
+        self.to_stop = False
+        """It came."""
+
+    def __enter__(self) -> Self:
+        if self._on:
+            self._before = signal.signal(signal.SIGTERM, self._stop)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._on:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        self.to_stop = True
+
+
+def plain(value: Any) -> Any:
+    """What JSON holds in every reader: a number that is none is null.
+
+    >>> plain({"loss": float("nan"), "run": Path("runs")})
+    {'loss': None, 'run': 'runs'}
+    """
+    if isinstance(value, dict):
+        return {str(name): plain(of) for name, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(of) for of in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

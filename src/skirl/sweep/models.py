@@ -1,0 +1,74 @@
+"""The models of a sweep: made one after the other, and held to share nothing."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skirl.nn.anchor import Anchor
+from skirl.nn.collection import Collection
+from skirl.sweep.contender import Contender
+
+
+def made_of(
+    contender: Contender, make_model: Callable[[Contender], Any]
+) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    """A variant's model, and the optimizer of its weights; by default Adam, and none where it has no weights.
+
+    **Arguments**
+
+    - `contender`: the variant.
+    - `make_model`: as given to the sweep.
+    """
+    try:
+        made = make_model(contender)
+    except Exception as error:
+        error.add_note(f"make_model was called for variant {contender.name!r}")
+        raise
+    model, *given = made if isinstance(made, tuple) else (made,)
+    if not isinstance(model, nn.Module) or len(given) > 1:
+        raise TypeError(
+            f"make_model gave a {type(made).__name__} for variant {contender.name!r}: return a torch.nn.Module over "
+            "variant.embeddings, or that and its torch.optim.Optimizer"
+        )
+    collections = [module for module in model.modules() if isinstance(module, Collection)]
+    if any(module is not contender.embeddings for module in collections) or not collections:
+        raise ValueError(
+            f"the model of variant {contender.name!r} has {'other' if collections else 'no'} embeddings: make it over "
+            "variant.embeddings, and over these alone"
+        )
+    weights = [weight for weight in model.parameters() if not isinstance(weight, Anchor)]
+    if given:
+        return model, given[0]
+    return model, torch.optim.Adam(weights) if weights else None
+
+
+def check_apart(contenders: Sequence[Contender]) -> None:
+    """Refuse models that share a module or a weight: one variant's training would change another.
+
+    **Arguments**
+
+    - `contenders`: the variants, with their models.
+    """
+    models: dict[int, str] = {}
+    owners: dict[int, tuple[str, str]] = {}
+    for contender in contenders:
+        other = models.setdefault(id(contender.model), contender.name)
+        if other != contender.name:
+            raise ValueError(
+                f"make_model gave one module for variants {other!r} and {contender.name!r}: make a new one in each call"
+            )
+        for place, tensor in _own(contender.model):
+            owner, there = owners.setdefault(tensor.untyped_storage().data_ptr(), (contender.name, place))
+            if owner != contender.name:
+                raise ValueError(
+                    f"the models of variants {owner!r} and {contender.name!r} share the memory of {there!r} and {place!r}: "
+                    "each trains weights of its own"
+                )
+
+
+def _own(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """What training changes: parameters, and buffers of floating-point numbers."""
+    found = [*model.named_parameters(), *((name, b) for name, b in model.named_buffers() if b.is_floating_point())]
+    return [(name, tensor) for name, tensor in found if tensor.numel()]

@@ -1,0 +1,165 @@
+"""`skirl sweep --plan`: what a sweep takes, before room is made for it: rows, bytes, steps, and about how long."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from skirl.sweep.flags import RaceFlags
+from skirl.sweep.race import Rules
+from skirl.sweep.variants import Varied, seeds_of_one
+from skirl.tools.machine import machine
+from skirl.tools.progress import clock, size
+from skirl.train.recipe import Recipe
+from skirl.train.touched import Touched
+from skirl.train.train import steps
+from skirl.train.verify import touched_rows
+
+TRIED = 6
+"""Batches that one variant of each shape is timed on; the first, which compiles, does not count."""
+_NUMBER = 4
+"""Bytes of a float32."""
+
+
+def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What it takes; only rows and weights of a few batches of one variant at a time are made, to time it.
+
+    **Arguments**
+
+    - `recipe`: what the variants have in common.
+    - `variants`: its variants.
+    - `race`: when they leave.
+    - `flags`: all of the command's, to write down.
+    """
+    total = recipe.stream().steps
+    rules, of = race.rules(total), seeds_of_one(variants)
+    short = replace(recipe, data=replace(recipe.data, steps=TRIED, valid=None))
+    distinct = touched_rows(short)
+    largest = max(_rows_of(short, batch) for batch in short.stream())
+    packs = [pack(variant) for variant in variants]
+    rows = cache_rows(recipe, sum(p["record_bytes"] for p in packs))
+    shapes: dict[Any, float] = {}
+    for variant, one in zip(variants, packs, strict=True):
+        shape = variant.recipe.model, variant.recipe.layers, variant.recipe.optimizer
+        if shape not in shapes:
+            shapes[shape] = _seconds_a_step(variant.recipe, distinct)
+        one |= {"seconds_a_step": shapes[shape], "cache_bytes": None if rows is None else rows * one["record_bytes"]}
+    most = None if total is None else most_steps(of, rules, total)
+    each = sum(one["seconds_a_step"] for one in packs) / len(packs)
+    return {
+        "command": "sweep",
+        **flags,
+        "packs": packs,
+        "rows": rows,
+        "rows_of_all": sum(table.rows for table in recipe.tables()),
+        "batch_rows": largest,
+        "cache_bytes": None if rows is None else sum(one["cache_bytes"] for one in packs),
+        "dense_bytes": sum(one["dense_bytes"] for one in packs),
+        "steps": total,
+        "variant_steps": most,
+        "seconds": None if most is None else most * each,
+        "lone_seconds": None if total is None else total * len(packs) * each,
+        "machine": machine(),
+        "failed": None
+        if rows is None or rows >= largest
+        else f"cache is {recipe.cache.cache!r}, room for {rows:,} rows of each variant, and a batch needs {largest:,}: set "
+        f"cache to {largest:,} rows of each or more, or to {size(largest * sum(p['record_bytes'] for p in packs))}",
+    }
+
+
+def pack(variant: Varied) -> dict[str, Any]:
+    """A variant's own rows and weights: bytes of a record of all tables on average, and of its dense part with Adam."""
+    recipe = variant.recipe
+    rule, tables = recipe.row_optimizer(), recipe.tables()
+    rows = sum(table.rows for table in tables)
+    record = sum(rule.width(table.dim) * table.rows for table in tables) * _NUMBER / rows
+    embeddings = recipe.embeddings(1)
+    try:
+        model, _ = recipe.model_over(embeddings)
+        weights = sum(weight.numel() for weight in model.parameters())
+    finally:
+        embeddings.close()
+    return {"name": variant.name, "record_bytes": record, "dense_bytes": weights * _NUMBER * 4}
+
+
+def cache_rows(recipe: Recipe, record_bytes: float) -> int | None:
+    """Rows of each variant that the cache has room for; None where that is decided by what is free at the start.
+
+    **Arguments**
+
+    - `recipe`: whose cache it is.
+    - `record_bytes`: of one row of every variant together.
+    """
+    from skirl.engine.capacity import parse_cache
+
+    rows = sum(table.rows for table in recipe.tables())
+    kind, amount = parse_cache(recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0))
+    if kind == "share":
+        return int(rows * amount)
+    if kind == "bytes":
+        return min(rows, int(amount / record_bytes))
+    return int(amount) if kind == "rows" else None
+
+
+def most_steps(configurations: Sequence[int], rules: Rules, steps: int) -> int:
+    """Steps of variants if nobody leaves but at the rungs, and the largest configurations stay.
+
+    >>> most_steps([0, 1, 2, 3], Rules(rungs=(10, 20)), 100)
+    140
+    """
+    count = max(configurations) + 1
+    sizes = sorted((list(configurations).count(c) for c in range(count)), reverse=True)
+    edges = [0, *(rung for rung in rules.rungs if rung < steps), steps]
+    return sum(
+        (end - begin) * sum(sizes[: rules.most(count, begin) if begin else count]) for begin, end in pairwise(edges)
+    )
+
+
+def as_lines(plan: Mapping[str, Any]) -> dict[str, str]:
+    """The plan as people read it."""
+    packs = plan["packs"]
+    names = max(len(one["name"]) for one in packs)
+    lines = {
+        "variants": "\n".join(
+            f"{one['name']:<{names}}  {one['record_bytes']:,.0f} bytes a row, {size(one['dense_bytes'])} of dense weights, "
+            f"gradients and moments, {one['seconds_a_step'] * 1000:,.1f} ms a step"
+            for one in packs
+        ),
+        "rows": "as many as fit into half of what is free at the start" if plan["rows"] is None
+        else f"{plan['rows']:,} of {plan['rows_of_all']:,} in the cache of each variant; a batch needs up to "
+        f"{plan['batch_rows']:,} in the first {TRIED}",
+        "memory": f"{size(plan['dense_bytes'])} of dense weights, and "
+        + ("the caches" if plan["cache_bytes"] is None else f"{size(plan['cache_bytes'])} of caches"),
+    }  # fmt: skip
+    if plan["variant_steps"] is None:
+        lines["time"] = "not known before: set --steps"
+    else:
+        most, share = plan["variant_steps"], plan["variant_steps"] / (plan["steps"] * len(packs))
+        lines["steps"] = f"{plan['steps']:,} of the stream, {most:,} of variants at most ({share:.0%} of all)"
+        lines["time"] = (
+            f"{clock(plan['seconds'])} at most, by {TRIED - 1} steps of each shape alone; less as variants leave for a "
+            f"deficit and reading is shared. One after the other they would take {clock(plan['lone_seconds'])}"
+        )
+    return lines
+
+
+def _rows_of(recipe: Recipe, batch: Any) -> int:
+    touched = Touched(recipe.tables())
+    touched.add(batch.sparse)
+    return touched.rows
+
+
+def _seconds_a_step(recipe: Recipe, rows: int) -> float:
+    """Of a lone run over the first batches, with room for all rows of these."""
+    recipe = replace(recipe, data=replace(recipe.data, steps=TRIED, valid=None))
+    embeddings = recipe.embeddings(max(1, rows), store="memory")
+    try:
+        model, dense = recipe.model_over(embeddings)
+        with recipe.lookahead(model) as batches:
+            began = None
+            for _ in steps(model, dense, batches, None, batches.micros):
+                began = time.perf_counter() if began is None else began
+            return (time.perf_counter() - (began or 0.0)) / (TRIED - 1)
+    finally:
+        embeddings.close()

@@ -1,0 +1,303 @@
+"""The race: who leaves, and when, by the losses of all on the same batches. It knows no model and no clock."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from skirl.sweep.paired import Course, Sums, errors
+
+FIRST = 8
+"""Batches before which nobody leaves, at least."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When variants leave.
+
+    >>> Rules(keep=0)
+    Traceback (most recent call last):
+    ValueError: keep is 0: set it to 1 or more
+    """
+
+    alpha: float = 0.05
+    """The probability that the best is ever dropped for a deficit that was taken for sure; 0: nobody leaves for one."""
+    keep: int = 1
+    """Configurations that stay to the end."""
+    rungs: tuple[int, ...] = ()
+    """Steps after each of which only half as many configurations as before may go on."""
+    first: int = FIRST
+    """Batches of the first stretch, in which nobody leaves for a deficit."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < 1:
+            raise ValueError(f"alpha is {self.alpha}: set it to a probability, 0 or more and below 1")
+        for name in ("keep", "first"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if any(step < 1 for step in self.rungs) or list(self.rungs) != sorted(set(self.rungs)):
+            raise ValueError(f"rungs are {', '.join(map(str, self.rungs))}: set them to steps that rise, from 1 on")
+
+    def without_rungs(self) -> "Rules":
+        """The same, and variants leave for a deficit alone."""
+        return replace(self, rungs=())
+
+    def most(self, configurations: int, step: int) -> int:
+        """How many configurations may go on after a step.
+
+        >>> [Rules(rungs=(10, 20, 30), keep=2).most(9, step) for step in (9, 10, 20, 30)]
+        [9, 5, 3, 2]
+        """
+        passed = sum(1 for rung in self.rungs if rung <= step)
+        return max(self.keep, -(-configurations // 2**passed))
+
+
+@dataclass(frozen=True)
+class Left:
+    """A variant has left the race."""
+
+    step: int
+    variant: str
+    why: str
+    """As people read it."""
+    kind: str
+    """diverged, sure or rung."""
+    leader: str | None = None
+    difference: float | None = None
+    """To the leader of then, in mean loss over the batches of the comparison,"""
+    error: float | None = None
+    """and its standard error."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a variant stands."""
+
+    rank: int
+    variant: str
+    loss: float | None
+    """Mean over the recent batches; of one that has left, over those before it did."""
+    difference: float | None
+    """Of its configuration to the leading one, on the same batches; of one that has left, as it was then."""
+    error: float | None
+    """The standard error of that."""
+    state: str
+    """leads, races, or why it left."""
+
+
+class Race:
+    """Variants that see the same batches, each before it is trained on them.
+
+    Variants that differ in nothing but the seed are one configuration: their losses are averaged, and they leave together.
+
+    **Arguments**
+
+    - `names`: of the variants.
+    - `configurations`: for each variant the number of its configuration, from 0; by default each is one of its own.
+    - `rules`: when they leave.
+
+    >>> race = Race(["a", "b"], rules=Rules(first=4))
+    >>> for step in range(1, 40):
+    ...     left = race.see([0.5 + 0.01 * (step % 3), 0.6 + 0.01 * (step % 3) + 0.001 * (step % 2)])
+    ...     if left:
+    ...         print(left[0].step, left[0].variant, left[0].kind)
+    24 b sure
+    """
+
+    def __init__(
+        self, names: Sequence[str], configurations: Sequence[int] | None = None, rules: Rules | None = None
+    ) -> None:
+        if not names:
+            raise ValueError("a race has no variant: name one or more")
+        numbers = list(range(len(names))) if configurations is None else list(configurations)
+        if len(numbers) != len(names) or set(numbers) != set(range(max(numbers) + 1)):
+            raise ValueError(f"configurations are {numbers}: number them from 0, one for each of {len(names)} variants")
+        self.names = tuple(names)
+        self.rules = rules or Rules()
+        self.step = 0
+        self.left: list[Left] = []
+        self._of = np.array(numbers)
+        self._racing = np.ones(len(names), bool)
+        """Of variants."""
+        self._course = Course.begin(self.rules.first, max(numbers) + 1)
+        """Of configurations."""
+        self._single = Course.begin(self.rules.first, len(names))
+        """Of variants, for what seeds alone change and for what is shown."""
+        self._gone: dict[int, Place] = {}
+
+    @property
+    def racing(self) -> list[str]:
+        """The variants that have not left, in their order."""
+        return [name for name, on in zip(self.names, self._racing) if on]
+
+    @property
+    def configurations(self) -> list[int]:
+        """For each variant the number of its configuration."""
+        return self._of.tolist()
+
+    def see(self, losses: Sequence[float]) -> list[Left]:
+        """One more batch; who leaves after it.
+
+        **Arguments**
+
+        - `losses`: of every variant, the mean over the batch's samples; of those that have left it is not looked at.
+        """
+        self.step += 1
+        values = np.where(self._racing, np.asarray(losses, np.float64), np.nan)
+        broken = np.flatnonzero(self._racing & ~np.isfinite(values))
+        gone = [self._leave(int(k), f"diverged at step {self.step:,}", "diverged") for k in broken]
+        if not self._racing.any():
+            raise ValueError(
+                f"all variants have diverged, the last at step {self.step:,} ({', '.join(left.variant for left in gone)}): "
+                "set lr and dense_lr lower, or warmup higher"
+            )
+        values[broken] = np.nan
+        self._single = self._single.after(values)
+        self._course = self._course.after(self._pooled(values))
+        return gone + self._behind()
+
+    def leader(self) -> int:
+        """The number of the configuration with the least loss of late."""
+        return self._order()[0]
+
+    def winner(self) -> str:
+        """The best variant of the leading configuration."""
+        own = [k for k in np.flatnonzero(self._of == self.leader()) if self._racing[k]]
+        return self.names[min(own, key=lambda k: self._single.recent().losses[k])]
+
+    def standing(self) -> list[Place]:
+        """All variants, the best first; those that have left follow, the last to leave first."""
+        configurations, places = self._order(), []
+        for c in configurations:
+            own = [int(k) for k in np.flatnonzero(self._of == c) if self._racing[k]]
+            for k in sorted(own, key=lambda k: self._single.recent().losses[k]):
+                places.append(self._place(k, len(places) + 1, "leads" if not places else "races"))
+        for k in sorted(self._gone, key=lambda k: (-next(x.step for x in self.left if x.variant == self.names[k]), k)):
+            gone = self._gone[k]
+            places.append(Place(len(places) + 1, gone.variant, gone.loss, gone.difference, gone.error, gone.state))
+        return places
+
+    def seed_noise(self) -> float | None:
+        """The standard deviation that the seed alone gives a variant's mean loss of late; None without several seeds."""
+        means = self._single.recent().losses / max(1, self._single.recent().batches)
+        spreads = [
+            (np.var(means[own], ddof=1), own.sum() - 1)
+            for c in range(self._of.max() + 1)
+            if (own := (self._of == c) & self._racing).sum() > 1
+        ]
+        free = sum(n for _, n in spreads)
+        return float(np.sqrt(sum(v * n for v, n in spreads) / free)) if free else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "names": list(self.names),
+            "of": self._of.tolist(),
+            "rules": asdict(self.rules),
+            "step": self.step,
+            "racing": self._racing.tolist(),
+            "left": [asdict(left) for left in self.left],
+            "gone": {str(k): asdict(place) for k, place in self._gone.items()},
+            "course": _written(self._course),
+            "single": _written(self._single),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of the same race."""
+        own = {"names": list(self.names), "of": self._of.tolist(), "rules": asdict(self.rules)}
+        for name, what in (("names", "variants"), ("of", "configurations"), ("rules", "rules")):
+            theirs = state[name] if name != "rules" else state[name] | {"rungs": tuple(state[name]["rungs"])}
+            if theirs != own[name]:
+                raise ValueError(
+                    f"the checkpoint is of a sweep with other {what} ({theirs}) than this one ({own[name]}): "
+                    "go on with the same, or begin anew in another folder"
+                )
+        self.step = state["step"]
+        self._racing = np.array(state["racing"])
+        self.left = [Left(**left) for left in state["left"]]
+        self._gone = {int(k): Place(**place) for k, place in state["gone"].items()}
+        self._course, self._single = _read(state["course"]), _read(state["single"])
+
+    def _pooled(self, values: np.ndarray) -> np.ndarray:
+        """The mean of the seeds of each configuration; nan where none races."""
+        seen = np.isfinite(values)
+        many = np.bincount(self._of, seen)
+        total = np.bincount(self._of, np.where(seen, values, 0.0))
+        return np.where(many > 0, total / np.maximum(many, 1), np.nan)
+
+    def _on(self) -> np.ndarray:
+        """The configurations of which a variant races."""
+        return np.bincount(self._of, self._racing) > 0
+
+    def _order(self) -> list[int]:
+        """The configurations that race, the best first."""
+        losses = self._course.recent().losses
+        return sorted(np.flatnonzero(self._on()).tolist(), key=lambda c: (losses[c], c))
+
+    def _behind(self) -> list[Left]:
+        """Those that leave for their losses."""
+        order, rules = self._order(), self.rules
+        room = len(order) - rules.keep
+        gone: list[Left] = []
+        sure = self._course.out(self._on(), rules.alpha) if rules.alpha > 0 else np.zeros(len(self._on()), bool)
+        most = rules.most(len(self._on()), self.step) if self.step in rules.rungs else len(order)
+        leader = order[0]
+        for c in reversed(order):  # the worst first
+            if len(order) <= rules.keep or room <= 0:
+                break
+            kind = "sure" if sure[c] and c != leader else "rung" if len(order) > most else None
+            if kind is None:
+                continue
+            order.remove(c)
+            room -= 1
+            for k in np.flatnonzero((self._of == c) & self._racing):
+                why = (
+                    f"surely behind at step {self.step:,}"
+                    if kind == "sure"
+                    else f"below the rung at step {self.step:,}"
+                )
+                gone.append(self._leave(int(k), why, kind))
+        return gone
+
+    def _leave(self, k: int, why: str, kind: str) -> Left:
+        place = self._place(k, 0, why)
+        leader = self.names[k] if kind == "diverged" and self.step == 1 else self._leading()
+        self._racing[k] = False
+        self._gone[k] = place
+        left = Left(self.step, self.names[k], why, kind, leader, place.difference, place.error)
+        self.left.append(left)
+        return left
+
+    def _leading(self) -> str | None:
+        """The variant that leads, of the leading configuration the first that races."""
+        order = self._order()
+        return self.names[int(np.flatnonzero((self._of == order[0]) & self._racing)[0])] if order else None
+
+    def _place(self, k: int, rank: int, state: str) -> Place:
+        """A variant beside the leading configuration: its own loss, and the difference of its configuration."""
+        own, pooled = self._single.recent(), self._course.recent()
+        n = pooled.batches
+        if not n:
+            return Place(rank, self.names[k], None, None, None, state)
+        c, first = int(self._of[k]), self.leader()
+        error = float(errors(pooled)[c, first]) if n > 1 else None
+        return Place(
+            rank, self.names[k], float(own.losses[k] / n), float(pooled.differences[c, first] / n), error, state
+        )
+
+
+def _written(course: Course) -> dict[str, Any]:
+    return {"first": course.first, "stretch": course.stretch} | {
+        name: {"batches": sums.batches, "losses": sums.losses.tolist(), "differences": sums.differences.tolist(),
+               "squares": sums.squares.tolist()}
+        for name, sums in (("now", course.now), ("before", course.before))
+    }  # fmt: skip
+
+
+def _read(state: Mapping[str, Any]) -> Course:
+    now, before = (
+        Sums(of["batches"], *(np.array(of[name]) for name in ("losses", "differences", "squares")))
+        for of in (state["now"], state["before"])
+    )
+    return Course(state["first"], state["stretch"], now, before)

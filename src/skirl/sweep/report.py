@@ -1,0 +1,206 @@
+"""The page of a whole sweep: who won, losses with the steps at which variants left, and differences with their errors."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skirl.sweep.folder import RACE, RESULT, SWEEP
+from skirl.sweep.race import Place
+from skirl.sweep.table import HEAD, cells
+from skirl.tools.os_errors import writing
+from skirl.tools.progress import clock
+from skirl.tools.shape_of import AMOUNT, ANY, COUNT, SCORE, TEXT, finite, misfit
+from skirl.train.report.page import Page
+from skirl.train.report.plot import Chart
+from skirl.train.report.run_folder import lines_of
+
+DRAWN = 6
+"""Variants whose lines are drawn, the best ones, as many as there are colours; the tables have all."""
+ERRORS = 2.0
+"""Standard errors on each side of a difference, in its band."""
+OF_SWEEP = {"flags": {...: ANY}, "variants": [{"name": TEXT, "overrides": {...: ANY}}], "started": TEXT}
+OF_LEFT = {"event": TEXT, "step": COUNT, "variant": TEXT, "why": TEXT, "kind": TEXT}
+OF_STANDING = {
+    "event": TEXT, "step": COUNT, "seconds": AMOUNT,
+    "places": [{"rank": COUNT, "variant": TEXT, "loss": SCORE, "difference": SCORE, "error": SCORE,
+                "state": TEXT, "auc": SCORE}],
+}  # fmt: skip
+
+
+def report(folder: Path, page: Path | None) -> dict[str, Any]:
+    """Read the folder of a sweep and write its page; the facts.
+
+    **Arguments**
+
+    - `folder`: of the sweep.
+    - `page`: its file; report.html in the folder if None.
+    """
+    sweep = _whole(folder / SWEEP, OF_SWEEP)
+    result = _whole(folder / RESULT, {"failed": ANY, "winner": ANY}) if (folder / RESULT).is_file() else None
+    left, standings = _race(folder / RACE)
+    page = page or folder / "report.html"
+    facts = {
+        "command": "report of a sweep",
+        "sweep": str(folder),
+        "page": str(page),
+        "flags": sweep["flags"],
+        "started": sweep["started"],
+        "ended": result is not None,
+        "winner": None if result is None else result["winner"],
+        "failed": None if result is None else result["failed"],
+        "cost": None if result is None else result.get("cost"),
+        "seed_noise": None if result is None else result.get("seed_noise"),
+        "variants": [variant["name"] for variant in sweep["variants"]],
+        "left": left,
+        "step": standings[-1]["step"] if standings else 0,
+        "seconds": standings[-1]["seconds"] if standings else 0.0,
+        "standing": standings[-1]["places"] if standings else [],
+    }
+    losses = {name: _losses(folder / name) for name in facts["variants"]}
+    with writing(page):
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(drawn(folder.name, facts, standings, losses).html(), encoding="utf-8", errors="replace")
+    return facts
+
+
+def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The facts as people read them."""
+    flags, k = facts["flags"], len(facts["variants"])
+    state = ("failed" if facts["failed"] else "ended") if facts["ended"] else "still going on, killed, or failed"
+    lines = {
+        "sweep": f"{k} variants on {flags.get('data')}, {state}",
+        "steps": f"{facts['step']:,} in {clock(facts['seconds'])}",
+    }
+    if facts["failed"]:
+        lines["failed"] = facts["failed"]
+    if facts["winner"]:
+        lines["winner"] = facts["winner"]
+    elif facts["standing"]:
+        lines["leader"] = facts["standing"][0]["variant"]
+    if facts["cost"] is not None:
+        lines["trained"] = f"{facts['cost']:.0%} of the steps of training all to the end"
+    kinds = [left["kind"] for left in facts["left"]]
+    said = {"sure": "surely behind", "rung": "below a rung", "diverged": "diverged"}
+    if kinds:
+        lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in said.items() if kind in kinds)
+    if facts["seed_noise"] is not None:
+        lines["noise"] = f"{facts['seed_noise']:.5f}, the standard deviation that the seed alone makes in a loss"
+    return lines
+
+
+def drawn(
+    name: str,
+    facts: Mapping[str, Any],
+    standings: Sequence[Mapping[str, Any]],
+    losses: Mapping[str, Sequence[tuple[float, float]]],
+) -> Page:
+    """The page."""
+    page = Page(f"Sweep {name}")
+    if facts["winner"]:
+        page.lead(f"{facts['winner']} is the best of {len(facts['variants'])} variants.")
+    page.facts(as_text(facts))
+    if not standings:
+        page.note("Nothing to draw yet: a line comes every --log-every steps.")
+        return page
+    page.heading("Standing")
+    page.table(HEAD, [cells(_place(at), at["auc"]) for at in facts["standing"]])
+    page.note(
+        "Losses and differences are means over the recent batches, the last half or more; of one that left, as they were "
+        "then. Behind a difference stands its standard error: all variants saw the same batches, so it is that of "
+        "the paired difference. Seeds of one configuration have one difference."
+    )
+    gone = {left["variant"]: left["step"] for left in facts["left"]}
+    order = [at["variant"] for at in facts["standing"]]
+    page.heading("Losses and differences")
+    page.charts([_losses_chart(order[:DRAWN], losses, gone), _differences_chart(order[1 : DRAWN + 1], standings, gone)])
+    if len(order) > DRAWN:
+        page.note(f"Drawn are the best {DRAWN} of {len(order)} variants. A line ends where its variant left.")
+    page.heading("When they left")
+    page.bars(
+        {
+            variant: (float(gone.get(variant, facts["step"])), _end(variant, facts["left"], facts["step"]))
+            for variant in order
+        }
+    )
+    page.note(
+        f"Begun {facts['started']}. Each variant has a folder of its own here, which skirl report draws a page of."
+    )
+    return page
+
+
+def _losses_chart(
+    names: Sequence[str], losses: Mapping[str, Sequence[tuple[float, float]]], gone: Mapping[str, int]
+) -> Chart:
+    lines = {_with_end(name, gone): losses[name] for name in names if losses.get(name)}
+    return Chart("log loss, each interval", "step", lines or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False)
+
+
+def _differences_chart(names: Sequence[str], standings: Sequence[Mapping[str, Any]], gone: Mapping[str, int]) -> Chart:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    bands: dict[str, list[tuple[float, float, float]]] = {}
+    for name in names:
+        title = _with_end(name, gone)
+        for standing in standings:
+            at = next(at for at in standing["places"] if at["variant"] == name)
+            if standing["step"] > gone.get(name, standing["step"]) or not (
+                finite(at["difference"]) and finite(at["error"])
+            ):
+                continue
+            step, half = float(standing["step"]), ERRORS * at["error"]
+            lines.setdefault(title, []).append((step, at["difference"]))
+            bands.setdefault(title, []).append((step, at["difference"] - half, at["difference"] + half))
+    title = f"difference to the leader of then, and {ERRORS:g} standard errors"
+    return Chart(
+        title, "step", lines or {"none yet": [(0.0, 0.0)]}, marks=(0.0,), log=(False, False), dots=False, bands=bands
+    )
+
+
+def _with_end(name: str, gone: Mapping[str, int]) -> str:
+    return f"{name}, left at {gone[name]:,}" if name in gone else name
+
+
+def _end(variant: str, left: Sequence[Mapping[str, Any]], step: int) -> str:
+    return next((one["why"] for one in left if one["variant"] == variant), f"trained for {step:,} steps")
+
+
+def _place(at: Mapping[str, Any]) -> Place:
+    return Place(**{name: value for name, value in at.items() if name != "auc"})
+
+
+def _losses(folder: Path) -> list[tuple[float, float]]:
+    return [
+        (float(line["step"]), float(line["loss"]))
+        for line in lines_of(folder)
+        if line["kind"] == "train" and finite(line.get("loss"))
+    ]
+
+
+def _race(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Who left, and where all stood, without a half line that a kill left."""
+    found: dict[str, list[dict[str, Any]]] = {"left": [], "standing": []}
+    forms = {"left": OF_LEFT, "standing": OF_STANDING}
+    data = path.read_bytes() if path.is_file() else b""
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            read = json.loads(line)
+            wrong = misfit(read, {"event": TEXT}) or misfit(read, forms.get(read["event"], {}))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: is no line of a race ({error}): take it out") from None
+        if wrong is not None:
+            raise ValueError(f"{path}, line {number}: is no line of a race ({wrong}): take it out")
+        found.setdefault(read["event"], []).append(read)
+    return found["left"], found["standing"]
+
+
+def _whole(path: Path, form: Any) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_bytes())
+        wrong = misfit(read, form)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}): there is no report without it, name another sweep") from None
+    if wrong is not None:
+        raise ValueError(
+            f"{path} is damaged, or of another skirl ({wrong}): there is no report of it, name another sweep"
+        )
+    return read

@@ -1,0 +1,415 @@
+"""Several variants of a model on one stream: read once, planned once, and each trained to the bits of its lone run."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from skirl.core.groups import RowOptimizers
+from skirl.core.tables import Table
+from skirl.engine.capacity import CacheSize
+from skirl.engine.engine import Engine
+from skirl.engine.work import Work
+from skirl.nn.collection import Collection
+from skirl.nn.same_batch import Known
+from skirl.pipeline.lookahead import Lookahead
+from skirl.store import Store
+from skirl.sweep.checkpoint import Parts, load_all, optimizers_of, read_header, save_all
+from skirl.sweep.contender import Bags, Contender, Rows
+from skirl.sweep.dense import LANES, LOOP, Choice, Lanes
+from skirl.sweep.fleet import Fleet, shared_banks
+from skirl.sweep.models import check_apart, made_of
+from skirl.sweep.overrides import check_names, of_variant, optimizer_of, store_of, tables_of
+from skirl.sweep.variants import Variant
+from skirl.tools.interrupts import uninterrupted
+
+log = logging.getLogger("skirl")
+
+Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Any]"]
+
+
+class Diverged(ArithmeticError):
+    """No variant of a sweep is left: the losses of all became infinite, or no numbers."""
+
+
+def _loss_of(model: Any, batch: Any) -> Tensor:
+    return model.loss(batch)
+
+
+class Sweep:
+    """Variants of a model that train on the same batches, each with rows, weights and random numbers of its own.
+
+    A variant's bits are those of its lone run: of the same model over embeddings of its own, made after
+    `torch.manual_seed(seed)`, with as many torch threads, whatever the other variants are.
+
+    >>> import skirl, torch
+    >>> class Sum(torch.nn.Module):
+    ...     def __init__(self, embeddings):
+    ...         super().__init__()
+    ...         self.embeddings = embeddings
+    ...     def loss(self, ids):
+    ...         return self.embeddings(ids)["item"].sum()
+    >>> variants = [skirl.Variant("slow", {"lr": 0.1}), skirl.Variant("fast", {"lr": 0.2})]
+    >>> loader = [skirl.KeyedJagged.one_hot(["item"], torch.tensor([[i % 5]])) for i in range(10)]
+    >>> with (
+    ...     skirl.Sweep(lambda v: Sum(v.embeddings), variants, [skirl.Table("item", 10, 2)], cache="1KiB") as sweep,
+    ...     skirl.lookahead(loader, sweep, sparse=lambda ids: ids) as batches,
+    ... ):
+    ...     for ids in batches:
+    ...         for variant in sweep:
+    ...             loss = variant.model.loss(ids)
+    ...             loss.backward()
+    ...             variant.step(loss)
+    ...     [variant.loss > 0 for variant in sweep], sweep.plans
+    ([False, False], 10)
+
+    **Arguments**
+
+    - `make_model`: gives a variant's model over `variant.embeddings`, or the model and its optimizer of torch. By default
+      that is `torch.optim.Adam`. `variant.overrides` has what the variant has otherwise.
+    - `variants`: at least one, each of another name.
+    - `tables`: as for `EmbeddingBagCollection`.
+    - `cache`: what the caches of all variants take together, such as "4GiB"; or rows of each.
+    - `store`: where all other rows are: "memory", or "disk:FOLDER", in which each variant has a folder of its name. Or a
+      function that gives the store of a variant, by its name.
+    - `optimizer`: of the rows of variants that have no other.
+    - `seed`: of variants that have no other: of rows' initial values, and of the random generator.
+    - `loss`: gives a variant's loss of a batch, `loss(model, batch)`, for `sweep.step`; or the loss and what to keep as
+      `variant.kept`. By default `model.loss(batch)`.
+    - `pooled`: whether ids of a feature are pooled; False: embeddings are as an `EmbeddingCollection`.
+    - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
+    - `form`: how `sweep.step` trains the variants: "loop", one after the other; "lanes", each in a thread, on a CPU; "auto",
+      the faster of both, timed at the start and again when a variant leaves. No bit depends on it.
+    - `threads`: torch threads that each variant computes with, inside the with-block; with more than one there are no
+      lanes.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[Contender], Any],
+        variants: Sequence[Variant],
+        tables: Sequence[Table],
+        *,
+        cache: CacheSize,
+        store: str | Callable[[str], str | Store] = "memory",
+        optimizer: RowOptimizers | None = None,
+        seed: int = 0,
+        loss: Loss = _loss_of,
+        pooled: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        resume: bool = False,
+        form: str = "auto",
+        threads: int = 1,
+    ) -> None:
+        variants = list(variants)
+        check_names(variants)
+        if threads < 1:
+            raise ValueError(f"threads is {threads}: set it to 1 or more")
+        self._loss, self._threads, self._threads_before = loss, threads, 0
+        self._choice = Choice(form)
+        of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
+        rules = [
+            of_variant(v, lambda o=v.overrides, own=own: optimizer_of(o, optimizer, own))
+            for v, own in zip(variants, of_tables, strict=True)
+        ]
+        seeds = [int(variant.overrides.get("seed", seed)) for variant in variants]
+        banks = shared_banks(of_tables, rules)
+        self.variants: list[Contender] = []
+        """All that have begun."""
+        self.lookahead: Lookahead | None = None
+        """The one over this sweep, while it is open."""
+        try:
+            for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True):
+                make = partial(
+                    Bags if pooled else Rows, variant.name, banks, tables=own, optimizer=rule, cache=cache,
+                    store=store_of(store, variant.name), seed=own_seed, dtype=dtype, device=device, resume=resume,
+                )  # fmt: skip
+                embeddings = of_variant(variant, make)
+                self.variants.append(Contender(variant, embeddings, own_seed))
+            if self.variants[0].embeddings.engine.exchange is not None:
+                raise ValueError("a sweep is of one trainer: start it without skirl launch or torchrun")
+            for contender in self.variants:
+                with contender.drawing():
+                    contender.model, contender.dense = made_of(contender, make_model)
+                    contender.embeddings.current.dense.of = [contender.dense] if contender.dense is not None else []
+            check_apart(self.variants)
+            known = Known()
+            for contender in self.variants:
+                contender.embeddings.same.known = known
+        except BaseException:
+            for contender in self.variants:
+                contender.embeddings.close()
+            raise
+        self._lanes = None
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
+        if form != LOOP and threads == 1 and on_cpu and (cores > 1 or form == LANES):
+            self._lanes = Lanes(max(2, cores))
+        self._known = False
+        """Whether each variant has trained once, alone: then it is known which draw random numbers."""
+        self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
+
+    # The race.
+
+    def __iter__(self) -> Iterator[Contender]:
+        """The variants still in the race, each in its turn: its random numbers are its own."""
+        if not self._in_loop:
+            yield from self.racing
+            return
+        for contender in self.racing:
+            if contender.left is not None:  # dropped in the turn of another
+                continue
+            with contender.turn():
+                yield contender
+            if contender.left is None and not contender.stepped:
+                raise RuntimeError(
+                    f"the loop went on without variant {contender.name!r}: in its turn call loss.backward() and "
+                    "variant.step(loss), or sweep.drop(variant.name)"
+                )
+            self._leave_if_diverged(contender)
+
+    def __len__(self) -> int:
+        """How many are still in the race."""
+        return len(self.racing)
+
+    def __getitem__(self, name: str) -> Contender:
+        for contender in self.variants:
+            if contender.name == name:
+                return contender
+        raise KeyError(f"no variant {name!r}: there are {', '.join(repr(c.name) for c in self.variants)}")
+
+    @property
+    def racing(self) -> list[Contender]:
+        """The variants still in the race."""
+        return [contender for contender in self.variants if contender.left is None]
+
+    def step(self, batch: Any) -> dict[str, float]:
+        """Train every variant still in the race on the batch in the loop; the loss of each, by name.
+
+        **Arguments**
+
+        - `batch`: the one that the lookahead has yielded.
+        """
+        racing, began = self.racing, time.perf_counter()
+        form = self._choice.next() if self._lanes is not None and self._known and len(racing) > 1 else LOOP
+        beside = [c for c in racing if not c.draws] if form == LANES and _alike_in_threads() else []
+        if beside:
+            self._in_lanes(beside, batch)
+        for contender in racing:
+            if contender not in beside:
+                with contender.turn():
+                    self._train(contender, batch)
+        if self._known:
+            self._choice.took(form, time.perf_counter() - began)
+        self._known = True
+        for contender in racing:
+            self._leave_if_diverged(contender)
+        return {contender.name: cast(float, contender.loss) for contender in racing}
+
+    def _in_lanes(self, contenders: Sequence[Contender], batch: Any) -> None:
+        """Train these beside each other: variants that draw no random numbers, for all threads draw from one generator."""
+
+        def train(contender: Contender) -> None:
+            with contender.open():
+                self._train(contender, batch)
+
+        assert self._lanes is not None
+        before = torch.get_rng_state()
+        self._lanes.run({c.name: partial(train, c) for c in contenders})
+        if not torch.equal(before, torch.get_rng_state()):
+            self.fleet.lose(
+                "a model drew random numbers that had drawn none in its first step, and in lanes nobody can tell whose they "
+                "are: set form='loop'"
+            )
+            self.fleet.check()
+
+    def _train(self, contender: Contender, batch: Any) -> None:
+        found = self._loss(contender.model, batch)
+        loss, contender.kept = found if isinstance(found, tuple) else (found, None)
+        loss.backward()
+        contender.step(loss)
+
+    def drop(self, name: str, why: str = "dropped") -> None:
+        """A variant leaves: its rows go to its store, its cache is given back. The others go on with their bits.
+
+        **Arguments**
+
+        - `name`: of a variant still in the race.
+        - `why`: what it is said to have left for.
+        """
+        contender = self[name]
+        if contender.left is not None:
+            raise ValueError(f"variant {name!r} has left the sweep before ({contender.left})")
+        if len(self.racing) == 1:
+            raise ValueError(f"variant {name!r} is the last of the sweep: leave the loop to end it")
+        self._leave(contender, why)
+
+    def _leave(self, contender: Contender, why: str) -> None:
+        embeddings = contender.embeddings
+        with uninterrupted():
+            if self.lookahead is not None:
+                self.lookahead.drain()
+            embeddings.current.finish()
+            self.fleet.leave(contender.name)
+            contender.left = why
+            self._choice.anew()
+            embeddings.opened_by_sweep(None)
+            embeddings.close()
+            embeddings.engine.release()
+
+    def _leave_if_diverged(self, contender: Contender) -> None:
+        if not contender.diverged or contender.left is not None:
+            return
+        step = 0 if self.lookahead is None else self.lookahead.step
+        if len(self.racing) == 1:
+            raise Diverged(
+                f"all {len(self.variants)} variants have diverged, the last one ({contender.name!r}) in step {step}, where "
+                f"its loss is {contender.loss}: try smaller learning rates"
+            )
+        log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
+        self._leave(contender, f"diverged in step {step}")
+
+    def save(self, path: str | Path, *, parts: Parts = optimizers_of, also: Mapping[str, Any] | None = None) -> None:
+        """Save all variants in the race after the batch in the loop, each as `skirl.save` does in a folder of its name.
+
+        **Arguments**
+
+        - `path`: the folder. Until all variants are on disk, the checkpoint before counts for all of them.
+        - `parts`: gives what is saved of a variant beside its model, as the `optimizers` of `skirl.save`; its optimizer by
+          default.
+        - `also`: facts that `load` gives back; what JSON can hold.
+        """
+        save_all(Path(path), self.variants, self.lookahead, parts, also or {})
+
+    def load(self, path: str | Path, *, parts: Parts = optimizers_of) -> dict[str, Any]:
+        """Go on from a checkpoint, before the loop: make the same sweep and its lookahead, then load. What `also` was.
+
+        Variants that had left leave again.
+
+        **Arguments**
+
+        - `path`: the folder that `save` was given.
+        - `parts`: as `save` was given.
+        """
+        header = read_header(Path(path), [contender.name for contender in self.variants])
+        for name, why in header["left"].items():
+            if self[name].left is None:
+                self._leave(self[name], why)
+        load_all(Path(path), header, self.racing, self.lookahead, parts)
+        return header["also"]
+
+    # What was shared.
+
+    @property
+    def form(self) -> str:
+        """How `step` trains the variants: "loop" or "lanes"."""
+        return LOOP if self._lanes is None else self._choice.next()
+
+    @property
+    def plans(self) -> int:
+        """Steps that were planned and brought, once for all variants."""
+        return self.fleet.plans
+
+    @property
+    def read_batches(self) -> int:
+        """Batches whose ids were checked and hashed, once for all variants."""
+        return self.fleet.resolver.batches
+
+    # For its lookahead, in the place of a collection.
+
+    def in_their_place(self) -> Collection:
+        """What stands for the embeddings of all variants."""
+        return cast(Collection, self)
+
+    @property
+    def engine(self) -> Engine:
+        """What stands for the engines of all variants."""
+        return cast(Engine, self.fleet)
+
+    @property
+    def current(self) -> "Sweep":
+        """What stands for the steps of all variants."""
+        return self
+
+    @property
+    def training(self) -> bool:
+        """Whether no model is in eval mode."""
+        return all(contender.embeddings.training for contender in self.racing)
+
+    def opened(self, loop: Any) -> None:
+        """Called by a lookahead that begins; with `None` when it ends."""
+        if loop is not None and self.lookahead is not None:
+            raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
+        self.lookahead = loop
+        for contender in self.racing:
+            contender.embeddings.opened_by_sweep(loop)
+
+    def expect(self, work: Work, micro: int) -> None:
+        """A batch comes into the loop."""
+        self._check_round()
+        ends = self.lookahead is None or self.lookahead.ends_step
+        for contender in self.racing:
+            contender.expect(work.packs[contender.name], micro, ends)
+
+    def finish(self, apply: bool = True) -> None:
+        """The step in the loop is over."""
+        if apply:
+            self._check_round()
+        for contender in self.racing:
+            contender.embeddings.current.finish(apply)
+            contender.stepped = False
+
+    def _check_round(self) -> None:
+        """Refuse a batch that some were trained on, and others were not."""
+        stepped = [contender.name for contender in self.racing if contender.stepped]
+        skipped = [contender.name for contender in self.racing if not contender.stepped]
+        if stepped and skipped:
+            raise RuntimeError(
+                f"the loop left a batch that variant {skipped[0]!r} was not trained on, and {stepped[0]!r} was: train each "
+                "variant on each batch, `for variant in sweep`, or leave one out with sweep.drop(NAME)"
+            )
+
+    @property
+    def _in_loop(self) -> bool:
+        """Whether a batch is in the loop."""
+        return any(contender.embeddings.current.work is not None for contender in self.racing)
+
+    # The with-block.
+
+    def __enter__(self) -> "Sweep":
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        torch.set_num_threads(self._threads_before)
+        try:
+            self.close()
+        except Exception as late:
+            if error is None:
+                raise
+            error.add_note(f"and while closing the sweep: {late}")
+
+    def close(self) -> None:
+        """Write all rows to their stores and let those go."""
+        if self._lanes is not None:
+            self._lanes.close()
+        with ExitStack() as closing:  # each, whatever happens to another
+            for contender in reversed(self.variants):
+                closing.callback(contender.embeddings.close)
+
+
+def _alike_in_threads() -> bool:
+    """Whether torch does the same in another thread: what is set for this one alone, is not set there."""
+    return torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")

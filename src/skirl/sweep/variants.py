@@ -1,0 +1,219 @@
+"""Variants: a name, and what differs from a recipe; as a product of lists of values, or out of a file."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from skirl.sweep.variants_file import read_file
+from skirl.tools.flags import Flag, expected, flags_of, is_list, read_as, read_text
+from skirl.train.recipe import Recipe
+
+_SHARED = {
+    "data": "it changes the batches, which all variants share",
+    "step": "a batch is cut once for all variants",
+    "cache": "all variants share one plan and one place for rows",
+    "movement": "rows of all variants move together",
+    "device": "all variants compute in one place, in the same numbers",
+}
+"""Parts of a recipe that are the same for all, and why."""
+VARIES_OF_SHARED = ("seed",)
+"""What may vary of these: the seed of initial rows and weights. The data keeps the seed of the recipe."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]{0,199}")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the models that share a stream.
+
+    **Arguments**
+
+    - `name`: tells it from the others.
+    - `overrides`: what it has otherwise, by name. `skirl.Sweep` takes `lr` and `optimizer` of its rows, `seed`, `dim` and
+      `tables`, which differ in nothing but dim and initial values; all others are for who makes its model.
+
+    >>> Variant("small", {"dim": 8}).overrides["dim"]
+    8
+    """
+
+    name: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Varied(Variant):
+    """A variant of a recipe: its overrides are flags."""
+
+    recipe: Recipe = field(kw_only=True)
+    """With these flags. Its data is that of the sweep: a seed here is that of rows and weights alone."""
+
+
+def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None) -> list[Varied]:
+    """The variants: every one of the file with every combination of the lists.
+
+    **Arguments**
+
+    - `base`: what they differ from.
+    - `vary`: lists such as "lr=0.01,0.02"; the sizes of layers have an x between: "top=64x32,128x64".
+    - `file`: TOML, CSV or JSON lines.
+
+    >>> [v.name for v in variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02", "dim=8,16"])]
+    ['lr=0.01,dim=8', 'lr=0.01,dim=16', 'lr=0.02,dim=8', 'lr=0.02,dim=16']
+    """
+    if not vary and file is None:
+        raise ValueError("a sweep has no variant: set vary, such as lr=0.01,0.02, or variants to a file of them")
+    can = varying()
+    named: list[tuple[str | None, dict[str, Any]]] = [(None, {})]
+    if file is not None:
+        named = [(name, _read(f"{file}, {at}", found, can)) for at, name, found in read_file(file)]
+    axes = [_axis(text, can) for text in vary]
+    for name in (names := [name for name, _ in axes]):
+        if names.count(name) > 1:
+            raise ValueError(f"vary has {name} twice: put all its values behind one {name}=")
+        if over := next((own or text_of(more) for own, more in named if name in more), None):
+            raise ValueError(f"vary has {name}, and so has variant {over} of {file}: set it in one of the two")
+    made = []
+    for own, more in named:
+        for values in product(*(values for _, values in axes)):
+            over = dict(zip(names, values, strict=True))
+            name = ",".join(filter(None, [own if own else text_of(more), text_of(over)]))
+            made.append((name, more | over))
+    return checked_variants(base, made)
+
+
+def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Varied]:
+    """Variants of names and overrides; two alike or of one name are refused, and values that their owner refuses."""
+    if not named:
+        raise ValueError("a sweep has no variant: name one or more")
+    variants: list[Varied] = []
+    for name, overrides in named:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"variant {name!r} has a name that no folder should have: use letters, digits and _ . , = + -, up to 200"
+            )
+        refuse_shared(overrides)
+        try:
+            recipe = varied(base, overrides)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"variant {name}: {error}") from error
+        for other in variants:
+            if other.name == name:
+                raise ValueError(f"two variants have the name {name}: give one of them another")
+            if other.recipe == recipe:
+                raise ValueError(f"variants {other.name} and {name} are alike: leave one of them out")
+        variants.append(Varied(name, dict(overrides), recipe=recipe))
+    return variants
+
+
+def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    """A recipe with other flags.
+
+    >>> varied(Recipe.of(data="synthetic:tiny"), {"lr": 0.5, "dim": 8}).rates.lr
+    0.5
+    """
+    parts = {}
+    for part in fields(base):
+        owner = getattr(base, part.name)
+        own = {flag.name: overrides[flag.name] for flag in fields(owner) if flag.name in overrides}
+        if own:
+            parts[part.name] = replace(owner, **own)
+    return replace(base, **parts)
+
+
+def varying() -> dict[str, Flag]:
+    """The flags that may differ between variants, by name."""
+    shared = _shared()
+    return {name: flag for name, flag in flags_of(Recipe).items() if name not in shared}
+
+
+def refuse_shared(overrides: Mapping[str, Any]) -> None:
+    """Refuse what cannot differ between variants, by its name."""
+    known, shared = flags_of(Recipe), _shared()
+    for name in overrides:
+        if name in shared:
+            raise ValueError(f"{name} cannot vary: {shared[name]}; run one sweep for each value of {name}")
+        if name not in known:
+            near = difflib.get_close_matches(name, varying(), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"what can is {', '.join(varying())}"
+            raise ValueError(f"there is no {name} that could vary: {hint}")
+
+
+def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
+    """For each variant the number of its configuration: variants that differ in nothing but the seed have one.
+
+    >>> seeds_of_one(variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02", "seed=0,1"]))
+    [0, 0, 1, 1]
+    """
+    found: list[Recipe] = []
+    numbers = []
+    for variant in variants:
+        same = replace(variant.recipe, data=replace(variant.recipe.data, seed=0))
+        if same not in found:
+            found.append(same)
+        numbers.append(found.index(same))
+    return numbers
+
+
+def text_of(overrides: Mapping[str, Any]) -> str:
+    """A name made of what differs.
+
+    >>> text_of({"lr": 0.01, "top": (64, 32), "model": "dlrm-tiny"})
+    'lr=0.01,top=64x32,model=dlrm-tiny'
+    """
+    return ",".join(
+        f"{name}={'x'.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for name, value in overrides.items()
+    )
+
+
+def _shared() -> dict[str, str]:
+    """Flags that cannot vary, and why."""
+    return {
+        flag.name: _SHARED[part.name]
+        for part in fields(Recipe)
+        if part.name in _SHARED
+        for flag in fields(part.default_factory)  # type: ignore[arg-type]
+        if flag.name not in VARIES_OF_SHARED
+    }
+
+
+def _axis(text: str, can: Mapping[str, Flag]) -> tuple[str, list[Any]]:
+    """A flag and its values, out of "lr=0.01,0.02"."""
+    name, equals, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    words = [word.strip() for word in values.split(",")]
+    if not name or not equals or not all(words):
+        raise ValueError(f"vary is {text!r}: set it to a flag and its values, such as lr=0.01,0.02")
+    refuse_shared({name: None})
+    return name, [_of_text(f"vary {text!r}", name, word, can) for word in words]
+
+
+def _read(where: str, found: Mapping[str, Any], can: Mapping[str, Flag]) -> dict[str, Any]:
+    """The overrides of one variant in a file, each as its flag takes it."""
+    values = {}
+    for key, value in found.items():
+        name = key.strip().replace("-", "_")
+        refuse_shared({name: value})
+        if isinstance(value, str):
+            values[name] = _of_text(where, name, value, can)
+            continue
+        try:
+            values[name] = read_as(can[name].type, value)
+        except TypeError as wanted:
+            raise ValueError(f"{where}: {name} is {value!r}: set it to {wanted}") from None
+    return values
+
+
+def _of_text(where: str, name: str, text: str, can: Mapping[str, Flag]) -> Any:
+    kind = can[name].type
+    try:
+        if is_list(kind) and text != "None":
+            return tuple(read_text(kind, word) for word in text.split("x"))
+        return read_text(kind, text)
+    except ValueError as near:
+        hint = f" (did you mean {near}?)" if str(near) else ""
+        wanted = "whole numbers with an x between, such as 64x32" if is_list(kind) else expected(kind)
+        raise ValueError(f"{where}: {name} is {text!r}{hint}: set it to {wanted}") from None

@@ -1,0 +1,304 @@
+"""Variants trained in a sweep, alone, and over the plain reference: what each leaves behind, bit for bit."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import skirl
+from skirl import SGD, Table
+from skirl.core.groups import Groups, RowOptimizers
+from skirl.core.reference import Reference
+from skirl.store import Record, Store
+from skirl.store.memory.store import MemoryStore
+from skirl.sweep.sweep import Diverged
+from skirl.train.verify import PlainEmbeddings
+from tests.runs import same_bits
+from tests.streams import stored_rows
+
+TABLES = (
+    Table("a", 40, 3, features=("x", "y")),
+    Table("b", 60, 5, pooling="mean"),
+    Table("c", 50_000_000, 3),
+)
+BATCH = 4
+
+
+@dataclass(frozen=True)
+class Of:
+    """What one variant has: all that may differ."""
+
+    dim: int | None = None
+    lr: float = 0.1
+    rule: RowOptimizers = SGD()  # noqa: RUF009 frozen
+    seed: int = 0
+    width: int = 4
+    dropout: float = 0.0
+    norm: bool = False
+    only: tuple[str, ...] = ("x", "y", "b", "c")
+    """Features with a gradient."""
+    nan: int | None = None
+    """The batch in which its loss becomes no number."""
+    dense_lr: float = 0.01
+    dropped: int | None = None
+    """The batch after which it is dropped."""
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        own = {
+            name: getattr(self, name) for name in ("lr", "seed", "width", "dropout", "norm", "only", "nan", "dense_lr")
+        }
+        return own | {"optimizer": self.rule} | ({} if self.dim is None else {"dim": self.dim})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sweep, and all that may not change its bits."""
+
+    variants: tuple[Of, ...]
+    seed: int = 0
+    steps: int = 10
+    form: str = "loop"
+    slots: int = 64
+    """Rows of each pack."""
+    nap: float = 0.0
+    accumulate: int = 1
+    depth: Any = 4
+    prefetch: int = 2
+    own_loop: bool = False
+    """Whether the loop trains each variant itself, and not by `sweep.step`."""
+    kind: str = "memory"
+    """Of store."""
+    folder: Any = None
+
+
+class Net(nn.Module):
+    """A small model with all that a variant may have otherwise."""
+
+    def __init__(self, embeddings: Any, overrides: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.only, self.nan, self.batches = overrides["only"], overrides["nan"], 0
+        dims = {name: table.dim for table in embeddings.tables for name in table.features}
+        width = overrides["width"]
+        self.first = nn.Linear(sum(dims[name] for name in self.only), width)
+        self.norm = nn.BatchNorm1d(width) if overrides["norm"] else nn.Identity()
+        self.drop = nn.Dropout(overrides["dropout"])
+        self.last = nn.Linear(width, 1)
+
+    def loss(self, batch: Any) -> Tensor:
+        rows = self.embeddings(batch.sparse)
+        hidden = self.norm(self.first(torch.cat([rows[name] for name in self.only], 1)))
+        logits = self.last(self.drop(torch.relu(hidden))).squeeze(1)
+        if self.nan == self.batches:
+            logits = logits / torch.zeros(())
+        self.batches += 1
+        return binary_cross_entropy_with_logits(logits, batch.labels)
+
+
+def make(variant: Any, embeddings: Any = None) -> tuple[Any, torch.optim.Optimizer]:
+    model = Net(embeddings or variant.embeddings, variant.overrides)
+    return model, torch.optim.Adam(
+        [p for name, p in model.named_parameters() if "anchor" not in name], lr=variant.overrides["dense_lr"]
+    )
+
+
+@dataclass
+class Left:
+    """What a training leaves behind."""
+
+    losses: list[float] = field(default_factory=list)
+    dense: list[bytes] = field(default_factory=list)
+    """After each batch."""
+    rows: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def note(self, model: nn.Module, loss: float) -> None:
+        state = [t for name, t in model.state_dict().items() if isinstance(t, Tensor) and "embeddings" not in name]
+        self.losses.append(loss)
+        self.dense.append(b"".join(t.numpy().tobytes() for t in state))
+
+    def compare(self, other: "Left", what: str) -> None:
+        same_bits(f"{what}: losses", np.array(self.losses), np.array(other.losses))
+        assert self.dense == other.dense, f"{what}: dense weights differ"
+        same_bits(f"{what}: keys", np.array(sorted(self.rows)), np.array(sorted(other.rows)))
+        for key, row in sorted(other.rows.items()):
+            same_bits(f"{what}: row {key}", self.rows[key], row)
+
+
+def batches_of(case: Case) -> list[Any]:
+    """Ids that crowd, so that rows leave the caches and return; one row that all batches have."""
+    rng = np.random.default_rng(case.seed)
+    names = [name for table in TABLES for name in table.features]
+    rows = [table.rows for table in TABLES for _ in table.features]
+    found = []
+    for _ in range(case.steps * case.accumulate):
+        lengths = rng.integers(0, 3, (len(names), BATCH))
+        pools = [np.unique(rng.integers(0, min(n, 24), size)) * (n // 40) for n, size in zip(rows, lengths.sum(1))]
+        values = [rng.choice(pool, size) if size else pool for pool, size in zip(pools, lengths.sum(1))]
+        sparse = skirl.KeyedJagged(
+            names,
+            torch.from_numpy(np.concatenate(values).astype(np.int64)),
+            lengths=torch.from_numpy(lengths.reshape(-1)),
+        )
+        labels = torch.from_numpy(rng.integers(0, 2, BATCH).astype(np.float32))
+        found.append(skirl.Batch(torch.zeros(BATCH, 0), sparse, labels))
+    return found
+
+
+class Kept(MemoryStore):
+    """A store that naps, and can be read once it is let go."""
+
+    def __init__(self, layout: Any, nap: float, seed: int) -> None:
+        super().__init__(layout)
+        self._nap, self._rng = nap, np.random.default_rng(seed)
+
+    def _read(self, kind: int, keys: Any, out: Any, found: Any) -> None:
+        time.sleep(self._nap * self._rng.random())
+        super()._read(kind, keys, out, found)
+
+    def _write(self, kind: int, keys: Any, rows: Any) -> None:
+        time.sleep(self._nap * self._rng.random())
+        super()._write(kind, keys, rows)
+
+
+def tables_of(of: Of) -> list[Table]:
+    return [table if of.dim is None else Table(table.name, table.rows, of.dim, table.features, table.pooling, table.init)
+            for table in TABLES]  # fmt: skip
+
+
+def rules_of(of: Of) -> list[Any]:
+    from dataclasses import replace
+
+    groups = Groups(tables_of(of), of.rule)
+    return [replace(groups[t], lr=of.lr) for t in range(len(TABLES))]
+
+
+def store_of(case: Case, of: Of, number: int) -> str | Store:
+    if case.kind == "disk":
+        return f"disk:{case.folder}/{number}"
+    records = {t: Record(rule.width(table.dim)) for t, (rule, table) in enumerate(zip(rules_of(of), tables_of(of)))}
+    return Kept(records, case.nap, case.seed + number)
+
+
+def train(case: Case, sweep: skirl.Sweep, batch: Any) -> None:
+    if not case.own_loop:
+        sweep.step(batch)
+        return
+    for variant in sweep:
+        loss = variant.model.loss(batch)
+        loss.backward()
+        variant.step(loss)
+
+
+def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
+    """What each variant leaves behind that trains beside the others."""
+    torch.manual_seed(99)  # what the loop draws itself is nobody's
+    others: list[float] = []
+    names = [f"v{n}" for n in range(len(case.variants))]
+    left = {name: Left() for name in names}
+    of = dict(zip(names, case.variants, strict=True))
+    end = {}
+    sweep = skirl.Sweep(
+        made, [skirl.Variant(name, of[name].overrides) for name in names], TABLES, cache=case.slots, form=case.form,
+        store=lambda name: store_of(case, of[name], names.index(name)),
+    )  # fmt: skip
+    leave = sweep._leave
+
+    def leave_and_read(contender: Any, why: str) -> None:
+        contender.embeddings.flush()
+        end[contender.name] = stored_rows(contender.embeddings.engine)
+        leave(contender, why)
+
+    sweep._leave = leave_and_read  # type: ignore[method-assign]
+    ahead = {"depth": case.depth, "prefetch": case.prefetch, "accumulate": case.accumulate}
+    with sweep, skirl.lookahead(batches_of(case), sweep, **ahead) as batches:
+        for number, batch in enumerate(batches):
+            others.append(float(torch.rand(())))
+            racing, over = sweep.racing, False
+            try:
+                train(case, sweep, batch)
+            except Diverged:
+                over = True
+            for variant in racing:
+                left[variant.name].note(variant.model, variant.loss)  # type: ignore[arg-type]
+                if of[variant.name].dropped == number and variant.left is None and len(sweep) > 1:
+                    sweep.drop(variant.name)
+            if over:
+                break
+        batches.close()
+        for variant in sweep.racing:
+            variant.embeddings.flush()
+            end[variant.name] = stored_rows(variant.embeddings.engine)
+    torch.manual_seed(99)
+    assert others == [float(torch.rand(())) for _ in others], "the loop's own draws were touched"
+    for name, rows in end.items():
+        left[name].rows = rows
+    return [left[name] for name in names], sweep
+
+
+def alone(case: Case, of: Of, steps: int, *, plain: bool) -> Left:
+    """What a variant leaves behind that trains without others, over embeddings of its own or the plain reference."""
+    found, reference = Left(), Reference(tables_of(of), rules_of(of), seed=of.seed)
+    names = [table.name for table in TABLES]
+    embeddings: Any = PlainRules(reference)
+    if not plain:
+        embeddings = skirl.EmbeddingBagCollection(
+            tables_of(of), optimizer=dict(zip(names, rules_of(of))), cache=case.slots, seed=of.seed
+        )
+    torch.manual_seed(of.seed)
+    model, dense = make(SimpleNamespace(embeddings=embeddings, overrides=of.overrides))
+
+    def train(batches: Iterable[Any]) -> None:
+        for number, batch in enumerate(batches):
+            loss = model.loss(batch)
+            loss.backward()
+            if (number + 1) % case.accumulate == 0:
+                dense.step()
+                dense.zero_grad()
+            found.note(model, float(loss.detach()))
+
+    batches = batches_of(case)[:steps]
+    if plain:
+        train(batches)
+        found.rows = dict(reference.rows)
+        return found
+    with skirl.lookahead(batches, model, accumulate=case.accumulate) as ahead:
+        train(ahead)
+    embeddings.flush()
+    found.rows = stored_rows(embeddings.engine)
+    return found
+
+
+class PlainRules(PlainEmbeddings):
+    """Over a reference whose tables have optimizers of their own."""
+
+    def __init__(self, reference: Reference) -> None:
+        super().__init__(Reference(reference.tables, SGD()))
+        self.reference = reference
+        self.optimizer: Any = SimpleNamespace(lr=None)
+
+
+def check(case: Case, *, plain: bool = True, made: Any = make) -> skirl.Sweep:
+    """Every variant leaves behind what it leaves behind alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ours, sweep = in_sweep(case, made)
+        for number, (of, found) in enumerate(zip(case.variants, ours, strict=True)):
+            steps = len(found.losses)
+            assert of.nan is None or steps <= of.nan + 1, f"variant {number} was trained after it had diverged"
+            if of.nan is None and of.dropped is None:
+                assert steps == case.steps * case.accumulate or any(v.nan is not None for v in case.variants)
+            for reference in (False, True) if plain and case.accumulate == 1 else (False,):
+                found.compare(
+                    alone(case, of, steps, plain=reference), f"variant {number}, {'plain' if reference else 'alone'}"
+                )
+        return sweep
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,44 @@
+"""What the bench of sweeps times, and how it counts."""
+
+import io
+import json
+
+from skirl.sweep import bench_speed
+from skirl.train.recipe import Recipe
+
+RECIPE = {
+    "data": "synthetic:tiny",
+    "model": "dlrm-tiny",
+    "dim": 4,
+    "batch": 8,
+    "steps": 6,
+    "cache": "400",
+    "threads": 1,
+}
+
+
+def test_a_run_says_what_it_took(monkeypatch, capsys):
+    for count, says in ((0, set()), (2, {"form", "read_batches", "plans"})):
+        job = json.dumps({"flags": Recipe.of(**RECIPE).flat(), "steps": 2, "variants": count})
+        monkeypatch.setattr("sys.argv", ["-c", job])
+        monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
+        bench_speed.main()
+        ready, found = capsys.readouterr().out.splitlines()
+        assert ready == "ready" and json.loads(found).keys() == {"seconds", "cpu"} | says
+
+
+def test_ratios(monkeypatch):
+    """8 variants take 2 s together; alone 1 s with one thread, 0.5 with two; two at a time 1.25 s."""
+
+    def timed(runs, store, steps, variants):
+        if variants:
+            return [{"seconds": 2.0, "cpu": 3.0, "form": "lanes", "read_batches": 5, "plans": 5}]
+        seconds = 1.25 if len(runs) > 1 else 1.0 / runs[0]["threads"]
+        return [{"seconds": seconds, "cpu": 0.75} for _ in runs]
+
+    monkeypatch.setattr(bench_speed, "_timed", timed)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    cells = {"models": ["dlrm-tiny"], "batches": [8, 16], "stores": ["memory"]}
+    found = bench_speed.speed(Recipe.of(**RECIPE), variants=8, **cells, steps=2, repeats=2)
+    assert [found[name] for name in ("vs_lone", "vs_side_by_side", "cpu_vs_lone", "least")] == [2.0, 2.5, 2.0, 2.0]
+    assert len(found["cells"]) == 2 and found["cells"][0]["lone"] == {"1": 1.0, "2": 0.5}

@@ -1,0 +1,119 @@
+"""A sweep that was saved at any step goes on with the bits of one that was not; a variant of it goes on alone."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import skirl
+from skirl import Adam
+from skirl.tools.sealed_json import CheckpointError
+from tests.streams import stored_rows
+from tests.sweep.runs import TABLES, Case, Of, batches_of, make
+
+FOUR = (Of(lr=0.3), Of(dropout=0.5, seed=1), Of(rule=Adam(), dim=6, seed=2), Of(seed=3))
+CASE = Case(FOUR, steps=10)
+NAMES = [f"v{n}" for n in range(4)]
+
+
+def made(**options: Any) -> skirl.Sweep:
+    variants = [skirl.Variant(name, of.overrides) for name, of in zip(NAMES, FOUR, strict=True)]
+    return skirl.Sweep(make, options.pop("variants", variants), TABLES, cache=40, **options)
+
+
+def train(folder: Path, *, save_at: int | None = None, stop: bool = False, resume: bool = False, **options: Any) -> Any:
+    """Losses by step of each variant, and all rows at the end; v3 leaves after step 3."""
+    torch.manual_seed(5)
+    losses: dict[str, dict[int, float]] = {name: {} for name in NAMES}
+    with made(**options, resume=resume) as sweep, skirl.lookahead(batches_of(CASE), sweep) as batches:
+        if resume:
+            torch.rand(7)
+            assert sweep.load(folder) == {"race": [1, 2]}
+        drawn = []
+        for batch in batches:
+            drawn.append(float(torch.rand(())))
+            for name, loss in sweep.step(batch).items():
+                losses[name][batches.step] = loss
+            if batches.step == 3:
+                sweep.drop("v3", "behind")
+            if batches.step == save_at:
+                sweep.save(folder, also={"race": [1, 2]})
+                if stop:
+                    return losses, {}, drawn
+        batches.close()
+        rows = {}
+        for variant in sweep:
+            variant.embeddings.flush()
+            rows[variant.name] = stored_rows(variant.embeddings.engine)
+        return losses, rows, drawn
+
+
+@pytest.mark.parametrize("step", [2, 6])
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_sweep_goes_on(step, kind, tmp_path):
+    whole, rows, drawn = train(tmp_path / "whole")
+    store = "memory" if kind == "memory" else f"disk:{tmp_path}/rows/"
+    train(tmp_path / "saved", save_at=step, stop=True, store=store)
+    resumed, again, drawn_again = train(tmp_path / "saved", resume=True, store=store)
+    for name in NAMES:
+        later = {at: loss for at, loss in whole[name].items() if at > step}
+        assert resumed[name] == later and (later or name == "v3")
+    assert drawn_again == drawn[step:]
+    assert rows.keys() == again.keys() == {"v0", "v1", "v2"}
+    for name, expected in rows.items():
+        assert expected.keys() == again[name].keys()
+        assert all(np.array_equal(row, again[name][key]) for key, row in expected.items())
+
+
+def test_a_save_that_was_killed_between_two_variants_does_not_count(tmp_path, monkeypatch):
+    whole, *_ = train(tmp_path / "whole")
+    train(tmp_path, save_at=4, stop=True)
+    with made() as sweep, skirl.lookahead(batches_of(CASE), sweep) as batches:
+        sweep.load(tmp_path)
+        sweep.step(next(iter(batches)))
+        saved = []
+
+        def killed(path, **given):
+            if len(saved) == 2:
+                raise KeyboardInterrupt
+            saved.append(skirl.save(path, **given))
+            return saved[-1]
+
+        monkeypatch.setattr("skirl.sweep.checkpoint.save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sweep.save(tmp_path)
+    resumed, *_ = train(tmp_path, resume=True)
+    assert resumed["v0"] == {at: loss for at, loss in whole["v0"].items() if at > 4}
+
+
+def test_a_variant_goes_on_alone(tmp_path):
+    whole, *_ = train(tmp_path / "whole")
+    train(tmp_path, save_at=4, stop=True)
+    of = FOUR[1]
+    embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(lr=of.lr), cache=40, seed=of.seed)
+    model, dense = make(skirl.Variant("v1", of.overrides), embeddings)
+    losses = {}
+    with skirl.lookahead(batches_of(CASE), model) as batches:
+        skirl.load(tmp_path / "v1", model=model, optimizers=[dense], data=batches)
+        for batch in batches:
+            loss = model.loss(batch)
+            loss.backward()
+            dense.step()
+            dense.zero_grad()
+            losses[batches.step] = loss.item()
+    assert losses == {at: loss for at, loss in whole["v1"].items() if at > 4}
+
+
+def test_the_checkpoint_of_another_sweep_is_refused(tmp_path):
+    train(tmp_path, save_at=2, stop=True)
+    other = [skirl.Variant("v0", FOUR[0].overrides), skirl.Variant("w", FOUR[1].overrides)]
+    with made(variants=other) as sweep:
+        with pytest.raises(CheckpointError, match=r"is of another sweep: it has variant 'v1'\. Make the sweep of the"):
+            sweep.load(tmp_path)
+        with pytest.raises(
+            CheckpointError, match=re.escape("holds no checkpoint of a sweep: give a folder that sweep.save")
+        ):
+            sweep.load(tmp_path / "v0")

@@ -1,0 +1,176 @@
+"""`skirl sweep`: what it prints and leaves behind, beside lone runs; and what it refuses."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skirl import cli
+from skirl.sweep.command import SweepCommand
+from skirl.sweep.flags import RaceFlags
+from skirl.sweep.keeping import KeepFlags
+from skirl.tools.progress import listed
+from skirl.train.commands import Train
+
+FLAGS: dict[str, Any] = {
+    "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 40, "cache": "20%", "valid": "10%",
+    "threads": 1, "quiet": True, "log_every": 10,
+}  # fmt: skip
+VARY = ("lr=0.02,0.5", "model=dlrm-tiny,dcnv2-tiny", "dense-lr=0.001,1e30")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepCommand, dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("sweep") / "s"
+    command = SweepCommand.of(**FLAGS, vary=VARY, rungs="25%,50%", keep=2, run=str(folder))
+    return command, command.run(), folder
+
+
+def test_a_survivor_has_the_losses_and_the_scores_of_its_lone_run(ran: tuple):
+    _, result, folder = ran
+    stayed = [name for name, of in result["by_variant"].items() if of["left"] is None]
+    assert len(stayed) == 2
+    own = json.loads((folder / stayed[0] / "config.json").read_text())["flags"]
+    alone = Train.of(**(own | {"run": "none", "quiet": True})).run()
+    found = json.loads((folder / stayed[0] / "result.json").read_text())
+    for name in ("loss", "auc", "logloss", "test_auc", "test_logloss", "samples", "steps"):
+        assert found[name] == alone[name]
+
+
+def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
+    _, result, folder = ran
+    assert result["failed"] is None
+    lines = [json.loads(line) for line in (folder / "race.jsonl").read_text().splitlines()]
+    left = {line["variant"]: line for line in lines if line["event"] == "left"}
+    assert len(left) == 6
+    for name, line in left.items():
+        assert (line["kind"] == "diverged") == ("1e+30" in name)
+        of = result["by_variant"][name]
+        assert of["left"] == line["why"]
+        assert of["steps"] == line["step"] - (line["kind"] == "diverged")
+    assert result["variant_steps"] == sum(left[n]["step"] if n in left else 40 for n in result["by_variant"])
+    assert result["plans"] == result["read_batches"] == 40
+    standing = [line["step"] for line in lines if line["event"] == "standing"]
+    assert standing == [10, 20, 30, 40]
+
+
+def test_the_summary_names_the_winner_and_all_others(ran: tuple):
+    command, result, _ = ran
+    text = listed(command.summary(json.loads(json.dumps(result))))
+    assert re.search(rf"winner +{re.escape(result['winner'])}, log loss 0\.\d+ on the samples held out", text)
+    for name in result["by_variant"]:
+        assert name in text
+    assert "40 batches, planned in 40 steps, once for all variants" in text
+
+
+def test_a_run_that_all_leave_fails_and_says_so(tmp_path: Path):
+    flags = FLAGS | {"steps": 20, "valid": None}
+    result = SweepCommand.of(**flags, vary=("dense-lr=1e30,1e31",), run=str(tmp_path / "s")).run()
+    assert "all 2 variants have diverged" in result["failed"]
+    assert result["winner"] is None
+    assert json.loads((tmp_path / "s" / "result.json").read_text())["failed"] == result["failed"]
+
+
+def wrong(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert cli.main(["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", *words]) != 0
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    return said
+
+
+def test_wrong_flags_are_refused_in_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert "a sweep has no variant: set --vary, such as lr=0.01,0.02" in wrong(capsys)
+    assert "batch cannot vary" in wrong(capsys, "--vary", "batch=1,2")
+    assert "--alpha is 1.5" in wrong(capsys, "--vary", "lr=1,2", "--alpha", "1.5")
+    assert "rungs is '5%,x'" in wrong(capsys, "--vary", "lr=1,2", "--rungs", "5%,x")
+    assert "--keep is 0" in wrong(capsys, "--vary", "lr=1,2", "--keep", "0")
+    (tmp_path / "sweep.json").write_text("{}")
+    assert "which already holds a sweep" in wrong(capsys, "--vary", "lr=1,2", "--steps", "2", "--run", str(tmp_path))
+
+
+def test_rungs_are_steps_or_shares():
+    assert RaceFlags(rungs="5%, 10%,700").rules(1000).rungs == (50, 100, 700)
+    assert RaceFlags(rungs="1,2").rules(None).rungs == (1, 2)
+
+
+def test_a_plan_says_rows_and_bytes_and_trains_nothing(tmp_path: Path):
+    flags = FLAGS | {"cache": "64KiB", "run": str(tmp_path / "s")}
+    command = SweepCommand.of(**flags, vary=("dim=4,8", "optimizer=sgd,adam"), rungs="10,20", plan=True)
+    plan = command.run()
+    assert not (tmp_path / "s").exists()
+    assert [one["record_bytes"] for one in plan["packs"]] == [16, 48, 32, 96]  # adam has two numbers beside each
+    assert plan["rows"] == 64 * 1024 // (16 + 48 + 32 + 96)
+    assert plan["cache_bytes"] == plan["rows"] * (16 + 48 + 32 + 96)
+    assert plan["variant_steps"] == 4 * 10 + 2 * 10 + 1 * 20
+    assert plan["failed"] is None
+    assert "80 of variants at most (50% of all)" in listed(command.summary(plan))
+    small = SweepCommand.of(**flags | {"cache": "1KiB"}, vary=("dim=4,8",), plan=True).run()
+    assert "set cache to" in small["failed"]
+
+
+def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    _, result, folder = ran
+    page = tmp_path / "page.html"
+    assert cli.main(["report", str(folder), "--page", str(page)]) == 0
+    said, text = capsys.readouterr().out, page.read_text().replace("<wbr>", "")
+    assert result["winner"] in said
+    for name in result["by_variant"]:
+        assert name in text
+    assert text.count("<polygon") == 3  # of those that were there at the first line, all but the winner
+    assert "diverged at step" in text
+    assert cli.main(["report", str(folder / result["winner"]), "--page", str(page)]) == 0
+    capsys.readouterr()
+    (tmp_path / "race.jsonl").write_bytes(b'{"event": "left"}\n')
+    (tmp_path / "sweep.json").write_bytes((folder / "sweep.json").read_bytes())
+    assert cli.main(["report", str(tmp_path)]) == 1
+    assert "race.jsonl, line 1: is no line of a race" in capsys.readouterr().err
+
+
+def without_times(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "seconds"}
+
+
+@pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
+def test_a_sweep_that_was_told_to_stop_goes_on_with_the_same_race(store: str, tmp_path: Path, monkeypatch):
+    vary, flags = ("lr=0.02,0.5", "seed=0,1"), FLAGS | {"steps": 20, "rungs": "75%"}
+    runs = {}
+    for name in ("whole", "part"):
+        where = {} if store == "memory" else {"store": f"disk:{tmp_path / name / 'rows'}"}
+        more = {"run": str(tmp_path / name / "run"), "save": tmp_path / name / "saved", **where}
+        runs[name] = SweepCommand.of(**flags, **more, vary=vary, save_every=4)
+    whole = runs["whole"].run()
+    assert whole["failed"] is None and whole["stopped_by"] is None
+
+    def stopping(self: KeepFlags, step: int) -> bool:
+        if step == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step % 4 == 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeepFlags, "due", stopping)
+        stopped = runs["part"].run()
+    assert stopped["stopped_by"] == "SIGTERM"
+    again = SweepCommand.of(**runs["part"].flat() | {"resume": True}).run()
+    assert again["steps"] == 20
+    for name in ("winner", "standing", "variant_steps", "seed_noise"):
+        assert again[name] == whole[name]
+    for name, of in whole["by_variant"].items():
+        assert again["by_variant"][name] | {"run": None} == of | {"run": None}
+    lines = [
+        [without_times(json.loads(line)) for line in (tmp_path / name / "run" / "race.jsonl").read_text().splitlines()]
+        for name in runs
+    ]
+    assert lines[0] == lines[1]
+    [first] = [
+        n for n, of in again["by_variant"].items() if of["left"] is None and "seed=0" in n
+    ]  # its data is the sweep's
+    own = json.loads((tmp_path / "part" / "run" / first / "config.json").read_text())["flags"]
+    own |= {"run": "none", "quiet": True, "save": str(tmp_path / "part" / "saved" / first), "resume": True, "steps": 24}
+    where = {} if store == "memory" else {"store": f"disk:{tmp_path / 'part' / 'rows' / first}"}
+    alone = Train.of(**own | where).run()
+    assert (alone["begun_at"], alone["steps"]) == (20, 24)
+    assert alone["loss"]["first"] == again["by_variant"][first]["loss"]["first"]

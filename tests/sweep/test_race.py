@@ -1,0 +1,146 @@
+"""The race: who leaves and when, against plain counting; seeds, rungs, divergence, checkpoints."""
+
+import json
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from skirl.sweep.race import Race, Rules
+
+
+def noisy(step: int, means: list[float], spread: float = 0.01) -> list[float]:
+    """Losses of one batch: a part that all share, and one of each."""
+    random = np.random.default_rng(step)
+    return (np.array(means) + random.normal(0, 1) + random.normal(0, spread, len(means))).tolist()
+
+
+def test_rungs_halve_by_the_loss_of_late():
+    names = [f"v{k}" for k in range(9)]
+    race = Race(names, rules=Rules(alpha=0, rungs=(10, 20, 30), keep=2))
+    for step in range(1, 41):
+        means = [float(k if step > 3 else -k) for k in range(9)]  # who is worst at first is best later
+        gone = {left.variant for left in race.see(noisy(step, means))}
+        assert gone == {10: {"v5", "v6", "v7", "v8"}, 20: {"v3", "v4"}, 30: {"v2"}}.get(step, set())
+    assert race.racing == ["v0", "v1"]
+    assert race.winner() == "v0"
+    assert {left.kind for left in race.left} == {"rung"}
+
+
+def test_a_sure_deficit_ends_a_race_and_no_deficit_does_not():
+    race = Race(["a", "b", "c"], rules=Rules(first=4))
+    for step in range(1, 61):
+        race.see(noisy(step, [0.5, 0.5, 0.6]))
+    assert race.racing == ["a", "b"]
+    (left,) = race.left
+    assert (left.variant, left.kind) == ("c", "sure")
+    assert left.difference == pytest.approx(0.1, abs=0.02)
+    assert 12 < left.step < 60
+
+
+def test_what_is_shown_of_a_place_is_the_paired_difference_written_out():
+    race = Race(["a", "b"], rules=Rules(alpha=0, first=4))
+    seen = []
+    for step in range(1, 21):
+        seen.append(noisy(step, [0.6, 0.5]))
+        race.see(seen[-1])
+    recent = seen[4:]  # stretches of 4, 8, and 8 of the 16 of the third
+    first, second = race.standing()
+    assert (first.variant, first.state, first.difference) == ("b", "leads", 0.0)
+    differences = [a - b for a, b in recent]
+    assert second.difference == pytest.approx(statistics.mean(differences))
+    assert second.error == pytest.approx(statistics.stdev(differences) / math.sqrt(len(differences)))
+    assert second.loss == pytest.approx(statistics.mean(a for a, _ in recent))
+
+
+def test_the_last_ones_are_kept_however_far_behind():
+    assert Rules(rungs=(1, 2, 3, 4), keep=2).most(9, 4) == 2
+    race = Race(["a", "b", "c"], rules=Rules(first=4, keep=2))
+    for step in range(1, 80):
+        race.see(noisy(step, [0.5, 0.9, 1.5]))
+    assert race.racing == ["a", "b"]
+
+
+def test_seeds_of_a_configuration_are_averaged_and_leave_together():
+    race = Race(["a0", "a1", "b0", "b1", "c"], [0, 0, 1, 1, 2], Rules(first=4))
+    alone = Race(["a", "b", "c"], rules=Rules(first=4))
+    for step in range(1, 100):
+        losses = noisy(step, [0.5, 0.54, 0.6, 0.61, 0.7])
+        gone = race.see(losses)
+        pooled = [(losses[0] + losses[1]) / 2, (losses[2] + losses[3]) / 2, losses[4]]
+        assert {left.variant[0] for left in gone} == {left.variant for left in alone.see(pooled)}
+        if any(left.variant[0] == "b" for left in gone):
+            assert [left.variant for left in gone if left.variant[0] == "b"] == ["b0", "b1"]
+    assert race.racing == ["a0", "a1"]
+    assert race.winner() == "a0"
+    assert race.seed_noise() == pytest.approx(0.04 / math.sqrt(2), rel=0.1)
+
+
+def test_one_that_diverges_leaves_and_the_others_race_on_as_before():
+    race, without = (Race(["a", "b", "c"], rules=Rules(first=4)) for _ in range(2))
+    for step in range(1, 50):
+        losses = noisy(step, [0.5, 0.6, 0.55])
+        broken = [*losses[:2], math.nan if step == 7 else math.inf if step > 7 else losses[2]]
+        gone = race.see(broken)
+        gone_there = without.see(losses)
+        if step == 7:
+            assert [(left.variant, left.why) for left in gone] == [("c", "diverged at step 7")]
+        else:
+            assert [x.step for x in gone if x.variant == "b"] == [x.step for x in gone_there if x.variant == "b"]
+    assert race.racing == ["a"]
+
+
+def test_all_diverged_is_an_error():
+    race = Race(["a", "b"])
+    race.see([0.5, math.nan])
+    with pytest.raises(ValueError, match=r"all variants have diverged, the last at step 2 \(a\): set lr"):
+        race.see([math.inf, 0.0])
+
+
+@pytest.mark.parametrize("at", [3, 17, 40])
+def test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(at: int):
+    rules = Rules(first=4, rungs=(20,))
+    whole = Race(["a0", "a1", "b", "c", "d"], [0, 0, 1, 2, 3], rules)
+    part = Race(whole.names, [0, 0, 1, 2, 3], rules)
+    for step in range(1, 60):
+        losses = noisy(step, [0.5, 0.51, 0.55, 0.6, 0.52])
+        if step == at:
+            fresh = Race(whole.names, [0, 0, 1, 2, 3], rules)
+            fresh.load_state_dict(json.loads(json.dumps(part.state_dict())))
+            part = fresh
+        assert part.see(losses) == whole.see(losses)
+    assert part.standing() == whole.standing()
+    assert part.state_dict() == whole.state_dict()
+
+
+def test_a_state_of_another_race_is_refused():
+    state = Race(["a", "b"]).state_dict()
+    for other in (Race(["a", "c"]), Race(["a", "b"], [0, 0]), Race(["a", "b"], rules=Rules(alpha=0.1))):
+        with pytest.raises(ValueError, match="the checkpoint is of a sweep with other"):
+            other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"alpha": 1.0}, "alpha is 1.0"), ({"alpha": math.nan}, "alpha is nan"), ({"keep": 0}, "keep is 0"),
+     ({"rungs": (5, 5)}, "rungs are 5, 5"), ({"rungs": (0,)}, "rungs are 0"), ({"first": 0}, "first is 0")],
+)  # fmt: skip
+def test_wrong_rules_are_refused(wrong: dict, said: str):
+    with pytest.raises(ValueError, match=said):
+        Rules(**wrong)
+
+
+def test_a_race_of_nobody_is_refused():
+    with pytest.raises(ValueError, match="a race has no variant"):
+        Race([])
+
+
+FOR_FAULTS = (
+    test_rungs_halve_by_the_loss_of_late,
+    test_the_last_ones_are_kept_however_far_behind,
+    test_seeds_of_a_configuration_are_averaged_and_leave_together,
+    test_one_that_diverges_leaves_and_the_others_race_on_as_before,
+    lambda: test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(17),
+)
+"""Those that planted faults have to be caught by."""

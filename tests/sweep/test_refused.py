@@ -1,0 +1,265 @@
+"""What a sweep refuses, in one sentence each."""
+
+import re
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import skirl
+from skirl import SGD, KeyedJagged, Sweep, Table, Variant
+from skirl.engine.too_small import DoesNotFit
+from skirl.sweep.sweep import Diverged
+
+TABLE = Table("a", 20, 2)
+BATCHES = [KeyedJagged.one_hot(["a"], torch.tensor([[i], [i + 1], [i + 2]])) for i in range(6)]
+"""A batch is copied before the loop gets it."""
+TWO = (Variant("one", {"lr": 0.1}), Variant("two", {"lr": 0.2}))
+
+
+class Net(nn.Module):
+    def __init__(self, embeddings: Any, head: nn.Module | None = None) -> None:
+        super().__init__()
+        self.embeddings, self.head = embeddings, head or nn.Linear(embeddings.tables[0].dim, 1)
+
+    def loss(self, ids: Any) -> torch.Tensor:
+        return self.head(self.embeddings(ids)["a"]).sum()
+
+
+def net(variant: Any) -> Net:
+    return Net(variant.embeddings)
+
+
+def made(make: Any = net, variants: Any = TWO, **options: Any) -> Sweep:
+    return Sweep(make, variants, [TABLE], **{"cache": 10, "optimizer": SGD(), **options})
+
+
+def ahead(sweep: Sweep, **options: Any) -> Any:
+    return skirl.lookahead(BATCHES, sweep, sparse=lambda ids: ids, **options)
+
+
+def train(variant: Any, ids: Any) -> None:
+    loss = variant.model.loss(ids)
+    loss.backward()
+    variant.step(loss)
+
+
+def fails(variant: Any) -> Net:
+    raise ValueError("no such layer")
+
+
+SHARED = nn.Linear(2, 1)
+ONE: list[Net] = []
+
+
+def same_module(variant: Any) -> Net:
+    ONE.append(Net(variant.embeddings))
+    return ONE[0]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"variants": []}, "a sweep has no variants: give it at least one"),
+    ({"variants": [TWO[0], TWO[0]]}, "two variants are called 'one': give each another name"),
+    ({"variants": [Variant("x", {"lr": -1.0})]}, "variant 'x': SGD: lr is -1.0, set it to"),
+    ({"variants": [Variant("x", {"optimizer": {"b": SGD()}})]}, "variant 'x': optimizer has no pattern for table 'a'"),
+    ({"variants": [Variant("x", {"optimizer": 3})]}, "variant 'x': optimizer is a int"),
+    ({"variants": [Variant("x", {"tables": [Table("a", 30, 2)]})]}, "variant 'x': its tables differ from those of the"),
+    ({"variants": [Variant("x", {"seed": -1})]}, "variant 'x': seed is -1"),
+    ({"variants": [Variant("a/b")], "store": "disk:no"}, "variant 'a/b' cannot be the name of a folder"),
+    ({"form": "fused"}, "form is 'fused': set it to one of 'auto', 'loop', 'lanes'"),
+    ({"threads": 0}, "threads is 0: set it to 1 or more"),
+    ({"make": fails}, "no such layer"),
+    ({"make": lambda v: None}, "make_model gave a NoneType for variant 'one': return a torch.nn.Module over"),
+    ({"make": lambda v: nn.Linear(2, 1)}, "the model of variant 'one' has no embeddings: make it over"),
+    ({"make": same_module}, "the model of variant 'two' has other embeddings"),
+    ({"make": lambda v: Net(v.embeddings, SHARED)}, "variants 'one' and 'two' share the memory of 'head.w"),
+
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "says"), REFUSED)
+def test_a_sweep_that_cannot_be_made(options, says):
+    with pytest.raises((ValueError, TypeError), match=re.escape(says)) as caught:
+        made(**options)
+    if options.get("make") is fails:
+        assert caught.value.__notes__ == ["make_model was called for variant 'one'"]
+
+
+def skips(sweep: Sweep, ids: Any) -> None:
+    for variant in sweep:
+        train(variant, ids)
+        break
+
+
+def goes_on(sweep: Sweep, ids: Any) -> None:
+    for variant in sweep:
+        if variant.name == "one":
+            train(variant, ids)
+
+
+def twice(sweep: Sweep, ids: Any) -> None:
+    for variant in sweep:
+        loss = variant.model.loss(ids)
+        loss.backward()
+        variant.step(loss)
+        variant.step(loss)
+
+
+def again(sweep: Sweep, ids: Any) -> None:
+    for _ in range(2):
+        sweep.step(ids)
+
+
+def mixes(sweep: Sweep, ids: Any) -> None:
+    for variant, each in zip(sweep, (ids, BATCHES[2])):
+        train(variant, each)
+
+
+def changes(sweep: Sweep, ids: Any) -> None:
+    for variant in sweep:
+        train(variant, ids)
+        ids.values()[0] += 1
+
+
+def others_turn(sweep: Sweep, ids: Any) -> None:
+    for _ in sweep:
+        train(sweep["two"], ids)
+
+
+def outside(sweep: Sweep, ids: Any) -> None:
+    train(sweep["two"], ids)
+
+
+def steps_outside(sweep: Sweep, ids: Any) -> None:
+    with torch.no_grad():
+        loss = sweep["two"].model.loss(ids)
+    sweep["two"].step(loss)
+
+
+def drops_all(sweep: Sweep, ids: Any) -> None:
+    sweep.drop("one")
+    sweep.drop("two")
+
+
+def drops_again(sweep: Sweep, ids: Any) -> None:
+    sweep.drop("one")
+    sweep.drop("one")
+
+
+def goes_on_with_a_loser(sweep: Sweep, ids: Any) -> None:
+    sweep.drop("one")
+    sweep["one"].step(torch.zeros(()))
+
+
+def opens_one(sweep: Sweep, ids: Any) -> None:
+    with skirl.lookahead(BATCHES, sweep["one"].model, sparse=lambda ids: ids):
+        pass
+
+
+def opens_another(sweep: Sweep, ids: Any) -> None:
+    with ahead(sweep):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (skips, "the loop left a batch that variant 'two' was not trained on, and 'one' was"),
+        (goes_on, "the loop went on without variant 'two': in its turn call loss.backward() and variant.step(loss)"),
+        (twice, "variant 'one' is stepped twice on one batch"),
+        (again, "the batch in the loop had its backward, which ends its lookups"),
+        (mixes, "forward takes the batch that the lookahead yielded last, and got one that comes later"),
+        (changes, "forward takes the batch that the lookahead yielded last, and got other ids of feature 'a'"),
+        (others_turn, "variant 'two' is trained outside of its turn"),
+        (outside, "variant 'two' is trained outside of its turn: train it in `for variant in sweep`"),
+        (steps_outside, "variant 'two' is stepped outside of its turn"),
+        (drops_all, "variant 'two' is the last of the sweep: leave the loop to end it"),
+        (drops_again, "variant 'one' has left the sweep before (dropped)"),
+        (goes_on_with_a_loser, "variant 'one' has left the sweep (dropped): it is not trained any more"),
+        (lambda sweep, ids: sweep.drop("three"), "no variant 'three': there are 'one', 'two'"),
+        (opens_one, "variant 'one' has the plan of its sweep: pass the sweep to skirl.lookahead(loader, sweep)"),
+        (opens_another, "another lookahead over this sweep is open"),
+    ],
+)  # fmt: skip
+def test_a_wrong_loop(body, says):
+    with (
+        pytest.raises((RuntimeError, ValueError, KeyError), match=re.escape(says)),
+        made(form="loop") as sweep,
+        ahead(sweep) as batches,
+    ):
+        for ids in batches:
+            body(sweep, ids)
+
+
+def test_a_batch_that_no_variant_takes_is_left_out():
+    with made() as sweep, ahead(sweep) as batches:
+        for number, ids in enumerate(batches):
+            if number % 2:
+                sweep.step(ids)
+    assert [v.embeddings.engine.table_steps.tolist() for v in sweep.variants] == [[3], [3]]
+
+
+def test_shards_are_refused():
+    with made() as sweep, pytest.raises(ValueError, match="steps of a sweep have one shard"):
+        ahead(sweep, shards=2)
+
+
+@pytest.mark.parametrize("cache", [2, "40B"])
+def test_a_cache_without_room_for_one_batch_of_every_variant(cache):
+    with made(cache=cache, variants=[TWO[0], Variant("wide", {"dim": 6})]) as sweep, ahead(sweep) as batches:
+        with pytest.raises(DoesNotFit, match=r"batch 0 needs .*set cache to (\d+)") as caught:
+            next(iter(batches))
+        enough = re.search(r"set cache to (\d+)", str(caught.value))[1]  # type: ignore[index]
+    enough = int(enough) if isinstance(cache, int) else f"{enough}B"
+    with made(cache=enough, variants=[TWO[0], Variant("wide", {"dim": 6})]) as sweep, ahead(sweep) as batches:
+        for ids in batches:
+            sweep.step(ids)
+        taken = [engine.capacity.split for engine in sweep.fleet.live.values()]
+        assert taken[0] == taken[1]
+        if isinstance(cache, str):  # all of it, of both
+            size = sum(size.nbytes for engine in sweep.fleet.live.values() for size in engine.sizes())
+            assert size <= int(str(enough)[:-1])
+
+
+def test_variants_that_diverge_leave_and_the_last_one_ends_the_sweep(caplog):
+    class Fails(Net):
+        def loss(self, ids: Any) -> torch.Tensor:
+            return super().loss(ids) / (0.0 if self.embeddings.engine.counters.steps >= self.at else 1.0)
+
+    def make(variant: Any) -> Fails:
+        model = Fails(variant.embeddings)
+        model.at = variant.overrides["at"]
+        return model
+
+    variants = [Variant("one", {"at": 2}), Variant("two", {"at": 4})]
+    with (
+        pytest.raises(Diverged, match=re.escape("all 2 variants have diverged, the last one ('two') in step 4")),
+        made(make, variants) as sweep,
+        ahead(sweep) as batches,
+    ):
+        for ids in batches:
+            sweep.step(ids)
+    assert sweep["one"].left == "diverged in step 2" and "variant 'one' has diverged" in caplog.text
+
+
+def test_a_model_that_begins_to_draw_in_a_lane_is_refused():
+    class Late(Net):
+        def loss(self, ids: Any) -> torch.Tensor:
+            return super().loss(ids) * (torch.rand(()) if self.embeddings.engine.counters.steps > 3 else 1.0)
+
+    with (
+        pytest.raises(RuntimeError, match="drew random numbers that had drawn none in its first step"),
+        made(lambda v: Late(v.embeddings), form="lanes") as sweep,
+        ahead(sweep) as batches,
+    ):
+        for ids in batches:
+            sweep.step(ids)
+
+
+def test_torch_threads_are_put_back():
+    before = torch.get_num_threads()
+    with nullcontext(), made(threads=before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before

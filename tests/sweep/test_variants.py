@@ -1,0 +1,126 @@
+"""Variants: products of lists, files, and what is refused of them."""
+
+from pathlib import Path
+
+import pytest
+
+from skirl.sweep.variants import checked_variants, seeds_of_one, variants_of, varied, varying
+from skirl.train.recipe import Recipe
+
+
+@pytest.fixture(scope="module")
+def base() -> Recipe:
+    return Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4, batch=8, steps=4)
+
+
+def test_a_product_has_every_combination_and_changes_nothing_else(base: Recipe):
+    found = variants_of(base, ["lr=0.01,0.5", "top=64x32,8", "seed=0,3"])
+    assert len(found) == 8
+    assert len({v.name for v in found}) == 8
+    for variant in found:
+        assert set(variant.overrides) == {"lr", "top", "seed"}
+        flat = variant.recipe.flat()
+        assert {n: flat[n] for n in variant.overrides} == variant.overrides
+        assert {n for n, value in flat.items() if value != base.flat()[n]} <= set(variant.overrides)
+    assert found[0].overrides == {"lr": 0.01, "top": (64, 32), "seed": 0}
+
+
+def check_configurations():
+    base = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4)
+    assert seeds_of_one(variants_of(base, ["seed=0,1", "lr=0.01,0.5"])) == [0, 1, 0, 1]
+
+
+def test_variants_that_differ_in_the_seed_alone_are_one_configuration():
+    check_configurations()
+
+
+FILES = {
+    "a.toml": '[low]\nlr = 0.01\n[high]\nlr = 1\ntop = [8, 4]\nmodel = "dcnv2-tiny"\n',
+    "a.csv": "name,lr,top,model\nlow,0.01,,\nhigh,1,8x4,dcnv2-tiny\n",
+    "a.jsonl": '{"name": "low", "lr": 0.01}\n\n{"name": "high", "lr": 1, "top": [8, 4], "model": "dcnv2-tiny"}\n',
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_says_the_same_in_each_format(base: Recipe, tmp_path: Path, name: str):
+    (tmp_path / name).write_text(FILES[name].replace("top", "deep"))
+    found = variants_of(base, (), tmp_path / name)
+    assert [(v.name, v.overrides) for v in found] == [
+        ("low", {"lr": 0.01}),
+        ("high", {"lr": 1.0, "deep": (8, 4), "model": "dcnv2-tiny"}),
+    ]
+    twice = variants_of(base, ["seed=0,1"], tmp_path / name)
+    assert [v.name for v in twice] == ["low,seed=0", "low,seed=1", "high,seed=0", "high,seed=1"]
+
+
+SHARED = ("data", "batch", "rows", "schema", "vocab", "steps", "shards", "cache", "store", "depth", "prefetch",
+          "device", "dtype", "threads", "valid", "workers")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_all_share_is_refused_by_its_name(base: Recipe, name: str):
+    assert name not in varying()
+    with pytest.raises(ValueError, match=f"^{name} cannot vary: .*run one sweep for each value of {name}$"):
+        variants_of(base, [f"{name}=1,2"])
+
+
+BAD = {
+    ("lrr=1",): "there is no lrr that could vary: did you mean lr?",
+    ("lr=x",): "vary 'lr=x': lr is 'x': set it to a number",
+    ("lr",): "vary is 'lr': set it to a flag and its values",
+    ("lr=1,",): "vary is 'lr=1,': set it to a flag and its values",
+    ("lr=0.5,-1",): "variant lr=-1.0: RowwiseAdagrad: lr is -1.0",
+    ("rank=4",): "variant rank=4: rank is a flag of deep-cross and dcnv2",
+    ("lr=0.5,0.5",): "two variants have the name lr=0.5",
+    ("lr=1", "lr=2"): "vary has lr twice",
+    ("top=64-32",): "set it to whole numbers with an x between",
+    (): "a sweep has no variant: set vary",
+}
+
+
+@pytest.mark.parametrize("vary", BAD, ids=" ".join)
+def test_a_wrong_list_is_refused_in_a_sentence(base: Recipe, vary: tuple[str, ...]):
+    with pytest.raises(ValueError) as said:
+        variants_of(base, vary)
+    assert BAD[vary] in str(said.value)
+
+
+BAD_FILES = {
+    "a.txt": ("", "set it to a file that ends in .toml, .csv or .jsonl"),
+    "none.csv": (None, "which cannot be read"),
+    "empty.csv": ("name,lr\n", "has no variant"),
+    "cells.csv": ("name,lr\na,1,2\n", "line 2: has 3 cells for 2 columns"),
+    "head.csv": ("lr,lr\n1,2\n", "line 1: has a column without a name, or two of one"),
+    "flat.toml": ("lr = 1\n", "lr stands outside of a table"),
+    "broken.toml": ("[a\n", "is no TOML"),
+    "list.jsonl": ("[1]\n", "line 1: is no object"),
+    "broken.jsonl": ('{"lr": 1}\n{\n', "line 2: is no JSON"),
+    "kind.jsonl": ('{"lr": [1]}\n', "line 1: lr is [1]: set it to a number"),
+    "shared.jsonl": ('{"batch": 3}\n', "batch cannot vary"),
+    "slash.jsonl": ('{"name": "a/b", "lr": 1}\n', "variant 'a/b' has a name that no folder should have"),
+    "nothing.jsonl": ("{}\n", "variant '' has a name"),
+    "alike.jsonl": ('{"name": "a", "lr": 1}\n{"name": "b", "lr": 1.0}\n', "variants a and b are alike"),
+    "twice.jsonl": ('{"name": "a", "lr": 1}\n{"name": "a", "lr": 2}\n', "two variants have the name a"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_wrong_file_is_refused_in_a_sentence(base: Recipe, tmp_path: Path, name: str):
+    text, expected = BAD_FILES[name]
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError) as said:
+        variants_of(base, (), tmp_path / name)
+    assert expected in str(said.value)
+
+
+def test_a_list_and_a_file_do_not_set_the_same_flag(base: Recipe, tmp_path: Path):
+    (tmp_path / "a.csv").write_text("name,lr\nlow,0.1\n")
+    with pytest.raises(ValueError, match="vary has lr, and so has variant low of"):
+        variants_of(base, ["lr=1"], tmp_path / "a.csv")
+
+
+def test_no_variant_at_all_is_refused(base: Recipe):
+    with pytest.raises(ValueError, match="a sweep has no variant"):
+        checked_variants(base, [])
+    assert varied(base, {}) == base
