@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -176,7 +176,8 @@ class Problem:
         """Items to the least busy rank, one after the other."""
         arrays, ranks = self.arrays(items), len(self.ranks.caps)
         at, load, used = np.zeros(len(items), np.int64), np.zeros(ranks), np.zeros(ranks, np.int64)
-        balance.greedy(order, *arrays, at, load, used)
+        args: Any = (order, *arrays, at, load, used)
+        balance.greedy(*args)
         return Placed(items, at, load, used, self.ranks.bytes_of)
 
     def at(self, items: tuple[Item, ...], at: np.ndarray) -> Placed:
@@ -192,7 +193,8 @@ class Problem:
         arrays, at = self.arrays(placed.items), placed.at.copy()
         load, used = placed.load.copy(), placed.used.copy()
         while most > 0 and not clock():
-            done = balance.improve(*arrays, at, load, used, min(_CHANGES, most))
+            args: Any = (*arrays, at, load, used, min(_CHANGES, most))
+            done = balance.improve(*args)
             most -= done
             if done < _CHANGES:
                 break

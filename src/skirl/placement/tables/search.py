@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -253,8 +254,9 @@ class _Search:
             if self.late():
                 break
             at, load, used = kept.at.copy(), kept.load.copy(), kept.used.copy()
+            args: Any = (state, 2 + kick % 3, *arrays[:-1], at, load, used)
             with np.errstate(over="ignore"):
-                state = np.uint64(balance.shake(state, 2 + kick % 3, *arrays[:-1], at, load, used))
+                state = np.uint64(balance.shake(*args))
             after = self.problem.improved(Placed(kept.items, at, load, used, kept.caps), clock=self.late)
             if uneven and after.score[0] == 0 and after.score[1] < kept.score[1] * WORTH_LEVELLING:
                 after = self.levelled(after)
