@@ -140,11 +140,13 @@ class Way:
             self._exchange.all_critical = way == "all_critical"
         for _ in range(EDGE):
             self._trained()
+        self._let_move()
         before, used, began = _bytes(self.peers), time.process_time(), time.perf_counter()
         waited = _waited(self.peers)
         for _ in range(self._steps):
             self._trained()
         seconds, cpu = time.perf_counter() - began, time.process_time() - used
+        self._let_move()
         after, still = _bytes(self.peers), _waited(self.peers)
         return {
             "seconds": seconds / self._steps,
@@ -153,6 +155,11 @@ class Way:
             "received": {name: (after[name][1] - before[name][1]) / self._steps for name in after},
             "waited": {name: (still[name] - waited[name]) / self._steps for name in still},
         }
+
+    def _let_move(self) -> None:
+        """Until what moves beside the last step has moved: bytes are those of so many steps, whatever is slow."""
+        while self._exchange is not None and not self._exchange.moved:
+            time.sleep(1e-4)
 
     def _trained(self) -> None:
         """Train one step."""
