@@ -108,6 +108,10 @@ def test_a_plan_says_rows_and_bytes_and_trains_nothing(tmp_path: Path):
     assert plan["variant_steps"] == 4 * 10 + 2 * 10 + 1 * 20
     assert plan["failed"] is None
     assert "80 of variants at most (50% of all)" in listed(command.summary(plan))
+    half = SweepCommand.of(
+        **flags, vary=("dim=4,8", "optimizer=sgd,adam"), dtype="bfloat16", device="interpret", plan=True
+    ).run()
+    assert [one["record_bytes"] for one in half["packs"]] == [8, 24, 16, 48]
     small = SweepCommand.of(**flags | {"cache": "1KiB"}, vary=("dim=4,8",), plan=True).run()
     assert "set cache to" in small["failed"]
 

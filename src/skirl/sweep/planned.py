@@ -18,8 +18,6 @@ from skirl.train.verify import touched_rows
 
 TRIED = 6
 """Batches that one variant of each shape is timed on; the first, which compiles, does not count."""
-_NUMBER = 4
-"""Bytes of a float32."""
 
 
 def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,18 +67,21 @@ def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: 
 
 
 def pack(variant: Varied) -> dict[str, Any]:
-    """A variant's own rows and weights: bytes of a record of all tables on average, and of its dense part with Adam."""
-    recipe = variant.recipe
-    rule, tables = recipe.row_optimizer(), recipe.tables()
-    rows = sum(table.rows for table in tables)
-    record = sum(rule.width(table.dim) * table.rows for table in tables) * _NUMBER / rows
+    """A variant's own rows and weights: bytes of a record on average, and of weights, gradients and moments."""
+    recipe, tables = variant.recipe, variant.recipe.tables()
     embeddings = recipe.embeddings(1)
     try:
+        engine = embeddings.engine
+        numbers = sum(
+            held * sum(engine.schema.tables[t].rows for t in bank.tables)
+            for held, bank in zip(engine.held, engine.schema.banks, strict=True)
+        )
+        record = numbers * engine.dtype.itemsize / sum(table.rows for table in tables)
         model, _ = recipe.model_over(embeddings)
-        weights = sum(weight.numel() for weight in model.parameters())
+        weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     finally:
         embeddings.close()
-    return {"name": variant.name, "record_bytes": record, "dense_bytes": weights * _NUMBER * 4}
+    return {"name": variant.name, "record_bytes": record, "dense_bytes": 4 * weights}
 
 
 def cache_rows(recipe: Recipe, record_bytes: float) -> int | None:
