@@ -198,7 +198,7 @@ def exchanges(cases: int, jitter: float) -> tuple[np.ndarray, np.ndarray, np.nda
     rng = np.random.default_rng(5)
     dims, starts = wire_fit.cases_of(2, cases, rng)
     nbytes = sent(dims, 512)
-    alike = (nbytes.min(axis=1) > 0.5 * nbytes.max(axis=1)) * 0.5 + 1
+    alike = 1 + 0.5 * nbytes.min(axis=1) / nbytes.max(axis=1)
     moved = ((1 + 2e-6 * nbytes.max(axis=1)) * alike)[:, None] * np.ones(2)
     rounds = np.stack([moved + starts.max(axis=1, keepdims=True) - starts, moved])
     return nbytes, starts, rounds * rng.lognormal(0, jitter, (6, *rounds.shape)) if jitter else rounds[None]
@@ -207,6 +207,10 @@ def exchanges(cases: int, jitter: float) -> tuple[np.ndarray, np.ndarray, np.nda
 def test_no_net_is_trained_on_noise():
     wire = wire_fit.wire_of(*exchanges(60, 0.6), seed=0)
     assert not wire.validated and wire.nets is None and wire.said()["kind"] == "unvalidated"
+
+
+def test_nets_of_exchanges_learn_what_a_rate_cannot_say(monkeypatch):
+    monkeypatch.setattr(training, "EPOCHS", 250)
     calm = wire_fit.wire_of(*exchanges(60, 0.0), seed=0)
     plain = replace(calm, nets=None)
     assert calm.validated and calm.nets is not None and calm.said()["kind"] == "nets"

@@ -24,8 +24,8 @@ from skirl.placement.tables.terms import TERMS
 OPTIMIZER = "rowwise-adagrad"
 BATCHES = {"": 512, "other_batch_": 768}
 """Samples of a step: one that costs are fitted to, and one that they are not."""
-TRAINED, JUDGES, TESTED = 300, 80, 80
-ROUNDS = 8
+TRAINED, JUDGES, TESTED = 200, 60, 80
+ROUNDS = 6
 WIRE_RANKS = 2
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from skirl.placement.tables import bench_model, bench_plans, bench_search, bench_transfer
 
 PARTS = ("optimum", "tight", "time", "model", "plans", "transfer")
-_TASKS = {"optimum": 200, "tight": 60, "plans": 80, "transfer": 6}
+_TASKS = {"optimum": 200, "tight": 60, "plans": 80, "transfer": 4}
 _SECONDS = 5.0
 _KINDS = ("additive", "net", "dim", "lookup")
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from skirl.placement.tables.nets import FEATURES, HEAD, HIDDEN, MOST, SUMS, ComputeNet, Mlp, scaled
 from skirl.placement.tables.wire import UNITS
 
-EPOCHS, TUNED = 400, 150
+EPOCHS, TUNED = 150, 60
 """Times that all is seen, from nothing and from a net that was trained elsewhere."""
 BATCH, RATE, TUNED_RATE, DECAY = 64, 3e-3, 1e-3, 1e-2
 DROPPED = 0.1
