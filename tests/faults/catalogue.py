@@ -742,7 +742,7 @@ PLACEMENT = [
     Fault("a net is told the lookups of the whole table", "placement.tables.nets:features_of",
           "max(spec.ids * part, 0.001)", "max(spec.ids, 0.001)"),
     Fault("a tie goes to the net", "placement.tables.calibrate:chosen",
-          "net < additive - TIE", "net < additive + TIE"),
+          "gain > chance", "gain > -chance"),
     Fault("a net is trained on noise", "placement.tables.wire_fit:wire_of",
           "noise > MOST_NOISE", "noise > 9"),
     Fault("nobody waits for the last to exchange", "placement.tables.wire:waits",

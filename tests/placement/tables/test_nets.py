@@ -132,7 +132,13 @@ def test_a_net_learns_what_a_sum_cannot_say(monkeypatch):
 
 
 def test_ties_go_to_the_sum():
-    assert chosen(0.08, 0.07)[0] == "net" and chosen(0.08, 0.078)[0] == chosen(0.08, 0.09)[0] == "additive"
+    off = np.random.default_rng(0).random(400) * 0.2
+    wobble = np.resize([0.03, -0.03], 400)
+    assert chosen(off, off - 0.01)[0] == "net"
+    assert [chosen(off, off + by)[0] for by in (wobble - 0.001, wobble + 0.001, 0.01)] == ["additive"] * 3
+    assert "a tie goes to the sum" in chosen(off, off + wobble - 0.001)[1] and "tie" not in chosen(off, off + 0.01)[1]
+    one = np.append(off, 0.1), np.append(off - 0.001, 9.0)  # one that is far off does not decide
+    assert chosen(*one)[0] == "additive" and chosen(*one)[1].count("+-") == 1
 
 
 def written(tmp_path, change, *, sealed=True):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
 """Samples of what is fitted, and of what judges it."""
-TIE = 0.003
-"""By how much the net's median error has to be less for it to be chosen."""
+_FAR = 0.5
+"""An error beyond this counts like this."""
 MOST_TABLES = 15
 ROUNDS = 12
 _TABLES = 120
@@ -158,39 +158,36 @@ def costs_of(learned: Measured, judges: Measured, seed: int, start: Costs | None
     numbers = learned.fitted()
     net = trained(learned.sets(numbers), seed, None if start is None else start.net)
     costs = Costs(numbers, 1.0, 1, net=net)
+    sets, off = [of.pieces for of in judges.combinations], dict[str, np.ndarray]()
+    report = dict[str, Any]()
     kinds: tuple[Kind, ...] = ("additive", "net")
-    found = {kind: judged(replace(costs, kind=kind), judges) for kind in kinds}
-    kind, why = chosen(found["additive"]["median_error"], found["net"]["median_error"])
-    report = {**found, "learned": len(learned.ms), "held_out": len(judges.ms), "why": why}
-    return replace(costs, kind=kind, report=report)
+    for kind in kinds:
+        said = replace(costs, kind=kind).together(sets)
+        report[kind] = {"median_error": error(said, judges.ms), "tau": tau(said, judges.ms)}
+        off[kind] = np.abs(said / judges.ms - 1)
+    kind, why = chosen(off["additive"], off["net"])
+    return replace(
+        costs, kind=kind, report={**report, "learned": len(learned.ms), "held_out": len(judges.ms), "why": why}
+    )
 
 
-def judged(costs: Costs, judges: Measured) -> dict[str, float]:
-    """How far off costs are.
-
-    **Arguments**
-
-    - `costs`: of a kind.
-    - `judges`: measured.
-    """
-    said = costs.together([of.pieces for of in judges.combinations])
-    return {"median_error": error(said, judges.ms), "tau": tau(said, judges.ms)}
-
-
-def chosen(additive: float, net: float) -> tuple[Kind, str]:
-    """Which kind predicts, and why.
+def chosen(additive: np.ndarray, net: np.ndarray) -> tuple[Kind, str]:
+    """Which kind predicts, and why: the net where it is the better one by more than chance would have it.
 
     **Arguments**
 
-    - `additive`, `net`: median errors on tables that neither has seen.
+    - `additive`, `net`: relative errors of the same sets of tables, which neither has seen.
 
-    >>> chosen(0.08, 0.079)
-    ('additive', 'the net is off by 7.9% on tables that it has not seen, the sum of terms by 8.0%: a tie goes to the sum')
+    >>> chosen(np.array([0.08, 0.02, 0.09]), np.array([0.07, 0.03, 0.08]))[1].partition(" than ")[0]
+    'on tables that neither has seen the net is 0.3 +- 0.5 points nearer'
     """
-    said = f"the net is off by {net:.1%} on tables that it has not seen, the sum of terms by {additive:.1%}"
-    if net < additive - TIE:
+    gains = np.minimum(additive, _FAR) - np.minimum(net, _FAR)
+    gain, chance = 100 * float(gains.mean()), 100 * float(gains.std() / len(gains) ** 0.5)
+    said = f"on tables that neither has seen the net is {abs(gain):.1f} +- {chance:.1f} points "
+    said += f"{'nearer' if gain > 0 else 'farther off'} than the sum of terms"
+    if gain > chance:
         return "net", said
-    return "additive", f"{said}: a tie goes to the sum" if net <= additive + TIE else said
+    return "additive", f"{said}: a tie goes to the sum" if gain > -chance else said
 
 
 def error(said: np.ndarray, ms: np.ndarray) -> float:

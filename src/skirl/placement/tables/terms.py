@@ -49,8 +49,8 @@ def fitted(terms: np.ndarray, ms: np.ndarray) -> tuple[float, ...]:
     - `terms`: [measurements, terms].
     - `ms`: of each measurement.
 
-    >>> terms = np.array([[1, 2.0], [1, 3], [1, 5], [1, 4]])
-    >>> [round(x, 3) for x in fitted(terms, terms @ [0.5, 2] * [1, 1, 1, 1.5])]
+    >>> terms = np.array([[1, 2.0], [1, 3], [1, 5]])
+    >>> [round(x, 3) for x in fitted(terms, terms @ [0.5, 2])]
     [0.5, 2.0]
     """
     scaled = terms / ms[:, None]
