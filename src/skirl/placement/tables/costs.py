@@ -66,15 +66,17 @@ class Costs:
     def __post_init__(self) -> None:
         for optimizer, of in self.ms.items():
             if optimizer not in ROW_OPTIMIZERS:
-                raise ValueError(f"costs are of optimizer {optimizer!r}: set it to one of {', '.join(ROW_OPTIMIZERS)}")
+                raise ValueError(
+                    f"costs are of optimizer {_brief(optimizer)}: set it to one of {', '.join(ROW_OPTIMIZERS)}"
+                )
             if len(of) != len(TERMS) or not all(isfinite(value) and value >= 0 for value in of) or not sum(of) > 0:
                 raise ValueError(
-                    f"costs of {optimizer} are {list(of)}: give {len(TERMS)} finite numbers of 0 or more, not all 0"
+                    f"costs of {optimizer} are {_brief(list(of), 300)}: give {len(TERMS)} finite numbers of 0 or more, not all 0"
                 )
         if not 0 < self.link < float("inf"):
             raise ValueError(f"link is {self.link}: set it to bytes a second above 0")
         if self.kind not in ("additive", "net") or (self.kind == "net" and self.net is None):
-            raise ValueError(f"costs are of kind {self.kind!r}: set it to additive, or to net and give one")
+            raise ValueError(f"costs are of kind {_brief(self.kind)}: set it to additive, or to net and give one")
 
     @property
     def by_net(self) -> bool:
@@ -208,18 +210,20 @@ def _parsed(body: Any, link: float, ranks: int, backend: str) -> Costs:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ValueError("it is no file of costs: name one that `skirl place costs` wrote")
     if body.get("format_version") != VERSION:
-        raise ValueError(f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: measure again")
+        raise ValueError(f"its format is {_brief(body.get('format_version'))}, skirl reads {VERSION}: measure again")
     if "digest" in body and body.pop("digest") != digest(body):
         raise ValueError("it was changed since it was written: measure again, or leave its digest out if you meant to")
     if (wrong := misfit(body, _FORM)) is not None:
         raise ValueError(f"{wrong}: measure again")
     if body["backend"] != backend:
-        raise ValueError(f"it is of backend {body['backend']!r}, and {backend!r} is to be placed: measure that one")
+        raise ValueError(
+            f"it is of backend {_brief(body['backend'])}, and {backend!r} is to be placed: measure that one"
+        )
     if tuple(body["terms"]) != TERMS:
-        raise ValueError(f"its terms are {', '.join(body['terms'])}, skirl has {', '.join(TERMS)}: measure again")
+        raise ValueError(f"its terms are {', '.join(body['terms'])[:300]}, skirl has {', '.join(TERMS)}: measure again")
     noise = body["noise"]
     if noise is not None and not (AMOUNT.fits(noise) and noise >= 0):
-        raise ValueError(f"its noise is {noise!r}: measure again")
+        raise ValueError(f"its noise is {_brief(noise)}: measure again")
     try:
         net = None if body["net"] is None else ComputeNet.parsed(body["net"])
         wire = None if body["exchange"] is None else Wire.parsed(body["exchange"])
@@ -231,3 +235,9 @@ def _parsed(body: Any, link: float, ranks: int, backend: str) -> Costs:
 
 def _refused(text: str) -> float:
     raise ValueError(f"it has {text}, which is no number")
+
+
+def _brief(value: Any, most: int = 40) -> str:
+    """A value as an error says it, which may be anything."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
