@@ -71,7 +71,8 @@ class Costs:
                 )
             if len(of) != len(TERMS) or not all(isfinite(value) and value >= 0 for value in of) or not sum(of) > 0:
                 raise ValueError(
-                    f"costs of {optimizer} are {_brief(list(of), 300)}: give {len(TERMS)} finite numbers of 0 or more, not all 0"
+                    f"costs of {optimizer} are {_brief(list(of), 300)}: give {len(TERMS)} finite numbers of 0 or more, "
+                    "not all 0"
                 )
         if not 0 < self.link < float("inf"):
             raise ValueError(f"link is {self.link}: set it to bytes a second above 0")
