@@ -158,7 +158,8 @@ def scaled(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.
     - `features`: [n, features].
     - `mean`, `deviation`: of what was trained on.
     """
-    return np.clip(np.nan_to_num((features - mean) / deviation, nan=0.0), -FARTHEST, FARTHEST)
+    of = (features - mean) / deviation
+    return np.minimum(np.maximum(np.where(np.isnan(of), 0.0, of), -FARTHEST), FARTHEST)  # clip and nan_to_num take 25 us
 
 
 def bounded(x: np.ndarray) -> np.ndarray:
