@@ -11,7 +11,7 @@ from skirl.core.optim import row_optimizer
 from skirl.placement.tables import bench_plans, calibrate
 from skirl.placement.tables import training as training_of_nets
 from skirl.placement.tables.calibrate import training
-from skirl.placement.tables.costs import load_costs
+from skirl.placement.tables.costs import load_costs, shipped
 from skirl.placement.tables.measure import Arena, Lookups, Part, Rounds, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import pool
@@ -85,6 +85,19 @@ def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch):
     costs = load_costs(out, link=1e9, ranks=2)
     assert set(costs.ms) == {"sgd"} and sum(costs.ms["sgd"]) > 0 and list(tmp_path.iterdir()) == [out]
     assert costs.net is not None and costs.report["held_out"] == 4 and costs.report["learned"] == 10
+
+
+def test_few_measurements_go_on_from_costs_of_another_machine():
+    combinations = training("sgd", 25, 0, batches=(16,))
+    terms = np.array([c.terms() for c in combinations])
+    true = np.array(shipped(1e9, 2).ms["sgd"]) * 3
+    rng = np.random.default_rng(0)
+    few = calibrate.Measured(combinations[:12], terms[:12] @ true * np.exp(abs(rng.normal(0, 0.4, 12))))
+    off = []
+    for start in (None, shipped(1, 1)):
+        ratios = terms[12:] @ few.fitted(start)["sgd"] / (terms[12:] @ true)
+        off.append(np.abs(ratios / np.median(ratios) - 1).mean())
+    assert off[1] < 0.8 * off[0]
 
 
 @pytest.mark.parametrize(

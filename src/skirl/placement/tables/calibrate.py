@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
 """Samples of what is fitted, and of what judges it."""
+_BEFORE = 0.25
+"""As how many measurements one counts that is told by costs of another machine."""
+_CHANCE = 2.0
+"""Standard errors up to which the gain of a net is chance."""
 _FAR = 0.5
 """An error beyond this counts like this."""
 MOST_TABLES = 15
@@ -136,11 +140,25 @@ class Measured:
         features = np.array([features_of(*part) for _, part in parts])
         return Sets(features, np.array(base), np.array([n for n, _ in parts]), self.ms)
 
-    def fitted(self) -> dict[str, tuple[float, ...]]:
-        """Of each optimizer the numbers of the terms."""
+    def fitted(self, start: Costs | None = None) -> dict[str, tuple[float, ...]]:
+        """Of each optimizer the numbers of the terms.
+
+        **Arguments**
+
+        - `start`: costs that say, but for one factor, what was not measured well; None: there are none.
+        """
         of = np.array([combination.optimizer for combination in self.combinations])
         terms = np.array([combination.terms() for combination in self.combinations])
-        return {str(name): fitted(terms[of == name], self.ms[of == name]) for name in dict.fromkeys(of.tolist())}
+        found = {}
+        for name in dict.fromkeys(of.tolist()):
+            x, ms = terms[of == name], self.ms[of == name]
+            counts = np.ones(len(ms))
+            if start is not None and name in start.ms:
+                before = x @ np.array(start.ms[name])
+                x, ms = np.concatenate([x, x]), np.concatenate([ms, before * np.median(ms / before)])
+                counts = np.repeat([1.0, _BEFORE], len(before))
+            found[name] = fitted(x, ms, counts)
+        return found
 
 
 def costs_of(learned: Measured, judges: Measured, seed: int, start: Costs | None = None) -> Costs:
@@ -151,11 +169,11 @@ def costs_of(learned: Measured, judges: Measured, seed: int, start: Costs | None
     - `learned`: what they are fitted to.
     - `judges`: of tables that `learned` has not.
     - `seed`: of what is left to chance.
-    - `start`: costs of another machine or setting, whose net is gone on from.
+    - `start`: costs of another machine or setting, which are adapted.
     """
     from skirl.placement.tables.training import trained
 
-    numbers = learned.fitted()
+    numbers = learned.fitted(start)
     net = trained(learned.sets(numbers), seed, None if start is None else start.net)
     costs = Costs(numbers, 1.0, 1, net=net)
     sets, off = [of.pieces for of in judges.combinations], dict[str, np.ndarray]()
@@ -179,10 +197,10 @@ def chosen(additive: np.ndarray, net: np.ndarray) -> tuple[Kind, str]:
     - `additive`, `net`: relative errors of the same sets of tables, which neither has seen.
 
     >>> chosen(np.array([0.08, 0.02, 0.09]), np.array([0.07, 0.03, 0.08]))[1].partition(" than ")[0]
-    'on tables that neither has seen the net is 0.3 +- 0.5 points nearer'
+    'on tables that neither has seen the net is 0.3 +- 1.1 points nearer'
     """
     gains = np.minimum(additive, _FAR) - np.minimum(net, _FAR)
-    gain, chance = 100 * float(gains.mean()), 100 * float(gains.std() / len(gains) ** 0.5)
+    gain, chance = 100 * float(gains.mean()), 100 * _CHANCE * float(gains.std() / len(gains) ** 0.5)
     said = f"on tables that neither has seen the net is {abs(gain):.1f} +- {chance:.1f} points "
     said += f"{'nearer' if gain > 0 else 'farther off'} than the sum of terms"
     if gain > chance:

@@ -159,7 +159,9 @@ def scaled(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.
     - `mean`, `deviation`: of what was trained on.
     """
     of = (features - mean) / deviation
-    return np.minimum(np.maximum(np.where(np.isnan(of), 0.0, of), -FARTHEST), FARTHEST)  # clip and nan_to_num take 25 us
+    return np.minimum(
+        np.maximum(np.where(np.isnan(of), 0.0, of), -FARTHEST), FARTHEST
+    )  # clip and nan_to_num take 25 us
 
 
 def bounded(x: np.ndarray) -> np.ndarray:

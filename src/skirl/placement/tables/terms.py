@@ -38,7 +38,7 @@ def terms_of(spec: TableSpec, rows: int, dim: int) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def fitted(terms: np.ndarray, ms: np.ndarray) -> tuple[float, ...]:
+def fitted(terms: np.ndarray, ms: np.ndarray, counts: np.ndarray | None = None) -> tuple[float, ...]:
     """Numbers of 0 or more whose products with the terms have about the least sum of relative errors.
 
     Least squares in turns, in each of which what was far off counts less: a neighbour of the machine makes measurements too
@@ -48,6 +48,7 @@ def fitted(terms: np.ndarray, ms: np.ndarray) -> tuple[float, ...]:
 
     - `terms`: [measurements, terms].
     - `ms`: of each measurement.
+    - `counts`: as how many measurements each counts; one if not given.
 
     >>> terms = np.array([[1, 2.0], [1, 3], [1, 5]])
     >>> [round(x, 3) for x in fitted(terms, terms @ [0.5, 2])]
@@ -56,10 +57,11 @@ def fitted(terms: np.ndarray, ms: np.ndarray) -> tuple[float, ...]:
     scaled = terms / ms[:, None]
     sizes = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
     scaled, out = scaled / sizes, np.zeros(terms.shape[1])
-    weights = np.ones(len(ms))
+    counts = np.ones(len(ms)) if counts is None else counts
+    weights = counts / counts.mean()
     for _ in range(_TURNS):
         _solve((scaled * weights[:, None]).T @ scaled, scaled.T @ weights, out)
-        weights = 1 / np.maximum(np.abs(scaled @ out - 1), _CLOSE)
+        weights = counts / np.maximum(np.abs(scaled @ out - 1), _CLOSE)
         weights /= weights.mean()
     return tuple((out / sizes).tolist())
 
