@@ -137,22 +137,21 @@ def _zero(errors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _module(inputs: int, units: int, outputs: int, generator: torch.Generator) -> nn.Sequential:
-    """Two layers, of which the last one begins at 0."""
-    made = nn.Sequential(nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, outputs))
+    """Two layers, of which the last one begins near 0."""
+    first, last = nn.Linear(inputs, units), nn.Linear(units, outputs)
     with torch.no_grad():
-        for layer in (made[0], made[2]):
+        for layer in (first, last):
             bound = layer.in_features**-0.5
             layer.weight.uniform_(-bound, bound, generator=generator)
             layer.bias.zero_()
-        made[2].weight.mul_(0.1)
-    return made
+        last.weight.mul_(0.1)
+    return nn.Sequential(first, nn.ReLU(), last)
 
 
 def _put(module: nn.Sequential, mlp: Mlp) -> None:
     with torch.no_grad():
-        for layer, weight, bias in ((module[0], mlp.first, mlp.first_bias), (module[2], mlp.last, mlp.last_bias)):
-            layer.weight.copy_(torch.tensor(weight))
-            layer.bias.copy_(torch.tensor(bias))
+        for p, of in zip(module.parameters(), vars(mlp).values(), strict=True):
+            p.copy_(torch.tensor(of))
 
 
 def _mlp(module: nn.Sequential) -> Mlp:

@@ -3,7 +3,6 @@
 Nets are trained only where measuring again gives the same, which over gloo on a busy machine it does not.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,8 +119,8 @@ class Wire:
 
         - `said`: by the file.
         """
-        if not isinstance(said, Mapping) or (wrong := misfit(said, _FORM)) is not None:
-            raise ValueError(f"its exchange is wrong, {wrong if isinstance(said, Mapping) else 'no table of names'}")
+        if (wrong := misfit(said, _FORM)) is not None:
+            raise ValueError(f"its exchange is wrong, {wrong}")
         ranks, nets = said["ranks"], said.get("nets")
         made = cls(**{name: said[name] for name in _FORM})
         if nets is None:
