@@ -8,13 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from skirl.cli import main
 from skirl.placement.tables import training, wire_fit
 from skirl.placement.tables.calibrate import chosen
 from skirl.placement.tables.costs import Costs, load_costs, save_costs
 from skirl.placement.tables.nets import BINS, FEATURES, HEAD, HIDDEN, SUMS, ComputeNet, Mlp, features_of, packed
 from skirl.placement.tables.place import over_caps, planned
+from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Problem, Ranks, canonical
-from skirl.placement.tables.spec import TableSpec
+from skirl.placement.tables.spec import TableSpec, specs_text
 from skirl.placement.tables.terms import TERMS
 from skirl.placement.tables.training import Sets, trained
 from skirl.placement.tables.wire import UNITS, Wire, WireNets, sent
@@ -162,6 +164,23 @@ def test_costs_with_nets_come_back(tmp_path):
     assert found.wire is not None and found.wire.nets is not None
     some, starts = np.array([[1e4, 9e4]]), np.array([[0.0, 2.0]])
     assert np.allclose(found.wire.told(some, starts), wire.told(some, starts), rtol=1e-5)
+
+
+def test_a_plan_by_measured_exchange(tmp_path, capsys):
+    specs = [spec(n, 500 + n, 8 + 4 * n) for n in range(4)]
+    (tmp_path / "t.json").write_text(specs_text(specs))
+    wire = Wire(2, 0.5, 1e-4, 0.1, 0.1)
+    save_costs(replace(costs(2), wire=wire), tmp_path / "c.json")
+    flags = ["--costs", str(tmp_path / "c.json"), "--link", "measured", "--out", str(tmp_path / "p.json"), "--json"]
+    assert main(["place", "tables", str(tmp_path / "t.json"), *flags]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    plan = TablePlan.load(tmp_path / "p.json")
+    sends = np.array([[sum(32 * p.dim * 4 / 2 for of in plan.pieces for p, at in of if at == r) for r in range(2)]])
+    starts = np.array([[rank["compute_ms"] for rank in found["ranks"]]])
+    forward, backward = wire.told(sends, starts)
+    assert [rank["forward_ms"] for rank in found["ranks"]] == pytest.approx(forward[0].tolist())
+    assert [rank["backward_ms"] for rank in found["ranks"]] == pytest.approx(backward[0].tolist())
+    assert found["costs"] == "net" and found["exchange"]["kind"] == "latency and rate"
 
 
 @pytest.mark.parametrize(
