@@ -12,7 +12,11 @@ from skirl.tools import kernel_turns
 from skirl.tools.kernel_turns import Turns
 from tests.zygote import PIPE, Python
 
-pytestmark = pytest.mark.skipif(config.DISABLE_JIT or kernel_turns.fcntl is None, reason="nothing is compiled, or locked")
+pytestmark = pytest.mark.skipif(
+    config.DISABLE_JIT or kernel_turns.fcntl is None, reason="nothing is compiled, or locked"
+)
+
+NO_EVENT: Any = None
 
 RUN = """
 import json, os, sys, time
@@ -52,25 +56,25 @@ def test_one_of_several_processes_compiles(python: Python, tmp_path):
 
 def test_a_turn_ends_with_the_compilation_also_when_it_fails(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(kernel_turns, "PATIENCE", 0.05)
-    one, other, lock, path = Turns(), Turns(), Any, tmp_path / "kernel.turn"
+    one, other, path = Turns(), Turns(), tmp_path / "kernel.turn"
     assert not one.take(path), "outside of the compiler"
     for turns in (one, other):
-        turns.on_start(lock)
+        turns.on_start(NO_EVENT)
     assert one.take(path)
-    one.on_start(lock)  # a kernel that the first one calls
+    one.on_start(NO_EVENT)  # a kernel that the first one calls
     assert one.take(tmp_path / "called.turn")
-    one.on_end(lock)
+    one.on_end(NO_EVENT)
     assert not other.take(path)
     assert "kernel.turn" in caplog.text
     assert other.take(tmp_path / "called.turn")
-    one.on_end(lock)
+    one.on_end(NO_EVENT)
     assert other.take(path)
-    other.on_end(lock)
+    other.on_end(NO_EVENT)
     assert not list(tmp_path.iterdir())
 
 
 def test_where_no_file_can_be_made_each_compiles(tmp_path):
     turns = Turns()
-    turns.on_start(Any)
+    turns.on_start(NO_EVENT)
     assert not turns.take(tmp_path / "missing" / "kernel.turn")
-    turns.on_end(Any)
+    turns.on_end(NO_EVENT)

@@ -59,7 +59,9 @@ class Turns(event.Listener):
                 if time.monotonic() < until:
                     time.sleep(PAUSE)
                     continue
-                log.warning("another process has held %s for %.0f s: the kernel is compiled here as well", path, PATIENCE)
+                log.warning(
+                    "another process has held %s for %.0f s: the kernel is compiled here as well", path, PATIENCE
+                )
             except OSError:  # a file system without locks
                 pass
             else:
