@@ -41,12 +41,13 @@ def orders(samples: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def ordered(samples: int, seeds: int, mind: str | None) -> dict[str, Any]:
     """By data set and order: AUC and log loss on sessions held out, samples a second, and how often a list comes in a batch;
-    each with the learning rate that is best for it.
+    each with the learning rate that is best for it with the first seed.
 
     **Arguments**
 
     - `samples`: of synthetic sessions.
-    - `seeds`: runs of each order and rate, with other initial values and another order; figures are means, speeds medians.
+    - `seeds`: runs of each order at its rate, with other initial values and another order; figures are means, speeds
+      medians.
     - `mind`: a behaviors.tsv; None: it is left out.
     """
     found = {}
@@ -56,8 +57,7 @@ def ordered(samples: int, seeds: int, mind: str | None) -> dict[str, Any]:
         for name, source in data.items():
             out = Path(folder) / name
             rows = Convert(source, str(out), by="session", quiet=True).run()["samples"]
-            runs = {of: _best({lr: [_trained(out, flags | {"lr": lr}, seed) for seed in range(seeds)] for lr in RATES})
-                    for of, flags in orders(rows)}  # fmt: skip
+            runs = {of: _runs(out, flags, seeds) for of, flags in orders(rows)}
             found[name] = _compared(runs)
             print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
     return found
@@ -92,9 +92,10 @@ def _trained(folder: Path, flags: Mapping[str, Any], seed: int) -> dict[str, Any
     }
 
 
-def _best(by_rate: Mapping[float, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The runs with the rate whose AUC is highest."""
-    return max(by_rate.values(), key=lambda runs: mean(run["auc"] for run in runs))
+def _runs(folder: Path, flags: Mapping[str, Any], seeds: int) -> list[dict[str, Any]]:
+    """A run of each seed, all with the rate whose AUC is highest for the first of them."""
+    best = max((_trained(folder, {**flags, "lr": lr}, 0) for lr in RATES), key=lambda run: run["auc"])
+    return [best, *(_trained(folder, {**flags, "lr": best["lr"]}, seed) for seed in range(1, seeds))]
 
 
 def _compared(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
