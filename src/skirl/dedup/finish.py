@@ -15,6 +15,7 @@ from skirl.data.files.schema import FileSchema
 from skirl.dedup import layout as layouts
 from skirl.dedup.order import begins, by_session, groups_of_rows, sessions_named
 from skirl.dedup.spill import Bucket, Frame
+from skirl.dedup.take import taken
 from skirl.dedup.window_layout import windows, windows_found, with_windows
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import to_disk
@@ -132,13 +133,13 @@ class Unit:
         for bucket, frame in self._frames:
             end = int(np.searchsorted(ascending, first + frame.rows))
             if end > at:
-                pieces.append(bucket.read(frame).drop_columns(KEYS).take(pa.array(ascending[at:end] - first)))
+                pieces.append(taken(bucket.read(frame).drop_columns(KEYS), ascending[at:end] - first))
             first, at = first + frame.rows, end
-        whole = pa.Table.from_batches(pieces).combine_chunks()
+        [whole] = pa.Table.from_batches(pieces).combine_chunks().to_batches()
         del pieces
         back = np.empty(len(rows), np.int64)
         back[order] = np.arange(len(rows))
-        return whole.take(pa.array(back)).combine_chunks()
+        return pa.Table.from_batches([taken(whole, back)])
 
     def close(self) -> None:
         """Let the files go."""

@@ -57,9 +57,11 @@ def ordered(samples: int, seeds: int, mind: str | None) -> dict[str, Any]:
         for name, source in data.items():
             out = Path(folder) / name
             rows = Convert(source, str(out), by="session", quiet=True).run()["samples"]
-            runs = {of: _runs(out, flags, seeds) for of, flags in orders(rows)}
-            found[name] = _compared(runs)
-            print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+            runs = {}
+            for of, flags in orders(rows):
+                runs[of] = _runs(out, flags, seeds)
+                found[name] = _compared(runs)
+                print(f"{name}, {of}: {found[name][of]}", file=sys.stderr, flush=True)
     return found
 
 

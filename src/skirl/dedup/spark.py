@@ -3,10 +3,12 @@
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -83,8 +85,7 @@ class Spark:
 
     def _found(self) -> Any:
         """The session that is active, or a new one."""
-        from pyspark.sql import SparkSession
-
+        SparkSession = import_module("pyspark.sql").SparkSession
         active = SparkSession.getActiveSession()
         if active is not None and self._master is not None:
             raise WrongFlags(f"master is {self._master!r}, and a SparkSession is active: stop it, or leave master out")
@@ -142,8 +143,8 @@ class Spark:
         seconds = parse_seconds(wanted.partition) if wanted.partition else None
         tasks = stretches(files, max(TASKS, total // STRETCH))
         read = Read(files, shape, tasks, buckets, seconds, wanted.load, schema, told)
-        rows = self._session.range(0, len(tasks), 1, len(tasks)).mapInArrow(lambda batches: read(batches), _sql(FRAMES))
-        writer = rows.write.mode("overwrite").options(**FRAMES_FILE)
+        rows = self._session.range(0, len(tasks), 1, len(tasks))
+        writer = _mapped(rows, read, FRAMES).write.mode("overwrite").options(**FRAMES_FILE)
         for _ in self._running(lambda: writer.parquet(_place(work)), told):
             samples = _rows_so_far(told)
             facts = {"rows": f"{samples:,}", "buckets": f"{buckets:,}"}
@@ -156,14 +157,14 @@ class Spark:
             "first_bad_row": next((of["first"] for of in done if of["bad"]), None),
         }  # fmt: skip
         found |= self._counted(work, shape, buckets).planned(buckets, wanted.unit)
-        return found | self._gathered(Measure(*_of_gathered(work, shape, found)), work, found, [0])[0]
+        return found | self._gathered(Measure(**_of_gathered(work, shape, found)), work, found, [0])[0]
 
     def _counted(self, work: Path, shape: Shape, buckets: int) -> Counts:
         count = Count(shape)
         frames = self._session.read.parquet(_place(work)).select("bucket", "partition", "rows", "size", "keys")
         frames = frames.repartition(min(buckets, PARTITIONS), "bucket").sortWithinPartitions("bucket")
         counts = Counts()
-        for told in self._collected(frames.mapInArrow(lambda batches: count(batches), _sql(TOLD)), work / "told"):
+        for told in self._collected(_mapped(frames, count, TOLD), work / "told"):
             counts.merge(Counts.of(told))
         return counts
 
@@ -182,7 +183,9 @@ class Spark:
         missing = [number for number, path in enumerate(paths) if not path.is_file()]
         if missing:
             of = _of_gathered(work, shape, manifest)
-            finishing = self._frames_of(Finish(*of, work / "parts", _anew(work / "drafts")), work, manifest, missing)
+            finishing = self._frames_of(
+                Finish(**of, parts=work / "parts", drafts=_anew(work / "drafts")), work, manifest, missing
+            )
             for _ in self._running(finishing.collect, work / "told"):
                 yield _there(paths, manifest)
         yield _there(paths, manifest)
@@ -200,7 +203,7 @@ class Spark:
         inside = (frames["partition"] == of["of"]) & (frames["bucket"] >= of["begin"]) & (frames["bucket"] < of["end"])
         frames = frames.join(of.hint("broadcast"), inside).select("unit", "task", "number", "frame")
         frames = frames.repartition(min(len(units), PARTITIONS), "unit").sortWithinPartitions("unit", "task", "number")
-        return frames.mapInArrow(lambda batches: gathered(batches), _sql(TOLD))
+        return _mapped(frames, gathered, TOLD)
 
     def _collected(self, frame: Any, told: Path) -> list[dict[str, Any]]:
         import json
@@ -271,9 +274,11 @@ def _anew(folder: Path) -> Path:
     return folder
 
 
-def _of_gathered(work: Path, shape: Shape, plan: Mapping[str, Any]) -> tuple[Any, ...]:
-    then = f"remove {work}, and run the command again"
-    return shape, plan, bytes.fromhex(plan["rows_schema"]), work / "told", then
+def _of_gathered(work: Path, shape: Shape, plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "shape": shape, "plan": plan, "schema": bytes.fromhex(plan["rows_schema"]), "told": work / "told",
+        "then": f"remove {work}, and run the command again",
+    }  # fmt: skip
 
 
 def _place(work: Path) -> str:
@@ -289,8 +294,12 @@ def _there(paths: list[Path], manifest: Mapping[str, Any]) -> tuple[int, int]:
     return sum(there), sum(rows for rows, is_there in zip(manifest["unit_rows"], there) if is_there)
 
 
-def _sql(columns: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
+def _mapped(frame: Any, function: Callable[[Iterator[Any]], Iterator[Any]], columns: Mapping[str, str]) -> Any:
+    """What a function makes of the batches of each partition."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pyspark's, of releases of pandas: none of it is used
+        columns_of_sql = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        return frame.mapInArrow(lambda batches: function(batches), columns_of_sql)
 
 
 def _why(error: BaseException) -> str:

@@ -5,6 +5,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -15,6 +16,7 @@ import pyarrow.ipc as ipc
 
 from skirl.data.files.columns import is_list, is_text
 from skirl.data.files.errors import BadFile
+from skirl.dedup.take import taken
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import to_disk
 
@@ -48,7 +50,7 @@ def divided(table: Any, buckets: np.ndarray, partitions: np.ndarray) -> Iterator
     new = np.flatnonzero((np.diff(buckets) != 0) | (np.diff(partitions) != 0)) + 1
     batch = table.combine_chunks().to_batches()[0]
     for low, high in zip([0, *new.tolist()], [*new.tolist(), len(order)]):
-        yield int(buckets[low]), int(partitions[low]), batch.take(pa.array(order[low:high]))
+        yield int(buckets[low]), int(partitions[low]), taken(batch, order[low:high])
 
 
 def framed(partition: int, rows: Any) -> tuple[bytes, Any, bytes]:
@@ -87,18 +89,15 @@ def bytes_of(column: Any) -> int:
     (40, 40, 10)
     """
     kind, rows = column.type, len(column)
-    if pa.types.is_dictionary(kind):
-        return bytes_of(column.dictionary_decode())
+    with suppress(ValueError):
+        return rows * max(1, kind.bit_width // 8)
     if is_list(kind):
         return 4 * rows + bytes_of(column.flatten())
     if pa.types.is_struct(kind):
         return sum(map(bytes_of, column.flatten()))
     if is_text(kind):
-        return 4 * rows + (pc.sum(pc.binary_length(column)).as_py() or 0)
-    try:
-        return rows * max(1, kind.bit_width // 8)
-    except ValueError:
-        return 8 * rows
+        return 4 * rows + (pc.call_function("sum", [pc.call_function("binary_length", [column])]).as_py() or 0)
+    return 8 * rows
 
 
 class Spill:

@@ -280,7 +280,7 @@ def _by(batches: Iterator[Any], name: str) -> Iterator[tuple[int, Iterator[dict[
             for k in range(len(batch)):
                 yield {field: _value(batch.column(n)[k]) for n, field in enumerate(batch.schema.names)}
 
-    return groupby(rows(), lambda row: row[name])  # type: ignore[return-value]
+    return groupby(rows(), lambda row: row[name])
 
 
 def _value(scalar: Any) -> Any:
