@@ -3,6 +3,7 @@
 import errno
 import json
 import random
+import shutil
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -169,7 +170,8 @@ sys.exit(code)
 """
 
 
-def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_python: Python) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_python: Python, kills: int) -> None:
     rows = made(600, 40)
     data, by = write(tmp_path / "in.parquet", rows, 50), schema(tmp_path)
     flags = ["--data", data, "--schema", by, "--by", "session", "--partition", "100s", "--quiet", "--json"]
@@ -184,7 +186,12 @@ def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_py
     assert whole.returncode == 0, whole.stderr
     moments = int(whole.stdout.splitlines()[-1])
     draw = random.Random(0)
-    ended = [run("out", draw.randrange(moments * k // 4, moments * (k + 1) // 4)).returncode for k in range(1, 4)]
+    ended = [run("out", draw.randrange(moments * k // 4, moments * (k + 1) // 4)).returncode for k in (1, 2, 3)]
+    while kills > 3 and ended.count(-9) < kills:
+        if (tmp_path / "out").exists():
+            assert bytes_of("out") == bytes_of("whole")
+            shutil.rmtree(tmp_path / "out")
+        ended.append(run("out", draw.randrange(moments)).returncode)
     assert -9 in ended
     last = run("out", 0)
     assert last.returncode == 0 or (tmp_path / "out").exists(), last.stderr

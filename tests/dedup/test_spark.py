@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from skirl.data.flags import DataFlags
 from skirl.dedup import spark, tasks
 from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.spark import Spark, stretches
-from skirl.dedup.spill import bytes_of
+from skirl.dedup.spill import Bucket, Spill, bytes_of
 from skirl.dedup.wanted import Wanted
 from tests.cases import cases
 from tests.dedup.rows import Row, schema, write
@@ -47,26 +48,28 @@ def files_of(folder: Path, data: DataFlags, of: Wanted, engine: Any = None) -> t
 
 
 @given(
-    n=st.integers(1, 300),
+    n=st.integers(1, 150),
     seed=st.integers(0, 9),
     of=st.sampled_from(WAYS),
-    load=st.integers(1, 1 << 17),
+    load=st.integers(1, 1 << 15),
     least=st.integers(1, 12),
+    unit=st.integers(1 << 12, 1 << 14),
 )
-@cases(12)
+@cases(15)
 def test_bytes_do_not_depend_on_how_rows_are_cut(
-    tmp_path_factory: Any, n: int, seed: int, of: Wanted, load: int, least: int
+    tmp_path_factory: Any, n: int, seed: int, of: Wanted, load: int, least: int, unit: int
 ) -> None:
     folder = tmp_path_factory.mktemp("spark")
     data = inputs(folder, made(n, 1 + n // 10, seed))
-    whole = files_of(folder, data, of)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wanted, "unit", unit)
+        whole = files_of(folder, data, of)
         patch.setattr(Wanted, "load", load)
         assert files_of(folder, data, of) == whole
         patch.setattr(spark, "TASKS", least)
         patch.setattr(tasks, "LARGEST", 1 + load // 4)
         assert files_of(folder, data, of, Spark(session=Session(seed))) == whole
-    assert len(whole[0]) > 1 or n < 150
+    assert len(whole[0]) > 1 or n < 100
 
 
 @given(st.data())
@@ -78,6 +81,22 @@ def test_bytes_of_rows_are_those_of_their_parts(data: Any) -> None:
     cut = data.draw(st.integers(0, len(column)))
     assert bytes_of(column) == bytes_of(column[:cut]) + bytes_of(column[cut:])
     assert bytes_of(pa.concat_arrays([column[cut:], column[:cut]])) == bytes_of(column)
+
+
+def test_frames_say_as_many_bytes_however_rows_are_cut(tmp_path: Path) -> None:
+    rows = pa.table({"a": [1, 2, 3, 4, 5], "b": [[1], [], [2, 3], [4], [5, 6]], "c": ["x", "", "yz", "w", "v"]})
+    said = []
+    for number, cuts in enumerate(([5], [2, 5], [1, 2, 3, 4, 5])):
+        (folder := tmp_path / str(number)).mkdir()
+        spill = Spill(folder, 1)
+        for low, high in zip([0, *cuts], cuts):
+            spill.add(rows.slice(low, high - low), *np.zeros((2, high - low), np.int64))
+        spill.close()
+        bucket = Bucket(folder, 0, spill.sizes[0], rows.schema, "")
+        assert len(bucket.frames) == len(cuts)
+        said.append(sum(frame.bytes for frame in bucket.frames))
+        bucket.close()
+    assert said == [5 * (8 + 4 + 4) + 6 * 8 + 5] * 3
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7, 100])

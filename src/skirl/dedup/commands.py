@@ -117,7 +117,8 @@ class Convert(InOneFile):
             "sessions": ", ".join(counted),
             **({"left out": f"lists that repeat: {'; '.join(groups)}"} if groups else {}),
             "disk": f"{size(result['spilled_bytes'])} for buckets while it ran",
-            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
+            "memory": f"{size(result['peak_bytes'])} at its peak, "
+            + ("the whole process" if self.engine == "local" else "this process, without those of Spark"),
             "saved": told["saved"],
         }
 

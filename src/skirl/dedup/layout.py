@@ -130,7 +130,7 @@ def measured(table: Any, compression: str, folder: Path) -> list[str]:
     path = folder / "trial.parquet"
     for dictionary in (True, False):
         given = {"compression": compression, "dictionary_pagesize_limit": DICTIONARY, "use_dictionary": dictionary}
-        with pq.ParquetWriter(path, table.schema, **given) as writer:  # type: ignore[arg-type]
+        with pq.ParquetWriter(path, table.schema, **given) as writer:
             writer.write_table(table, row_group_size=SLICE)
         meta = pq.ParquetFile(path).metadata
         sizes.append({})
@@ -168,7 +168,7 @@ def writer_of(path: Path, schema: pa.Schema, of: FileSchema, compression: str, d
         "dictionary_pagesize_limit": DICTIONARY,
         "use_dictionary": dictionaries or False,
     }
-    return Writer(path, schema, **given)  # type: ignore[arg-type]
+    return Writer(path, schema, **given)
 
 
 def _all_there(field: Any) -> Any:

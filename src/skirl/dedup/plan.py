@@ -11,8 +11,9 @@ from skirl.dedup.order import begins, by_session, too_long
 
 FEWEST, MOST = 16, 1024
 """Buckets."""
-GROWS = 6
-"""How many times as large as a file its rows may be in memory; if they are larger, buckets are read in several goes."""
+GROWS = 2
+"""How many times as large as a file its rows mostly are in memory; where they are larger, buckets are read in several goes.
+With many more buckets than need be, much time goes into small frames."""
 
 
 def buckets_for(total: int, unit: int) -> int:
