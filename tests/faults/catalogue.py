@@ -702,7 +702,7 @@ PLACEMENT = [
           "end != cut.end and not (by == 'rows' and end == table.rows)", "False"),
     Fault("a table is dropped from a plan", "placement.plan:_plan",
           "tuple(placed)", "tuple(placed)[:-1]"),
-    Fault("a cap is ignored", "placement.plan:plan_for",
+    Fault("a cap is ignored", "placement.plan:_caps",
           "np.array([math.inf if site.memory is None else float(site.memory) for site in sites])",
           "np.array([math.inf if n == 1 or site.memory is None else float(site.memory) for n, site in enumerate(sites)])"),
     Fault("the rows of a site are not counted against its memory", "placement.plan:_over",

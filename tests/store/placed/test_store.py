@@ -184,17 +184,12 @@ def test_the_file_opens_the_stores(tmp_path):
         ),
         ({"layout": Layout({0: Record(4)})}, "table 't0' has dim 5 in the plan, and records of 4 numbers in the model"),
         ({"rows": {0: 9}}, "table 't0' has 1,099,511,627,776 rows in the plan and 9 in the model"),
-        (
-            {"sites": ("memory", "memory", "disk:DISK")},
-            "site 's1' is in memory and site 's2' on disk, and no checkpoint",
-        ),
         ({"spec": "placed:plan.toml"}, "write it placed:PLAN.json"),
         ({"spec": "placed:gone.json"}, "gone.json is no file: name a plan"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(tmp_path, change, text):
-    sites = [site.replace("DISK", str(tmp_path / "disk")) for site in change.get("sites", ("memory",) * 3)]
-    plan_for(Layout({0: Record(5)}), stores=tuple(sites)).save(tmp_path / "plan.json")
+    plan_for(Layout({0: Record(5)})).save(tmp_path / "plan.json")
     spec = change.get("spec", f"placed:{tmp_path}/plan.json")
     with pytest.raises(ValueError, match=text):
         open_store(spec, change.get("layout", Layout({0: Record(5)})), rows=change.get("rows"))
