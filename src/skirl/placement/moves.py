@@ -12,7 +12,7 @@ from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.placement.loads import Loads
 from skirl.tools.progress import size
 
-_STEPS = 24
+_STEPS = 14
 _CLOSE, _NONE = 30, 1e-9
 """Shares that differ by less than 2**-30 are equal, and less than this is nothing."""
 

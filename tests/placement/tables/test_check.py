@@ -119,7 +119,7 @@ def test_ids_are_made_as_a_table_is_known(distinct, known):
     counts = np.minimum(2 ** (np.arange(int(distinct)) % 4), 640)
     spec = TableSpec("a", 5000, 8, 64, 640.0, distinct, reuse_of(counts) if known else ())
     ids = drawn(spec, np.random.default_rng(5))
-    assert len(ids) == 640 and 0 <= ids.min() and ids.max() < 5000
+    assert len(ids) == 640 and ids.min() >= 0 and ids.max() < 5000
     found, often = np.unique(ids, return_counts=True)
     assert len(found) == distinct and (not known or distinct != 400 or (often == 1).mean() > 0.2)
 

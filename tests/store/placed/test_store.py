@@ -13,6 +13,7 @@ from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record,
 from skirl.store.placed.store import PlacedStore
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, filled, random_rows, table_keys
+from tests.store.remote.nodes import served
 
 CUTS = [
     Cut.weighted([1, 1, 1]), Cut.weighted([3, 0, 1]), Cut((0, 20, 1500), (2, 0, 1), "rows"), Cut((0,), (1,)),
@@ -123,6 +124,83 @@ def test_sites_on_disk_take_all_or_nothing_and_know_their_placement(tmp_path):
         assert contents(store) == held
     with on_disks(tmp_path / "a", plan) as store, pytest.raises(ValueError, match="another placement"):
         store.write(table_keys(1, [0]), random_rows(1, 1, 0))
+
+
+KINDS = (("memory", "disk", "link"), ("disk", "memory", "disk"))
+
+
+def of_kinds(root: Path, kinds=KINDS[0], cuts=CUTS) -> PlacedStore:
+    """Sites in memory, on disk, and behind a link."""
+    made = {
+        "memory": lambda n: MemoryStore(LAYOUT),
+        "link": lambda n: LinkStore(MemoryStore(LAYOUT), Link(rate=1e12, delay=0.0)),
+        "disk": lambda n: DiskStore(root / str(n), LAYOUT),
+    }
+    stores = [made[kind](n) for n, kind in enumerate(kinds)]
+    return PlacedStore(plan_for(LAYOUT, cuts), stores, LAYOUT)
+
+
+def test_sites_of_mixed_kinds_are_frozen_as_on_disk_and_taken_by_any(tmp_path):
+    with of_kinds(tmp_path / "a") as store:
+        for table in TABLES:
+            store.write(table_keys(table, range(90)), random_rows(table, 90, table))
+        store.write(table_keys(0, range(9)), random_rows(0, 9, 7))
+        held = contents(store)
+        facts = frozen.save(store, tmp_path / "saved" / "rows")
+        assert facts["kind"] == store.frozen_kind == "disk rows" and held
+        assert {path.suffix for path in (tmp_path / "saved" / "rows").iterdir()} == {".rows", ".keys", ".json"}
+        assert [path.name for path in (tmp_path / "saved").iterdir()] == ["rows"], "nothing else is left behind"
+        store.write(table_keys(0, range(40)), random_rows(0, 40, 8))
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
+        again = frozen.save(store, tmp_path / "saved" / "rows", since=facts)
+        assert set(again["segments"]) & set(facts["segments"]), "what is on disk is not written again"
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
+    for name, kinds, cuts in (("b", KINDS[0], CUTS), ("c", KINDS[1], CUTS), ("d", KINDS[1], CUTS[::-1])):
+        with of_kinds(tmp_path / name, kinds, cuts) as store:
+            over = [(table_keys(0, [3, 97]), random_rows(0, 2, 3))]
+            frozen.load(store, tmp_path / "saved" / "rows", over)
+            wanted = held | dict(zip(table_keys(0, [3, 97]).tolist(), (row.tobytes() for row in over[0][1]), strict=True))
+            assert contents(store) == wanted
+            for site, inner in enumerate(store.stores):
+                assert all((store.placement.site_of(keys) == site).all() for keys in inner.keys())  # noqa: SIM118
+    with DiskStore(tmp_path / "one", LAYOUT) as one:
+        frozen.load(one, tmp_path / "saved" / "rows")
+        assert contents(one) == held
+    with pytest.raises(ValueError, match="need not fit in memory"):
+        frozen.load(MemoryStore(LAYOUT), tmp_path / "saved" / "rows")
+
+
+def test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further(tmp_path):
+    with of_kinds(tmp_path) as store:
+        store.remember({f"t{n}": "zeros()" for n in range(7)})
+        store.write(table_keys(0, range(90)), random_rows(0, 90, 1))
+        held = contents(store)
+        frozen.save(store, tmp_path / "saved" / "rows")
+    with of_kinds(tmp_path) as store:
+        with pytest.raises(ValueError, match="site 's1' on disk has the rows of a run whose site 's0' was in memory and is"):
+            store.read(table_keys(0, [0]), random_rows(0, 1, 0).copy())
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
+
+
+def test_a_plan_of_memory_disk_a_link_and_memory_nodes(tmp_path):
+    with served(1) as nodes:
+        specs = ("memory", f"disk:{tmp_path}/disk", "link:100Gbit,0us:memory", nodes.spec)
+        plan_for(LAYOUT, [Cut.even(range(4))], specs).save(tmp_path / "plan.json")
+        spec = f"placed:{tmp_path}/plan.json"
+        with open_store(spec, LAYOUT) as store:
+            store.write(table_keys(0, range(200)), random_rows(0, 200, 1))
+            held = contents(store)
+            assert all(map(len, store.stores)) and len(held) == 200  # type: ignore[attr-defined]
+            frozen.save(store, tmp_path / "saved" / "rows")
+            store.write(table_keys(0, range(99)), random_rows(0, 99, 2))
+            frozen.load(store, tmp_path / "saved" / "rows")
+            assert contents(store) == held
+    with of_kinds(tmp_path / "other") as store:
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
 
 
 def test_calls_of_sites_run_at_the_same_time():
