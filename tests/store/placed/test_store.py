@@ -161,7 +161,9 @@ def test_sites_of_mixed_kinds_are_frozen_as_on_disk_and_taken_by_any(tmp_path):
         with of_kinds(tmp_path / name, kinds, cuts) as store:
             over = [(table_keys(0, [3, 97]), random_rows(0, 2, 3))]
             frozen.load(store, tmp_path / "saved" / "rows", over)
-            wanted = held | dict(zip(table_keys(0, [3, 97]).tolist(), (row.tobytes() for row in over[0][1]), strict=True))
+            wanted = held | dict(
+                zip(table_keys(0, [3, 97]).tolist(), (row.tobytes() for row in over[0][1]), strict=True)
+            )
             assert contents(store) == wanted
             for site, inner in enumerate(store.stores):
                 assert all((store.placement.site_of(keys) == site).all() for keys in inner.keys())  # noqa: SIM118
@@ -179,7 +181,9 @@ def test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further(tm
         held = contents(store)
         frozen.save(store, tmp_path / "saved" / "rows")
     with of_kinds(tmp_path) as store:
-        with pytest.raises(ValueError, match="site 's1' on disk has the rows of a run whose site 's0' was in memory and is"):
+        with pytest.raises(
+            ValueError, match="site 's1' on disk has the rows of a run whose site 's0' was in memory and is"
+        ):
             store.read(table_keys(0, [0]), random_rows(0, 1, 0).copy())
         frozen.load(store, tmp_path / "saved" / "rows")
         assert contents(store) == held
