@@ -746,7 +746,7 @@ PLACEMENT = [
     Fault("more rows move than may", "placement.moves:near",
           "made[1] <= at_most", "made[1] <= at_most * 1.2"),
     Fault("sites that are left out keep rows", "placement.moves:_part_way",
-          "homeless > _NONE", "False"),
+          "at[here:] = 0", ""),
     Fault("a row is sent to its own owner", "placement.exchange:Exchange.add",
           "asked - len(np.unique(np.concatenate(mine)))", "asked"),
     Fault("a shared bag is asked for by each of its samples", "placement.exchange:_of_feature",

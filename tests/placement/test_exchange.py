@@ -51,6 +51,19 @@ BAGS = {name: st.lists(st.lists(st.integers(0, rows), max_size=3), min_size=8, m
 @settings(max_examples=20)
 @given(st.lists(st.fixed_dictionaries(BAGS), min_size=1, max_size=2), st.integers(2, 5))
 def test_vectors_are_those_that_a_person_counts(batches, trainers):
+    check_vectors(batches, trainers)
+
+
+def some_vectors(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = {"x": 20, "y": 20, "b": 9}
+    drawn = [
+        {n: [rng.integers(0, r, rng.integers(0, 4)).tolist() for _ in range(8)] for n, r in rows.items()} for _ in "ab"
+    ]
+    check_vectors(drawn, 3)
+
+
+def check_vectors(batches, trainers: int) -> None:
     exchange = Exchange([(t.name, t.dim) for t in TABLES], trainers)
     for batch in batches:
         exchange.add(ids_of(sparse_of(batch), TABLES, trainers))

@@ -30,6 +30,15 @@ def widths(cut: Cut, sites: int) -> list[int]:
 
 @given(SHARES, SHARES)
 def test_a_cut_with_other_shares_moves_what_it_must_and_no_more(before, after):
+    check_shares(before, after)
+
+
+def some_shares() -> None:
+    for before, after in (([3, 1, 2], [1, 1, 1]), ([1, 1], [2, 0, 1]), ([5, 2, 3, 1], [1, 4])):
+        check_shares(before, after)
+
+
+def check_shares(before: list[int], after: list[int]) -> None:
     sites = max(len(before), len(after))
     old = shifted(Cut.weighted(before), [*before[::-1], *[0] * sites])  # in several ranges a site
     goal = [part / sum(after) for part in [*after, *[0] * (sites - len(after))]]

@@ -10,7 +10,9 @@ import pytest
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record, Store, open_store
+from skirl.store.placed import taking
 from skirl.store.placed.store import PlacedStore
+from skirl.tools.progress import size
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, filled, random_rows, table_keys
 from tests.store.remote.nodes import served
@@ -189,6 +191,7 @@ def test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further(tm
         assert contents(store) == held
 
 
+@pytest.mark.slow
 def test_a_plan_of_memory_disk_a_link_and_memory_nodes(tmp_path):
     with served(1) as nodes:
         specs = ("memory", f"disk:{tmp_path}/disk", "link:100Gbit,0us:memory", nodes.spec)
@@ -205,6 +208,27 @@ def test_a_plan_of_memory_disk_a_link_and_memory_nodes(tmp_path):
     with of_kinds(tmp_path / "other") as store:
         frozen.load(store, tmp_path / "saved" / "rows")
         assert contents(store) == held
+
+
+def test_bytes_that_go_to_another_site_are_told_before(tmp_path, caplog):
+    with on_disks(tmp_path / "a", plan_for(LAYOUT)) as store:
+        for table in TABLES:
+            store.write(table_keys(table, range(90)), random_rows(table, 90, table))
+        facts = frozen.save(store, tmp_path / "saved")
+        other = plan_for(LAYOUT, CUTS[::-1])
+        moved = 0
+        for table in TABLES:
+            keys, record = table_keys(table, range(90)), LAYOUT.records[table]
+            differ = store.placement.site_of(keys) != other.placement.site_of(keys)
+            moved += int(differ.sum()) * record.width * np.dtype(record.dtype).itemsize
+        assert taking.leaving(other.placement, facts, tmp_path / "saved", LAYOUT) == moved > 0
+        assert taking.leaving(store.placement, facts, tmp_path / "saved", LAYOUT) == 0
+    with on_disks(tmp_path / "b", other) as store:
+        frozen.load(store, tmp_path / "saved")
+    assert f"rows were placed otherwise: {size(moved)} go to another site; the 3 sites look through" in caplog.text
+    plain = filled(MemoryStore)
+    facts = frozen.save(plain, tmp_path / "one")
+    assert taking.leaving(other.placement, facts, tmp_path / "one", LAYOUT) == sum(e["bytes"] for e in facts["files"])
 
 
 def test_calls_of_sites_run_at_the_same_time():

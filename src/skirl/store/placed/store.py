@@ -257,7 +257,8 @@ class PlacedStore(Store):
         moved_bytes = sum(taking.bytes_of(facts, self.layout) for facts in moved)
         told = moved_bytes > 0 and (len(self.stores) > 1 or any("nodes" in facts for facts in moved))
         if told:
-            many = f"the {len(self.stores)} sites look through {size(moved_bytes)} of rows"
+            leave = size(sum(taking.leaving(self.placement, facts, folder, self.layout) for facts in moved))
+            many = f"{leave} go to another site; the {len(self.stores)} sites look through {size(moved_bytes)} of rows"
             log.warning("rows were placed otherwise: %s for those that are now theirs", many)
         # Each reads all that it is to have and waits for the others: where one fails, none has changed.
         meeting, before = threading.Barrier(len(self.stores), action=ready), [dict(s.about) for s in self.stores]
