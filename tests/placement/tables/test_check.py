@@ -26,6 +26,11 @@ def problem_of(**how: Any) -> Problem:
     return Problem(specs, Ranks((1 << 40,) * 3, (1.0, 1.0, 2.0), (1.0,) * 3), shipped(1e9, 3), **how)
 
 
+def problem_with(specs: Any = None, ranks: Any = None) -> Problem:
+    plain = problem_of()
+    return Problem(specs or plain.specs, ranks or plain.ranks, plain.costs)
+
+
 @pytest.fixture(scope="module")
 def found() -> Found:
     return search(problem_of(), others=3)
@@ -97,11 +102,11 @@ def test_candidates_keep_to_what_tables_may(found):
     problem = problem_of()
     assert {"predicted 1", "longest first", "row-wise"} <= candidates(problem, found).keys()
     assert len({cells(of) for of in candidates(problem, found).values()}) == len(candidates(problem, found))
-    pinned = replace(problem, specs=[replace(problem.specs[0], rank=1), *problem.specs[1:]], _known={})
+    pinned = problem_with(specs=[replace(problem.specs[0], rank=1), *problem.specs[1:]])
     assert not {"longest first", "row-wise"} & candidates(pinned, found).keys()
-    whole = replace(problem, specs=[replace(problem.specs[0], split="no"), *problem.specs[1:]], _known={})
+    whole = problem_with(specs=[replace(problem.specs[0], split="no"), *problem.specs[1:]])
     assert "row-wise" not in candidates(whole, found)
-    tight = replace(problem, ranks=Ranks((130_000, 1 << 30, 1 << 30), (1.0,) * 3, (1.0,) * 3), _known={})
+    tight = problem_with(ranks=Ranks((130_000, 1 << 30, 1 << 30), (1.0,) * 3, (1.0,) * 3))
     assert row_wise(tight).score[0] > 0 and "row-wise" not in candidates(tight, found)
 
 

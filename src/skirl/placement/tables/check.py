@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -148,20 +148,28 @@ class Corrected:
     **Arguments**
 
     - `inner`: the costs.
-    - `factors`: by the name of a table.
+    - `factors_of`: by the name of a table.
     """
 
     inner: Any
-    factors: Mapping[str, float]
+    factors_of: Mapping[str, float]
 
     def of(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, float, int]:
         """As `Costs.of` says."""
         compute, exchange, nbytes = self.inner.of(spec, rows, dim)
-        return compute * self.factors.get(spec.name, 1.0), exchange, nbytes
+        return compute * self.factors_of.get(spec.name, 1.0), exchange, nbytes
 
     def compute(self, spec: TableSpec, rows: int, dim: int) -> float:
         """As `Costs.compute` says."""
         return self.of(spec, rows, dim)[0]
+
+    def part(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, np.ndarray]:
+        """As `Costs.part` says."""
+        compute, adds = self.inner.part(spec, rows, dim)
+        return compute * self.factors_of.get(spec.name, 1.0), adds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 @dataclass
@@ -250,7 +258,8 @@ def checked(
     while not late() and waited < PATIENCE:
         climbs += 1
         factors |= learned(bench, result.best, late)
-        corrected: Any = replace(problem, costs=Corrected(problem.costs, factors), _known={})
+        costs: Any = Corrected(problem.costs, factors)
+        corrected = Problem(problem.specs, problem.ranks, costs, problem.columns, problem.rows)
         found = find(corrected, seconds=SEARCH * (seconds - (now() - began)), seed=seed + climbs).placed
         plan = problem.at(found.items, found.at)
         if plan.score[0] or cells(plan) in known:
