@@ -113,7 +113,7 @@ def _exchange(page: Page, facts: Mapping[str, Any]) -> None:
         ["table", "as rows", "owners by hash", "as pooled vectors", "better"],
         [
             [of["name"], *(size(of[way]) for way in ("rows", "hashed", "pooled")), of["better"]]
-            for of in [*facts["tables"], facts | {"name": "all", "better": size(facts["better"])}]
+            for of in [*facts["tables"], {**facts, "name": "all", "better": size(facts["better"])}]
         ],
     )
     page.note(

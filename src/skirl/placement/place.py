@@ -107,7 +107,8 @@ def _compared(
     """What the plan is compared with: the tables in turns, or the plan of --from."""
     known = len(plan.sites)
     was, now = loads.scored(before, rest), loads.scored(plan.placement, rest)
-    rates = [*(site.rate or 1.0 for site in plan.sites), *([1.0] * (before.sites - known))]
+    rates = [site.rate or 1.0 for site in plan.sites]
+    rates += [sum(rates) / known] * (before.sites - known)  # of those that are left out it is not known
     seconds = now.seconds(rates[:known])
     return {
         "before": {
@@ -164,10 +165,10 @@ def _sites(flags: Placing, loads: Loads) -> list[Site]:
     where = flags.where
     if where.sites != "auto":
         return where.made(where.count)
-    assert where.step_ms is not None
+    [site] = where.made(1)
+    assert where.step_ms is not None and site.rate is not None
     step = where.step_ms / 1e3
     moved = loads.scored(Placement.even(1, "sites"))
-    [site] = where.made(1)
     enough = float(moved.busiest.max()) / (site.rate * len(loads) * step * HIDDEN)
     count = max(1, int(np.ceil(enough)), 1 if site.memory is None else -(-int(moved.held.sum()) // site.memory))
     while count <= MOST_SITES:

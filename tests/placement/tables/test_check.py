@@ -70,7 +70,8 @@ def test_the_best_measured_is_given_out_and_climbed_from():
     assert result.best.busiest == pytest.approx(best) and result.best.predicted == result.best.placed.score[1]
     assert [of.busiest for of in result.tried] == pytest.approx([real(problem, of.placed, slow) for of in result.tried])
     assert best == pytest.approx(min(of.busiest for of in result.tried))
-    knowing = Problem(problem.specs, problem.ranks, Slow(slow), rows=False)
+    slow_costs: Any = Slow(slow)
+    knowing = Problem(problem.specs, problem.ranks, slow_costs, rows=False)
     ideal = search(knowing).placed.score[1]
     assert result.best.name.startswith("climbed") and best <= 1.01 * ideal < 0.9 * real(problem, found.placed, slow)
     assert learned(Told(problem, slow), result.best, bool) == pytest.approx(

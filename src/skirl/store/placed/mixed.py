@@ -36,7 +36,8 @@ class AsSegments(Frozen):
         try:
             with DiskStore(made, self._layout) as store:
                 for keys, rows in frozen_rows(self._folder, facts, self._layout):
-                    store.write(np.ascontiguousarray(keys), np.ascontiguousarray(rows))
+                    whole: Any = np.ascontiguousarray(rows)
+                    store.write(np.ascontiguousarray(keys), whole)
                 segments = store.freeze(self._folder, None)
                 try:
                     written = segments.write()
