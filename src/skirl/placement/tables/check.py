@@ -251,7 +251,8 @@ def checked(
     first = {of.name: of for of in measured(plans)}
     again = sorted(first, key=lambda name: first[name].busiest)[:AGAIN]
     first |= {of.name: of for of in measured({name: plans[name] for name in again})} if len(again) > 1 else {}
-    result = Checked(min(first.values(), key=lambda of: of.busiest), list(first.values()))
+    result = Checked(first[next(iter(plans))], list(first.values()))
+    result.best = better(bench, result.best, min(first.values(), key=lambda of: of.busiest))
     told(result)
     known, waited, climbs = {cells(plan) for plan in plans.values()}, 0, 0
     factors: dict[str, float] = {}
@@ -268,11 +269,23 @@ def checked(
         known.add(cells(plan))
         best, other = measured({result.best.name: result.best.placed, f"climbed {climbs}": plan})
         result.tried = [best if of.name == best.name else of for of in result.tried] + [other]
-        waited = 0 if other.busiest < best.busiest else waited + 1
-        result.best = min(best, other, key=lambda of: of.busiest)
+        result.best = better(bench, best, other)
+        waited = 0 if result.best is other else waited + 1
         told(result)
     result.noise, result.seconds = float(np.median(bench.noise)), now() - began
     return result
+
+
+def better(bench: Bench, best: Tried, other: Tried) -> Tried:
+    """The other one, if it takes less by more than measuring again differs: within that nothing is known.
+
+    **Arguments**
+
+    - `bench`: where they were measured.
+    - `best`: the best so far.
+    - `other`: what may replace it.
+    """
+    return other if other.busiest < best.busiest * (1 - float(np.median(bench.noise))) else best
 
 
 def learned(bench: Bench, best: Tried, late: Callable[[], bool]) -> dict[str, float]:
