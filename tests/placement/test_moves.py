@@ -15,6 +15,7 @@ from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.placement.loads import Loads, Moves
 from skirl.placement.moves import Old, moved_bytes, near, shares_of, shifted
 from skirl.placement.plan import over_memory
+from skirl.train.recipe import Recipe
 
 TINY = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "16", "--quiet"]
 TINY += ["--cache", "touched:40%"]
@@ -129,9 +130,9 @@ def test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to():
 
 def test_from_a_plan_with_a_bound_and_a_page(tmp_path, capsys):
     old, new, page = (tmp_path / name for name in ("old.json", "new.json", "p.html"))
-    flags = ["place", *TINY, "--stores", *(f"disk:{tmp_path}/{n}" for n in range(3))]
-    assert main([*flags, "--out", str(old)]) == 0
-    capsys.readouterr()
+    tables = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4).tables()
+    sites = tuple(Site(f"site-{n}", f"disk:{tmp_path}/{n}") for n in range(3))
+    PlacementPlan(sites, tuple(PlacedTable(t.name, t.rows, t.dim, Cut.even(range(3))) for t in tables)).save(old)
     flags = ["place", *TINY, "--from", str(old), "--rates", "4Mbit", "1Mbit", "1Mbit", "--json", "--out", str(new)]
     assert main([*flags, "--page", str(page), "--trainers", "2"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
