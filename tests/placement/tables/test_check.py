@@ -18,12 +18,13 @@ from skirl.placement.tables.search import Found, search
 from skirl.placement.tables.spec import TableSpec, reuse_of, specs_text
 from skirl.placement.tables.told import moved_bytes
 
+ADDITIVE = replace(shipped(1e9, 3), kind="additive")
 SPECS = [TableSpec(f"t{n}", 400 * n + 60, 16, 32, 32.0 * n + 32, 9.0 * n + 9, optimizer="sgd") for n in range(6)]
 
 
 def problem_of(**how: Any) -> Problem:
     specs = [SPECS[n] for n in canonical(SPECS)]
-    return Problem(specs, Ranks((1 << 40,) * 3, (1.0, 1.0, 2.0), (1.0,) * 3), shipped(1e9, 3), **how)
+    return Problem(specs, Ranks((1 << 40,) * 3, (1.0, 1.0, 2.0), (1.0,) * 3), ADDITIVE, **how)
 
 
 def problem_with(specs: Any = None, ranks: Any = None) -> Problem:
@@ -33,7 +34,7 @@ def problem_with(specs: Any = None, ranks: Any = None) -> Problem:
 
 @pytest.fixture(scope="module")
 def found() -> Found:
-    return search(problem_of(), others=3)
+    return search(problem_of(), seconds=1e9, others=3)
 
 
 class Told(Bench):
@@ -63,7 +64,7 @@ def real(problem: Problem, placed: Any, slow: dict[str, float]) -> float:
 
 def test_the_best_measured_is_given_out_and_climbed_from():
     problem, slow = problem_of(rows=False), {"t3": 9.0, "t5": 0.2}
-    found = search(problem, others=2)
+    found = search(problem, seconds=1e9, others=2)
     assert len(found.others) == 2 and found.others[0].score >= found.placed.score
     result = checked(problem, candidates(problem, found), 1e9, bench=Told(problem, slow))
     best = real(problem, result.best.placed, slow)
@@ -72,7 +73,7 @@ def test_the_best_measured_is_given_out_and_climbed_from():
     assert best == pytest.approx(min(of.busiest for of in result.tried))
     slow_costs: Any = Slow(slow)
     knowing = Problem(problem.specs, problem.ranks, slow_costs, rows=False)
-    ideal = search(knowing).placed.score[1]
+    ideal = search(knowing, seconds=1e9).placed.score[1]
     assert result.best.name.startswith("climbed") and best <= 1.01 * ideal < 0.9 * real(problem, found.placed, slow)
     assert learned(Told(problem, slow), result.best, bool) == pytest.approx(
         {s.name: slow.get(s.name, 1.0) for s in SPECS}
@@ -80,15 +81,16 @@ def test_the_best_measured_is_given_out_and_climbed_from():
 
 
 class Slow:
-    def __init__(self, slow: dict[str, float]) -> None:
-        self.slow, self.costs, self.noise = slow, shipped(1e9, 3), None
+    """Costs that know of some tables what costs do not."""
 
-    def of(self, spec: TableSpec, rows: int, dim: int) -> Any:
-        compute, exchange, nbytes = self.costs.of(spec, rows, dim)
-        return compute * self.slow.get(spec.name, 1.0), exchange, nbytes
+    def __init__(self, slow: dict[str, float]) -> None:
+        self.slow, self.by_net, self.exchange = slow, False, ADDITIVE.exchange
 
     def compute(self, spec: TableSpec, rows: int, dim: int) -> float:
-        return self.of(spec, rows, dim)[0]
+        return ADDITIVE.compute(spec, rows, dim) * self.slow.get(spec.name, 1.0)
+
+    def part(self, spec: TableSpec, rows: int, dim: int) -> Any:
+        return self.compute(spec, rows, dim), ADDITIVE.part(spec, rows, dim)[1]
 
 
 def test_without_time_the_given_plans_are_measured_and_no_more(found):

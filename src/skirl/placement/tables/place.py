@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
 from skirl.placement.tables.check import Checked, candidates, checked
-from skirl.placement.tables.costs import Costs, load_costs, shipped
+from skirl.placement.tables.costs import SHIPPED, Costs, load_costs
 from skirl.placement.tables.pieces import whole
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Columns, Placed, Problem, Ranks, canonical
@@ -26,12 +26,15 @@ _OTHERS = 2
 
 @dataclass(frozen=True)
 class Question:
-    """Which tables, where, and how long to search; the fields are the flags of `skirl place tables`."""
+    """Which tables, where, and how long to search; the fields are the flags of `skirl place tables`.
+
+    `link` is None where the rate is that of the costs.
+    """
 
     tables: Path
     ranks: Ranks
     costs: Path | None
-    link: float
+    link: float | None
     columns: Columns
     rows: bool
     seconds: float
@@ -59,11 +62,14 @@ def placed_tables(question: Question) -> dict[str, Any]:
             raise ValueError(
                 f"{question.before} is for {old.ranks} ranks, and there are {count}: set --ranks {old.ranks}"
             )
-    costs = (
-        shipped(question.link, count)
-        if question.costs is None
-        else load_costs(question.costs, link=question.link, ranks=count)
-    )
+    costs = load_costs(question.costs or SHIPPED, link=question.link or 1.0, ranks=count)
+    if question.link is None:
+        if costs.wire is None:
+            raise ValueError(
+                "the costs have no measured exchange: measure it with `skirl place costs --exchange 2`, or set --link to "
+                "a rate like 10Gbit"
+            )
+        costs = replace(costs, link=costs.wire.rate)
     with Progress("search", steps=None, to=question.to, quiet=question.quiet) as progress:
         _, found, problem = planned(
             specs, question.ranks, costs, columns=question.columns, rows=question.rows, seconds=question.seconds,
@@ -80,7 +86,8 @@ def placed_tables(question: Question) -> dict[str, Any]:
     plan = TablePlan.of(specs, order, placed)
     if question.out is not None:
         plan.save(question.out)
-    answer = Answer(specs, problem, plan, placed, found, name, before, measured, seconds=question.seconds)
+    wire = costs.wire if question.link is None else None
+    answer = Answer(specs, problem, plan, placed, found, name, before, measured, wire, seconds=question.seconds)
     result = answered(answer) | {"out": None if question.out is None else str(question.out), "page": None}
     if question.page is not None:
         from skirl.placement.tables.picture import drawn

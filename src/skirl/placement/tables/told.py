@@ -12,6 +12,7 @@ from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import UNBOUND, Placed, Problem
 from skirl.placement.tables.search import Found
 from skirl.placement.tables.spec import TableSpec
+from skirl.placement.tables.wire import Wire
 
 BALANCED = 0.02
 """Above the mean of all ranks, the busiest one is busy like the rest."""
@@ -31,6 +32,7 @@ class Answer:
     - `found`: of the search.
     - `name`, `before`: what it is compared with.
     - `measured`: what was measured; None: nothing.
+    - `wire`: the measured exchange that the link is of; None: the link was named.
     - `seconds`: that the search was given.
     """
 
@@ -42,6 +44,7 @@ class Answer:
     name: str
     before: Placed
     measured: Checked | None
+    wire: Wire | None
     seconds: float
 
 
@@ -54,7 +57,7 @@ def answered(answer: Answer) -> dict[str, Any]:
     """
     problem, plan, placed, found, checked = answer.problem, answer.plan, answer.placed, answer.found, answer.measured
     ms = None if checked is None else checked.best.compute
-    ranks = parts_of(problem, placed, ms)
+    ranks = parts_of(problem, placed, ms, answer.wire)
     for rank, of in enumerate(ranks):
         mine = (n for n, pieces in enumerate(plan.pieces) if any(at == rank for _, at in pieces))
         of |= {"tables": [plan.said(number) for number in mine]}
@@ -64,12 +67,13 @@ def answered(answer: Answer) -> dict[str, Any]:
         "busiest": busiest, "busiest_ms": float(placed.load[busiest]), "mean_ms": mean,
         "balance": float(placed.load[busiest] / mean), "seconds": found.seconds, "states": found.states,
         "in_time": found.in_time, "curve": [[at, ms] for at, over, ms in found.curve if not over],
-        "noise": problem.costs.noise, "before": _before(answer), "check": _check(answer),
+        "noise": problem.costs.noise, "costs": problem.costs.kind,
+        "exchange": None if answer.wire is None else answer.wire.said(), "before": _before(answer), "check": _check(answer),
     }  # fmt: skip
     return result | {"sentence": advice(answer, result)}
 
 
-def parts_of(problem: Problem, placed: Placed, measured: np.ndarray | None) -> list[dict[str, Any]]:
+def parts_of(problem: Problem, placed: Placed, measured: np.ndarray | None, wire: Wire | None) -> list[dict[str, Any]]:
     """Of each rank its memory, and what it computes and exchanges in a step.
 
     **Arguments**
@@ -77,17 +81,26 @@ def parts_of(problem: Problem, placed: Placed, measured: np.ndarray | None) -> l
     - `problem`: tables, ranks and costs.
     - `placed`: a plan.
     - `measured`: milliseconds that each rank computes; None: not measured.
+    - `wire`: the measured exchange, which tells its two ways apart; None: they are halves.
     """
     ranks, exchange = problem.ranks, exchange_of(problem, placed)
+    slow = ranks.slow if placed.slow is None else placed.slow
     parts = []
     for rank, cap in enumerate(ranks.caps):
-        compute = sum(problem.cost(p)[0] for p in placed.pieces(rank)) * ranks.slow[rank]
+        compute = sum(problem.cost(p)[0] for p in placed.pieces(rank)) * slow[rank]
         parts.append({
             "rank": rank, "bytes": int(placed.used[rank]), "memory": None if cap >= UNBOUND else cap,
             "compute_ms": float(compute), "forward_ms": float(exchange[rank] / 2),
             "backward_ms": float(exchange[rank] / 2),
             "measured_ms": None if measured is None else float(measured[rank]),
         })  # fmt: skip
+    count = len(parts)
+    if wire is not None and wire.ranks == count:
+        nbytes = [sum(problem.specs[p.table].batch * p.dim * 4.0 for p in placed.pieces(rank)) for rank in range(count)]
+        starts = np.array([[part["compute_ms"] for part in parts]])
+        ways = wire.told(np.array([nbytes]) * (count - 1) / count, starts)
+        for part, forward, backward in zip(parts, ways[0][0].tolist(), ways[1][0].tolist(), strict=True):
+            part |= {"forward_ms": forward, "backward_ms": backward}
     return parts
 
 
@@ -97,7 +110,7 @@ def _before(answer: Answer) -> dict[str, Any]:
     tried = [] if answer.measured is None else [of for of in answer.measured.tried if of.name == answer.name]
     measured = tried[0].compute if tried else None
     return {
-        "name": answer.name, "ranks": parts_of(problem, before, measured), "busiest_ms": before.score[1],
+        "name": answer.name, "ranks": parts_of(problem, before, measured, answer.wire), "busiest_ms": before.score[1],
         "balance": float(before.load.max() / before.load.mean()), "bytes_over": before.score[0],
         "measured_ms": tried[0].busiest if tried else None,
         "moves": moved_bytes(problem.specs, before, answer.placed),
