@@ -302,8 +302,8 @@ def crashes(shift: int, scripts: Sequence[str], kinds: Sequence[type[Hooked]] = 
 def placement(sound: bool) -> dict[str, Callable[[], object]]:
     """Plans, shares, loads and stores of several sites; what they are held to is in the tests of each."""
     from tests.core import test_placement, test_placement_plan
-    from tests.placement import test_commands, test_shares
-    from tests.placement.tables import test_nets, test_search, test_tables
+    from tests.placement import test_commands, test_exchange, test_moves, test_shares
+    from tests.placement.tables import test_check, test_nets, test_search, test_tables
     from tests.store.placed import test_store
 
     def wrong_files(folder: Path) -> None:
@@ -360,6 +360,14 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "every bit": test_store.TestPlacedStore().test_every_bit_comes_back,
         "rows that move": in_folder(lambda folder: test_store.rows_move(folder, test_store.CUTS[::-1])),
         "sites on disk": in_folder(test_store.test_sites_on_disk_take_all_or_nothing_and_know_their_placement),
+        "measured": test_check.test_the_best_measured_is_given_out_and_climbed_from,
+        "shares": test_moves.some_shares,
+        "a bound": lambda: test_moves.test_no_more_moves_than_may_and_more_time_is_won_the_more_may(0),
+        "left out": test_moves.test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to,
+        "vectors": lambda: test_exchange.some_vectors(0),
+        "shared bags": test_exchange.test_samples_that_share_a_bag_ask_for_its_rows_once,
+        "mixed": in_folder(test_store.test_sites_of_mixed_kinds_are_frozen_as_on_disk_and_taken_by_any),
+        "gone": in_folder(test_store.test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further),
     }
     return dict(list(checks.items())[:3]) if sound else checks
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from skirl.placement.tables import wire_fit
 from skirl.placement.tables.costs import load_costs, save_costs
-from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.plan_file import PLANS, TablePlan
 from skirl.placement.tables.spec import TableSpec, parsed_specs, read_specs, specs_text
 from tests.fuzz.loop import READ, Target, clean
 from tests.fuzz.mutate import Draw, mutated, mutated_tree
@@ -98,7 +98,7 @@ class Plan(_Json):
             for row in {0, 8, 39, 40, 59, table["rows"] - 1} & set(range(min(table["rows"], 1 << 30))):
                 for col in {0, 3, 4, 7, 8, 11, table["dim"] - 1} & set(range(min(table["dim"], 1 << 30))):
                     assert sum(a <= row < b and c <= col < d for a, b, c, d in pieces) == 1
-        assert TablePlan.parsed(json.dumps(plan.body())) == plan
+        assert TablePlan.parsed(PLANS.text(plan.body())) == plan
 
 
 TARGETS: list[Target] = [Tables(), MeasuredCosts(), Plan()]

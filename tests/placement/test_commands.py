@@ -63,10 +63,20 @@ def test_the_fewest_sites_that_hide(tmp_path, capsys):
 
 
 def test_what_people_read(tmp_path, capsys):
-    flags = ["--rates", "4Mbit", "1Mbit", "--step-ms", "5", "--out", str(tmp_path / "p.json")]
+    flags = ["--rates", "4Mbit", "1Mbit", "--step-ms", "5", "--trainers", "2", "--out", str(tmp_path / "p.json")]
     assert main(["place", *TINY, *flags]) == 0
     said = capsys.readouterr().out
-    for text in ("moved", "site-0", "site-1", "times the bound", "hidden", f"--store placed:{tmp_path / 'p.json'}"):
+    for text in (
+        "moved",
+        "site-0",
+        "site-1",
+        "times the bound",
+        "hidden",
+        "round robin: ",
+        "2 trainers, a step",
+        "as pooled: ",
+        f"--store placed:{tmp_path / 'p.json'}",
+    ):
         assert text in said
 
 

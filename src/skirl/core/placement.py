@@ -25,9 +25,10 @@ key is the number `salt` of those that a splitmix64 generator draws whose state 
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WHOLE = 1 << 64
-_BUCKETS = 256
-"""Equal parts of the hash; of each it is known which range its beginning is in."""
-_TO_BUCKET = np.uint64(56)
+_BUCKET_BITS = 8
+_BUCKETS = 1 << _BUCKET_BITS
+"""Equal parts of the hash. Of one that lies in one range its site is known, as ~site; of others the range it begins in."""
+_TO_BUCKET = np.uint64(64 - _BUCKET_BITS)
 ROWS = 1 << ROW_BITS
 """Where the last range of rows ends, in every table."""
 _TABLE_BITS = 64 - ROW_BITS
@@ -215,12 +216,14 @@ class Placement:
         ends = np.array([(end << shift) - 1 for cut, shift in shifts for _, end, _ in cut.ranges], np.uint64)
         sites = np.array([site for cut in cuts for site in cut.sites], np.int32)
         begins = np.arange(_BUCKETS, dtype=np.uint64) << _TO_BUCKET
-        guess = np.stack(
-            [begin + np.searchsorted(starts[begin:end], begins, "right") - 1 for begin, end in pairwise(first)]
-        )
+        lasts = begins + np.uint64((1 << 64 - _BUCKET_BITS) - 1)
+        found = []
+        for begin, end in pairwise(first):
+            at, last = (begin + np.searchsorted(starts[begin:end], of, "right") - 1 for of in (begins, lasts))
+            found.append(np.where(at == last, ~sites[at].astype(np.int64), at))
         hashed = (SALTS[self.use] + 1) * _GOLDEN % _WHOLE
         salt = np.array([hashed if cut.by == "hash" else 0 for cut in cuts], np.uint64)  # 0: by rows
-        return cut_of, salt, guess.astype(np.uint32), ends, sites
+        return cut_of, salt, np.stack(found).astype(np.int32), ends, sites
 
 
 @dataclass(frozen=True)
@@ -275,7 +278,10 @@ class AtSites:
 def site_in(cut, key, salt, guess, ends, sites):
     """In a kernel: the site of a key whose table has this cut; all but the first two are of `Placement.arrays`."""
     hashed = mix(np.uint64(key) + salt[cut]) if salt[cut] else np.uint64(key) << _ROW_TO_TOP
-    i = guess[cut, hashed >> _TO_BUCKET]
+    known = guess[cut, hashed >> _TO_BUCKET]
+    if known < 0:
+        return ~known
+    i = np.uint32(known)
     while ends[i] < hashed:  # the last range ends with the last hash
         i += np.uint32(1)
     return sites[i]
@@ -290,7 +296,11 @@ def _sites(keys, cut_of, salt, guess, ends, sites, out):
         cut = np.uint64(cut_of[min(key >> _TO_TABLE, beyond)])
         salted = salt[cut]
         hashed = mix(key + salted) if salted else key << _ROW_TO_TOP
-        at = guess[cut, hashed >> _TO_BUCKET]
+        known = guess[cut, hashed >> _TO_BUCKET]
+        if known < 0:
+            out[i] = ~known
+            continue
+        at = np.uint32(known)
         while ends[at] < hashed:
             at += np.uint32(1)
         out[i] = sites[at]

@@ -3,28 +3,26 @@
 A piece may one day name columns too: the file has room for them, and a reader of this version refuses them.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from skirl.core.keys import MAX_ROWS, MAX_TABLES
 from skirl.core.placement import Cut, Placement
-from skirl.tools.os_errors import writing
-from skirl.tools.shape_of import ANY, TEXT, misfit
+from skirl.tools.sealed_json import Plans
+from skirl.tools.shape_of import ANY, TEXT
 
 FORMAT, VERSION = "skirl-placement", 1
-_MOST = 64 << 20
-"""Bytes of a file."""
 _FORM = {
     "sites": [{"name": TEXT, "store": TEXT}],
     "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "by": TEXT, "pieces": [{"site": TEXT}]}],
 }
 _BY = ("hash", "rows", "whole")
+PLANS = Plans(FORMAT, VERSION, "plan of a placement", "skirl place", _FORM)
+"""The files."""
 
 
 @dataclass(frozen=True)
@@ -119,22 +117,9 @@ class PlacementPlan:
 
     # The file
 
-    def body(self) -> dict[str, Any]:
-        """What the file says, but for its digest."""
-        return {
-            "format": FORMAT,
-            "format_version": VERSION,
-            "sites": [_without_none(vars(site)) for site in self.sites],
-            "tables": [
-                {"name": t.name, "rows": t.rows, "dim": t.dim, "by": _by(t.cut), "pieces": self._pieces(t)}
-                for t in self.tables
-            ],
-        }
-
     def text(self) -> str:
         """The file's text."""
-        body = self.body()
-        return json.dumps(body | {"digest": _digest(body)}, indent=1) + "\n"
+        return PLANS.text(self._body())
 
     def save(self, path: Path) -> None:
         """Write the file.
@@ -143,9 +128,14 @@ class PlacementPlan:
 
         - `path`: where.
         """
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.text(), encoding="utf-8")
+        PLANS.write(path, self._body())
+
+    def _body(self) -> dict[str, Any]:
+        tables = (
+            {"name": t.name, "rows": t.rows, "dim": t.dim, "by": _by(t.cut), "pieces": self._pieces(t)}
+            for t in self.tables
+        )
+        return {"sites": [_without_none(vars(site)) for site in self.sites], "tables": list(tables)}
 
     def _pieces(self, table: PlacedTable) -> list[dict[str, Any]]:
         cut = table.cut
@@ -165,17 +155,7 @@ class PlacementPlan:
 
         - `path`: the file.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise ValueError(f"{path} is no file: name a plan that `skirl place` wrote")
-        if path.stat().st_size > _MOST:
-            raise ValueError(f"{path} is too large for a plan: name one that `skirl place` wrote")
-        try:
-            return cls.parsed(path.read_bytes().decode())
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is no text: name a plan that `skirl place` wrote") from None
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        return PLANS.load(Path(path), cls.parsed)
 
     @classmethod
     def parsed(cls, text: str) -> "PlacementPlan":
@@ -185,22 +165,7 @@ class PlacementPlan:
 
         - `text`: as `text` gives it. One without a digest may be written by hand.
         """
-        try:
-            body = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"it is cut short, or no JSON ({error}): make the plan again") from None
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise ValueError("it is no plan of a placement: name a file that `skirl place` wrote")
-        if body.get("format_version") != VERSION:
-            raise ValueError(
-                f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: make the plan again"
-            )
-        if "digest" in body and body.pop("digest") != _digest(body):
-            raise ValueError(
-                "it was changed since it was written: make it again, or leave its digest out if you meant to"
-            )
-        if (wrong := misfit(body, _FORM)) is not None:
-            raise ValueError(f"{wrong}: make the plan again")
+        body = PLANS.body(text)
         sites = tuple(Site(s["name"], s["store"], s.get("memory"), s.get("rate")) for s in body["sites"])
         _check_names("site", [site.name for site in sites])
         names = {site.name: number for number, site in enumerate(sites)}
@@ -252,10 +217,6 @@ def _without_none(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _by(cut: Cut) -> str:
     return "whole" if len(cut.starts) == 1 else cut.by
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _table(said: Mapping[str, Any], sites: Mapping[str, int]) -> PlacedTable:

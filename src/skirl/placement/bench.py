@@ -18,7 +18,7 @@ import numpy as np
 from skirl.core.placement import Cut, Placement
 from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.measure.bench.helpers import at_least_one, result
-from skirl.placement import bench_stores
+from skirl.placement import bench_exchange, bench_stores
 from skirl.placement.bench_runs import (
     Job,
     Outcome,
@@ -39,8 +39,9 @@ from skirl.store.placed.store import PlacedStore
 class PlaceBench:
     """Flags of `skirl bench place`."""
 
-    part: Literal["loads", "stores", "optimum", "tight", "time", "model", "plans", "transfer"] = "loads"
-    """loads: predicted rows and bytes by site and step against executed ones; stores: iterations over emulated links. Of
+    part: Literal["loads", "stores", "exchange", "optimum", "tight", "time", "model", "plans", "transfer"] = "loads"
+    """loads: predicted rows and bytes by site and step against executed ones; stores: iterations over emulated links;
+    exchange: bytes between trainers as rows and as pooled vectors. Of
     tables over ranks, optimum: the search against every placement of small tasks; tight: 90 to 98% of the memory; time:
     seconds of searches; model: both kinds of costs, of tables that they were not fitted to; plans: measured, beside simpler
     ones; transfer: plans after a minute of calibration, beside full training."""
@@ -80,6 +81,8 @@ class PlaceBench:
         """Measure one part."""
         if self.part in bench_tables.PARTS:
             return result("place", self, "part seed", **bench_tables.measured(self.part, self.tasks, self.seed))
+        if self.part == "exchange":
+            return result("place", self, "part seed", **bench_exchange.measured(self.seed))
         if self.part == "stores":
             links = self.sites if set(self.sites) <= {4, 8} else (4, 8)
             found = bench_stores.measured(*self.job("criteo-kaggle", ranked=True), links, self.link_ms / 1e3)
@@ -122,8 +125,8 @@ class PlaceBench:
         """The result as people read it."""
         if self.part in bench_tables.PARTS:
             return bench_tables.told(result)
-        if self.part == "stores":
-            return bench_stores.told(result)
+        if self.part in ("stores", "exchange"):
+            return {"stores": bench_stores, "exchange": bench_exchange}[self.part].told(result)
         return {
             "loads": f"{result['loads_differ']:,} of {result['loads_compared']:,} rows and bytes by site and step differ",
             "bits": "equal, also after kill -9 and a resume" if result["bits_equal"] else "DIFFERENT",

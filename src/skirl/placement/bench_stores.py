@@ -21,6 +21,9 @@ UNLIKE = (4.0, 2.0, 1.0, 1.0)
 TIGHT = (0.25, 0.35, 0.3, 0.15)
 """Memory of unlike sites where it binds, of the rows that the run uses."""
 
+WARM = 4
+"""Batches of a run before the first that is timed."""
+
 
 @dataclass(frozen=True)
 class _Timed:
@@ -49,6 +52,7 @@ def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: floa
         lookups = [float(job.batch * len(batches))] * len(tables)  # one id a sample in every table
         used = _used(batches)
         by_count = {}
+        _timed(job, batches[:WARM], loads, [Site("warm")], [Cut((0,), (0,))] * len(tables))  # loops are compiled
         for count in counts:
             rate = most / len(loads) / step / count
             sites = [Site(f"site-{n}", rate=rate) for n in range(count)]

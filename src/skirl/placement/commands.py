@@ -25,7 +25,7 @@ class Place(Composed):
     group: ClassVar[str] = "output"
     common: ClassVar[tuple[str, ...]] = (
         "data", "model", "dim", "batch", "steps", "optimizer", "cache", "sites", "stores", "rates", "memory",
-        "step_ms", "out",
+        "step_ms", "from_", "page", "out",
     )  # fmt: skip
     positional: ClassVar[str] = "data"
     example: ClassVar[str] = "skirl place synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50 --sites 4"
@@ -38,18 +38,22 @@ class Place(Composed):
     show: ShowFlags = field(default_factory=ShowFlags)
     out: Path | None = Path("plan.json")
     """The file to write the plan to, for --store placed:plan.json."""
+    page: Path | None = None
+    """Write a page with plots to this .html file."""
 
     def __post_init__(self) -> None:
         self.data.stream().tables(self.model.row_dim)  # it checks dim
         if self.out is not None and self.out.suffix != ".json":
             raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
+        if self.page is not None and self.page.suffix != ".html":
+            raise ValueError(f"page is {str(self.page)!r}: name a file that ends in .html")
 
     def run(self) -> dict[str, Any]:
         """Plan the run once, count, and choose."""
         from skirl.placement.place import Placing, placed
 
         parts = (self.data, self.model, self.optimizer, self.window, self.where, self.show)
-        return placed(Placing(*parts, out=self.out))
+        return placed(Placing(*parts, out=self.out, page=self.page))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The plan as people read it."""
@@ -71,14 +75,41 @@ class Place(Composed):
                 f"{result['vs_bound']:.3f} times the bound; an even hash takes {result['even_vs_this']:.2f} times as long"
                 + (" and passes a site's memory" if result["even_over_memory"] else "")
             )
+        before = result["before"]
+        lines["before"] = (
+            f"{before['name']}: the busiest site {before['imbalance']:.3f} times the mean, "
+            f"{before['vs_this']:.2f} times as long"
+        )
+        if result["moves"] is not None:
+            lines["moves"] = f"{size(result['moves'])} of rows that the run uses, from {before['name']}"
         if result["hidden"] is not None:
             lines["hidden"] = (
                 f"{result['hidden']:.0%} of the movement, estimated, behind {self.where.step_ms:g} ms a step"
             )
+        if result["exchange"] is not None:
+            lines["exchange"] = _exchange(result["exchange"])
         if result["out"] is not None:
             lines["plan"] = result["out"]
+        if result["page"] is not None:
+            lines["page"] = result["page"]
         lines["advice"] = result["sentence"]
         return lines
+
+
+_NAMED = 6
+
+
+def _exchange(facts: dict[str, Any]) -> str:
+    """What trainers would exchange, and which tables better as what."""
+    text = (
+        f"{facts['trainers']} trainers, a step: {size(facts['rows'])} as rows (owners by hash {size(facts['hashed'])}), "
+        f"{size(facts['pooled'])} pooled, {size(facts['better'])} the better by table"
+    )
+    for way in ("rows", "pooled"):
+        names = [of["name"] for of in facts["tables"] if of["better"] == way]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        text += f"\nas {way}: {', '.join(names[:_NAMED]) or 'none'}{more}"
+    return text
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,15 @@
 """The flags of `skirl place` that are its own: the cache in front of the sites, and the sites."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from skirl.tools.sizes import parse_bytes
 from skirl.train.flags import CacheFlags
+
+if TYPE_CHECKING:
+    from skirl.core.placement_plan import PlacementPlan, Site
 
 MOST_SITES = 1024
 
@@ -46,6 +51,14 @@ class SiteFlags:
     """What the rows of each may take, as 4GiB; one for all of them will do. No limit if not given."""
     step_ms: float | None = None
     """What a step computes, in milliseconds; with --rates it tells how much of the movement hides."""
+    trainers: int | None = None
+    """Say also what so many trainers would exchange in a step, as rows and as pooled vectors, by table."""
+    from_: Path | None = None
+    """A plan by which rows are placed already: as few of them move as can be. Its sites, if --stores and
+    --sites are not given."""
+    move_at_most: str | None = None
+    """With --from: what the rows that move may take, as 2GiB; the plan goes so far on the way. No limit if
+    not given."""
 
     def __post_init__(self) -> None:
         if self.sites not in (None, "auto") and not 1 <= int(self.sites or 0) <= MOST_SITES:
@@ -57,6 +70,16 @@ class SiteFlags:
                 raise ValueError("sites is auto: set step_ms and one rate, and leave stores out")
             if self.memory is not None and len(self.memory) != 1:
                 raise ValueError("sites is auto: set one memory for all sites, or none")
+        if self.trainers is not None and not 2 <= self.trainers <= MOST_SITES:
+            raise ValueError(f"trainers is {self.trainers}: set it to 2 to {MOST_SITES}")
+        if self.from_ is not None and self.sites == "auto":
+            raise ValueError("sites is auto, and from_ names a plan: set sites to a number")
+        if self.move_at_most is not None:
+            if self.from_ is None:
+                raise ValueError(
+                    f"move_at_most is {self.move_at_most!r} and from_ is not set: name the plan that rows move from"
+                )
+            parsed_bytes(self.move_at_most, "move_at_most")
         for name in ("stores", "rates", "memory"):
             given = getattr(self, name)
             if given is not None and len(given) not in ((self.count,) if name == "stores" else (1, self.count)):
@@ -70,32 +93,47 @@ class SiteFlags:
         if self.sites is not None:
             return 1 if self.sites == "auto" else int(self.sites)
         named = [len(given) for given in (self.stores, self.rates, self.memory) if given is not None and len(given) > 1]
-        return max(named, default=2)
+        return max(named, default=2 if self.from_ is None else len(self.old.sites))
 
-    def made(self, count: int) -> Any:
+    @cached_property
+    def old(self) -> "PlacementPlan":
+        """The plan by which rows are placed already."""
+        from skirl.core.placement_plan import PlacementPlan
+
+        assert self.from_ is not None
+        return PlacementPlan.load(self.from_)
+
+    def made(self, count: int) -> "list[Site]":
         """So many sites."""
         from skirl.core.placement_plan import Site
 
-        stores, memory = self.stores or ("memory",) * count, [parsed_bytes(text) for text in self.memory or ()]
+        memory = [parsed_bytes(text) for text in self.memory or ()]
         rates = [parsed_rate(text) for text in self.rates or ()]
+        sites = [Site(f"site-{n}", self.stores[n] if self.stores else "memory") for n in range(count)]
+        if self.from_ is not None and self.stores is None:
+            known = self.old.sites
+            if count > len(known) and any(site.store != "memory" for site in known):
+                raise ValueError(f"from_ names {len(known)} sites, and there are {count}: name each with stores")
+            sites = [*known[:count], *sites[len(known) :]]
 
-        def of(given: list[Any], site: int) -> Any:
-            return None if not given else given[site if len(given) > 1 else 0]
+        def of(given: list[Any], site: int, default: Any) -> Any:
+            return default if not given else given[site if len(given) > 1 else 0]
 
-        return [Site(f"site-{n}", stores[n], of(memory, n), of(rates, n)) for n in range(count)]
+        return [replace(s, memory=of(memory, n, s.memory), rate=of(rates, n, s.rate)) for n, s in enumerate(sites)]
 
 
-def parsed_bytes(text: str) -> int:
+def parsed_bytes(text: str, flag: str = "memory") -> int:
     """The bytes of a flag.
 
     **Arguments**
 
     - `text`: as it was given.
+    - `flag`: its name.
     """
     try:
         return parse_bytes(text)
     except ValueError:
-        raise ValueError(f"memory is {text!r}: set it to a size like 4GiB") from None
+        raise ValueError(f"{flag} is {text!r}: set it to a size like 4GiB") from None
 
 
 def parsed_rate(text: str, flag: str = "rates") -> float:

@@ -2,22 +2,26 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from skirl.core.placement import Placement
+from skirl.core.placement import Cut, Placement
 from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.core.tables import Table
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.oracle.options import Plan
-from skirl.placement.flags import MOST_SITES, SiteFlags, WindowFlags
+from skirl.placement.exchange import Exchange, ids_of
+from skirl.placement.flags import MOST_SITES, SiteFlags, WindowFlags, parsed_bytes
 from skirl.placement.loads import Loads, Scored, plan_run
-from skirl.placement.plan import Planned, plan_for, run_seconds
-from skirl.tools.progress import Progress
+from skirl.placement.moves import Moved, Old, near
+from skirl.placement.picture import Steps, drawn
+from skirl.placement.plan import Planned, over_memory, plan_for, run_seconds
+from skirl.tools.os_errors import writing
+from skirl.tools.progress import Progress, size
 from skirl.train.flags import CacheFlags, MovementFlags, OptimizerFlags, ShowFlags
 from skirl.train.recipe import Recipe
 from skirl.train.verify import touched_rows
@@ -37,6 +41,7 @@ class Placing:
     where: SiteFlags
     show: ShowFlags
     out: Path | None
+    page: Path | None = None
 
 
 def placed(flags: Placing) -> dict[str, Any]:
@@ -54,19 +59,70 @@ def placed(flags: Placing) -> dict[str, Any]:
         cache=CacheFlags(cache=window.cache, depth=window.depth),
         movement=MovementFlags(prefetch=window.prefetch),
     )
-    with _counted(recipe, flags) as loads:
-        tables = recipe.tables()
+    tables, trainers = recipe.tables(), flags.where.trainers
+    exchange = None if trainers is None else Exchange([(table.name, table.dim) for table in tables], trainers)
+    with _counted(recipe, flags, exchange) as loads:
         first, rest = slice(0, len(loads) // 2), slice(len(loads) // 2, None)
         sites = _sites(flags, loads)
         chosen = plan_for(loads, tables, sites, first)
-        result = _result(flags, loads, chosen, tables, rest)
+        before, moved = _round_robin(sites, tables), None
+        if flags.where.from_ is not None:
+            flags.where.old.check([(table.name, table.rows, table.dim) for table in tables])
+            old = Old.seen_from(flags.where.old, sites)
+            before, moved = old.placement(), _moved(flags, loads, old, chosen, first)
+            chosen = replace(chosen, plan=moved.plan)
+        result = _result(flags, loads, chosen, tables, rest) | _compared(flags, loads, chosen.plan, before, rest)
+        result["exchange"] = None if exchange is None else exchange.facts()
+        result |= {"moves": None if moved is None else moved.nbytes, "whole": moved is None or moved.whole}
+        result["sentence"] = _sentence(flags, chosen, result)
+        if flags.page is not None:
+            page = drawn(result, Steps.of(loads, chosen.plan.placement, before, first, rest))
+            with writing(flags.page):
+                flags.page.parent.mkdir(parents=True, exist_ok=True)
+                flags.page.write_text(page.html(), encoding="utf-8", errors="replace")
     if flags.out is not None:
         chosen.plan.save(flags.out)
     return result
 
 
-def _counted(recipe: Recipe, flags: Placing) -> Loads:
-    """What every step of the run moves."""
+def _round_robin(sites: Sequence[Site], tables: Sequence[Table]) -> Placement:
+    """Whole tables, to one site after the other."""
+    cuts = {n: Cut((0,), (n % len(sites),)) for n in range(len(tables))}
+    return Placement(len(sites), Cut.even(range(len(sites))), cuts, "sites")
+
+
+def _moved(flags: Placing, loads: Loads, old: Old, chosen: Planned, first: slice) -> Moved:
+    rates, where = [site.rate or 1.0 for site in chosen.plan.sites], flags.where
+    at_most = None if where.move_at_most is None else parsed_bytes(where.move_at_most, "move_at_most")
+    return near(
+        loads, old, chosen.plan, at_most,
+        busy=lambda plan: loads.scored(plan.placement, first).seconds(rates),
+        over=lambda plan: over_memory(loads, plan),
+    )  # fmt: skip
+
+
+def _compared(
+    flags: Placing, loads: Loads, plan: PlacementPlan, before: Placement, rest: slice
+) -> dict[str, dict[str, Any]]:
+    """What the plan is compared with: the tables in turns, or the plan of --from."""
+    known = len(plan.sites)
+    was, now = loads.scored(before, rest), loads.scored(plan.placement, rest)
+    rates = [site.rate or 1.0 for site in plan.sites]
+    rates += [sum(rates) / known] * (before.sites - known)  # of those that are left out it is not known
+    seconds = now.seconds(rates[:known])
+    return {
+        "before": {
+            "name": "round robin" if flags.where.from_ is None else str(flags.where.from_),
+            "imbalance": was.imbalance,
+            "vs_this": was.seconds(rates) / seconds if seconds else 1.0,
+            "held": was.held.tolist(),
+            "busiest": (was.bytes_read + was.bytes_written).sum(axis=0).tolist(),
+        }
+    }
+
+
+def _counted(recipe: Recipe, flags: Placing, exchange: Exchange | None) -> Loads:
+    """What every step of the run moves, and what trainers would exchange."""
     touched = touched_rows(recipe) if recipe.counts_first else 0
     embeddings = recipe.embeddings(recipe.cache_size(touched))
     engine, stream = embeddings.engine, recipe.stream()
@@ -76,7 +132,7 @@ def _counted(recipe: Recipe, flags: Placing) -> Loads:
     try:
         to = sys.stderr if flags.show.json else sys.stdout
         with Progress("plan", steps=stream.steps, to=to, quiet=flags.show.quiet) as progress:
-            for step, moves in enumerate(plan_run(engine, _Ids(recipe), plan), start=1):
+            for step, moves in enumerate(plan_run(engine, _Ids(recipe, exchange), plan), start=1):
                 loads.add(moves)
                 progress(step, lambda: {"read": f"{sum(map(len, moves.read)):,}"})  # noqa: B023
         if not len(loads):
@@ -90,13 +146,18 @@ def _counted(recipe: Recipe, flags: Placing) -> Loads:
 
 
 class _Ids:
-    """The ids of a run, as often as they are read."""
+    """The ids of a run, as often as they are read; what trainers would exchange is counted the first time."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    def __init__(self, recipe: Recipe, exchange: Exchange | None) -> None:
+        self._recipe, self._exchange = recipe, exchange
 
     def __iter__(self) -> Any:
-        return (batch.sparse for batch in self._recipe.stream())
+        exchange, self._exchange = self._exchange, None
+        tables = self._recipe.tables()
+        for batch in self._recipe.stream():
+            if exchange is not None:
+                exchange.add(ids_of(batch.sparse, tables, exchange.trainers))
+            yield batch.sparse
 
 
 def _sites(flags: Placing, loads: Loads) -> list[Site]:
@@ -104,10 +165,10 @@ def _sites(flags: Placing, loads: Loads) -> list[Site]:
     where = flags.where
     if where.sites != "auto":
         return where.made(where.count)
-    assert where.step_ms is not None
+    [site] = where.made(1)
+    assert where.step_ms is not None and site.rate is not None
     step = where.step_ms / 1e3
     moved = loads.scored(Placement.even(1, "sites"))
-    [site] = where.made(1)
     enough = float(moved.busiest.max()) / (site.rate * len(loads) * step * HIDDEN)
     count = max(1, int(np.ceil(enough)), 1 if site.memory is None else -(-int(moved.held.sum()) // site.memory))
     while count <= MOST_SITES:
@@ -173,12 +234,18 @@ def _result(flags: Placing, loads: Loads, chosen: Planned, tables: Sequence[Tabl
         "hidden": hidden,
         "digest": plan.placement.digest,
         "out": None if flags.out is None else str(flags.out),
-        "sentence": _sentence(flags, chosen, plan),
+        "page": None if flags.page is None else str(flags.page),
     }
 
 
-def _sentence(flags: Placing, chosen: Planned, plan: PlacementPlan) -> str:
+def _sentence(flags: Placing, chosen: Planned, result: dict[str, Any]) -> str:
+    plan = chosen.plan
     use = "" if flags.out is None else f" Train with --store placed:{flags.out}."
+    if not result["whole"]:
+        return (
+            f"{size(result['moves'])} of rows move, as far on the way to equal times as {flags.where.move_at_most} goes."
+            f"{use}"
+        )
     if len(plan.sites) == 1:
         return f"One site holds and moves all rows.{use}"
     if chosen.even:

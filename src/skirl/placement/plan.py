@@ -46,7 +46,7 @@ def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first
     read, written, held = loads.of_tables(first)
     moved = read if read.sum() >= written.sum() else written  # the busier direction
     rates = [1.0 if site.rate is None else site.rate for site in sites]
-    caps = np.array([math.inf if site.memory is None else float(site.memory) for site in sites])
+    caps = _caps(sites)
     if held.sum() > caps.sum():
         raise ValueError(_no_room(tables, held, caps))
     even = Cut.even(range(len(sites)))
@@ -76,8 +76,22 @@ def _plan(sites: Sequence[Site], tables: Sequence[Table], cuts: Sequence[Cut]) -
     return PlacementPlan(tuple(sites), tuple(placed))
 
 
+def over_memory(loads: Loads, plan: PlacementPlan) -> np.ndarray:
+    """Bytes by which the rows of each site pass its memory: counted, row by row.
+
+    **Arguments**
+
+    - `loads`: what moves in the run.
+    - `plan`: where rows are.
+    """
+    return _over(loads, plan, _caps(plan.sites))
+
+
+def _caps(sites: Sequence[Site]) -> np.ndarray:
+    return np.array([math.inf if site.memory is None else float(site.memory) for site in sites])
+
+
 def _over(loads: Loads, plan: PlacementPlan, caps: np.ndarray) -> np.ndarray:
-    """Bytes by which the rows of each site pass its memory: counted, row by row."""
     if np.isinf(caps).all():
         return np.zeros(len(caps))
     held = loads.scored(plan.placement, slice(0)).held

@@ -1,6 +1,7 @@
 """A JSON file that is replaced whole and read back only as it was written: its last entry is the SHA-256 of the rest.
 
-Renaming such a header into place makes all files that it names the current state in one atomic step.
+Renaming such a header into place makes all files that it names the current state in one step. Plans, which people may edit,
+have a digest that may be left out.
 """
 
 import hashlib
@@ -8,12 +9,15 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+from skirl.tools.os_errors import writing
 from skirl.tools.shape_of import ANY, TEXT, misfit
 
+T = TypeVar("T")
 _SEAL = "~sha256"
 _MOST = 64 << 20  # bytes of a header
 
@@ -114,3 +118,94 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@dataclass(frozen=True)
+class Plans:
+    """A kind of JSON file that people read and may write by hand. Its digest tells one that was changed by accident.
+
+    **Arguments**
+
+    - `format`, `version`: what its first two entries say.
+    - `noun`: what errors call it, as "plan of tables".
+    - `writer`: the command that writes it.
+    - `form`: of its entries, as `misfit` takes it.
+    - `most`: bytes of a file.
+    """
+
+    format: str
+    version: int
+    noun: str
+    writer: str
+    form: Any
+    most: int = _MOST
+
+    def text(self, body: Mapping[str, Any]) -> str:
+        """The file's text.
+
+        **Arguments**
+
+        - `body`: what it says, but for its format and its digest.
+        """
+        body = {"format": self.format, "format_version": self.version, **body}
+        return json.dumps(body | {"digest": _digest(body)}, indent=1) + "\n"
+
+    def write(self, path: Path, body: Mapping[str, Any]) -> None:
+        """Write a file.
+
+        **Arguments**
+
+        - `path`: where.
+        - `body`: as `text` takes it.
+        """
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.text(body), encoding="utf-8")
+
+    def load(self, path: Path, parsed: Callable[[str], T]) -> T:
+        """What a file says; a ValueError that names it where it is wrong.
+
+        **Arguments**
+
+        - `path`: the file.
+        - `parsed`: makes of its text what it says.
+        """
+        named = f"name a plan that `{self.writer}` wrote"
+        if not path.is_file():
+            raise ValueError(f"{path} is no file: {named}")
+        if path.stat().st_size > self.most:
+            raise ValueError(f"{path} is too large for a plan: {named}")
+        try:
+            return parsed(path.read_bytes().decode())
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is no text: {named}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def body(self, text: str) -> dict[str, Any]:
+        """What a text says, of the right form and not changed; a ValueError where it is not.
+
+        **Arguments**
+
+        - `text`: of a file. One without a digest may be written by hand.
+        """
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it is cut short, or no JSON ({error}): make the plan again") from None
+        if not isinstance(body, dict) or body.get("format") != self.format:
+            raise ValueError(f"it is no {self.noun}: name a file that `{self.writer}` wrote")
+        if body.get("format_version") != self.version:
+            found = body.get("format_version")
+            raise ValueError(f"its format is {found!r}, skirl reads {self.version}: make the plan again")
+        if "digest" in body and body.pop("digest") != _digest(body):
+            raise ValueError(
+                "it was changed since it was written: make it again, or leave its digest out if you meant to"
+            )
+        if (wrong := misfit(body, self.form)) is not None:
+            raise ValueError(f"{wrong}: make the plan again")
+        return body
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -121,9 +121,13 @@ def test_wrong_flags_are_one_sentence(capsys, flags, text):
 def test_figures_of_plans_are_ratios_by_hand():
     times = [dict.fromkeys(("random", "size", "dim", "lookup", "size_lookup", "additive_lpt"), (10.0, 5.0, 1.0))] * 2
     times = [of | {"row_wise": (8.0, 8.0, 2.0), "whole": (7.0, 5, 1), "columns": (6.0, 5, 1)} for of in times]
-    times = [of | {"rows": (ms, 4.5, 1.0), "lookup": (9.0, 5.0, 1.0)} for of, ms in zip(times, (4.5, 5.4))]
+    times = [
+        of | {"rows": (ms, 4.5, 1.0), "checked": (0.9 * ms, 4, 1), "lookup": (9.0, 5.0, 1.0)}
+        for of, ms in zip(times, (4.5, 5.4))
+    ]
     found = bench_plans.compared(["a", "b"], times)
     assert found["greedy"] == "lookup" and found["vs_greedy"] == pytest.approx(0.55)
+    assert found["with_check"] == pytest.approx(0.495) and found["check_vs_without"] == pytest.approx(0.9)
     assert found["best_cell"] == pytest.approx(0.5) and found["gap_closed"] == pytest.approx((4.5 + 3.6) / 8)
     assert found["vs_row_wise"] == found["worst_vs_any"] == pytest.approx((4.5 + 5.4) / 16)
     assert found["by_split"]["whole"] == pytest.approx(7 / 9) and len(TERMS) == 10

@@ -31,7 +31,7 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     flags = ["--ranks", "3", "--memory", "250KB", "--speeds", "1", "1", "2", "--link", "1Gbit", "--out", str(out)]
     assert main(["place", "tables", str(path), *flags]) == 0
     said = capsys.readouterr().out
-    for text in ("rank 0", "rank 2", "KiB of 244.1 KiB", "above the mean of all", "not measured", "advice", str(out)):
+    for text in ("rank 0", "rank 2", "KiB of 244.1 KiB", "above perfect balance", "not measured", "advice", str(out)):
         assert text in said
     plan = TablePlan.load(out)
     assert [name for name, *_ in plan.tables] == [f"t{n}" for n in range(1, 9)]

@@ -10,9 +10,12 @@ import pytest
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record, Store, open_store
+from skirl.store.placed import taking
 from skirl.store.placed.store import PlacedStore
+from skirl.tools.progress import size
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, filled, random_rows, table_keys
+from tests.store.remote.nodes import served
 
 CUTS = [
     Cut.weighted([1, 1, 1]), Cut.weighted([3, 0, 1]), Cut((0, 20, 1500), (2, 0, 1), "rows"), Cut((0,), (1,)),
@@ -125,6 +128,109 @@ def test_sites_on_disk_take_all_or_nothing_and_know_their_placement(tmp_path):
         store.write(table_keys(1, [0]), random_rows(1, 1, 0))
 
 
+KINDS = (("memory", "disk", "link"), ("disk", "memory", "disk"))
+
+
+def of_kinds(root: Path, kinds=KINDS[0], cuts=CUTS) -> PlacedStore:
+    """Sites in memory, on disk, and behind a link."""
+    made = {
+        "memory": lambda n: MemoryStore(LAYOUT),
+        "link": lambda n: LinkStore(MemoryStore(LAYOUT), Link(rate=1e12, delay=0.0)),
+        "disk": lambda n: DiskStore(root / str(n), LAYOUT),
+    }
+    stores = [made[kind](n) for n, kind in enumerate(kinds)]
+    return PlacedStore(plan_for(LAYOUT, cuts), stores, LAYOUT)
+
+
+def test_sites_of_mixed_kinds_are_frozen_as_on_disk_and_taken_by_any(tmp_path):
+    with of_kinds(tmp_path / "a") as store:
+        for table in TABLES:
+            store.write(table_keys(table, range(90)), random_rows(table, 90, table))
+        store.write(table_keys(0, range(9)), random_rows(0, 9, 7))
+        held = contents(store)
+        facts = frozen.save(store, tmp_path / "saved" / "rows")
+        assert facts["kind"] == store.frozen_kind == "disk rows" and held
+        assert {path.suffix for path in (tmp_path / "saved" / "rows").iterdir()} == {".rows", ".keys", ".json"}
+        assert [path.name for path in (tmp_path / "saved").iterdir()] == ["rows"], "nothing else is left behind"
+        store.write(table_keys(0, range(40)), random_rows(0, 40, 8))
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
+        again = frozen.save(store, tmp_path / "saved" / "rows", since=facts)
+        assert set(again["segments"]) & set(facts["segments"]), "what is on disk is not written again"
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
+    for name, kinds, cuts in (("b", KINDS[0], CUTS), ("c", KINDS[1], CUTS), ("d", KINDS[1], CUTS[::-1])):
+        with of_kinds(tmp_path / name, kinds, cuts) as store:
+            over = [(table_keys(0, [3, 97]), random_rows(0, 2, 3))]
+            frozen.load(store, tmp_path / "saved" / "rows", over)
+            wanted = held | dict(
+                zip(table_keys(0, [3, 97]).tolist(), (row.tobytes() for row in over[0][1]), strict=True)
+            )
+            assert contents(store) == wanted
+            for site, inner in enumerate(store.stores):
+                assert all((store.placement.site_of(keys) == site).all() for keys in inner.keys())  # noqa: SIM118
+    with DiskStore(tmp_path / "one", LAYOUT) as one:
+        frozen.load(one, tmp_path / "saved" / "rows")
+        assert contents(one) == held
+    with pytest.raises(ValueError, match="need not fit in memory"):
+        frozen.load(MemoryStore(LAYOUT), tmp_path / "saved" / "rows")
+
+
+def test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further(tmp_path):
+    with of_kinds(tmp_path) as store:
+        store.remember({f"t{n}": "zeros()" for n in range(7)})
+        store.write(table_keys(0, range(90)), random_rows(0, 90, 1))
+        held = contents(store)
+        frozen.save(store, tmp_path / "saved" / "rows")
+    with of_kinds(tmp_path) as store:
+        with pytest.raises(
+            ValueError, match="site 's1' on disk has the rows of a run whose site 's0' was in memory and is"
+        ):
+            store.read(table_keys(0, [0]), random_rows(0, 1, 0).copy())
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
+
+
+@pytest.mark.slow
+def test_a_plan_of_memory_disk_a_link_and_memory_nodes(tmp_path):
+    with served(1) as nodes:
+        specs = ("memory", f"disk:{tmp_path}/disk", "link:100Gbit,0us:memory", nodes.spec)
+        plan_for(LAYOUT, [Cut.even(range(4))], specs).save(tmp_path / "plan.json")
+        spec = f"placed:{tmp_path}/plan.json"
+        with open_store(spec, LAYOUT) as store:
+            store.write(table_keys(0, range(200)), random_rows(0, 200, 1))
+            held = contents(store)
+            assert all(map(len, store.stores)) and len(held) == 200  # type: ignore[attr-defined]
+            frozen.save(store, tmp_path / "saved" / "rows")
+            store.write(table_keys(0, range(99)), random_rows(0, 99, 2))
+            frozen.load(store, tmp_path / "saved" / "rows")
+            assert contents(store) == held
+    with of_kinds(tmp_path / "other") as store:
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
+
+
+def test_bytes_that_go_to_another_site_are_told_before(tmp_path, caplog):
+    with on_disks(tmp_path / "a", plan_for(LAYOUT)) as store:
+        for table in TABLES:
+            store.write(table_keys(table, range(90)), random_rows(table, 90, table))
+        facts = frozen.save(store, tmp_path / "saved")
+        other = plan_for(LAYOUT, CUTS[::-1])
+        moved = 0
+        for table in TABLES:
+            keys, record = table_keys(table, range(90)), LAYOUT.records[table]
+            differ = store.placement.site_of(keys) != other.placement.site_of(keys)
+            moved += int(differ.sum()) * record.width * np.dtype(record.dtype).itemsize
+        assert taking.leaving(other.placement, facts, tmp_path / "saved", LAYOUT) == moved > 0
+        assert taking.leaving(store.placement, facts, tmp_path / "saved", LAYOUT) == 0
+    with on_disks(tmp_path / "b", other) as store:
+        frozen.load(store, tmp_path / "saved")
+    assert f"rows were placed otherwise: {size(moved)} go to another site; the 3 sites look through" in caplog.text
+    plain = filled(MemoryStore)
+    facts = frozen.save(plain, tmp_path / "one")
+    assert taking.leaving(other.placement, facts, tmp_path / "one", LAYOUT) == sum(e["bytes"] for e in facts["files"])
+
+
 def test_calls_of_sites_run_at_the_same_time():
     """Each of three links is busy for a quarter of a second: one after the other they would take three quarters."""
     link = Link(rate=1e12, delay=0.25)
@@ -184,17 +290,12 @@ def test_the_file_opens_the_stores(tmp_path):
         ),
         ({"layout": Layout({0: Record(4)})}, "table 't0' has dim 5 in the plan, and records of 4 numbers in the model"),
         ({"rows": {0: 9}}, "table 't0' has 1,099,511,627,776 rows in the plan and 9 in the model"),
-        (
-            {"sites": ("memory", "memory", "disk:DISK")},
-            "site 's1' is in memory and site 's2' on disk, and no checkpoint",
-        ),
         ({"spec": "placed:plan.toml"}, "write it placed:PLAN.json"),
         ({"spec": "placed:gone.json"}, "gone.json is no file: name a plan"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(tmp_path, change, text):
-    sites = [site.replace("DISK", str(tmp_path / "disk")) for site in change.get("sites", ("memory",) * 3)]
-    plan_for(Layout({0: Record(5)}), stores=tuple(sites)).save(tmp_path / "plan.json")
+    plan_for(Layout({0: Record(5)})).save(tmp_path / "plan.json")
     spec = change.get("spec", f"placed:{tmp_path}/plan.json")
     with pytest.raises(ValueError, match=text):
         open_store(spec, change.get("layout", Layout({0: Record(5)})), rows=change.get("rows"))

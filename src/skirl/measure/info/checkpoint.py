@@ -15,8 +15,8 @@ from skirl.store.base import DISK_ROWS
 from skirl.store.disk import links
 from skirl.store.disk.lock import NAME as LOCK
 from skirl.store.disk.manifest import NAME, Manifest
-from skirl.store.disk.records import HEADER
 from skirl.store.disk.segment import FORMAT_VERSION, Unusable
+from skirl.store.frozen_keys import frozen_keys, segment_keys
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import Reader
 
@@ -53,7 +53,8 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
     tables = []
     for name, definition in body["definition"].items():
         of_parts = [part["rows"][name] for part in parts.of(body)]
-        held = _held([keys for of in of_parts for keys in (*_keys(rows, of["store"]), *_cached(rows, of["cache"]))])
+        kept = [keys for of in of_parts for _, keys in frozen_keys(rows, of["store"])]
+        held = _held([*kept, *(keys for of in of_parts for keys in _cached(rows, of["cache"]))])
         tables += [
             {"name": table["name"], "rows": table["rows"], "dim": table["dim"], "held": held.get(number, 0)}
             for number, table in enumerate(definition["tables"])
@@ -111,35 +112,12 @@ def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
                 raise CheckpointError(f"{header.parent / dense['file']} is damaged: use another checkpoint")
 
 
-def _keys(rows: Path, store: dict[str, Any]) -> Iterator[np.ndarray]:
-    """The keys of all rows that a store's files hold; one may come more than once."""
-    if store.get("kind") == DISK_ROWS:
-        yield from _segment_keys(rows, Manifest.from_facts(store))
-        return
-    for entry in store["files"]:
-        reader = Reader(rows, entry)
-        for name in reader.columns:
-            if name.startswith("keys-"):
-                yield reader.mapped(name)
-
-
 def _cached(rows: Path, cache: dict[str, Any]) -> Iterator[np.ndarray]:
     for entry in cache["files"][-1:]:
         reader = Reader(rows, entry)
         for name in reader.columns:
             if name.startswith(("keys-", "kept-")):
                 yield reader.mapped(name)
-
-
-def _segment_keys(folder: Path, manifest: Manifest) -> Iterator[np.ndarray]:
-    for entry in manifest.segments:
-        path = folder / f"{entry.name}.keys"
-        try:
-            yield np.fromfile(path, np.int64, entry.count, offset=HEADER)
-        except OSError:
-            raise CheckpointError(
-                f"{path} is missing: use another checkpoint, or copy the whole folder again"
-            ) from None
 
 
 def _held(parts: list[np.ndarray]) -> dict[int, int]:
@@ -162,7 +140,7 @@ def describe_store(path: Path) -> dict[str, Any]:
                 wrong = (
                     f"{path / name} is missing or too short: resume from a checkpoint, with a new folder for the rows"
                 )
-    held = {} if wrong else _held(list(_segment_keys(path, manifest)))
+    held = {} if wrong else _held([segment_keys(path, entry.name, entry.count) for entry in manifest.segments])
     lock = path / LOCK
     return {
         "kind": "disk store",

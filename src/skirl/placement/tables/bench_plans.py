@@ -9,11 +9,12 @@ import numpy as np
 from skirl.placement.tables import baselines
 from skirl.placement.tables.bench_model import fit
 from skirl.placement.tables.bench_search import LINK, problem_of
+from skirl.placement.tables.check import Bench, candidates, checked
 from skirl.placement.tables.measure import Arena, Lookups, Part, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Task, pool, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
-from skirl.placement.tables.search import search
+from skirl.placement.tables.search import Found, search
 
 OPTIMIZER = "rowwise-adagrad"
 BATCH = 512
@@ -21,7 +22,9 @@ BATCH = 512
 CELLS = tuple((ranks, dim) for ranks in (4, 8) for dim in (16, 128))
 """Ranks and the largest dim of the tasks."""
 FULL = 0.6
-SEARCH = 2.0
+SEARCH, CHECK = 2.0, 4.0
+"""Seconds of each search, and of measuring the best few plans."""
+CHECKED = "checked"
 PLAN_ROUNDS = 4
 OURS = {
     "whole": {"columns": "never", "rows": False},
@@ -51,12 +54,21 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
             name: problem_of(of, columns=how["columns"], rows=how["rows"], costs=costs) for name, how in OURS.items()
         }
         placed = baselines.all_of(problems["rows"], seed)
-        placed |= {name: search(problem, seconds=SEARCH, seed=seed).placed for name, problem in problems.items()}
+        found = {name: search(problem, seconds=SEARCH, seed=seed, others=2) for name, problem in problems.items()}
+        placed |= {name: each.placed for name, each in found.items()}
+        placed[CHECKED] = _checked(arena, of, problems["rows"], found["rows"], seed)
         times, rounds_noise = measure(arena, of, problems["rows"], placed, seed)
         cells.append(f"{ranks} ranks, dims to {dim}")
         measured.append(times)
         noise.append(rounds_noise)
     return compared(cells, measured) | {"noise": float(np.median(noise)), "link": LINK}
+
+
+def _checked(arena: Arena, of: Task, problem: Problem, found: Found, seed: int) -> Placed:
+    """The plan as `--check` gives it out, which measures another batch of the same tables."""
+    heads = [of.tables[n].head for n in canonical(of.specs)]
+    bench = Bench(problem, seed + 1, heads, arena)
+    return checked(problem, candidates(problem, found), CHECK, seed=seed, bench=bench).best.placed
 
 
 def measure(
@@ -106,7 +118,7 @@ def compared(cells: Sequence[str], measured: Sequence[Mapping[str, tuple[float, 
     ratios = ours / greedy
     even = np.array([times[single][1] for times in measured])
     half = 1.96 * ratios.std(ddof=1) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-    others = {name: float((ours / ms).mean()) for name, ms in busiest.items() if name not in OURS}
+    others = {name: float((ours / ms).mean()) for name, ms in busiest.items() if name not in (*OURS, CHECKED)}
     by_cell = {cell: float(ratios[[of == cell for of in cells]].mean()) for cell in dict.fromkeys(cells)}
     return {
         "tasks": len(measured),
@@ -120,5 +132,7 @@ def compared(cells: Sequence[str], measured: Sequence[Mapping[str, tuple[float, 
         "vs_row_wise": others["row_wise"],
         "worst_vs_any": max(others.values()),
         "by_split": {name: float((busiest[name] / greedy).mean()) for name in OURS},
+        "with_check": float((busiest[CHECKED] / greedy).mean()),
+        "check_vs_without": float((busiest[CHECKED] / ours).mean()),
         "exchange_share": float(np.mean([times["rows"][2] / times["rows"][0] for times in measured])),
     }

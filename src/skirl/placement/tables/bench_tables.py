@@ -76,6 +76,8 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             "cells": ", ".join(f"{cell} {ratio:.3f}" for cell, ratio in result["by_cell"].items()),
             "cuts": ", ".join(f"{name} {ratio:.3f}" for name, ratio in result["by_split"].items()),
             "others": ", ".join(f"{name} {ratio:.3f}" for name, ratio in result["vs"].items()),
+            "check": f"with --check {result['with_check']:.3f} of the rule's time, {result['check_vs_without']:.3f} of that "
+            "without",
             "exchange": f"{result['exchange_share']:.0%} of the busiest rank's time at most; counted, not measured",
         }
     return {

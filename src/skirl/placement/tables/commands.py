@@ -9,6 +9,7 @@ from tyro.conf import Positional
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.placement.flags import parsed_bytes, parsed_rate
+from skirl.tools.durations import parse_seconds
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
 from skirl.train.flags import OptimizerFlags, ShowFlags
@@ -71,7 +72,7 @@ class ListTables(Composed):
 class PlaceTables:
     """Tables over the ranks of a trainer."""
 
-    common: ClassVar[tuple[str, ...]] = ("tables", "ranks", "memory", "out")
+    common: ClassVar[tuple[str, ...]] = ("tables", "ranks", "memory", "check", "page", "out")
 
     tables: Positional[Path]
     """The JSON file that lists them."""
@@ -94,10 +95,18 @@ class PlaceTables:
     """Cut no table by rows."""
     seconds: float = 30.0
     """To search at the most; the best so far is the plan."""
+    check: str | None = None
+    """Measure the best few plans here, ranks one after the other, and climb from the best: for so long, as 20s."""
     seed: int = 0
     """Of what the search leaves to chance."""
+    from_: Path | None = None
+    """A plan to compare with; the tables one after the other on all ranks if not given."""
     out: Path | None = Path("tables-plan.json")
     """The file to write the plan to."""
+    page: Path | None = None
+    """Write a page with plots to this .html file."""
+    quiet: bool = False
+    """Show no progress."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -118,6 +127,10 @@ class PlaceTables:
             raise ValueError(f"seed is {self.seed}: set it to 0 or more")
         if self.out is not None and self.out.suffix != ".json":
             raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
+        if self.page is not None and self.page.suffix != ".html":
+            raise ValueError(f"page is {str(self.page)!r}: name a file that ends in .html")
+        if self.check is not None:
+            check_seconds(self.check)
         for text in self.memory or ():
             if parsed_bytes(text) < 1:
                 raise ValueError(f"memory is {text!r}: set it to a size like 16GB")
@@ -125,7 +138,9 @@ class PlaceTables:
             parsed_rate(text, "link")
 
     def run(self) -> dict[str, Any]:
-        """Search, and write the plan."""
+        """Search, measure, and write the plan."""
+        import sys
+
         from skirl.placement.tables.place import Question, placed_tables
         from skirl.placement.tables.problem import UNBOUND, Ranks
 
@@ -150,26 +165,35 @@ class PlaceTables:
                 self.seconds,
                 self.seed,
                 self.out,
+                check=None if self.check is None else check_seconds(self.check),
+                before=self.from_,
+                page=self.page,
+                quiet=self.quiet,
+                to=sys.stderr if self.json else sys.stdout,
             )
         )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The plan as people read it."""
         lines = {"tables": f"{result['tables']:,}, {result['cut']:,} of them cut"}
+        checked = result["check"]
         for rank in result["ranks"]:
             names = rank["tables"]
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             memory = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
+            measured = "" if checked is None else f" (measured {rank['measured_ms']:.3f})"
             lines[f"rank {rank['rank']}"] = (
-                f"{size(rank['bytes'])}{memory}; computes {rank['compute_ms']:.3f} ms, forward {rank['forward_ms']:.3f}, "
-                f"backward {rank['backward_ms']:.3f}\n{', '.join(names[:_SHOWN])}{more}"
+                f"{size(rank['bytes'])}{memory}; computes {rank['compute_ms']:.3f} ms{measured}, forward "
+                f"{rank['forward_ms']:.3f}, backward {rank['backward_ms']:.3f}\n{', '.join(names[:_SHOWN])}{more}"
             )
-        busiest = result["ranks"][result["busiest"]]
-        most = max(("compute_ms", "forward_ms", "backward_ms"), key=lambda name: busiest[name])
-        lines["busiest"] = (
-            f"rank {result['busiest']}, {result['busiest_ms']:.3f} ms predicted, {result['balance'] - 1:.1%} above the "
-            f"mean of all; most of it is {most.removesuffix('_ms')}"
-        )
+        lines["busiest"] = _busiest(result, result, "compute_ms", "predicted")
+        if checked is not None:
+            lines["measured"] = _busiest(result, checked, "measured_ms", "measured")
+            lines["check"] = (
+                f"{len(checked['plans'])} plans in {checked['seconds']:.1f} s, the best is {checked['name']!r}; measuring "
+                f"again differs by {checked['noise']:.1%}"
+            )
+        lines["before"] = _before(result)
         lines["exchange"] = f"bytes over --link {' '.join(self.link)}, not measured"
         if (wire := result["exchange"]) is not None:
             lines["exchange"] = (
@@ -179,8 +203,47 @@ class PlaceTables:
         lines["search"] = took if result["in_time"] else f"{took}; stopped by --seconds"
         if result["out"] is not None:
             lines["plan"] = result["out"]
+        if result["page"] is not None:
+            lines["page"] = result["page"]
         lines["advice"] = result["sentence"]
         return lines
+
+
+def check_seconds(text: str) -> float:
+    """The seconds of --check.
+
+    **Arguments**
+
+    - `text`: as it was given.
+    """
+    try:
+        return parse_seconds(text)
+    except ValueError:
+        raise ValueError(f"check is {text!r}: write it like 20s or 1m") from None
+
+
+def _busiest(result: dict[str, Any], told: dict[str, Any], computes: str, how: str) -> str:
+    """What decides the maximum, and the gap to perfect balance."""
+    rank = result["ranks"][told["busiest"]]
+    parts = {"computing": rank[computes], "forward": rank["forward_ms"], "backward": rank["backward_ms"]}
+    most = max(parts, key=lambda name: parts[name])
+    return (
+        f"rank {told['busiest']}, {told['busiest_ms']:.3f} ms {how}, {told['balance'] - 1:.1%} above perfect balance; "
+        f"{parts[most] / max(sum(parts.values()), 1e-12):.0%} of it is {most}"
+    )
+
+
+def _before(result: dict[str, Any]) -> str:
+    before, checked = result["before"], result["check"]
+    over = f", {before['bytes_over']:,} bytes over the memory" if before["bytes_over"] else ""
+    text = f"{before['name']}: {before['busiest_ms']:.3f} ms predicted"
+    text += "" if before["measured_ms"] is None else f", {before['measured_ms']:.3f} measured"
+    if before["measured_ms"] is not None and checked is not None:
+        ratio = checked["busiest_ms"] / before["measured_ms"]
+    else:
+        ratio = result["busiest_ms"] / before["busiest_ms"]
+    moves = "" if before["name"] == "round robin" else f"; from there {size(before['moves'])} of rows move"
+    return f"{text}{over}; this plan takes {ratio:.3f} of that{moves}"
 
 
 @dataclass(frozen=True)

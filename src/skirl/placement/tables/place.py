@@ -1,21 +1,27 @@
-"""What `skirl place tables` does: reads tables and costs, searches, checks the plan once more, and says what it is."""
+"""What `skirl place tables` does: reads tables and costs, searches, measures, checks the plan once more."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
+from skirl.placement.tables.check import Checked, candidates, checked
 from skirl.placement.tables.costs import SHIPPED, Costs, load_costs
+from skirl.placement.tables.pieces import whole
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Columns, Placed, Problem, Ranks, canonical
 from skirl.placement.tables.search import Found, search
 from skirl.placement.tables.spec import TableSpec, read_specs
-from skirl.tools.progress import size
+from skirl.placement.tables.told import Answer, answered
+from skirl.tools.progress import Progress, size
 
+ROUND_ROBIN = "round robin"
 _NAMED = 3
+_OTHERS = 2
+"""Plans of a search that are measured beside the best."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,11 @@ class Question:
     seconds: float
     seed: int
     out: Path | None
+    check: float | None = None
+    before: Path | None = None
+    page: Path | None = None
+    quiet: bool = True
+    to: TextIO | None = None
 
 
 def placed_tables(question: Question) -> dict[str, Any]:
@@ -44,6 +55,13 @@ def placed_tables(question: Question) -> dict[str, Any]:
     - `question`: of the command.
     """
     specs, count = read_specs(question.tables), len(question.ranks.caps)
+    old = None if question.before is None else TablePlan.load(question.before)
+    if old is not None:
+        old.check(specs)
+        if old.ranks != count:
+            raise ValueError(
+                f"{question.before} is for {old.ranks} ranks, and there are {count}: set --ranks {old.ranks}"
+            )
     costs = load_costs(question.costs or SHIPPED, link=question.link or 1.0, ranks=count)
     if question.link is None:
         if costs.wire is None:
@@ -52,18 +70,72 @@ def placed_tables(question: Question) -> dict[str, Any]:
                 "a rate like 10Gbit"
             )
         costs = replace(costs, link=costs.wire.rate)
-    plan, found, problem = planned(
-        specs, question.ranks, costs, columns=question.columns, rows=question.rows, seconds=question.seconds,
-        seed=question.seed,
-    )  # fmt: skip
+    with Progress("search", steps=None, to=question.to, quiet=question.quiet) as progress:
+        _, found, problem = planned(
+            specs, question.ranks, costs, columns=question.columns, rows=question.rows, seconds=question.seconds,
+            seed=question.seed, others=0 if question.check is None else _OTHERS,
+            told=lambda states, busiest: progress(states, lambda: {"busiest rank": f"{busiest:.3f} ms predicted"}),
+        )  # fmt: skip
+    order = canonical(specs)
+    name = ROUND_ROBIN if question.before is None else str(question.before)
+    before = _round_robin(problem, order) if old is None else _as_placed(problem, order, specs, old)
+    measured, placed = None, found.placed
+    if question.check is not None:
+        measured = _checked(question, problem, found, name, before)
+        placed = measured.best.placed
+    plan = TablePlan.of(specs, order, placed)
     if question.out is not None:
         plan.save(question.out)
-    return _result(question, specs, plan, found, problem)
+    wire = costs.wire if question.link is None else None
+    answer = Answer(specs, problem, plan, placed, found, name, before, measured, wire, seconds=question.seconds)
+    result = answered(answer) | {"out": None if question.out is None else str(question.out), "page": None}
+    if question.page is not None:
+        from skirl.placement.tables.picture import drawn
+        from skirl.tools.os_errors import writing
+
+        with writing(question.page):
+            question.page.parent.mkdir(parents=True, exist_ok=True)
+            question.page.write_text(drawn(result, str(question.tables)).html(), encoding="utf-8", errors="replace")
+        result["page"] = str(question.page)
+    return result
+
+
+def _checked(question: Question, problem: Problem, found: Found, name: str, before: Placed) -> Checked:
+    assert question.check is not None
+    plans = candidates(problem, found)
+    if before.score[0] == 0:  # it may be the best
+        plans[name] = before
+    with Progress("measure", steps=None, to=question.to, quiet=question.quiet) as progress:
+
+        def told(so_far: Checked) -> None:
+            best = so_far.best
+            progress(len(so_far.tried), lambda: {"best": f"{best.name}, {best.busiest:.3f} ms"})
+
+        return checked(problem, plans, question.check, seed=question.seed, told=told)
+
+
+def _round_robin(problem: Problem, order: Sequence[int]) -> Placed:
+    """Whole tables, in the order of their file, to one rank after the other."""
+    ranks = len(problem.ranks.caps)
+    items = tuple((whole(n, spec),) for n, spec in enumerate(problem.specs))
+    return problem.at(items, np.array(order, np.int64) % ranks)
+
+
+def _as_placed(problem: Problem, order: Sequence[int], specs: Sequence[TableSpec], old: TablePlan) -> Placed:
+    """A plan of a file, as a problem has it."""
+    number = {specs[listed].name: n for n, listed in enumerate(order)}
+    items, at = [], []
+    for (name, *_), pieces in zip(old.tables, old.pieces, strict=True):
+        for piece, rank in pieces:
+            items.append((piece._replace(table=number[name]),))
+            at.append(rank)
+    return problem.at(tuple(items), np.array(at, np.int64))
 
 
 def planned(
     specs: Sequence[TableSpec], ranks: Ranks, costs: Costs, *, columns: Columns = "exact", rows: bool = True,
-    seconds: float = 30.0, seed: int = 0,
+    seconds: float = 30.0, seed: int = 0, others: int = 0,
+    told: Callable[[int, float], None] = lambda states, busiest: None,
 ) -> tuple[TablePlan, Found, Problem]:  # fmt: skip
     """A plan within all memory, what the search found, and what it searched; a ValueError where none fits.
 
@@ -75,13 +147,14 @@ def planned(
     - `columns`, `rows`: how tables may be cut.
     - `seconds`: to search.
     - `seed`: of what is left to chance.
+    - `others`, `told`: as `search` takes them.
     """
     order = canonical(specs)
     problem = Problem([specs[n] for n in order], ranks, costs, columns, rows)
     held = [spec.nbytes(spec.rows, spec.dim) for spec in specs]
     if sum(held) > sum(ranks.caps):
         raise ValueError(_no_room(specs, held, ranks.caps))
-    found = search(problem, seconds=seconds, seed=seed)
+    found = search(problem, seconds=seconds, seed=seed, others=others, told=told)
     over = over_caps(problem, found.placed)
     if max(over) > 0:
         raise ValueError(_not_found(problem, found.placed, over))
@@ -129,70 +202,3 @@ def _not_found(problem: Problem, placed: Placed, over: Sequence[int]) -> str:
         f"no plan that was found fits: rank {worst} is over its memory by {over[worst]:,} bytes{why}: {cuts}set --memory "
         "higher, or --ranks"
     )
-
-
-def _result(
-    question: Question, specs: Sequence[TableSpec], plan: TablePlan, found: Found, problem: Problem
-) -> dict[str, Any]:
-    placed, ranks = found.placed, problem.ranks
-    slow = ranks.slow if placed.slow is None else placed.slow
-    parts = []
-    by_rank: dict[int, list[int]] = {r: [] for r in range(plan.ranks)}
-    for number, pieces in enumerate(plan.pieces):
-        for rank in sorted({rank for _, rank in pieces}):
-            by_rank[rank].append(number)
-    for rank in range(plan.ranks):
-        pieces = placed.pieces(rank)
-        compute = sum(problem.cost(p)[0] for p in pieces) * slow[rank]
-        exchange = sum(problem.cost(p)[1] for p in pieces) * ranks.far[rank]
-        parts.append({
-            "rank": rank,
-            "tables": [plan.said(number) for number in by_rank[rank]],
-            "bytes": int(placed.used[rank]),
-            "memory": None if question.ranks.caps[rank] >= 1 << 52 else question.ranks.caps[rank],
-            "compute_ms": float(compute),
-            "forward_ms": float(exchange / 2),
-            "backward_ms": float(exchange / 2),
-        })  # fmt: skip
-    wire = problem.costs.wire if question.link is None else None
-    if wire is not None and wire.ranks == plan.ranks:
-        nbytes = [
-            sum(specs[n].batch * p.dim * 4.0 for n, of in enumerate(plan.pieces) for p, at in of if at == rank)
-            for rank in range(plan.ranks)
-        ]
-        starts = np.array([[part["compute_ms"] for part in parts]])
-        ways = wire.told(np.array([nbytes]) * (plan.ranks - 1) / plan.ranks, starts)
-        for part, forward, backward in zip(parts, ways[0][0].tolist(), ways[1][0].tolist(), strict=True):
-            part |= {"forward_ms": forward, "backward_ms": backward}
-    busiest = int(placed.load.argmax())
-    mean = float(placed.load.mean())
-    cut = sum(len(pieces) > 1 for pieces in plan.pieces)
-    result = {
-        "tables": len(specs), "ranks": parts, "busiest": busiest, "busiest_ms": float(placed.load[busiest]),
-        "balance": float(placed.load[busiest] / mean), "cut": cut, "seconds": found.seconds, "states": found.states,
-        "in_time": found.in_time, "noise": problem.costs.noise, "costs": problem.costs.kind,
-        "exchange": None if wire is None else wire.said(), "out": None if question.out is None else str(question.out),
-    }  # fmt: skip
-    return result | {"sentence": _advice(question, result, parts[busiest], specs, problem)}
-
-
-def _advice(
-    question: Question, result: dict[str, Any], busiest: dict[str, Any], specs: Sequence[TableSpec], problem: Problem
-) -> str:
-    gap = result["balance"] - 1
-    if gap <= 0.02:
-        held = "The ranks are busy alike: a better plan would have to do less work, not divide it better."
-        return held + (
-            " More ranks would make a step shorter." if busiest["compute_ms"] > busiest["forward_ms"] else ""
-        )
-    if not result["in_time"]:
-        return f"The search ran out of time: set --seconds to {max(2, round(4 * question.seconds))}."
-    lone = len(busiest["tables"]) == 1
-    if not question.rows:
-        return "A table that is not cut keeps one rank busy: leave --no-rows out."
-    if lone and any(spec.one_state for spec in specs) and question.columns == "exact":
-        return (
-            f"{busiest['tables'][0]} keeps a rank busy alone; cut by columns it would train another model, since its "
-            "optimizer keeps one number a row: use fewer ranks, or adagrad and measure."
-        )
-    return "What may not be cut or is too small to cut keeps a rank busy: use fewer ranks, or unpin what is pinned."

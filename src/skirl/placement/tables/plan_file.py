@@ -1,26 +1,25 @@
 """The file of tables over ranks: of every table its pieces and their ranks, checked to cover it once when it is read."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from skirl.placement.tables.pieces import Piece, check_cover
 from skirl.placement.tables.problem import Placed
 from skirl.placement.tables.spec import TableSpec
-from skirl.tools.os_errors import writing
-from skirl.tools.shape_of import COUNT, TEXT, misfit
+from skirl.tools.sealed_json import Plans
+from skirl.tools.shape_of import COUNT, TEXT
 
 FORMAT, VERSION = "skirl-table-plan", 1
-_MOST = 256 << 20
 _PIECE = {"rank": COUNT, "rows": [COUNT], "columns": [COUNT]}
 _FORM = {
     "ranks": COUNT,
     "tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT, "optimizer": TEXT, "pieces": [_PIECE]}],
 }
+PLANS = Plans(FORMAT, VERSION, "plan of tables", "skirl place tables", _FORM, most=256 << 20)
+"""The files."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class TablePlan:
         return cls(len(placed.caps), tables, tuple(tuple(sorted(of)) for of in pieces))
 
     def body(self) -> dict[str, Any]:
-        """What the file says, but for its digest."""
+        """What the file says, but for its format and its digest."""
         tables = [
             {
                 "name": name, "rows": rows, "dim": dim, "optimizer": optimizer,
@@ -86,7 +85,7 @@ class TablePlan:
             }
             for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True)
         ]  # fmt: skip
-        return {"format": FORMAT, "format_version": VERSION, "ranks": self.ranks, "tables": tables}
+        return {"ranks": self.ranks, "tables": tables}
 
     def save(self, path: Path) -> None:
         """Write the file.
@@ -95,10 +94,7 @@ class TablePlan:
 
         - `path`: where.
         """
-        body = self.body()
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(body | {"digest": _digest(body)}, indent=1) + "\n", encoding="utf-8")
+        PLANS.write(path, self.body())
 
     @classmethod
     def load(cls, path: Path) -> "TablePlan":
@@ -108,16 +104,7 @@ class TablePlan:
 
         - `path`: the file.
         """
-        if not path.is_file():
-            raise ValueError(f"{path} is no file: name a plan that `skirl place tables` wrote")
-        if path.stat().st_size > _MOST:
-            raise ValueError(f"{path} is too large for a plan: name one that `skirl place tables` wrote")
-        try:
-            return cls.parsed(path.read_bytes().decode())
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is no text: name a plan that `skirl place tables` wrote") from None
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        return PLANS.load(path, cls.parsed)
 
     @classmethod
     def parsed(cls, text: str) -> "TablePlan":
@@ -127,22 +114,7 @@ class TablePlan:
 
         - `text`: of a file. One without a digest may be written by hand.
         """
-        try:
-            body = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"it is cut short, or no JSON ({error}): make the plan again") from None
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise ValueError("it is no plan of tables: name a file that `skirl place tables` wrote")
-        if body.get("format_version") != VERSION:
-            raise ValueError(
-                f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: make the plan again"
-            )
-        if "digest" in body and body.pop("digest") != _digest(body):
-            raise ValueError(
-                "it was changed since it was written: make it again, or leave its digest out if you meant to"
-            )
-        if (wrong := misfit(body, _FORM)) is not None:
-            raise ValueError(f"{wrong}: make the plan again")
+        body = PLANS.body(text)
         tables, pieces = [], []
         for number, table in enumerate(body["tables"]):
             tables.append((table["name"], table["rows"], table["dim"], table["optimizer"]))
@@ -185,10 +157,6 @@ class TablePlan:
         by_rows, by_columns = any(p.rows < rows for p in pieces), any(p.dim < dim for p in pieces)
         how = "rows and columns" if by_rows and by_columns else "rows" if by_rows else "columns"
         return f"{name} ({len(pieces)} parts by {how})"
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _piece(number: int, name: str, said: Mapping[str, Any]) -> tuple[Piece, int]:

@@ -45,6 +45,7 @@ class Found:
     - `states`: that were placed.
     - `in_time`: whether it ended by itself, so that more time gives no other plan.
     - `curve`: seconds and score of each better one.
+    - `others`: the next best, within all memory.
     """
 
     placed: Placed
@@ -52,6 +53,7 @@ class Found:
     states: int = 0
     in_time: bool = True
     curve: list[tuple[float, int, float]] = field(default_factory=list)
+    others: list[Placed] = field(default_factory=list)
 
 
 def search(
@@ -61,6 +63,8 @@ def search(
     seed: int = 0,
     uneven: bool = True,
     most_pieces: int | None = None,
+    others: int = 0,
+    told: Callable[[int, float], None] = lambda states, busiest: None,
     now: Callable[[], float] = time.perf_counter,
 ) -> Found:
     """A placement whose busiest rank is little busier than it has to be; never one over a cap if one within is found.
@@ -72,9 +76,11 @@ def search(
     - `seed`: of what is left to chance.
     - `uneven`: whether cuts are moved off the halves in the end.
     - `most_pieces`: of a table; None: any number.
+    - `others`: so many of the next best are given as well.
+    - `told`: hears often how many states were placed, and the busiest rank's milliseconds so far.
     - `now`: the clock.
     """
-    return _Search(problem, seconds, seed, uneven, most_pieces, now).run()
+    return _Search(problem, seconds, seed, uneven, most_pieces, told, now).run(others)
 
 
 class _Search:
@@ -85,9 +91,11 @@ class _Search:
         seed: int,
         uneven: bool,
         most_pieces: int | None,
+        told: Callable[[int, float], None],
         now: Callable[[], float],
     ) -> None:
         self.problem, self.seed, self.uneven, self.most_pieces = problem, seed, uneven, most_pieces
+        self.told = told
         self.now, self.began, self.seconds = now, now(), seconds
         self.memo: dict[frozenset[Piece], Placed] = {}
         self.found: Found | None = None
@@ -95,9 +103,11 @@ class _Search:
 
     def late(self, share: float = 1.0) -> bool:
         """Whether this share of the time is over."""
+        if self.found is not None:
+            self.told(len(self.memo), self.found.placed.score[1])
         return self.now() - self.began >= self.seconds * share
 
-    def run(self) -> Found:
+    def run(self, others: int) -> Found:
         problem, root = self.problem, self.problem.root()
         first = self.placed_anew(root)
         self.take(first)
@@ -112,6 +122,9 @@ class _Search:
             self.take(self.shaken(self.found.placed, KICKS, self.uneven))
         self.found.seconds, self.found.states = self.now() - self.began, len(self.memo)
         self.found.in_time = not self.late()
+        fitting = [placed for placed in self.memo.values() if placed.score[0] == 0]
+        for placed in sorted(fitting, key=lambda placed: placed.score)[:others]:
+            self.found.others.append(self.levelled(placed) if self.uneven else placed)
         return self.found
 
     def take(self, placed: Placed) -> None:

@@ -98,14 +98,22 @@ def take(files: Files, parts: Iterable[Part], layout: Layout, folder: Path, logs
         if part.facts.get("kind") != MEMORY_ROWS and part.mine is None:
             _share(files, _manifest_of(folder, part.facts, layout), folder, logs, added)
         else:
-            laid.append(_rows_of(files, part, layout, folder))
+            laid.append(rows_of(files, part, layout, folder))
         laid.append(part.own(part.over))
     for pairs in laid:
         _append(logs, layout, pairs, folder, added)
 
 
-def _rows_of(files: Files, part: Part, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """Those rows of a part that are to be taken, in the order in which to append them; at most one segment is indexed."""
+def rows_of(files: Files, part: Part, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    """Those rows of a part that are to be taken, in the order in which to append them; at most one segment is indexed.
+
+    **Arguments**
+
+    - `files`: how to reach the system.
+    - `part`: the frozen rows.
+    - `layout`: of their records.
+    - `folder`: where they are.
+    """
     if part.facts.get("kind") == MEMORY_ROWS:
         yield from part.own(frozen_rows(folder, part.facts, layout))
         return

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from skirl.core.placement_plan import PlacementPlan
 from skirl.store import cut
-from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
+from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.frozen import point_of
 from skirl.store.frozen import Part
-from skirl.store.placed import taking
+from skirl.store.placed import mixed, taking
 from skirl.tools.progress import size
 
 log = logging.getLogger("skirl")
@@ -49,7 +49,8 @@ class PlacedStore(Store):
     **Arguments**
 
     - `plan`: which site has each row.
-    - `stores`: one for each site, with one layout, all in memory or all on disk; this store closes them.
+    - `stores`: one for each site, with one layout; this store closes them. Of sites in memory beside sites on disk, a
+      checkpoint writes all rows as on disk.
     - `layout`: the records of each table; a mapping will do.
     - `rows`: how many rows each table has, to compare with the plan; None: not known.
     """
@@ -66,7 +67,10 @@ class PlacedStore(Store):
         self.plan, self.stores = plan, tuple(stores)
         self.placement = plan.placement
         self._check(rows)
-        self.frozen_kind = self.stores[0].frozen_kind
+        kinds = {store.frozen_kind for store in self.stores}
+        self.mixed = len(kinds) > 1
+        """Whether some sites are in memory, and others on disk."""
+        self.frozen_kind = DISK_ROWS if self.mixed else self.stores[0].frozen_kind
         self.counts = [SiteCounts() for _ in self.stores]
         """Of each site."""
         self._counting = threading.Lock()
@@ -99,14 +103,6 @@ class PlacedStore(Store):
                     f"table {table.name!r} has dim {table.dim} in the plan, and records of {records[number].width} "
                     "numbers in the model: make the plan for this model"
                 )
-        kinds = {store.frozen_kind for store in self.stores}
-        if len(kinds) > 1:
-            names = {store.frozen_kind: site.name for site, store in zip(self.plan.sites, self.stores)}
-            memory = names.pop(MEMORY_ROWS)
-            raise ValueError(
-                f"site {memory!r} is in memory and site {next(iter(names.values()))!r} on disk, and no checkpoint holds "
-                "both: have all sites of one kind"
-            )
 
     def _take_point(self) -> None:
         self.identity = self.stores[0].identity
@@ -118,7 +114,8 @@ class PlacedStore(Store):
         return f"{self.placement.digest} site {site}"
 
     def _read_about(self) -> None:
-        self.about = {name: of for name, of in self.stores[0].about.items() if name != MARK}
+        keeps = next((store for store in self.stores if store.frozen_kind == DISK_ROWS), self.stores[0])
+        self.about = {name: of for name, of in keeps.about.items() if name != MARK}
 
     def _found_misplaced(self) -> str | None:
         """Why rows would not be found, where a site has rows of another placement."""
@@ -128,6 +125,13 @@ class PlacedStore(Store):
                     f"site {site.name!r} ({store!r}) has rows that another placement put there: load a checkpoint, which "
                     "moves them, or use the plan that they were placed by"
                 )
+        kept = next((site.name for site, store in zip(self.plan.sites, self.stores) if len(store)), None)
+        if self.mixed and kept is not None:
+            gone = next(s.name for s, of in zip(self.plan.sites, self.stores) if of.frozen_kind == MEMORY_ROWS)
+            return (
+                f"site {kept!r} on disk has the rows of a run whose site {gone!r} was in memory and is gone: load a "
+                "checkpoint, or begin with empty folders"
+            )
         return None
 
     def remember(self, about: Mapping[str, Any]) -> None:
@@ -219,7 +223,9 @@ class PlacedStore(Store):
         frozen: list[Frozen] = []
         try:
             for number, store in enumerate(self.stores):
-                frozen.append(store.freeze(folder, None if parts is None else parts[number]))
+                turned = self.mixed and store.frozen_kind == MEMORY_ROWS
+                of_site = store.freeze(folder, None if parts is None or turned else parts[number])
+                frozen.append(mixed.AsSegments(of_site, folder, self.layout) if turned else of_site)
         except BaseException:
             taking.FrozenSites(self._pool, self.placement.digest, frozen).release()
             raise
@@ -244,10 +250,15 @@ class PlacedStore(Store):
         for part in parts:
             point_of(folder, part.facts, self.layout)
         taken, moved = taking.by_site(self.placement, parts)
+        if self.mixed:
+            for number, store in enumerate(self.stores):
+                if store.frozen_kind == MEMORY_ROWS:
+                    taken[number] = [mixed.in_memory(part, folder, self.layout) for part in taken[number]]
         moved_bytes = sum(taking.bytes_of(facts, self.layout) for facts in moved)
         told = moved_bytes > 0 and (len(self.stores) > 1 or any("nodes" in facts for facts in moved))
         if told:
-            many = f"the {len(self.stores)} sites look through {size(moved_bytes)} of rows"
+            leave = size(sum(taking.leaving(self.placement, facts, folder, self.layout) for facts in moved))
+            many = f"{leave} go to another site; the {len(self.stores)} sites look through {size(moved_bytes)} of rows"
             log.warning("rows were placed otherwise: %s for those that are now theirs", many)
         # Each reads all that it is to have and waits for the others: where one fails, none has changed.
         meeting, before = threading.Barrier(len(self.stores), action=ready), [dict(s.about) for s in self.stores]

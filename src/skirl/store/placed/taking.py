@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from skirl.core.placement import AtSite, AtSites, Placement
 from skirl.store import cut
 from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout
 from skirl.store.frozen import Mine, Part
+from skirl.store.frozen_keys import frozen_keys
 
 T = TypeVar("T")
 
@@ -119,6 +121,29 @@ def bytes_of(facts: Facts, layout: Layout) -> int:
         return sum(entry["bytes"] for entry in facts["files"])
     kinds = zip(facts.get("rows", ()), layout.kinds)
     return sum(count * record.width * np.dtype(record.dtype).itemsize for count, record in kinds)
+
+
+def leaving(placement: Placement, facts: Facts, folder: Path, layout: Layout) -> int:
+    """Bytes of frozen rows that had another site, counted by their keys; all of them, where they had none.
+
+    Rows that lie in files twice count twice.
+
+    **Arguments**
+
+    - `placement`: where rows are now.
+    - `facts`: of the rows.
+    - `folder`: where they are.
+    - `layout`: of their records.
+    """
+    parts = cut.own_parts(facts, facts["nodes"]["placement"]) if "nodes" in facts else None
+    if parts is None:
+        return bytes_of(facts, layout)
+    moved = 0
+    for site, part in enumerate(parts):
+        for record, keys in frozen_keys(folder, part):
+            width = record.width * np.dtype(record.dtype).itemsize
+            moved += width * int(np.count_nonzero(placement.site_of(keys) != site))
+    return moved
 
 
 class FrozenSites(Frozen):

@@ -98,7 +98,7 @@ class Page:
         )
         self._parts.append("".join(['<table class="bars">', *rows, "</table>"]))
 
-    def lanes(self, lanes: Mapping[str, Mapping[str, float]], said: Mapping[str, str]) -> None:
+    def lanes(self, lanes: Mapping[str, Mapping[str, float]], said: Mapping[str, str], unit: str = "s") -> None:
         """One bar for each lane, of parts one after the other, over one scale; and what is said of the lane."""
         most = max((sum(parts.values()) for parts in lanes.values()), default=0.0) or 1.0
         names = list(dict.fromkeys(name for parts in lanes.values() for name in parts))
@@ -108,7 +108,7 @@ class Page:
         for lane, parts in lanes.items():
             bar = "".join(
                 f'<div style="width:{100 * value / most:.2f}%;background:{color[name]}" '
-                f'title="{escape(name)}: {value:.2f} s"></div>'
+                f'title="{escape(name)}: {value:.2f} {unit}"></div>'
                 for name, value in parts.items()
             )
             rows.append(f"<tr><th>{escape(lane)}</th><td>{escape(said[lane])}</td><td>{bar}</td></tr>")

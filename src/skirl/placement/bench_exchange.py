@@ -1,0 +1,121 @@
+"""`skirl bench place --part exchange`: bytes as rows and as pooled vectors, and whether trainers send what was counted."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from skirl.data.synthetic import Synthetic
+from skirl.measure.bench import wire
+from skirl.measure.bench.helpers import processes
+from skirl.placement.exchange import Exchange, Ids, ids_of
+from skirl.placement.tables import pool
+
+TRAINERS = (2, 3, 4, 6, 8)
+TABLES, BATCH, DIM = 60, 8192, 16
+BATCHES = 3
+"""Of each stream: a batch of 8,192 has the ids of thousands of users, so that few of them say it all."""
+RUN = (2, 512, 6, 8)
+"""Trainers that run, and samples, batches and dim of what they train."""
+
+
+def measured(seed: int) -> dict[str, Any]:
+    """The figures of the part.
+
+    **Arguments**
+
+    - `seed`: of chance.
+    """
+    made = pool.pool(TABLES, batch=BATCH, max_dim=128, seed=seed)
+    tables = [(of.spec.name, of.spec.dim) for of in made]
+    production = _counted(tables, lambda trainers: _made(made, trainers, seed))
+    source = Synthetic("criteo-kaggle", batch_size=BATCH, batches=BATCHES, seed=seed)
+    criteo_tables = source.tables(DIM)
+    criteo = _counted(
+        [(t.name, t.dim) for t in criteo_tables],
+        lambda trainers: (ids_of(batch.sparse, criteo_tables, trainers) for batch in source),
+    )
+    last = production[str(TRAINERS[-1])]
+    return {
+        "production": production,
+        "criteo": criteo,
+        "vs_rows": last["vs_rows"],
+        "vs_pooled": last["vs_pooled"],
+        "criteo_vs_pooled": criteo[str(TRAINERS[-1])]["vs_pooled"],
+        **ran(seed),
+    }
+
+
+def _counted(tables: Sequence[tuple[str, int]], batches: Any) -> dict[str, Any]:
+    found = {}
+    for trainers in TRAINERS:
+        exchange = Exchange(tables, trainers)
+        for batch in batches(trainers):
+            exchange.add(batch)
+        facts = exchange.facts()
+        found[str(trainers)] = {name: value for name, value in facts.items() if name != "tables"}
+    return found
+
+
+def _made(made: Sequence[pool.Made], trainers: int, seed: int) -> Iterator[list[Ids]]:
+    """Batches of tables made by chance: ids fall on samples by chance."""
+    edges = [BATCH * n // trainers for n in range(trainers + 1)]
+    bags = [end - begin for begin, end in pairwise(edges)]
+    for number in range(BATCHES):
+        batch = []
+        for n, of in enumerate(made):
+            rng = np.random.default_rng([seed, number, n])
+            ids = pool.ids_of(of.spec, of.head, rng)
+            sample = rng.integers(0, BATCH, len(ids))
+            batch.append(Ids([ids[(a <= sample) & (sample < b)] for a, b in pairwise(edges)], bags))
+        yield batch
+
+
+def ran(seed: int) -> dict[str, Any]:
+    """Vectors that processes have sent, beside those that were counted for owners by hash.
+
+    **Arguments**
+
+    - `seed`: of the ids.
+    """
+    trainers, batch, steps, dim = RUN
+    args = map(str, (batch, steps, dim, seed))
+    ranks = processes(trainers, ["-m", "skirl.measure.bench.network", "wire", *args])
+    sent = sum(sum(rank["channels"][name]["sent"]) for rank in ranks for name in wire.VECTORS)
+    sources = [wire.source_of(batch, steps, dim, seed)[0].sharded(n, n + 1, trainers) for n in range(trainers)]
+    tables = wire.source_of(batch, steps, dim, seed)[1]
+    exchange = Exchange([(t.name, t.dim) for t in tables], trainers)
+    for parts in zip(*sources, strict=True):
+        each = [ids_of(part.sparse, tables, 1) for part in parts]
+        exchange.add([Ids([of.rows[0] for of in column], [of.bags[0] for of in column]) for column in zip(*each)])
+    counted = int(exchange.vectors["hashed"].sum())
+    return {
+        "ran_trainers": trainers,
+        "vectors_sent": sent,
+        "vectors_counted": counted,
+        "bytes_sent": sent * dim * 4,
+        "bytes_counted": counted * dim * 4,
+        "differ": abs(sent - counted),
+    }
+
+
+def told(result: dict[str, Any]) -> dict[str, str]:
+    """The result as people read it.
+
+    **Arguments**
+
+    - `result`: of `measured`.
+    """
+    lines = {}
+    for kind in ("production", "criteo"):
+        for trainers, of in result[kind].items():
+            lines[f"{kind}, {trainers} trainers"] = (
+                f"rows {of['rows'] / 1e6:,.1f} MB a step (owners by hash {of['hashed'] / 1e6:,.1f}), pooled "
+                f"{of['pooled'] / 1e6:,.1f}, the better by table {of['better'] / 1e6:,.1f}: {of['vs_rows']:.2f} of rows, "
+                f"{of['vs_pooled']:.2f} of pooled; {of['as_rows']} tables as rows, {of['as_pooled']} pooled"
+            )
+    return lines | {
+        "measured": f"{result['ran_trainers']} trainers sent {result['vectors_sent']:,} vectors, counted "
+        f"{result['vectors_counted']:,}"
+    }

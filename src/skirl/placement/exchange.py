@@ -1,0 +1,127 @@
+"""What trainers would exchange in a step, counted from ids: rows and their gradients, or pooled vectors and theirs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from skirl.core.batch import Sparse
+from skirl.core.ids import Captured, capture
+from skirl.core.keys import ROW_BITS
+from skirl.core.placement import Placement
+from skirl.core.tables import Table
+
+WAYS = ("rows", "hashed", "pooled")
+"""rows: each row from an owner among its readers to the others; hashed: from the owner that its hash names, as trainers
+have it today; pooled: from a table's owner a vector for each bag of the others."""
+_FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Ids:
+    """What a batch looks up in one table.
+
+    **Arguments**
+
+    - `rows`: by trainer, the row of each id of its samples.
+    - `bags`: by trainer, how many.
+    """
+
+    rows: Sequence[np.ndarray]
+    bags: Sequence[int]
+
+
+class Exchange:
+    """Vectors that cross between trainers, each counted there and, as a gradient, back.
+
+    **Arguments**
+
+    - `tables`: name and dim of each.
+    - `trainers`: how many; each has an equal part of the samples.
+
+    >>> exchange = Exchange([("a", 4)], 2)
+    >>> exchange.add([Ids([np.array([1, 1, 2]), np.array([2, 3])], [2, 2])])
+    >>> [exchange.vectors[way].tolist() for way in ("rows", "pooled")], exchange.facts()["tables"][0]["better"]
+    ([[2], [4]], 'rows')
+    """
+
+    def __init__(self, tables: Sequence[tuple[str, int]], trainers: int) -> None:
+        self.tables, self.trainers, self.batches = list(tables), trainers, 0
+        self.vectors = {way: np.zeros(len(self.tables), np.int64) for way in WAYS}
+        self._placement = Placement.even(trainers)
+
+    def add(self, batch: Sequence[Ids]) -> None:
+        """One more batch.
+
+        **Arguments**
+
+        - `batch`: of each table.
+        """
+        self.batches += 1
+        for table, ids in enumerate(batch):
+            mine = [np.unique(rows) for rows in ids.rows]
+            asked = sum(map(len, mine))
+            self.vectors["rows"][table] += 2 * (asked - len(np.unique(np.concatenate(mine))))
+            owners = [self._placement.site_of(rows.astype(np.int64) | table << ROW_BITS) for rows in mine]
+            own = sum(int(np.count_nonzero(of == trainer)) for trainer, of in enumerate(owners))
+            self.vectors["hashed"][table] += 2 * (asked - own)
+            owner = table % self.trainers
+            self.vectors["pooled"][table] += 2 * (sum(ids.bags) - ids.bags[owner])
+
+    def facts(self) -> dict[str, Any]:
+        """Bytes of a step, by table and of all, with the better of rows and pooled vectors marked."""
+        tables = []
+        for n, (name, dim) in enumerate(self.tables):
+            each = {way: float(self.vectors[way][n] * dim * _FLOAT / max(1, self.batches)) for way in WAYS}
+            tables.append({"name": name, **each, "better": "rows" if each["rows"] <= each["pooled"] else "pooled"})
+        total = {way: sum(of[way] for of in tables) for way in WAYS}
+        best = sum(of[of["better"]] for of in tables)
+        return {
+            "trainers": self.trainers,
+            "batches": self.batches,
+            **total,
+            "better": best,
+            "vs_rows": best / total["rows"] if total["rows"] else 1.0,
+            "vs_pooled": best / total["pooled"] if total["pooled"] else 1.0,
+            "as_rows": sum(of["better"] == "rows" for of in tables),
+            "as_pooled": sum(of["better"] == "pooled" for of in tables),
+            "tables": tables,
+        }
+
+
+def ids_of(sparse: Sparse, tables: Sequence[Table], trainers: int) -> list[Ids]:
+    """What a batch looks up in each table, by trainer: equal stretches of its samples.
+
+    **Arguments**
+
+    - `sparse`: the ids.
+    - `tables`: of the model.
+    - `trainers`: how many.
+    """
+    features = [feature for table in tables for feature in table.features]
+    captured = capture(sparse, features, copy=False)
+    edges = [captured.batch * n // trainers for n in range(trainers + 1)]
+    bags = [end - begin for begin, end in pairwise(edges)]
+    found = []
+    for table in tables:
+        each = [_of_feature(captured, captured.keys.index(feature), edges) for feature in table.features]
+        rows = [np.concatenate([part[n] for part in each]) for n in range(trainers)]
+        found.append(Ids(rows, [n * len(table.features) for n in bags]))
+    return found
+
+
+def _of_feature(captured: Captured, place: int, edges: Sequence[int]) -> list[np.ndarray]:
+    """The rows that each stretch of samples looks up; a bag that several samples share counts once."""
+    starts = captured.starts(place)
+    inverse = None if captured.inverse is None else captured.inverse.of[place]
+    found = []
+    for begin, end in pairwise(edges):
+        if inverse is None:
+            found.append(captured.values[starts[begin] : starts[end]])
+            continue
+        mine = np.unique(inverse[begin:end])
+        parts = [captured.values[starts[bag] : starts[bag + 1]] for bag in mine.tolist()]
+        found.append(np.concatenate([np.empty(0, captured.values.dtype), *parts]))
+    return found

@@ -1,0 +1,248 @@
+"""From one placement to another: how many bytes of rows move, counted, and a plan for which no more than so many do."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from skirl.core.placement import Cut, Placement
+from skirl.core.placement_plan import PlacementPlan, Site
+from skirl.placement.loads import Loads
+from skirl.tools.progress import size
+
+_STEPS = 14
+_CLOSE, _NONE = 30, 1e-9
+"""Shares that differ by less than 2**-30 are equal, and less than this is nothing."""
+
+
+@dataclass(frozen=True)
+class Old:
+    """Where rows are before they move, seen from the sites of a new plan.
+
+    **Arguments**
+
+    - `plan`: the old one.
+    - `sites`: of each of its sites the number of the same one among the new ones; of one that is left out, a number beyond.
+    - `new`: how many new ones there are.
+    """
+
+    plan: PlacementPlan
+    sites: tuple[int, ...]
+    new: int
+
+    @classmethod
+    def seen_from(cls, plan: PlacementPlan, sites: Sequence[Site]) -> "Old":
+        """An old plan seen from new sites: sites are the same that have one store, or in memory one name.
+
+        **Arguments**
+
+        - `plan`: the old one.
+        - `sites`: the new ones.
+        """
+        known = {_place_of(site): number for number, site in enumerate(sites)}
+        numbers, gone = [], len(sites)
+        for site in plan.sites:
+            number = known.get(_place_of(site), gone)
+            gone += number == gone
+            numbers.append(number)
+        return cls(plan, tuple(numbers), len(sites))
+
+    @property
+    def count(self) -> int:
+        """Sites, with those that are left out."""
+        return max(self.new, max(self.sites) + 1)
+
+    def cuts(self) -> list[Cut]:
+        """Of each table, with these numbers of sites."""
+        return [
+            replace(table.cut, sites=tuple(self.sites[site] for site in table.cut.sites)) for table in self.plan.tables
+        ]
+
+    def placement(self) -> Placement:
+        """Where rows are, with these numbers of sites."""
+        return Placement(self.count, Cut((0,), (0,)), dict(enumerate(self.cuts())), "sites")
+
+
+def moved_bytes(loads: Loads, old: Sequence[Cut], new: Sequence[Cut], sites: int) -> int:
+    """Bytes of the rows that the run uses, with their state, that are at another site afterwards: counted row by row.
+
+    **Arguments**
+
+    - `loads`: what moves in the run.
+    - `old`, `new`: the cut of each table.
+    - `sites`: how many there are in both together.
+    """
+    before, after = (Placement(sites, Cut((0,), (0,)), dict(enumerate(cuts)), "sites") for cuts in (old, new))
+    moved = 0
+    for moves in loads.steps():
+        for nbytes, keys in zip(loads.record_bytes, moves.new, strict=True):
+            moved += nbytes * int(np.count_nonzero(before.site_of(keys) != after.site_of(keys)))
+    return moved
+
+
+def shifted(cut: Cut, shares: Sequence[float]) -> Cut:
+    """A cut by hash with other shares of sites, in which nothing moves that need not.
+
+    **Arguments**
+
+    - `cut`: what there is.
+    - `shares`: of each site; their sum is 1.
+
+    >>> shifted(Cut.even([0, 1]), [0.25, 0.5, 0.25]).sites, shifted(Cut.even([0, 1]), [0.5, 0.5]) == Cut.even([0, 1])
+    ((0, 2, 1), True)
+    """
+    sums = [Fraction(0), *accumulate(map(Fraction, shares))]
+    ends = [int(at / sums[-1] * cut.end) for at in sums]
+    wants = [end - begin for begin, end in pairwise(ends)]
+    has = [sum(end - begin for begin, end, of in cut.ranges if of == site) for site in range(len(wants))]
+    differ = [site for site in range(len(wants)) if abs(wants[site] - has[site]) > cut.end >> _CLOSE]
+    if not differ:
+        return cut
+    lacks = {site: wants[site] if site in differ else has[site] for site in range(len(wants))}
+    lacks[max(differ, key=lambda site: wants[site])] += cut.end - sum(lacks.values())
+    kept = list[tuple[int, int, int]]()
+    loose = list[tuple[int, int]]()
+    for begin, end, site in cut.ranges:
+        keeps = min(end - begin, lacks.get(site, 0))
+        if keeps:
+            kept.append((begin, begin + keeps, site))
+            lacks[site] -= keeps
+        if keeps < end - begin:
+            loose.append((begin + keeps, end))
+    wanting = [(site, n) for site, n in lacks.items() if n > 0]
+    for begin, end in loose:
+        while begin < end:
+            site, n = wanting.pop(0)
+            taken = min(n, end - begin)
+            kept.append((begin, begin + taken, site))
+            begin += taken
+            if taken < n:
+                wanting.insert(0, (site, n - taken))
+    kept.sort()
+    first = [n for n, (_, _, site) in enumerate(kept) if n == 0 or kept[n - 1][2] != site]
+    return Cut(tuple(kept[n][0] for n in first), tuple(kept[n][2] for n in first))
+
+
+def shares_of(cut: Cut, sites: int) -> np.ndarray:
+    """Of each site its share of the hash.
+
+    **Arguments**
+
+    - `cut`: by hash.
+    - `sites`: how many.
+    """
+    shares = np.zeros(sites)
+    for begin, end, site in cut.ranges:
+        shares[site] += (end - begin) / cut.end
+    return shares
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A plan, and what it takes to come there.
+
+    **Arguments**
+
+    - `plan`: where rows are to be.
+    - `nbytes`: of rows that move.
+    - `whole`: whether it is all that was wanted: no bound was in the way.
+    """
+
+    plan: PlacementPlan
+    nbytes: int
+    whole: bool
+
+
+def near(
+    loads: Loads,
+    old: Old,
+    wanted: PlacementPlan,
+    at_most: int | None,
+    busy: Callable[[PlacementPlan], float],
+    over: Callable[[PlacementPlan], np.ndarray],
+) -> Moved:
+    """A plan with the shares that are wanted, in which as few rows move as can be; or so far on the way as `at_most` allows.
+
+    Two ways are tried: all tables move a part of the way, or those go first that move most for a byte held.
+
+    **Arguments**
+
+    - `loads`: what moves in the run.
+    - `old`: where rows are.
+    - `wanted`: shares of sites, as a plan.
+    - `at_most`: bytes; None: as many as it takes.
+    - `busy`: seconds of the busiest site of a plan.
+    - `over`: bytes by which a plan is over each site's memory.
+    """
+    sites, cuts, goals = old.count, old.cuts(), [table.cut for table in wanted.tables]
+    here = len(wanted.sites)
+    read, written, held = loads.of_tables(slice(None))
+    density = np.divide(read + written, held, out=np.zeros(len(held)), where=held > 0)
+    order = np.argsort(-density, kind="stable").tolist()
+
+    def plan_at(shares: Sequence[float]) -> tuple[PlacementPlan, int]:
+        made = [_part_way(cut, goal, share, sites, here) for cut, goal, share in zip(cuts, goals, shares, strict=True)]
+        tables = (replace(table, cut=cut) for table, cut in zip(wanted.tables, made, strict=True))
+        return replace(wanted, tables=tuple(tables)), moved_bytes(loads, cuts, made, sites)
+
+    count = len(goals)
+    plan, moved = plan_at([1.0] * count)
+    if at_most is None or moved <= at_most:
+        return Moved(plan, moved, True)
+    stays, least = plan_at([0.0] * count)
+    if least > at_most:
+        raise ValueError(
+            f"the rows of sites that are left out take {size(least)}, more than the {size(at_most)} that may move: set "
+            f"--move-at-most {least}B"
+        )
+
+    def together(share: float) -> list[float]:
+        return [share] * count
+
+    def densest(share: float) -> list[float]:
+        reached = share * count
+        shares = [0.0] * count
+        for n, table in enumerate(order):
+            shares[table] = min(1.0, max(0.0, reached - n))
+        return shares
+
+    found = [(stays, least)]
+    for way in (together, densest):
+        low, high, best = 0.0, 1.0, (stays, least)
+        for _ in range(_STEPS):
+            middle = (low + high) / 2
+            made = plan_at(way(middle))
+            if made[1] <= at_most:
+                low, best = middle, made
+            else:
+                high = middle
+        found.append(best)
+    plan, moved = min(found, key=lambda made: (max(0.0, float(over(made[0]).sum())), busy(made[0]), made[1]))
+    if (left := over(plan)).max() > 0:
+        site = int(left.argmax())
+        raise ValueError(
+            f"with {size(at_most)} that may move site {wanted.sites[site].name!r} stays {int(left[site]):,} bytes over its "
+            "memory: set --move-at-most higher"
+        )
+    return Moved(plan, moved, False)
+
+
+def _part_way(cut: Cut, goal: Cut, share: float, sites: int, here: int) -> Cut:
+    """A cut that has gone this share of the way to another; rows at sites that are left out go all of it."""
+    if cut.by == "rows":  # the load of a range is not its length: it stays, or it goes
+        return goal if share >= 1 or any(site >= here for site in cut.sites) else cut
+    was, aim = shares_of(cut, sites), shares_of(goal, sites)
+    at = was + share * (aim - was)
+    homeless = at[here:].sum()
+    at[here:] = 0
+    if homeless > _NONE:
+        lacks = np.maximum(aim[:here] - at[:here], 0)
+        at[:here] += homeless * (lacks / lacks.sum() if lacks.sum() > 0 else aim[:here])
+    return shifted(cut, np.maximum(at, 0).tolist())
+
+
+def _place_of(site: Site) -> str:
+    """What tells a site from others: its store where that is one place, else its name."""
+    return site.store if "disk:" in site.store or "rpc:" in site.store else f"{site.store} {site.name}"

@@ -1,0 +1,343 @@
+"""Plans measured, ranks one after the other: the best few of a search, then what a search finds that knows these times."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from skirl.placement.tables import baselines
+from skirl.placement.tables.measure import Arena, Lookups, Part, noise_of, rounds_of
+from skirl.placement.tables.pieces import Piece
+from skirl.placement.tables.pool import Made
+from skirl.placement.tables.problem import Placed, Problem
+from skirl.placement.tables.search import Found, search
+from skirl.placement.tables.spec import TableSpec
+
+ROUNDS = 4
+"""Of each comparison; the least counts."""
+AGAIN = 3
+"""Of the given plans, those that are measured twice."""
+PATIENCE = 2
+"""Climbs without gain after which it ends."""
+SEARCH = 0.25
+"""Of the time that is left, what a search may take that knows what was measured."""
+
+
+def drawn(spec: TableSpec, rng: np.random.Generator) -> np.ndarray:
+    """Rows that a batch looks up, by chance: as many, as many distinct ones, and as often as is known of the table.
+
+    **Arguments**
+
+    - `spec`: the table.
+    - `rng`: chance.
+
+    >>> ids = drawn(TableSpec("a", rows=1000, dim=8, batch=4, ids=64.0, distinct=9.0), np.random.default_rng(0))
+    >>> len(ids), len(np.unique(ids))
+    (64, 9)
+    """
+    count = max(1, round(spec.distinct))
+    begins = np.arange(count + 1) * spec.rows // count
+    rows = begins[:-1] + (rng.random(count) * np.diff(begins)).astype(np.int64)  # one in each stretch
+    if spec.reuse:
+        often = 2.0 ** np.repeat(np.arange(len(spec.reuse)), rng.multinomial(count, np.array(spec.reuse))) - 1
+    else:
+        often = 1 / np.arange(1.0, count + 1)
+    rng.shuffle(often)
+    more = max(0, round(spec.ids) - count)
+    often = often if often.sum() > 0 else np.ones(count)
+    ids = np.repeat(rows, 1 + rng.multinomial(more, often / often.sum()))
+    rng.shuffle(ids)
+    return ids
+
+
+@dataclass
+class Drawn(Lookups):
+    """A batch of a table of which no more is known than its spec says."""
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self.ids = drawn(self.made.spec, rng)
+        self.bags = np.sort(rng.integers(0, self.made.spec.batch, len(self.ids)))
+
+
+class Bench:
+    """Where the plans of a problem are measured.
+
+    **Arguments**
+
+    - `problem`: tables and ranks.
+    - `seed`: of the batch.
+    - `heads`: of tables that were made by chance; not given: tables of which no more is known than their specs say.
+    - `arena`: memory; a new one if not given.
+    """
+
+    def __init__(
+        self, problem: Problem, seed: int, heads: Sequence[float] | None = None, arena: Arena | None = None
+    ) -> None:
+        self.problem, self.seed, self.arena = problem, seed, arena or Arena()
+        self._heads = heads
+        self._lookups: dict[int, Lookups] = {}
+        self._parts: dict[Piece, Part] = {}
+        self.noise: list[float] = []
+        """Of each comparison."""
+        self.least: dict[tuple[Piece, ...], float] = {}
+        """Of each list of pieces, the least so far: what a neighbour does only adds."""
+
+    def _part(self, piece: Piece) -> Part:
+        if piece not in self._parts:
+            if piece.table not in self._lookups:
+                spec = self.problem.specs[piece.table]
+                number = self.seed * 1000 + piece.table
+                if self._heads is None:
+                    self._lookups[piece.table] = Drawn(Made(spec, 0.0), number)
+                else:
+                    self._lookups[piece.table] = Lookups(Made(spec, self._heads[piece.table]), number)
+            self._parts[piece] = Part(self.arena, self._lookups[piece.table], piece)
+        return self._parts[piece]
+
+    def ms(self, pieces: Sequence[Sequence[Piece]], late: Callable[[], bool]) -> np.ndarray:
+        """Milliseconds of CPU that each list of pieces takes for a step, measured in turns; the least of all times so far.
+
+        **Arguments**
+
+        - `pieces`: on one rank each.
+        - `late`: whether time is up.
+        """
+        ready = [[self._part(piece) for piece in of] for of in pieces]
+        rounds = rounds_of(self.arena, ready, ROUNDS, self.seed + len(self.noise), late=late)
+        ms = rounds.min(axis=0)
+        busy = [n for n, of in enumerate(pieces) if of]
+        self.noise.append(noise_of(rounds[:, busy]) if busy else 0.0)
+        for of, least in zip(pieces, ms.tolist(), strict=True):
+            known = tuple(sorted(of))
+            self.least[known] = min(self.least.get(known, least), least) if of else 0.0
+        return np.array([self.least[tuple(sorted(of))] for of in pieces])
+
+    def plans(self, plans: Sequence[Placed], late: Callable[[], bool] = lambda: False) -> list[np.ndarray]:
+        """Of each plan what its ranks compute, in milliseconds, each at its speed.
+
+        **Arguments**
+
+        - `plans`: to measure.
+        - `late`: whether time is up.
+        """
+        ranks = range(len(self.problem.ranks.caps))
+        ms = self.ms([plan.pieces(rank) for plan in plans for rank in ranks], late)
+        return [of * self.problem.ranks.slow for of in ms.reshape(len(plans), -1)]
+
+
+def exchange_of(problem: Problem, placed: Placed) -> np.ndarray:
+    """Milliseconds that each rank exchanges: counted.
+
+    **Arguments**
+
+    - `problem`: tables, ranks and costs.
+    - `placed`: a plan.
+    """
+    ranks = problem.ranks
+    ms = [sum(problem.cost(p)[1] for p in placed.pieces(rank)) for rank in range(len(ranks.caps))]
+    return np.array(ms) * ranks.far
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """Costs, times what was measured of each table.
+
+    **Arguments**
+
+    - `inner`: the costs.
+    - `factors_of`: by the name of a table.
+    """
+
+    inner: Any
+    factors_of: Mapping[str, float]
+
+    def of(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, float, int]:
+        """As `Costs.of` says."""
+        compute, exchange, nbytes = self.inner.of(spec, rows, dim)
+        return compute * self.factors_of.get(spec.name, 1.0), exchange, nbytes
+
+    def compute(self, spec: TableSpec, rows: int, dim: int) -> float:
+        """As `Costs.compute` says."""
+        return self.of(spec, rows, dim)[0]
+
+    def part(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, np.ndarray]:
+        """As `Costs.part` says."""
+        compute, adds = self.inner.part(spec, rows, dim)
+        return compute * self.factors_of.get(spec.name, 1.0), adds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@dataclass
+class Tried:
+    """A plan that was measured.
+
+    **Arguments**
+
+    - `name`: where it comes from.
+    - `placed`: the plan.
+    - `predicted`: milliseconds of the busiest rank.
+    - `compute`: measured, of each rank.
+    - `busiest`: the busiest rank's, with what is exchanged.
+    - `after`: seconds since the check began.
+    """
+
+    name: str
+    placed: Placed
+    predicted: float
+    compute: np.ndarray
+    busiest: float
+    after: float = 0.0
+
+
+@dataclass
+class Checked:
+    """What came of measuring.
+
+    **Arguments**
+
+    - `best`: the plan to use.
+    - `tried`: all that were measured, in order.
+    - `noise`: by how much measurements of one thing differ, as a share.
+    - `seconds`: that it took.
+    """
+
+    best: Tried
+    tried: list[Tried] = field(default_factory=list)
+    noise: float = 0.0
+    seconds: float = 0.0
+
+
+def checked(
+    problem: Problem,
+    plans: Mapping[str, Placed],
+    seconds: float,
+    *,
+    seed: int = 0,
+    bench: Bench | None = None,
+    told: Callable[[Checked], None] = lambda _: None,
+    find: Callable[..., Found] = search,
+    now: Callable[[], float] = time.monotonic,
+) -> Checked:
+    """The plan that takes least where it is measured; the one that is predicted to be best comes first among `plans`.
+
+    **Arguments**
+
+    - `problem`: tables, ranks and costs.
+    - `plans`: to measure, by name; all within memory.
+    - `seconds`: after which it returns the best so far; the given plans are always measured, twice each.
+    - `seed`: of the batch, and of the search.
+    - `bench`: where to measure; a new one if not given.
+    - `told`: hears of each plan.
+    - `find`: the search, with a problem, seconds and a seed.
+    - `now`: the clock.
+    """
+    began, bench = now(), bench or Bench(problem, seed)
+
+    def late() -> bool:
+        return now() - began >= seconds
+
+    def measured(some: Mapping[str, Placed]) -> list[Tried]:
+        found = []
+        for (name, plan), ms in zip(some.items(), bench.plans(list(some.values()), late), strict=True):
+            busiest = float((ms + exchange_of(problem, plan)).max())
+            found.append(Tried(name, plan, plan.score[1], ms, busiest, now() - began))
+        return found
+
+    first = {of.name: of for of in measured(plans)}
+    again = sorted(first, key=lambda name: first[name].busiest)[:AGAIN]
+    first |= {of.name: of for of in measured({name: plans[name] for name in again})} if len(again) > 1 else {}
+    result = Checked(first[next(iter(plans))], list(first.values()))
+    result.best = better(bench, result.best, min(first.values(), key=lambda of: of.busiest))
+    told(result)
+    known, waited, climbs = {cells(plan) for plan in plans.values()}, 0, 0
+    factors: dict[str, float] = {}
+    while not late() and waited < PATIENCE:
+        climbs += 1
+        factors |= learned(bench, result.best, late)
+        costs: Any = Corrected(problem.costs, factors)
+        corrected = Problem(problem.specs, problem.ranks, costs, problem.columns, problem.rows)
+        found = find(corrected, seconds=SEARCH * (seconds - (now() - began)), seed=seed + climbs).placed
+        plan = problem.at(found.items, found.at)
+        if plan.score[0] or cells(plan) in known:
+            waited += 1
+            continue
+        known.add(cells(plan))
+        best, other = measured({result.best.name: result.best.placed, f"climbed {climbs}": plan})
+        result.tried = [best if of.name == best.name else of for of in result.tried] + [other]
+        result.best = better(bench, best, other)
+        waited = 0 if result.best is other else waited + 1
+        told(result)
+    result.noise, result.seconds = float(np.median(bench.noise)), now() - began
+    return result
+
+
+def better(bench: Bench, best: Tried, other: Tried) -> Tried:
+    """The other one, if it takes less by more than measuring again differs: within that nothing is known.
+
+    **Arguments**
+
+    - `bench`: where they were measured.
+    - `best`: the best so far.
+    - `other`: what may replace it.
+    """
+    return other if other.busiest < best.busiest * (1 - float(np.median(bench.noise))) else best
+
+
+def learned(bench: Bench, best: Tried, late: Callable[[], bool]) -> dict[str, float]:
+    """By how much the tables of a plan differ from what is predicted: of each its pieces alone, together as the ranks.
+
+    **Arguments**
+
+    - `bench`: where to measure.
+    - `best`: the plan.
+    - `late`: whether time is up.
+    """
+    problem = bench.problem
+    pieces = [piece for item in best.placed.items for piece in item]
+    alone = bench.ms([[piece] for piece in pieces], late)
+    together = float((best.compute / problem.ranks.slow).sum()) / max(float(alone.sum()), 1e-9)
+    sums: dict[str, tuple[float, float]] = {}
+    for piece, ms in zip(pieces, alone.tolist(), strict=True):
+        name = problem.specs[piece.table].name
+        was, said = sums.get(name, (0.0, 0.0))
+        sums[name] = was + ms * together, said + problem.cost(piece)[0]
+    return {name: was / said for name, (was, said) in sums.items() if was > 0 and said > 0}
+
+
+def cells(placed: Placed) -> frozenset[tuple[Piece, int]]:
+    """Which piece is where, whatever the order.
+
+    **Arguments**
+
+    - `placed`: a plan.
+    """
+    return frozenset(
+        (piece, rank) for item, rank in zip(placed.items, placed.at.tolist(), strict=True) for piece in item
+    )
+
+
+def candidates(problem: Problem, found: Found) -> dict[str, Placed]:
+    """The best few plans of a search; and simple ones, where nothing forbids them.
+
+    **Arguments**
+
+    - `problem`: what was searched.
+    - `found`: what came out.
+    """
+    plans = {"predicted 1": found.placed}
+    plans |= {f"predicted {n}": placed for n, placed in enumerate(found.others, start=2)}
+    if all(spec.rank is None and spec.group is None for spec in problem.specs):
+        plans["longest first"] = baselines.by_costs(problem)
+        if problem.rows and all(spec.split in ("any", "rows") for spec in problem.specs):
+            plans["row-wise"] = baselines.row_wise(problem)
+    seen, kept = set(), {}
+    for name, placed in plans.items():
+        if placed.score[0] == 0 and cells(placed) not in seen:
+            seen.add(cells(placed))
+            kept[name] = placed
+    return kept

@@ -1,0 +1,48 @@
+"""Which rows are in files of frozen rows: their keys alone, a small part of what reading the rows would take."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from skirl.store.base import DISK_ROWS, Facts, Layout, Record
+from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.records import HEADER
+from skirl.store.memory.frozen import name_of
+from skirl.tools.sealed_json import CheckpointError
+from skirl.tools.tensor_file import Reader
+
+
+def frozen_keys(folder: Path, facts: Facts) -> Iterator[tuple[Record, np.ndarray]]:
+    """The keys of all rows, and the records that they have; one may come more than once.
+
+    **Arguments**
+
+    - `folder`: where the files are.
+    - `facts`: of the frozen rows.
+    """
+    if facts.get("kind") == DISK_ROWS:
+        manifest = Manifest.from_facts(facts)
+        for entry in manifest.segments:
+            yield entry.record, segment_keys(folder, entry.name, entry.count)
+        return
+    for entry in facts["files"]:
+        reader = Reader(folder, entry)
+        for record in Layout.from_facts(facts["layout"]).kinds:
+            if (name := f"keys-{name_of(record)}") in reader.columns:
+                yield record, reader.mapped(name)
+
+
+def segment_keys(folder: Path, name: str, count: int) -> np.ndarray:
+    """The keys of a segment of a disk store.
+
+    **Arguments**
+
+    - `folder`: where it is.
+    - `name`, `count`: of the segment.
+    """
+    path = folder / f"{name}.keys"
+    try:
+        return np.fromfile(path, np.int64, count, offset=HEADER)
+    except OSError:
+        raise CheckpointError(f"{path} is missing: use another checkpoint, or copy the whole folder again") from None

@@ -1,0 +1,232 @@
+"""`skirl place tables --check`: plans are judged by what was measured, and what is said of them is what was measured."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skirl.cli import main
+from skirl.placement.tables.baselines import row_wise
+from skirl.placement.tables.check import Bench, candidates, cells, checked, drawn, exchange_of, learned
+from skirl.placement.tables.costs import shipped
+from skirl.placement.tables.measure import Arena
+from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.problem import Problem, Ranks, canonical
+from skirl.placement.tables.search import Found, search
+from skirl.placement.tables.spec import TableSpec, reuse_of, specs_text
+from skirl.placement.tables.told import moved_bytes
+
+ADDITIVE = replace(shipped(1e9, 3), kind="additive")
+SPECS = [TableSpec(f"t{n}", 400 * n + 60, 16, 32, 32.0 * n + 32, 9.0 * n + 9, optimizer="sgd") for n in range(6)]
+
+
+def problem_of(**how: Any) -> Problem:
+    specs = [SPECS[n] for n in canonical(SPECS)]
+    return Problem(specs, Ranks((1 << 40,) * 3, (1.0, 1.0, 2.0), (1.0,) * 3), ADDITIVE, **how)
+
+
+def problem_with(specs: Any = None, ranks: Any = None) -> Problem:
+    plain = problem_of()
+    return Problem(specs or plain.specs, ranks or plain.ranks, plain.costs)
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return search(problem_of(), seconds=1e9, others=3)
+
+
+class Told(Bench):
+    """A machine that is told what a piece takes: its rows, and some tables more than costs say."""
+
+    def __init__(self, problem: Problem, slow: dict[str, float]) -> None:
+        super().__init__(problem, 0, arena=Arena(1 << 10))
+        self.slow, self.asked, self.differs = slow, 0, 0.0
+
+    def ms(self, pieces: Any, late: Any) -> np.ndarray:
+        self.asked += 1
+        self.noise.append(self.differs)
+        specs = self.problem.specs
+        each = [[self.problem.cost(p)[0] * self.slow.get(specs[p.table].name, 1.0) for p in of] for of in pieces]
+        return np.array([sum(of) for of in each])
+
+
+def real(problem: Problem, placed: Any, slow: dict[str, float]) -> float:
+    """The busiest rank of a plan on that machine, added up piece by piece."""
+    ms = [0.0, 0.0, 0.0]
+    for item, rank in zip(placed.items, placed.at.tolist(), strict=True):
+        for piece in item:
+            compute, exchange, _ = problem.cost(piece)
+            ms[rank] += compute * slow.get(problem.specs[piece.table].name, 1.0) / problem.ranks.speeds[rank] + exchange
+    return max(ms)
+
+
+def test_the_best_measured_is_given_out_and_climbed_from():
+    problem, slow = problem_of(rows=False), {"t3": 9.0, "t5": 0.2}
+    found = search(problem, seconds=1e9, others=2)
+    assert len(found.others) == 2 and found.others[0].score >= found.placed.score
+    result = checked(problem, candidates(problem, found), 1e9, bench=Told(problem, slow))
+    best = real(problem, result.best.placed, slow)
+    assert result.best.busiest == pytest.approx(best) and result.best.predicted == result.best.placed.score[1]
+    assert [of.busiest for of in result.tried] == pytest.approx([real(problem, of.placed, slow) for of in result.tried])
+    assert best == pytest.approx(min(of.busiest for of in result.tried))
+    slow_costs: Any = Slow(slow)
+    knowing = Problem(problem.specs, problem.ranks, slow_costs, rows=False)
+    ideal = search(knowing, seconds=1e9).placed.score[1]
+    assert result.best.name.startswith("climbed") and best <= 1.01 * ideal < 0.9 * real(problem, found.placed, slow)
+    assert learned(Told(problem, slow), result.best, bool) == pytest.approx(
+        {s.name: slow.get(s.name, 1.0) for s in SPECS}
+    )
+
+
+class Slow:
+    """Costs that know of some tables what costs do not."""
+
+    def __init__(self, slow: dict[str, float]) -> None:
+        self.slow, self.by_net, self.exchange = slow, False, ADDITIVE.exchange
+
+    def compute(self, spec: TableSpec, rows: int, dim: int) -> float:
+        return ADDITIVE.compute(spec, rows, dim) * self.slow.get(spec.name, 1.0)
+
+    def part(self, spec: TableSpec, rows: int, dim: int) -> Any:
+        return self.compute(spec, rows, dim), ADDITIVE.part(spec, rows, dim)[1]
+
+
+def test_without_time_the_given_plans_are_measured_and_no_more(found):
+    problem, times = problem_of(), iter(range(1000))
+    bench = Told(problem, {})
+    plans = candidates(problem, found)
+    result = checked(problem, plans, 0.5, bench=bench, now=lambda: next(times))
+    assert bench.asked == 2 and [of.name for of in result.tried] == list(plans)
+
+
+def test_what_is_within_the_noise_changes_nothing(found):
+    problem = problem_of()
+    busiest = found.placed.pieces(int(found.placed.load.argmax()))
+    slow = {problem.specs[piece.table].name: 3.0 for piece in busiest}
+    bench = Told(problem, slow)
+    bench.differs = 0.9
+    result = checked(problem, candidates(problem, found), 1e9, bench=bench)
+    assert result.best.name == "predicted 1" and result.best.busiest > 1.05 * min(of.busiest for of in result.tried)
+
+
+def test_candidates_keep_to_what_tables_may(found):
+    problem = problem_of()
+    assert {"predicted 1", "longest first", "row-wise"} <= candidates(problem, found).keys()
+    assert len({cells(of) for of in candidates(problem, found).values()}) == len(candidates(problem, found))
+    pinned = problem_with(specs=[replace(problem.specs[0], rank=1), *problem.specs[1:]])
+    assert not {"longest first", "row-wise"} & candidates(pinned, found).keys()
+    whole = problem_with(specs=[replace(problem.specs[0], split="no"), *problem.specs[1:]])
+    assert "row-wise" not in candidates(whole, found)
+    tight = problem_with(ranks=Ranks((130_000, 1 << 30, 1 << 30), (1.0,) * 3, (1.0,) * 3))
+    assert row_wise(tight).score[0] > 0 and "row-wise" not in candidates(tight, found)
+
+
+def test_a_machine_keeps_the_least_of_all_times():
+    problem = problem_of()
+    bench, plan = Bench(problem, 0, arena=Arena(1 << 16)), row_wise(problem)
+    first = bench.plans([plan])[0].copy()
+    [second] = bench.plans([plan])
+    assert (second <= first).all() and (second > 0).all() and exchange_of(problem, plan).max() > 0
+
+
+@pytest.mark.parametrize("distinct", [1.0, 3.0, 400.0, 640.0])
+@pytest.mark.parametrize("known", [True, False])
+def test_ids_are_made_as_a_table_is_known(distinct, known):
+    counts = np.minimum(2 ** (np.arange(int(distinct)) % 4), 640)
+    spec = TableSpec("a", 5000, 8, 64, 640.0, distinct, reuse_of(counts) if known else ())
+    ids = drawn(spec, np.random.default_rng(5))
+    assert len(ids) == 640 and ids.min() >= 0 and ids.max() < 5000
+    found, often = np.unique(ids, return_counts=True)
+    assert len(found) == distinct and (not known or distinct != 400 or (often == 1).mean() > 0.2)
+
+
+def test_bytes_that_move_are_those_of_cells(found):
+    problem = problem_of()
+    before, after = row_wise(problem), found.placed
+    cell = {}
+    for item, rank in zip(before.items, before.at.tolist(), strict=True):
+        for p in item:
+            cell |= {(p.table, row): rank for row in range(p.row, p.row_end)}
+    moved = 0
+    for item, rank in zip(after.items, after.at.tolist(), strict=True):
+        for p in item:
+            moved += sum(cell[p.table, row] != rank for row in range(p.row, p.row_end)) * p.dim * 4
+    assert moved_bytes(problem.specs, before, after) == moved > 0
+
+
+def test_what_is_printed_and_drawn(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("skirl.placement.tables.check.Arena", lambda: Arena(1 << 16))
+    listed, out, page = (tmp_path / name for name in ("t.json", "p.json", "p.html"))
+    listed.write_text(specs_text(SPECS))
+    flags = [
+        "place",
+        "tables",
+        str(listed),
+        "--ranks",
+        "2",
+        "--quiet",
+        "--seconds",
+        "0.2",
+        "--memory",
+        "1MB",
+        "--out",
+        str(out),
+    ]
+    assert main([*flags, "--page", str(page)]) == 0
+    assert "--check 20s" in page.read_text() and "round robin" in capsys.readouterr().out
+    old = tmp_path / "old.json"
+    old.write_bytes(out.read_bytes())
+    flags += ["--check", "0.05s", "--from", str(old), "--page", str(page)]
+    assert main(flags) == 0
+    said = capsys.readouterr().out
+    for text in (
+        "(measured ",
+        " ms measured, ",
+        "above perfect balance",
+        "plans in",
+        "measuring again",
+        f"{old}: ",
+        "page",
+    ):
+        assert text in said
+    assert main([*flags, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    best = next(of for of in result["check"]["plans"] if of["name"] == result["check"]["name"])
+    ranks = [of["measured_ms"] + of["forward_ms"] + of["backward_ms"] for of in result["ranks"]]
+    assert max(ranks) == pytest.approx(best["measured_ms"]) == pytest.approx(result["check"]["busiest_ms"])
+    drawn = page.read_text()
+    for text in (
+        "Predicted against measured",
+        "Cost over search time",
+        f"Before: {old}",
+        "measured / predicted",
+        "<svg",
+    ):
+        assert text in drawn
+    TablePlan.load(out).check(SPECS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--check", "soon"], "--check is 'soon': write it like 20s or 1m"),
+        (["--page", "p.pdf"], "--page is 'p.pdf': name a file that ends in .html"),
+        (["--from", "gone.json"], "gone.json is no file: name a plan that `skirl place tables` wrote"),
+        (["--from", "OLD", "--ranks", "3"], "old.json is for 2 ranks, and there are 3: set --ranks 2"),
+    ],
+)
+def test_wrong_flags_are_a_sentence_and_no_file(tmp_path, capsys, flags, text):
+    listed, old = tmp_path / "t.json", tmp_path / "old.json"
+    listed.write_text(specs_text(SPECS[:2]))
+    pieces = [{"rank": 0, "rows": [0, s.rows], "columns": [0, s.dim]} for s in SPECS[:2]]
+    tables = [
+        {"name": s.name, "rows": s.rows, "dim": s.dim, "optimizer": "sgd", "pieces": [of]}
+        for s, of in zip(SPECS[:2], pieces, strict=True)
+    ]
+    old.write_text(json.dumps({"format": "skirl-table-plan", "format_version": 1, "ranks": 2, "tables": tables}))
+    given = [flag.replace("OLD", str(old)) for flag in flags]
+    assert main(["place", "tables", str(listed), "--out", str(tmp_path / "p.json"), "--quiet", *given]) in (1, 2)
+    said = capsys.readouterr().err.strip()
+    assert text in said and "\n" not in said and not (tmp_path / "p.json").exists()
