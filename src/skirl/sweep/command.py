@@ -48,7 +48,7 @@ class SweepCommand(Composed):
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
     log_every: int | None = None
-    """Steps between two lines of metrics, and of where all stand; by default such that the sweep has 20 to 200 of them."""
+    """Steps between two lines of metrics, and of where all stand; by default such that there are 100 to 200 of them."""
     plan: bool = False
     """Print variants, rows, bytes, memory and a predicted time, and end: nothing is trained."""
 

@@ -15,7 +15,7 @@ _FIRST_SHARE = 0.02
 MISSING = (
     "search is set, and Optuna, which draws, is not there: pip install 'skirl[sweep]', or give the values with --vary"
 )
-FEWEST, MOST, USUAL = 20, 200, 50
+FEWEST, MOST, USUAL = 100, 200, 50
 """Lines of metrics in a sweep whose steps are known, at least and at most; steps between two where that gives as many."""
 
 
@@ -23,7 +23,7 @@ def points(steps: int | None) -> int:
     """Steps between two lines of metrics, such that curves can be drawn of a short sweep, and quickly of a long one.
 
     >>> [points(steps) for steps in (5, 100, 400, 5_000, 100_000, None)]
-    [1, 5, 20, 50, 500, 50]
+    [1, 1, 4, 50, 500, 50]
     """
     if steps is None:
         return USUAL
