@@ -25,7 +25,8 @@ def wall(recipe: Recipe, count: int, alpha: float) -> dict[str, Any]:
     - `alpha`: of a deficit.
     """
     variants = grid(recipe, count)[:count]
-    flags = recipe.flat() | {"run": "none", "quiet": True}
+    steps = recipe.stream().steps or sum(1 for _ in recipe.stream())
+    flags = recipe.flat() | {"run": "none", "quiet": True, "steps": steps}
     rungs = ",".join(f"{share * 100:g}%" for share in RUNGS[count])
     rates = {name: sorted({v.overrides[name] for v in variants}) for name in ("lr", "dense_lr")}
     vary = tuple(f"{name}={','.join(map(str, values))}" for name, values in rates.items())
