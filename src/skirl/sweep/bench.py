@@ -156,7 +156,8 @@ class SweepBench(Composed):
                 )
         for count, one in result["wall"].items() if "wall" in self.part else ():
             lines[f"{count} on a clock"] = (
-                f"{one['seconds']:.1f} s, lone runs of all {one['lone_of_all']:.1f} s: {one['sooner']:.1f} times sooner"
+                f"{one['seconds']:.1f} s, lone runs of all {one['lone_of_all']:.1f} s: {one['sooner']:.1f} times sooner, "
+                f"{one['less_cpu']:.1f} times less CPU"
             )
         for count, of in result["pruners"].items() if "pruners" in self.part else ():
             lines[f"pruners, {count}"] = "\n".join(

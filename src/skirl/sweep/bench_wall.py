@@ -1,8 +1,8 @@
 """How much sooner a race has its winner than lone runs of all variants, one after the other, on a clock."""
 
-import time
 from typing import Any
 
+from skirl.measure.bench.helpers import Watch
 from skirl.sweep.bench_race import RUNGS, grid
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.variants import Varied
@@ -32,18 +32,19 @@ def wall(recipe: Recipe, count: int, alpha: float) -> dict[str, Any]:
     vary = tuple(f"{name}={','.join(map(str, values))}" for name, values in rates.items())
     race = SweepCommand.of(**flags, vary=vary, rungs=rungs, alpha=alpha)
     Train.of(**_alone(flags, variants[0]) | {"steps": _WARM}).run()
-    began = time.monotonic()
-    raced = race.run()
-    seconds = time.monotonic() - began
-    lone = []
+    SweepCommand.of(**flags | {"steps": _WARM}, vary=vary[:1]).run()
+    with Watch() as watch:
+        raced = race.run()
+    lone, cpu = [], []
     for variant in (variants[0], variants[count // 2], variants[-1])[:LONE]:
-        began = time.monotonic()
-        Train.of(**_alone(flags, variant)).run()
-        lone.append(time.monotonic() - began)
-    of_all = count * sum(lone) / len(lone)
+        with Watch() as alone:
+            Train.of(**_alone(flags, variant)).run()
+        lone.append(alone.seconds)
+        cpu.append(alone.cpu)
+    of_all, cpu_of_all = (count * sum(each) / len(each) for each in (lone, cpu))
     return {
-        "variants": count, "seconds": seconds, "cost": raced["cost"], "winner": raced["winner"], "lone": lone,
-        "lone_of_all": of_all, "sooner": of_all / seconds,
+        "variants": count, "seconds": watch.seconds, "cpu": watch.cpu, "cost": raced["cost"], "winner": raced["winner"],
+        "lone": lone, "lone_of_all": of_all, "sooner": of_all / watch.seconds, "less_cpu": cpu_of_all / watch.cpu,
     }  # fmt: skip
 
 

@@ -151,11 +151,10 @@ class _Going:
             self.saved = read_header(keeping.save, [variant.name for variant in variants])["also"]
         resume = self.saved is not None
         self.stream = recipe.stream()
-        self.every = points(self.stream.steps) if flags["log_every"] is None else flags["log_every"]
+        steps = self.stream.steps or recipe.data.steps  # of files that nobody has counted, as many as were asked for
+        self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
         """Steps between two lines."""
-        self.race = Race(
-            [variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(self.stream.steps)
-        )
+        self.race = Race([variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(steps))
         where = self.saved["run"] if self.saved is not None and logged.folder() == "auto" else logged.folder()
         self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=resume)
         self.sweep = sweep_of(recipe, variants, resume=resume)
@@ -223,8 +222,8 @@ class _Going:
         for name in race.racing:
             entrants[name].after_step(batches)
         if batches.step % self.every == 0 or last:
-            seconds, aucs = time.monotonic() - self._began, self.shown.aucs(now=True)
-            self.folder.standing(batches.step, seconds, race.standing(), aucs)
+            seconds = time.monotonic() - self._began
+            self.folder.standing(batches.step, seconds, race.standing(), lambda: self.shown.aucs(now=True))
         self.shown.rate()
         return True
 
