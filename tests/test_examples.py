@@ -22,6 +22,16 @@ def test_it_learns(warm_python: Python, name: str) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_parts_of_a_grid_go_to_machines(warm_python: Python) -> None:
+    """Where Ray is not, the example is only compiled."""
+    path = EXAMPLES / "with_ray.py"
+    compile(path.read_text(), str(path), "exec")
+    pytest.importorskip("ray", reason="not installed: pip install 'ray[tune]'")
+    done = warm_python.run("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(path))
+    assert done.returncode == 0, done.stderr
+    assert " with {'model': " in done.stdout
+
+
 TRAINERS = """
 import os, runpy, sys, torch
 torch.set_num_threads(1)

@@ -14,6 +14,7 @@ from tests.zygote import Python
 ROOT = Path(__file__).parents[1]
 EXTRAS = (
     "torchrec", "fbgemm_gpu", "pyarrow", "tensorboard", "zmq", "matplotlib", "lightning", "triton", "pytest", "hypothesis",
+    "optuna",
 )  # fmt: skip
 
 # Written so that none of these patterns finds itself.

@@ -81,7 +81,7 @@ COMMANDS = {
     ),
     "same": ("skirl.dedup.commands:Same", "whether two data sets hold the same rows, in whatever order and layout"),
     "export": (
-        "skirl.checkpoint.commands:Export",
+        "skirl.sweep.command:Export",
         "rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
     ),
     "import": ("skirl.checkpoint.commands:Import", "a checkpoint of the rows of a trained PyTorch model"),

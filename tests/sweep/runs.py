@@ -75,7 +75,10 @@ class Case:
     """Whether the loop trains each variant itself, and not by `sweep.step`."""
     kind: str = "memory"
     """Of store."""
+    resumed: int | None = None
+    """The batch after which it is saved, let go, and made again."""
     folder: Any = None
+    """For stores on disk and checkpoints."""
 
 
 class Net(nn.Module):
@@ -84,7 +87,8 @@ class Net(nn.Module):
     def __init__(self, embeddings: Any, overrides: Mapping[str, Any]) -> None:
         super().__init__()
         self.embeddings = embeddings
-        self.only, self.nan, self.batches = overrides["only"], overrides["nan"], 0
+        self.only, self.nan = overrides["only"], overrides["nan"]
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))  # a checkpoint has it
         dims = {name: table.dim for table in embeddings.tables for name in table.features}
         width = overrides["width"]
         self.first = nn.Linear(sum(dims[name] for name in self.only), width)
@@ -96,7 +100,7 @@ class Net(nn.Module):
         rows = self.embeddings(batch.sparse)
         hidden = self.norm(self.first(torch.cat([rows[name] for name in self.only], 1)))
         logits = self.last(self.drop(torch.relu(hidden))).squeeze(1)
-        if self.nan == self.batches:
+        if self.nan == int(self.batches):
             logits = logits / torch.zeros(())
         self.batches += 1
         return binary_cross_entropy_with_logits(logits, batch.labels)
@@ -200,25 +204,50 @@ def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
     """What each variant leaves behind that trains beside the others."""
     torch.manual_seed(99)  # what the loop draws itself is nobody's
     others: list[float] = []
-    names = [f"v{n}" for n in range(len(case.variants))]
-    left = {name: Left() for name in names}
-    of = dict(zip(names, case.variants, strict=True))
-    end = {}
+    left = {f"v{n}": Left() for n in range(len(case.variants))}
+    end: dict[str, dict[int, np.ndarray]] = {}
+    sweep, saved = _part(case, made, left, end, others, case.resumed, resume=False)
+    if saved:
+        torch.rand(3)
+        sweep, _ = _part(case, made, left, end, others, None, resume=True)
+    torch.manual_seed(99)
+    assert others == [float(torch.rand(())) for _ in others], "the loop's own draws were touched"
+    for name, rows in end.items():
+        left[name].rows = rows
+    return [*left.values()], sweep
+
+
+def _part(
+    case: Case,
+    made: Any,
+    left: dict[str, Left],
+    end: dict[str, Any],
+    others: list[float],
+    until: int | None,
+    *,
+    resume: bool,
+) -> tuple[skirl.Sweep, bool]:
+    """Train to the end, or to a batch after which all is saved and let go; whether it was."""
+    of = dict(zip(left, case.variants, strict=True))
     sweep = skirl.Sweep(
-        made, [skirl.Variant(name, of[name].overrides) for name in names], TABLES, cache=case.slots, form=case.form,
-        store=lambda name: store_of(case, of[name], names.index(name)),
+        made, [skirl.Variant(name, of[name].overrides) for name in of], TABLES, cache=case.slots, form=case.form,
+        store=lambda name: store_of(case, of[name], [*of].index(name)), resume=resume,
     )  # fmt: skip
-    leave = sweep._leave
+    leave, begin = sweep._leave, 0
 
     def leave_and_read(contender: Any, why: str) -> None:
         contender.embeddings.flush()
         end[contender.name] = stored_rows(contender.embeddings.engine)
         leave(contender, why)
 
-    sweep._leave = leave_and_read  # type: ignore[method-assign]
     ahead = {"depth": case.depth, "prefetch": case.prefetch, "accumulate": case.accumulate}
     with sweep, skirl.lookahead(batches_of(case), sweep, **ahead) as batches:
-        for number, batch in enumerate(batches):
+        if resume:
+            sweep.load(case.folder / "saved")
+            assert case.resumed is not None
+            begin = case.resumed + 1
+        sweep._leave = leave_and_read  # type: ignore[method-assign]
+        for number, batch in enumerate(batches, start=begin):
             others.append(float(torch.rand(())))
             racing, over = sweep.racing, False
             try:
@@ -231,15 +260,14 @@ def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
                     sweep.drop(variant.name)
             if over:
                 break
+            if number == until:
+                sweep.save(case.folder / "saved")
+                return sweep, True
         batches.close()
         for variant in sweep.racing:
             variant.embeddings.flush()
             end[variant.name] = stored_rows(variant.embeddings.engine)
-    torch.manual_seed(99)
-    assert others == [float(torch.rand(())) for _ in others], "the loop's own draws were touched"
-    for name, rows in end.items():
-        left[name].rows = rows
-    return [left[name] for name in names], sweep
+    return sweep, False
 
 
 def alone(case: Case, of: Of, steps: int, *, plain: bool) -> Left:

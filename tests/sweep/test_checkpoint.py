@@ -1,5 +1,6 @@
 """A sweep that was saved at any step goes on with the bits of one that was not; a variant of it goes on alone."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from skirl import Adam
 from skirl.tools.sealed_json import CheckpointError
 from tests.streams import stored_rows
 from tests.sweep.runs import TABLES, Case, Of, batches_of, make
+from tests.zygote import Python
 
 FOUR = (Of(lr=0.3), Of(dropout=0.5, seed=1), Of(rule=Adam(), dim=6, seed=2), Of(seed=3))
 CASE = Case(FOUR, steps=10)
@@ -117,3 +119,24 @@ def test_the_checkpoint_of_another_sweep_is_refused(tmp_path):
             CheckpointError, match=re.escape("holds no checkpoint of a sweep: give a folder that sweep.save")
         ):
             sweep.load(tmp_path / "v0")
+
+
+def killed(python: Python, folder: Path, kills: int, seed: int) -> None:
+    code = "from tests.sweep.killed import main; main()"
+    done = python.run(code, str(folder), str(kills), str(seed), timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *told, resumed, whole = done.stdout.splitlines()
+    assert len(told) == kills and told[0] == "killed after step 4"  # the rung is at 6, and every second step is saved
+    ours, theirs = json.loads(resumed.split(" ", 1)[1]), json.loads(whole.split(" ", 1)[1])
+    assert [name for name in theirs if ours[name] != theirs[name]] == []
+    assert sorted(ours["steps"].values())[:2] == [6, 6]
+
+
+def test_a_sweep_that_was_killed_during_a_rung_goes_on(warm_python: Python, tmp_path: Path, campaign_seed: int):
+    killed(warm_python, tmp_path, 2, campaign_seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_kills(warm_python: Python, tmp_path: Path, campaign_seed: int):
+    killed(warm_python, tmp_path, 40, campaign_seed)

@@ -1,5 +1,6 @@
 """`skirl sweep`: what it prints and leaves behind, beside lone runs; and what it refuses."""
 
+import errno
 import json
 import os
 import re
@@ -7,13 +8,18 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from skirl import cli
+from skirl.sweep import checkpoint
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import RaceFlags
 from skirl.sweep.keeping import KeepFlags
 from skirl.tools.progress import listed
+from skirl.tools.sealed_json import write_sealed
 from skirl.train.commands import Train
 
 FLAGS: dict[str, Any] = {
@@ -148,17 +154,22 @@ def test_a_sweep_that_was_told_to_stop_goes_on_with_the_same_race(store: str, tm
         runs[name] = SweepCommand.of(**flags, **more, vary=vary, save_every=4)
     whole = runs["whole"].run()
     assert whole["failed"] is None and whole["stopped_by"] is None
+    told = {5: signal.SIGINT, 11: signal.SIGTERM}
 
     def stopping(self: KeepFlags, step: int) -> bool:
-        if step == 8:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if step in told:
+            os.kill(os.getpid(), told.pop(step))
         return step % 4 == 0
 
+    again = SweepCommand.of(**runs["part"].flat() | {"resume": True})
     with monkeypatch.context() as patch:
         patch.setattr(KeepFlags, "due", stopping)
-        stopped = runs["part"].run()
+        with pytest.raises(KeyboardInterrupt):
+            runs["part"].run()
+        stopped = again.run()
     assert stopped["stopped_by"] == "SIGTERM"
-    again = SweepCommand.of(**runs["part"].flat() | {"resume": True}).run()
+    assert saved_step(tmp_path / "part" / "saved") == stopped["steps"] == 12  # it came while step 11 was kept
+    again = again.run()
     assert again["steps"] == 20
     for name in ("winner", "standing", "variant_steps", "seed_noise"):
         assert again[name] == whole[name]
@@ -169,12 +180,99 @@ def test_a_sweep_that_was_told_to_stop_goes_on_with_the_same_race(store: str, tm
         for name in runs
     ]
     assert lines[0] == lines[1]
-    [first] = [
-        n for n, of in again["by_variant"].items() if of["left"] is None and "seed=0" in n
-    ]  # its data is the sweep's
-    own = json.loads((tmp_path / "part" / "run" / first / "config.json").read_text())["flags"]
-    own |= {"run": "none", "quiet": True, "save": str(tmp_path / "part" / "saved" / first), "resume": True, "steps": 24}
-    where = {} if store == "memory" else {"store": f"disk:{tmp_path / 'part' / 'rows' / first}"}
-    alone = Train.of(**own | where).run()
-    assert (alone["begun_at"], alone["steps"]) == (20, 24)
-    assert alone["loss"]["first"] == again["by_variant"][first]["loss"]["first"]
+    goes_on_alone(tmp_path, store, [n for n, of in again["by_variant"].items() if of["left"] is None])
+
+
+def saved_step(folder: Path) -> int:
+    return json.loads((folder / "sweep-checkpoint.json").read_bytes())["step"]
+
+
+def goes_on_alone(folder: Path, store: str, stayed: list[str]) -> None:
+    """A variant's rows are those of its lone run, and so is every loss of `skirl train --resume` with it."""
+    [first] = [name for name in stayed if "seed=0" in name]  # its data is the sweep's
+    part = folder / "part"
+    own = json.loads((part / "run" / first / "config.json").read_text())["flags"] | {"run": "none", "quiet": True}
+    lone = own | {"save": str(folder / "lone"), "store": "memory"}
+    Train.of(**lone).run()
+    for name, words in (
+        ("a", (str(folder / "lone"),)),
+        ("b", (str(part / "saved"), "--variant", first)),
+        ("c", (str(part / "run"), "--variant", first)),
+    ):
+        source, *more = words
+        assert cli.main(["export", source, str(folder / f"{name}.parquet"), *more]) == 0
+    tables = [
+        pq.read_table(folder / f"{name}.parquet").sort_by([("table", "ascending"), ("row", "ascending")])
+        for name in "abc"
+    ]
+    assert tables[0].num_rows > 100 and tables[0] == tables[1] == tables[2]
+    where = {} if store == "memory" else {"store": f"disk:{part / 'rows' / first}"}
+    alone = Train.of(**own | {"save": str(part / "saved" / first), "resume": True, "steps": 24} | where).run()
+    never = Train.of(**lone | {"resume": True, "steps": 24}).run()
+    assert alone["begun_at"] == never["begun_at"] == 20
+    assert alone["loss"] == never["loss"] and alone["auc"] == never["auc"]
+
+
+def test_the_variant_to_export_is_one_of_the_sweep(ran: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    def said(folder: Path, name: str) -> str:
+        assert cli.main(["export", str(folder), str(tmp_path / "x.parquet"), "--variant", name]) == 1
+        return capsys.readouterr().err
+
+    assert "of a sweep that was saved nowhere: train it again with --save" in said(ran[2], "a")
+    assert "holds no checkpoint of a sweep" in said(tmp_path, "a")
+    body = {
+        "format": "skirl-sweep-checkpoint",
+        "format_version": 1,
+        "skirl": "1",
+        "variants": {},
+        "left": {"lr=1": "behind"},
+    }
+    write_sealed(tmp_path / "sweep-checkpoint.json", body, "0" * 16)
+    assert "has no variant 'lr=2': did you mean lr=1?" in said(tmp_path, "lr=2")
+    assert "variant lr=1 has left (behind) before it was saved" in said(tmp_path, "lr=1")
+
+
+def test_tensorboard_has_a_table_of_what_differs(ran: tuple):
+    _, result, folder = ran
+    for name in result["by_variant"]:
+        [events] = (folder / name).glob("events.*")
+        about = {}
+        for event in EventFileLoader(str(events)).Load():
+            for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name == "hparams":
+                    about[value.tag] = HParamsPluginData.FromString(value.metadata.plugin_data.content)
+        start = about["_hparams_/session_start_info"].session_start_info
+        assert start.group_name == name
+        own = {key: value.string_value or value.number_value for key, value in start.hparams.items()}
+        assert name == f"lr={own['lr']:g},model={own['model']},dense_lr={own['dense_lr']}"
+        columns = about["_hparams_/experiment"].experiment.hparam_infos
+        assert {column.name: len(column.domain_discrete.values) for column in columns} == {
+            "lr": 2,
+            "model": 2,
+            "dense_lr": 2,
+        }
+        assert "_hparams_/session_end_info" in about
+
+
+def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write, steps = checkpoint.write_sealed, []
+
+    def full(path: Path, body: Any, mark: str) -> None:
+        steps.append(body["step"])
+        if body["step"] in (2, 4):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, body, mark)
+
+    monkeypatch.setattr(checkpoint, "write_sealed", full)
+    flags = FLAGS | {"steps": 6, "valid": None, "run": "none"}
+    result = SweepCommand.of(**flags, vary=("lr=0.1,0.2",), save=tmp_path, save_every=2).run()
+    assert steps == [0, 2, 4, 6] and result["failed"] is None and saved_step(tmp_path) == 6
+    assert [len(list((tmp_path / name).glob("checkpoint-*"))) for name in ("lr=0.1", "lr=0.2")] == [1, 1]
+    result = SweepCommand.of(
+        **flags | {"steps": 8}, vary=("lr=0.1,0.2",), save=tmp_path, save_every=2, resume=True
+    ).run()
+    assert result["failed"] is None and saved_step(tmp_path) == 8
+    steps.clear()
+    result = SweepCommand.of(**flags | {"steps": 4}, vary=("lr=0.1,0.2",), save=tmp_path / "new", save_every=2).run()
+    assert "step 4 is not saved" in result["failed"] and "the disk is full" in result["failed"]
+    assert saved_step(tmp_path / "new") == 0

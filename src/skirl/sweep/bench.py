@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +11,9 @@ from skirl.tools.flags import Composed
 from skirl.train.flags import ShowFlags
 from skirl.train.recipe import Recipe
 
-Part = Literal["race", "speed"]
+Part = Literal["race", "speed", "once", "exact", "pruners", "wall"]
+_KEYS = ("bits_equal", "differences", "read_batches", "hashed_ids", "plans")
+"""Of a part, also in the result itself."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,14 @@ class SweepBench(Composed):
     recipe: Recipe = field(default_factory=Recipe)
     show: ShowFlags = field(default_factory=ShowFlags)
     part: tuple[Part, ...] = ("race",)
-    """race: cost and regret of a race of 16 and of 32 variants, and how often simulated ones drop the best. speed: variants
-    on one stream beside lone runs, one after the other and as many at a time as cores."""
+    """race: cost and regret of a race of 16 and of 32 variants, and how often simulated ones drop the best. pruners: those
+    of Optuna on the same losses. wall: a race on a clock beside lone runs of all. speed: variants on one stream beside lone
+    runs, one after the other and as many at a time as cores. once: what is read, hashed and planned for 1, 8 and 32. exact:
+    every bit of all models beside each other, alone and in plain Python."""
     variants: tuple[int, ...] = (16, 32)
     """Of which races."""
+    counts: tuple[int, ...] = (1, 8, 32)
+    """For once: of how many variants."""
     races: int = 10_000
     """Simulated ones, of each kind of noise."""
     alpha: float = 0.05
@@ -56,6 +63,10 @@ class SweepBench(Composed):
 
     def __post_init__(self) -> None:
         at_least_one(self, "races", "together", "timed", "repeats")
+        if "pruners" in self.part and find_spec("optuna") is None:
+            raise ValueError("part has pruners, and Optuna is not there: pip install 'skirl[sweep]', or leave it out")
+        if not self.counts or min(self.counts) < 1:
+            raise ValueError(f"counts is {' '.join(map(str, self.counts))}: set it to numbers of 1 or more")
         if not self.variants or set(self.variants) - {16, 32}:
             raise ValueError(f"variants is {' '.join(map(str, self.variants))}: set it to 16, 32 or both")
         if not 0 < self.alpha < 1:
@@ -67,7 +78,8 @@ class SweepBench(Composed):
         """Measure each part."""
         found: dict[str, Any] = {}
         for part in self.part:
-            found |= getattr(self, f"_{part}")()
+            own = getattr(self, f"_{part}")()
+            found |= own if part in ("race", "speed") else {part: own} | {n: v for n, v in own.items() if n in _KEYS}
         return result("sweep", self, "part races alpha", **found, trained_with=self.recipe.flat())
 
     def _speed(self) -> dict[str, Any]:
@@ -77,6 +89,29 @@ class SweepBench(Composed):
             self.recipe, variants=self.together, models=self.models, batches=self.batches, stores=self.stores,
             steps=self.timed, repeats=self.repeats,
         )  # fmt: skip
+
+    def _once(self) -> dict[str, Any]:
+        from skirl.sweep.bench_once import once
+
+        return once(self.recipe, self.counts, self.timed)
+
+    def _exact(self) -> dict[str, Any]:
+        from skirl.sweep.bench_exact import exact
+
+        return exact(self.recipe, self.timed)
+
+    def _wall(self) -> dict[str, Any]:
+        from skirl.sweep.bench_wall import wall
+
+        return {str(count): wall(self.recipe, count, self.alpha) for count in sorted(self.variants)}
+
+    def _pruners(self) -> dict[str, Any]:
+        from skirl.sweep.bench_pruners import pruned
+        from skirl.sweep.bench_race import grid, kept
+
+        truth = kept(self.losses, self.recipe, grid(self.recipe, max(self.variants)))
+        named = {n: [v.name for v in grid(self.recipe, n)[:n]] for n in sorted(self.variants)}
+        return {str(count): pruned(truth.of(names)) for count, names in named.items()}
 
     def _race(self) -> dict[str, Any]:
         from skirl.sweep.bench_race import grid, kept, paired_gain, replayed, rules_of, seed_noise
@@ -107,6 +142,28 @@ class SweepBench(Composed):
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
         lines = self._summary_of_speed(result) if "speed" in self.part else {}
+        if "once" in self.part:
+            for one in result["once"]["by_variants"]:
+                lines[f"{one['variants']} on one stream"] = (
+                    f"{one['read_batches']:,} batches read with {one['read_ids']:,} ids, {one['hashed_ids']:,} hashed, "
+                    f"{one['plans']:,} steps planned, for {one['variant_steps']:,} steps of variants"
+                )
+        if "exact" in self.part:
+            for name, one in result["exact"]["sets"].items():
+                lines[name] = (
+                    f"{one['differences']:,} differences in {one['runs']:,} runs of {len(one['variants'])} variants, "
+                    f"{one['fetched']:,} rows fetched again"
+                )
+        for count, one in result["wall"].items() if "wall" in self.part else ():
+            lines[f"{count} on a clock"] = (
+                f"{one['seconds']:.1f} s, lone runs of all {one['lone_of_all']:.1f} s: {one['sooner']:.1f} times sooner, "
+                f"{one['less_cpu']:.1f} times less CPU"
+            )
+        for count, of in result["pruners"].items() if "pruners" in self.part else ():
+            lines[f"pruners, {count}"] = "\n".join(
+                f"{name.replace('_', ' ')}: {one['cost']:.3f} of the steps, {one['regret']:.3%} above the best loss"
+                for name, one in of.items()
+            )
         if "race" not in self.part:
             return lines
         for count, end in ((16, ""), (32, "_32")):

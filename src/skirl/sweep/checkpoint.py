@@ -1,6 +1,10 @@
 """A checkpoint of a sweep: one of each variant still in the race, and a header that names those that belong together."""
 
 import base64
+import difflib
+import json
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,17 +12,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from skirl.checkpoint import folder
 from skirl.checkpoint.load_run import load
 from skirl.checkpoint.save_run import save
+from skirl.checkpoint.saving import Saving
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.contender import Contender
+from skirl.sweep.folder import SWEEP
+from skirl.tools.os_errors import NotWritten, of_system, why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
+
+log = logging.getLogger("skirl")
 
 HEADER = "sweep-checkpoint.json"
 FORMAT = "skirl-sweep-checkpoint"
 _VERSION = 1
-_KEPT = 2
-"""Checkpoints of a variant: the header names the one before until those of all variants are on disk."""
+_ALL = 1 << 30
+"""Checkpoints of a variant that stay while one is written: a header names one of them until the next is there."""
 
 Parts = Callable[[Contender], Sequence[Any]]
 
@@ -33,10 +43,84 @@ def optimizers_of(contender: Contender) -> list[Any]:
     return [] if contender.dense is None else [contender.dense]
 
 
+class SweepSaving:
+    """A checkpoint of a sweep on its way: those of its variants are written beside each other, and then the header.
+
+    **Arguments**
+
+    - `path`: the folder.
+    - `step`: of the sweep.
+    - `savings`: of each variant, by its name.
+    - `body`: what the header says besides.
+    """
+
+    def __init__(self, path: Path, step: int, savings: Mapping[str, Saving], body: Mapping[str, Any]) -> None:
+        self.path, self.step = path, step
+        self.failure: BaseException | None = None
+        """Why it is not on disk and never will be."""
+        self._savings, self._told = dict(savings), False
+        self._body = body | {"variants": {name: saving.path.name for name, saving in savings.items()}}
+        self._thread = threading.Thread(target=self._write, name="skirl checkpoint of a sweep")
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it is on disk, or has failed."""
+        return not self._thread.is_alive()
+
+    def ended(self) -> None:
+        """Return when it is on disk, or has failed."""
+        while self._thread.is_alive():
+            self._thread.join(0.1)  # briefly, again and again, so that Ctrl-C gets through
+
+    def wait(self) -> "SweepSaving":
+        """Return when the checkpoint is on disk; raises the error if it could not be written, once."""
+        self.ended()
+        if self.failure is not None and not self._told:
+            self._told = True
+            raise self.failure
+        return self
+
+    def _write(self) -> None:
+        for saving in self._savings.values():
+            try:
+                saving.wait()
+            except BaseException as error:  # told once, for all
+                self.failure = self.failure or error
+        try:
+            if self.failure is None:
+                write_sealed(self.path / HEADER, self._body, f"{self.step:016x}")
+        except BaseException as error:
+            self.failure = not_written(self.path, error)
+        if self.failure is not None:
+            return
+        for saving in self._savings.values():
+            try:  # what no header of the sweep names any more
+                folder.retain(saving.folder, saving.number, 1, saving.number, saving.start)
+            except OSError as error:  # the checkpoint is whole without this
+                log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
+
+
+def not_written(path: Path, error: BaseException) -> BaseException:
+    """What to raise where the header could not be put in place: a sentence, if the system refused to write it."""
+    found = of_system(error)
+    if found is None:
+        return error
+    told = NotWritten(
+        f"{path} got no new checkpoint, {why(error, path)}; the one before stays whole: make it a folder that can be "
+        "written to, with some room, and save again",
+        found.errno,
+    )
+    told.__cause__ = error
+    return told
+
+
 def save_all(
     path: Path, variants: Sequence[Contender], data: Lookahead | None, parts: Parts, also: Mapping[str, Any]
-) -> None:
+) -> SweepSaving:
     """Save every variant that is in the race, then the header: until it is there the one before counts, of all.
+
+    Rows are frozen and all else is copied when this returns; files are written by threads, one for each variant.
 
     **Arguments**
 
@@ -46,26 +130,24 @@ def save_all(
     - `parts`: what else is saved of a variant.
     - `also`: what comes back with the header.
     """
-    saved, step = {}, 0 if data is None else data.step
-    for contender in variants:
-        if contender.left is None:
-            with contender.drawing():
-                saving = save(
-                    path / contender.name, model=contender.model, optimizers=parts(contender), data=data, keep=_KEPT
-                )
-            saved[contender.name] = saving.path.name
-    generator = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+    savings: dict[str, Saving] = {}
     body = {
         "format": FORMAT,
         "format_version": _VERSION,
         "skirl": skirl_version(),
-        "step": step,
-        "variants": saved,
+        "step": 0 if data is None else data.step,
         "left": {contender.name: contender.left for contender in variants if contender.left is not None},
-        "generator": generator,
+        "generator": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
         "also": dict(also),
     }
-    write_sealed(path / HEADER, body, f"{step:016x}")
+    for contender in variants:
+        if contender.left is None:
+            with contender.drawing():
+                savings[contender.name] = save(
+                    path / contender.name, model=contender.model, optimizers=parts(contender), data=data, keep=_ALL,
+                    wait=False,
+                )  # fmt: skip
+    return SweepSaving(path, body["step"], savings, body)
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -76,9 +158,7 @@ def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
     - `path`: the folder.
     - `names`: of the variants that are to go on.
     """
-    if not (path / HEADER).is_file():
-        raise CheckpointError(f"{path} holds no checkpoint of a sweep: give a folder that sweep.save has written")
-    header = read_sealed(path / HEADER, format=FORMAT, version=_VERSION, what="checkpoint of a sweep")
+    header = _header(path)
     there = {*header["variants"], *header["left"]}
     if strange := sorted(there.symmetric_difference(names)):
         has = "has" if strange[0] in there else "has no"
@@ -87,6 +167,61 @@ def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
             f"{', '.join(sorted(there))}"
         )
     return header
+
+
+def _header(path: Path) -> dict[str, Any]:
+    if not (path / HEADER).is_file():
+        raise CheckpointError(f"{path} holds no checkpoint of a sweep: give a folder that sweep.save has written")
+    return read_sealed(path / HEADER, format=FORMAT, version=_VERSION, what="checkpoint of a sweep")
+
+
+def saved_search(path: Path) -> dict[str, Any]:
+    """What the checkpoint of a sweep keeps of the trials that were drawn.
+
+    **Arguments**
+
+    - `path`: the folder.
+    """
+    also = _header(path)["also"]
+    if also.get("search") is None:
+        raise CheckpointError(
+            f"{path / HEADER} is of a sweep whose variants were given: go on with the --vary or --variants that it had"
+        )
+    return also["search"]
+
+
+def of_one(path: Path, name: str) -> Path:
+    """The header of a variant's checkpoint, as `skirl.load` takes it.
+
+    **Arguments**
+
+    - `path`: of the sweep, or of its checkpoints.
+    - `name`: of the variant. Of one that has left before the sweep was saved, its last one.
+    """
+    saves = path
+    if not (path / HEADER).is_file() and (path / SWEEP).is_file():
+        try:
+            saved = json.loads((path / SWEEP).read_bytes())["flags"]["save"]
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointError(f"{path / SWEEP} is damaged: name the folder that the sweep was saved to") from None
+        if saved is None:
+            raise CheckpointError(f"{path} is of a sweep that was saved nowhere: train it again with --save")
+        saves = Path(saved)
+    header = _header(saves)
+    if name in header["variants"]:
+        return saves / name / header["variants"][name]
+    names = [*header["variants"], *header["left"]]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        raise CheckpointError(
+            f"{saves / HEADER} has no variant {name!r}: "
+            + (f"did you mean {near[0]}?" if near else f"name one of {', '.join(names)}")
+        )
+    if not (numbers := folder.numbers(saves / name)):
+        raise CheckpointError(
+            f"variant {name} has left ({header['left'][name]}) before it was saved: set --save-every lower"
+        )
+    return folder.header(saves / name, numbers[-1])
 
 
 def load_all(

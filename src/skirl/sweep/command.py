@@ -1,18 +1,25 @@
 """The command `skirl sweep`: its flags, and what it prints. What it does is imported when it runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from skirl.sweep.flags import RaceFlags, VaryFlags
+from tyro.conf import Positional
+
+from skirl.checkpoint.commands import Export as ExportRows
+from skirl.sweep.flags import MISSING, RaceFlags, SearchFlags, VaryFlags
 from skirl.sweep.keeping import KeepFlags
-from skirl.sweep.variants import Varied, variants_of
+from skirl.sweep.variants import Varied, axis, variants_of, varying
 from skirl.tools.flags import Composed
 from skirl.tools.progress import clock, size
 from skirl.train.commands import Report as ReportOfRun
 from skirl.train.flags import LogFlags, ShowFlags
 from skirl.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from skirl.sweep.study import Search
 
 
 @dataclass(frozen=True)
@@ -26,40 +33,71 @@ class SweepCommand(Composed):
     """
 
     group: ClassVar[str] = "sweep"
-    repeated: ClassVar[tuple[str, ...]] = ("vary",)
+    repeated: ClassVar[tuple[str, ...]] = ("vary", "search")
     common: ClassVar[tuple[str, ...]] = (
-        "data", "model", "dim", "batch", "steps", "vary", "variants", "alpha", "rungs", "keep", "plan", "cache",
+        "data", "model", "dim", "batch", "steps", "vary", "variants", "search", "trials", "alpha", "rungs", "keep", "plan",
+        "cache",
     )  # fmt: skip
     of_one_run: ClassVar[tuple[str, ...]] = ("run", "trace", "save", "save_every", "resume", "json", "quiet")
 
     vary: VaryFlags = field(default_factory=VaryFlags)
+    search: SearchFlags = field(default_factory=SearchFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)
     save: KeepFlags = field(default_factory=KeepFlags)
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
+    log_every: int | None = None
+    """Steps between two lines of metrics, and of where all stand; by default such that there are 100 to 200 of them."""
     plan: bool = False
     """Print variants, rows, bytes, memory and a predicted time, and end: nothing is trained."""
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
+        if self.log_every is not None and self.log_every < 1:
+            raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")
         if self.recipe.step.shards > 1:
             raise ValueError(f"shards is {self.recipe.step.shards}, and steps of a sweep have one shard: leave it out")
-        self.made()
+        if not self.search.search:
+            self.made()
+        else:
+            self._seeds()
+            if find_spec("optuna") is None:
+                raise ValueError(MISSING)
 
     def made(self) -> list[Varied]:
-        """The variants."""
+        """The variants, where none is drawn."""
         return variants_of(self.recipe, self.vary.vary, self.vary.variants)
+
+    def _seeds(self) -> list[int]:
+        """Those that each trial is trained with; the only flag that may be given beside a search."""
+        if self.vary.variants is not None:
+            raise ValueError(
+                "variants and search are both set: give the variants of the file by --search, or leave one out"
+            )
+        axes = dict(axis(text, varying()) for text in self.vary.vary)
+        if other := next((name for name in axes if name != "seed"), None):
+            raise ValueError(f"vary has {other} beside search: draw it too, by --search {other}=..., or leave it out")
+        return axes.get("seed", [])
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress; what came of it."""
+        drawn = self._drawn() if self.search.search else None
+        variants = self.made() if drawn is None else drawn.variants
         if self.plan:
             from skirl.sweep.planned import planned
 
-            return planned(self.recipe, self.made(), self.race, self.flat())
+            return planned(self.recipe, variants, self.race, self.flat())
         from skirl.sweep.run import run
 
-        return run(self.recipe, self.made(), self.race, self.save, self.log, self.show, self.flat())
+        return run(self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn)
+
+    def _drawn(self) -> "Search":
+        from skirl.sweep.checkpoint import saved_search
+        from skirl.sweep.study import Search
+
+        saved = saved_search(self.save.save) if self.save.goes_on and self.save.save is not None else None
+        return Search(self.recipe, self.search, seeds=self._seeds(), saved=saved, keep=not self.plan)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -87,8 +125,11 @@ class SweepCommand(Composed):
         if result["seed_noise"] is not None:
             lines["noise"] = f"{result['seed_noise']:.5f}: a lead below that may be the seed's"
         lines["memory"] = f"{size(result['peak_bytes'])} at its peak, the whole process"
+        if result["study"]:
+            lines["study"] = f"{result['trials']:,} trials, kept in {result['study']}"
         if result["run"]:
-            lines["run"] = f"{result['run']}; skirl report {result['run']}; tensorboard --logdir {result['run']}"
+            lines["run"] = f"{result['run']}; tensorboard --logdir {result['run']}"
+            lines["page"] = result["page"]
         if result["save"] and not result["failed"]:
             why = f"told to stop by {result['stopped_by']}; " if result["stopped_by"] else ""
             lines["saved"] = (
@@ -97,6 +138,32 @@ class SweepCommand(Composed):
         if result["missing"]:
             lines["missing"] = "\n".join(result["missing"])
         return lines
+
+
+@dataclass(frozen=True)
+class Export(ExportRows):
+    """Write the rows of a checkpoint to a file that others read."""
+
+    checkpoint: Positional[Path]
+    """A folder of checkpoints, or the header of one; with --variant the folder of a sweep, or that it was saved to."""
+    out: Positional[Path]
+    """The file: .safetensors; .pt for a state dict; .parquet."""
+    variant: str | None = None
+    """The variant of a sweep whose rows these are."""
+
+    def run(self) -> dict[str, Any]:
+        """Write it."""
+        if self.variant is None:
+            return super().run()
+        from skirl.sweep.checkpoint import of_one
+
+        header = of_one(self.checkpoint, self.variant)
+        return replace(self, checkpoint=header, variant=None).run() | {"checkpoint": str(header)}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        lines = super().summary(result)
+        return lines if self.variant is None else {"out of": result["checkpoint"], **lines}
 
 
 @dataclass(frozen=True)

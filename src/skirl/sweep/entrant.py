@@ -39,6 +39,7 @@ class Entrant:
     - `folder`: of its run, or "none".
     - `every`: steps between two lines of metrics.
     - `resume`: whether it will go on from a checkpoint.
+    - `table`: what differs between variants, of each by its name.
     """
 
     def __init__(
@@ -51,12 +52,13 @@ class Entrant:
         folder: str,
         every: int,
         resume: bool = False,
+        table: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.variant, self.contender, self.rates = variant, contender, rates
         self.meter = Meter(lists)
         self.judge = Evaluation()
         self.flags = Train(recipe=variant.recipe, log=LogFlags(run=folder, log_every=every)).flat()
-        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume)
+        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume, table=table)
         self.auc: float | None = None
         """Of all its predictions, once it is done."""
         self.done = False

@@ -3,13 +3,31 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from skirl.sweep.race import FIRST, Rules
 
 _RUNG = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
 _FIRST_SHARE = 0.02
 """Of a run's steps, the first stretch of its race."""
+
+
+MISSING = (
+    "search is set, and Optuna, which draws, is not there: pip install 'skirl[sweep]', or give the values with --vary"
+)
+FEWEST, MOST, USUAL = 100, 200, 50
+"""Lines of metrics in a sweep whose steps are known, at least and at most; steps between two where that gives as many."""
+
+
+def points(steps: int | None) -> int:
+    """Steps between two lines of metrics, such that curves can be drawn of a short sweep, and quickly of a long one.
+
+    >>> [points(steps) for steps in (5, 100, 400, 5_000, 100_000, None)]
+    [1, 1, 4, 50, 500, 50]
+    """
+    if steps is None:
+        return USUAL
+    return max(1, min(max(USUAL, -(-steps // MOST)), steps // FEWEST))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +42,49 @@ class VaryFlags:
     variants: Path | None = None
     """A file of variants: TOML with a table for each, CSV with a line, or JSON lines; with --vary, each of them with every
     combination."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFlags:
+    """Variants that are drawn.
+
+    >>> SearchFlags(search=("lr=log:1e-3..1",))
+    Traceback (most recent call last):
+    ValueError: search is set and trials is not: set trials to how many variants are drawn
+    """
+
+    group: ClassVar[str] = "sweep"
+
+    search: tuple[str, ...] = ()
+    """A flag and what Optuna draws its value from: lr=log:1e-3..1, lr=0.1..0.5 or optimizer=sgd,adam. Given several times,
+    each trial has a value of each; with --vary seed=0,1 it is trained with each seed. Needs skirl[sweep]."""
+    trials: int | None = None
+    """How many are drawn."""
+    sampler: Literal["tpe", "random", "qmc"] = "tpe"
+    """How: tpe learns from the trials of earlier sweeps in the study; random; qmc covers the space evenly, with scipy."""
+    study: str | None = None
+    """Where Optuna keeps the trials, for later sweeps to learn from: a file, or one of its URLs, such as sqlite:///study.db."""
+
+    def __post_init__(self) -> None:
+        if not self.search:
+            for name in ("trials", "study"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name} is {getattr(self, name)!r} and search is not set: set search, or leave it out"
+                    )
+            return
+        if self.trials is None:
+            raise ValueError("search is set and trials is not: set trials to how many variants are drawn")
+        if self.trials < 1:
+            raise ValueError(f"trials is {self.trials}: set it to 1 or more")
+        from skirl.sweep.space import combinations, spaces_of
+
+        many = combinations(spaces_of(self.search))
+        if many is not None and many < self.trials:
+            raise ValueError(
+                f"trials is {self.trials} and the search has {many:,} different ones: set trials to {many:,} or less, or "
+                "give the values with --vary"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -84,9 +84,14 @@ class SweepFolder:
         """A variant has left."""
         self._write({"event": "left", **asdict(left)})
 
-    def standing(self, step: int, seconds: float, places: Sequence[Place], aucs: Mapping[str, float | None]) -> None:
-        """Where all stand after a step."""
-        lines = [asdict(place) | {"auc": aucs.get(place.variant)} for place in places]
+    def standing(
+        self, step: int, seconds: float, places: Sequence[Place], aucs: Callable[[], Mapping[str, float | None]]
+    ) -> None:
+        """Where all stand after a step; `aucs` gives those of all, which takes milliseconds each."""
+        if self._race is None:
+            return
+        of = aucs()
+        lines = [asdict(place) | {"auc": of.get(place.variant)} for place in places]
         self._write({"event": "standing", "step": step, "seconds": seconds, "places": lines})
 
     def finish(self, result: Mapping[str, Any]) -> None:

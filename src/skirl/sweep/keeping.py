@@ -1,12 +1,15 @@
-"""When a sweep is saved: every so many steps, at its end, and when SIGTERM ends it."""
+"""When a sweep is saved: at its beginning and end, every so many steps, and when SIGTERM or Ctrl-C ends it."""
 
 import math
+import os
 import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
+
+_NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,7 @@ class KeepFlags:
     group: ClassVar[str] = "save"
 
     save: Path | None = None
-    """A folder for checkpoints, with one of each variant in it; saved at the end, and at SIGTERM, which ends it."""
+    """A folder for checkpoints, with one of each variant in it; saved at the end, and at SIGTERM or Ctrl-C, which end it."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     resume: bool = False
@@ -56,32 +59,39 @@ class KeepFlags:
 
 
 class Told:
-    """Whether SIGTERM came in its block, where the sweep is saved.
+    """Whether SIGTERM or Ctrl-C came in its block, where the sweep is saved; a second one ends it at once.
 
     **Arguments**
 
-    - `on`: whether it is saved at all; if not, SIGTERM does what it did.
+    - `on`: whether it is saved at all; if not, both do what they did.
     """
 
     def __init__(self, on: bool) -> None:
         self._on = on and threading.current_thread() is threading.main_thread()
-        self._before: Any = None
-        self.to_stop = False
-        """It came."""
+        self._before: dict[int, Any] = {}
+        self.by: str | None = None
+        """Which of the two came."""
 
     def __enter__(self) -> Self:
         if self._on:
-            self._before = signal.signal(signal.SIGTERM, self._stop)
+            for number in _NAMES:
+                self._before[number] = signal.signal(number, self._stop)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._on:
-            signal.signal(signal.SIGTERM, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def _stop(self, number: int, frame: Any) -> None:
-        self.to_stop = True
+        if self.by is None:
+            self.by = _NAMES[number]
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 def plain(value: Any) -> Any:

@@ -30,7 +30,7 @@ def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: 
     - `race`: when they leave.
     - `flags`: all of the command's, to write down.
     """
-    total = recipe.stream().steps
+    total = recipe.stream().steps or recipe.data.steps
     rules, of = race.rules(total), seeds_of_one(variants)
     short = replace(recipe, data=replace(recipe.data, steps=TRIED, valid=None))
     distinct = touched_rows(short)

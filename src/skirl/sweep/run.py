@@ -1,5 +1,6 @@
 """Train all variants of a recipe on one stream, race them, and write down what comes of it."""
 
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -8,25 +9,28 @@ from dataclasses import asdict
 from math import nan
 from typing import Any
 
-from skirl.pipeline.lookahead import lookahead
-from skirl.sweep.checkpoint import read_header
+from skirl.core.batch import Batch
+from skirl.pipeline.lookahead import Lookahead, lookahead
+from skirl.sweep.checkpoint import SweepSaving, read_header
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, facts, loss_of
-from skirl.sweep.flags import RaceFlags
+from skirl.sweep.flags import RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.keeping import KeepFlags, Told, plain
 from skirl.sweep.race import Race
+from skirl.sweep.report import report
+from skirl.sweep.shown import Shown
+from skirl.sweep.study import Search
 from skirl.sweep.sweep import Diverged, Sweep
-from skirl.sweep.table import as_facts, drawn
-from skirl.sweep.variants import Variant, Varied, seeds_of_one
+from skirl.sweep.variants import Variant, Varied, hyperparameters, seeds_of_one
 from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Progress
 from skirl.train.flags import LogFlags, ShowFlags
 from skirl.train.recipe import Recipe
 from skirl.train.verify import touched_rows
 
-_AUCS_EVERY = 2.0
-"""Seconds between two looks at the AUCs of all, which take a millisecond each."""
+log = logging.getLogger("skirl")
 
 
 def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", resume: bool = False) -> Sweep:
@@ -76,9 +80,10 @@ def run(
     variants: Sequence[Varied],
     race_flags: RaceFlags,
     keeping: KeepFlags,
-    log: LogFlags,
+    logged: LogFlags,
     show: ShowFlags,
     flags: dict[str, Any],
+    drawn: Search | None = None,
 ) -> dict[str, Any]:
     """Train the variants, showing progress; what came of it.
 
@@ -88,143 +93,214 @@ def run(
     - `variants`: its variants.
     - `race_flags`: when they leave.
     - `keeping`: where they are saved.
-    - `log`: what is written down.
+    - `logged`: what is written down.
     - `show`: what is shown.
     - `flags`: all of the command's, to write down.
+    - `drawn`: the trials that the variants are, if they were drawn.
     """
-    saved: dict[str, Any] | None = None
-    if keeping.goes_on:
-        assert keeping.save is not None
-        saved = read_header(keeping.save, [variant.name for variant in variants])["also"]
-    stream = recipe.stream()
-    race = Race([variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(stream.steps))
-    where = saved["run"] if saved is not None and log.folder() == "auto" else log.folder()
-    folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=saved is not None)
-    sweep = sweep_of(recipe, variants, resume=saved is not None)
-    entrants = {
-        variant.name: Entrant(
-            variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
-            lists=stream.lists, folder=folder.of(variant.name), every=log.log_every, resume=saved is not None,
-        )
-        for variant, contender in zip(variants, sweep.variants, strict=True)
-    }  # fmt: skip
-    watch = _Watch(race, entrants)
-    results: dict[str, dict[str, Any]] = {}
-    spent, failed = 0, None
+    going = _Going(recipe, variants, race_flags, keeping, logged, flags, drawn)
     to = sys.stderr if show.json else sys.stdout
-    progress = Progress("sweep", steps=stream.steps, to=to, quiet=show.quiet, below=watch.table)
-    cache, began = recipe.cache, time.monotonic()
+    progress = Progress("sweep", steps=going.stream.steps, to=to, quiet=show.quiet, below=going.shown.table)
+    cache = recipe.cache
     plan: dict[str, Any] = {"depth": cache.depth, "prefetch": recipe.movement.prefetch, "policy": cache.policy}
-
-    def parts(contender: Contender) -> list[Any]:
-        return entrants[contender.name].parts
-
     with (
-        sweep,
-        lookahead(stream, sweep, **plan, trace=log.trace) as batches,
+        going.sweep,
+        lookahead(going.stream, going.sweep, **plan, trace=logged.trace) as batches,
         Told(keeping.save is not None) as told,
         progress,
         ExitStack() as runs,
     ):
-        if saved is not None and keeping.save is not None:
-            sweep.load(keeping.save, parts=parts)
-            race.load_state_dict(saved["race"])
-            spent, results = saved["spent"], saved["results"]
-            for name, result in results.items():
-                entrants[name].done, entrants[name].auc = True, result["auc"]
-        folder.begin(flags, variants, race, batches.step)
-        for name in race.racing:
-            runs.enter_context(entrants[name].run.begin(batches, entrants[name].meter))
+        going.begin(batches, runs)
         for batch in batches:
-            racing = race.racing
-            try:
-                sweep.step(batch)
-            except Diverged as error:
-                failed = str(error)
-            spent += len(racing)
-            losses = {name: entrants[name].step(batch) for name in racing}
-            if failed is not None:
-                results |= {
-                    name: entrants[name].finish(batches, f"diverged at step {batches.step:,}") for name in racing
-                }
+            if not going.step(batches, batch):
                 break
-            for left in race.see([losses.get(name, nan) for name in race.names]):
-                if left.kind != "diverged":
-                    sweep.drop(left.variant, left.why)
-                results[left.variant] = entrants[left.variant].finish(batches, left.why)
-                folder.left(left)
-            last = batches.step == stream.steps
-            if last and stream.held_out:
-                for name in race.racing:
-                    entrants[name].evaluate(batches, stream.held_out_at(batches.state_dict()["loader"]))
-            for name in race.racing:
-                entrants[name].after_step(batches)
-            if batches.step % log.log_every == 0 or last:
-                folder.standing(batches.step, time.monotonic() - began, race.standing(), watch.aucs(now=True))
-            watch.rate()
-            progress(batches.step, watch.facts)
-            if keeping.save is not None and (last or told.to_stop or keeping.due(batches.step)):
-                also = {"race": race.state_dict(), "run": folder.name, "spent": spent, "results": results}
-                sweep.save(keeping.save, parts=parts, also=plain(also))
-            if told.to_stop:
+            progress(batches.step, going.shown.facts)
+            if going.keep(batches, told):
                 break
-        results |= {name: entrants[name].finish(batches, None) for name in race.racing if not entrants[name].done}
-        aucs = watch.aucs(now=True)
-        result = {
-            "command": "sweep",
-            **flags,
-            "winner": None if failed else race.winner(),
-            "steps": batches.step,
-            "variant_steps": spent,
-            "cost": spent / max(1, batches.step * len(variants)),
-            "seed_noise": race.seed_noise(),
-            "seconds": time.monotonic() - began,
-            "samples_per_second": watch.rate(),
-            "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()],
-            "by_variant": {name: facts(results[name]) for name in race.names},
-            "plans": sweep.plans,
-            "read_batches": sweep.read_batches,
-            "peak_bytes": peak_bytes(),
-            "machine": machine(),
-            "run": folder.name,
-            "stopped_by": "SIGTERM" if told.to_stop else None,
-            "missing": [f"{name}: {text}" for name in race.names for text in results[name]["missing"]],
-            "failed": failed,
-        }
-    folder.finish(result)
+        result = going.end(batches, told)
+    if told.by == "Ctrl-C":
+        log.warning("step %s is saved in %s: --resume goes on from there", f"{result['steps']:,}", keeping.save)
+        raise KeyboardInterrupt
     return result
 
 
-class _Watch:
-    """What is shown while the race goes on."""
+class _Going:
+    """A sweep on its way: it begins or goes on, steps, is saved, and ends.
 
-    def __init__(self, race: Race, entrants: dict[str, Entrant]) -> None:
-        self._race, self._entrants = race, entrants
-        self._aucs: dict[str, float | None] = {}
-        self._due, self._began = 0.0, time.monotonic()
-        self._before: int | None = None
+    **Arguments**
 
-    def aucs(self, *, now: bool = False) -> dict[str, float | None]:
-        """Of all predictions of each variant so far."""
-        if now or time.monotonic() >= self._due:
-            for name, entrant in self._entrants.items():
-                self._aucs[name] = entrant.auc if entrant.done else entrant.meter.metrics.scores().auc
-            self._due = time.monotonic() + _AUCS_EVERY
-        return self._aucs
+    - `recipe`, `variants`, `race_flags`, `keeping`, `logged`, `flags`, `drawn`: as for `run`.
+    """
 
-    def rate(self) -> float:
-        """Samples a second of the stream in this process: each counts once, however many variants are trained on it."""
-        samples = max(entrant.meter.samples for entrant in self._entrants.values())
-        if self._before is None:
-            self._before = samples
-            self._began = time.monotonic()
-            return 0.0
-        return (samples - self._before) / max(time.monotonic() - self._began, 1e-9)
+    def __init__(
+        self,
+        recipe: Recipe,
+        variants: Sequence[Varied],
+        race_flags: RaceFlags,
+        keeping: KeepFlags,
+        logged: LogFlags,
+        flags: dict[str, Any],
+        drawn: Search | None,
+    ) -> None:
+        self.recipe, self.variants, self.keeping, self.flags = recipe, variants, keeping, flags
+        self.drawn = drawn
+        self.saved: dict[str, Any] | None = None
+        """What the checkpoint says that the sweep goes on from; None: it begins."""
+        if keeping.goes_on:
+            assert keeping.save is not None
+            self.saved = read_header(keeping.save, [variant.name for variant in variants])["also"]
+        resume = self.saved is not None
+        self.stream = recipe.stream()
+        steps = self.stream.steps or recipe.data.steps  # of files that nobody has counted, as many as were asked for
+        self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
+        """Steps between two lines."""
+        self.race = Race([variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(steps))
+        where = self.saved["run"] if self.saved is not None and logged.folder() == "auto" else logged.folder()
+        self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=resume)
+        self.sweep = sweep_of(recipe, variants, resume=resume)
+        table = hyperparameters(variants)
+        self.entrants = {
+            variant.name: Entrant(
+                variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
+                lists=self.stream.lists, folder=self.folder.of(variant.name), every=self.every, resume=resume, table=table,
+            )
+            for variant, contender in zip(variants, self.sweep.variants, strict=True)
+        }  # fmt: skip
+        self.shown = Shown(self.race, self.entrants)
+        self.results: dict[str, dict[str, Any]] = {}
+        self.spent = 0
+        """Steps of variants."""
+        self.failed: str | None = None
+        self.not_saved: str | None = None
+        """Why the newest checkpoint is not there."""
+        self._saving: SweepSaving | None = None
+        self._began = time.monotonic()
 
-    def table(self) -> Any:
-        """On a terminal."""
-        return drawn(self._race.standing(), self.aucs(), self.rate())
+    def begin(self, batches: Lookahead, runs: ExitStack) -> None:
+        """Go on from the checkpoint, or write one: from here on the sweep can be resumed.
 
-    def facts(self) -> Any:
-        """Elsewhere."""
-        return as_facts(self._race.standing(), self.aucs(), self.rate())
+        runs: closes what is written of each variant.
+        """
+        if self.saved is not None and self.keeping.save is not None:
+            self.sweep.load(self.keeping.save, parts=self._parts)
+            self.race.load_state_dict(self.saved["race"])
+            self.spent, self.results = self.saved["spent"], self.saved["results"]
+            for name, result in self.results.items():
+                self.entrants[name].done, self.entrants[name].auc = True, result["auc"]
+        self.folder.begin(self.flags, self.variants, self.race, batches.step)
+        for name in self.race.racing:
+            runs.enter_context(self.entrants[name].run.begin(batches, self.entrants[name].meter))
+        if self.saved is None and self.keeping.save is not None:
+            self._save(batches)
+
+    def step(self, batches: Lookahead, batch: Batch) -> bool:
+        """Train all that race on a batch, and let those leave that are behind; False where none is left.
+
+        batch: the one in the loop.
+        """
+        racing, race, entrants = self.race.racing, self.race, self.entrants
+        try:
+            self.sweep.step(batch)
+        except Diverged as error:
+            self.failed = str(error)
+        self.spent += len(racing)
+        losses = {name: entrants[name].step(batch) for name in racing}
+        if self.failed is not None:
+            self.results |= {
+                name: entrants[name].finish(batches, f"diverged at step {batches.step:,}") for name in racing
+            }
+            return False
+        for left in race.see([losses.get(name, nan) for name in race.names]):
+            if left.kind != "diverged":
+                self.sweep.drop(left.variant, left.why)
+            self.results[left.variant] = entrants[left.variant].finish(batches, left.why)
+            self.folder.left(left)
+        last = batches.step == self.stream.steps
+        if last and self.stream.held_out:
+            for name in race.racing:
+                entrants[name].evaluate(batches, self.stream.held_out_at(batches.state_dict()["loader"]))
+        for name in race.racing:
+            entrants[name].after_step(batches)
+        if batches.step % self.every == 0 or last:
+            seconds = time.monotonic() - self._began
+            self.folder.standing(batches.step, seconds, race.standing(), lambda: self.shown.aucs(now=True))
+        self.shown.rate()
+        return True
+
+    def keep(self, batches: Lookahead, told: Told) -> bool:
+        """Save if it is time to; True where the sweep was told to stop."""
+        stop = told.by is not None
+        if self.keeping.save is not None:
+            if self._saving is not None and self._saving.done:
+                self._settle()
+            if stop or batches.step == self.stream.steps or self.keeping.due(batches.step):
+                self._save(batches)
+            if stop:
+                self._settle()
+        return stop
+
+    def end(self, batches: Lookahead, told: Told) -> dict[str, Any]:
+        """All is trained; what came of it."""
+        race, results = self.race, self.results
+        results |= {
+            name: self.entrants[name].finish(batches, None) for name in race.racing if not self.entrants[name].done
+        }
+        self._settle()
+        if self.drawn is not None and told.by is None:
+            self.drawn.tell(race, failed=self.failed is not None)
+        aucs, seconds = self.shown.aucs(now=True), time.monotonic() - self._began
+        result = {
+            "command": "sweep",
+            **self.flags,
+            "winner": None if self.failed else race.winner(),
+            "steps": batches.step,
+            "variant_steps": self.spent,
+            "cost": self.spent / max(1, batches.step * len(self.variants)),
+            "seed_noise": race.seed_noise(),
+            "seconds": seconds,
+            "samples_per_second": self.shown.rate(),
+            "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()],
+            "by_variant": {name: facts(results[name]) for name in race.names},
+            "plans": self.sweep.plans,
+            "read_batches": self.sweep.read_batches,
+            "peak_bytes": peak_bytes(),
+            "machine": machine(),
+            "run": self.folder.name,
+            "stopped_by": told.by,
+            "missing": [f"{name}: {text}" for name in race.names for text in results[name]["missing"]],
+            "failed": self.failed or self.not_saved,
+        }
+        self.folder.finish(result)
+        if self.folder.path is not None:
+            result["page"] = report(self.folder.path, None)["page"]
+        return result
+
+    def _parts(self, contender: Contender) -> list[Any]:
+        return self.entrants[contender.name].parts
+
+    def _save(self, batches: Lookahead) -> None:
+        """Begin to save; the one before is on disk then. Where one cannot be written, the sweep goes on."""
+        assert self.keeping.save is not None
+        self._settle()
+        also = {
+            "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
+            "search": None if self.drawn is None else self.drawn.also,
+        }  # fmt: skip
+        try:
+            self._saving = self.sweep.save(self.keeping.save, parts=self._parts, also=plain(also), wait=False)
+        except NotWritten as error:
+            self._fail(batches.step, error)
+
+    def _settle(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        try:
+            saving.wait()
+            self.not_saved = None
+        except NotWritten as error:
+            self._fail(saving.step, error)
+
+    def _fail(self, step: int, error: NotWritten) -> None:
+        self.not_saved = f"step {step:,} is not saved: {error}"
+        log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self.not_saved)

@@ -22,7 +22,7 @@ from skirl.nn.collection import Collection
 from skirl.nn.same_batch import Known
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
-from skirl.sweep.checkpoint import Parts, load_all, optimizers_of, read_header, save_all
+from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
 from skirl.sweep.contender import Bags, Contender, Rows
 from skirl.sweep.dense import LANES, LOOP, Choice, Lanes
 from skirl.sweep.fleet import Fleet, shared_banks
@@ -154,6 +154,8 @@ class Sweep:
         on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
         if form != LOOP and threads == 1 and on_cpu and (cores > 1 or form == LANES):
             self._lanes = Lanes(max(2, cores))
+        self._saving: SweepSaving | None = None
+        """The checkpoint that is being written."""
         self._known = False
         """Whether each variant has trained once, alone: then it is known which draw random numbers."""
         self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
@@ -255,6 +257,8 @@ class Sweep:
 
     def _leave(self, contender: Contender, why: str) -> None:
         embeddings = contender.embeddings
+        if self._saving is not None:
+            self._saving.ended()
         with uninterrupted():
             if self.lookahead is not None:
                 self.lookahead.drain()
@@ -278,7 +282,14 @@ class Sweep:
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
         self._leave(contender, f"diverged in step {step}")
 
-    def save(self, path: str | Path, *, parts: Parts = optimizers_of, also: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        parts: Parts = optimizers_of,
+        also: Mapping[str, Any] | None = None,
+        wait: bool = True,
+    ) -> SweepSaving:
         """Save all variants in the race after the batch in the loop, each as `skirl.save` does in a folder of its name.
 
         **Arguments**
@@ -287,8 +298,18 @@ class Sweep:
         - `parts`: gives what is saved of a variant beside its model, as the `optimizers` of `skirl.save`; its optimizer by
           default.
         - `also`: facts that `load` gives back; what JSON can hold.
+        - `wait`: return only when it is on disk. False returns once training may go on; what it returns has `wait`, and the
+          next save waits for it, as does a variant that leaves.
         """
-        save_all(Path(path), self.variants, self.lookahead, parts, also or {})
+        self._settle()
+        self._saving = saving = save_all(Path(path), self.variants, self.lookahead, parts, also or {})
+        return saving.wait() if wait else saving
+
+    def _settle(self) -> None:
+        """Return when the checkpoint that is being written is on disk; if it cannot be, its error is raised, once."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
 
     def load(self, path: str | Path, *, parts: Parts = optimizers_of) -> dict[str, Any]:
         """Go on from a checkpoint, before the loop: make the same sweep and its lookahead, then load. What `also` was.
@@ -408,6 +429,7 @@ class Sweep:
         with ExitStack() as closing:  # each, whatever happens to another
             for contender in reversed(self.variants):
                 closing.callback(contender.embeddings.close)
+            closing.callback(self._settle)
 
 
 def _alike_in_threads() -> bool:

@@ -34,9 +34,13 @@ def difference(place: Place) -> str:
 
     >>> difference(Place(1, "lr=0.1", 0.5, 0.0, 0.0, "leads"))
     ''
+    >>> difference(Place(2, "lr=0.1,seed=1", 0.5, 0.0, 0.0, "races"))
+    'seed of the leader'
     """
     if place.state == "leads" or place.difference is None:
         return ""
+    if place.state == "races" and place.difference == 0.0 and not place.error:
+        return "seed of the leader"
     return f"{place.difference:+.5f}" + ("" if place.error is None else f" ± {place.error:.5f}")
 
 

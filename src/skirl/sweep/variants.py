@@ -69,7 +69,7 @@ def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None
     named: list[tuple[str | None, dict[str, Any]]] = [(None, {})]
     if file is not None:
         named = [(name, _read(f"{file}, {at}", found, can)) for at, name, found in read_file(file)]
-    axes = [_axis(text, can) for text in vary]
+    axes = [axis(text, can) for text in vary]
     for name in (names := [name for name, _ in axes]):
         if names.count(name) > 1:
             raise ValueError(f"vary has {name} twice: put all its values behind one {name}=")
@@ -157,6 +157,21 @@ def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
     return numbers
 
 
+def hyperparameters(variants: Sequence[Varied]) -> dict[str, dict[str, Any]]:
+    """Of each variant, by its name, all flags in which any of them differs; lists of sizes as texts.
+
+    >>> hyperparameters(variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02"]))
+    {'lr=0.01': {'lr': 0.01}, 'lr=0.02': {'lr': 0.02}}
+    """
+    names = sorted({name for variant in variants for name in variant.overrides})
+    found = {}
+    for variant in variants:
+        flags = variant.recipe.flat()
+        values = {name: flags[name] for name in names if flags[name] is not None}
+        found[variant.name] = {n: "x".join(map(str, v)) if isinstance(v, tuple) else v for n, v in values.items()}
+    return found
+
+
 def text_of(overrides: Mapping[str, Any]) -> str:
     """A name made of what differs.
 
@@ -180,15 +195,22 @@ def _shared() -> dict[str, str]:
     }
 
 
-def _axis(text: str, can: Mapping[str, Flag]) -> tuple[str, list[Any]]:
-    """A flag and its values, out of "lr=0.01,0.02"."""
+def axis(text: str, can: Mapping[str, Flag], flag: str = "vary") -> tuple[str, list[Any]]:
+    """A flag and its values, out of "lr=0.01,0.02".
+
+    **Arguments**
+
+    - `text`: as it was given.
+    - `can`: the flags that may differ.
+    - `flag`: that it was given with.
+    """
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
     words = [word.strip() for word in values.split(",")]
     if not name or not equals or not all(words):
-        raise ValueError(f"vary is {text!r}: set it to a flag and its values, such as lr=0.01,0.02")
+        raise ValueError(f"{flag} is {text!r}: set it to a flag and its values, such as lr=0.01,0.02")
     refuse_shared({name: None})
-    return name, [_of_text(f"vary {text!r}", name, word, can) for word in words]
+    return name, [_of_text(f"{flag} {text!r}", name, word, can) for word in words]
 
 
 def _read(where: str, found: Mapping[str, Any], can: Mapping[str, Flag]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class Metrics:
         self.auc = StreamingAUC()
         self.loss = LogLoss()
         self._waiting: list[tuple[Values, Values]] = []
+        self._scored: Scores | None = None
+        """The scores that were asked for last, which take a millisecond."""
 
     def update(self, logits: Values, labels: Values) -> None:
         """Add a batch."""
@@ -61,10 +63,12 @@ class Metrics:
 
     def scores(self) -> Scores:
         """Of all samples so far."""
-        self._settle()
         loss = self.loss
-        values = (self.auc.value(), loss.value(), loss.normalised_entropy(), loss.calibration())
-        return Scores(loss.samples, *(None if math.isnan(value) else value for value in values))
+        if self._scored is None or self._scored.samples != loss.samples:
+            self._settle()
+            values = (self.auc.value(), loss.value(), loss.normalised_entropy(), loss.calibration())
+            self._scored = Scores(loss.samples, *(None if math.isnan(value) else value for value in values))
+        return self._scored
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -74,6 +78,7 @@ class Metrics:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._waiting.clear()
+        self._scored = None
         self.auc.load_state_dict(state["auc"])
         self.loss.load_state_dict(state["loss"])
 

@@ -155,7 +155,7 @@ class PlainEmbeddings(nn.Module):
     ) -> None:
         super().__init__()
         self.shards = shards
-        self.grads: list[dict[str, np.ndarray]] = []
+        self.grads: list[dict[str, np.ndarray | None]] = []
         """Of the shards of the step whose backward ran."""
         self.reference = reference
         self.tables = reference.tables
@@ -203,13 +203,16 @@ class _Plain(torch.autograd.Function):
         ctx: Any, anchor: Tensor, plain: PlainEmbeddings, bags: dict[str, Bags], names: list[str]
     ) -> tuple[Tensor, ...]:
         ctx.plain, ctx.names = plain, names
+        ctx.set_materialize_grads(False)  # a feature that the loss does not depend on has none, and its rows stay
         out = plain.reference.forward(bags, accumulate=len(plain.grads) > 0)
         return tuple(torch.from_numpy(out[name]).to(plain.at) for name in names)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        named = {name: grad.cpu().numpy() for name, grad in zip(ctx.names, grads, strict=True)}
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        named = {
+            name: None if grad is None else grad.cpu().numpy() for name, grad in zip(ctx.names, grads, strict=True)
+        }
         plain = ctx.plain
         plain.grads.append(named)
         if len(plain.grads) == plain.shards:

@@ -19,6 +19,7 @@ from skirl.tools.shape_of import COUNT, TEXT, misfit
 from skirl.train.evaluation import Evaluation
 from skirl.train.flags import RUNS
 from skirl.train.meter import Meter
+from skirl.train.report.hyperparameters import Table
 from skirl.train.report.missing import Missing
 from skirl.train.report.since import Since
 from skirl.train.report.sinks import Lines, TensorBoard, WandB
@@ -50,8 +51,11 @@ class RunFolder:
         wandb: str | None = None,
         resume: bool = False,
         trainers: int = 1,
+        table: Table | None = None,
     ) -> None:
-        """folder: "none" writes nothing, "auto" makes a new one, named after `name` and the time. trainers: how many."""
+        """folder: "none" writes nothing, "auto" makes a new one, named after `name` and the time. trainers: how many. table:
+        what differs between this run and others, of each by its name.
+        """
         self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
         self.every = every
         self.begun_at = 0
@@ -61,7 +65,7 @@ class RunFolder:
         self._changes: list[Change] = []
         self._auto = folder == "auto"
         self._name, self._flags = name, dict(flags)
-        self._wandb, self._trainers = wandb, trainers
+        self._wandb, self._trainers, self._table = wandb, trainers, table
         self._missing = Missing()
         self._sinks: list[Any] = []
         self._since = Since()
@@ -107,7 +111,7 @@ class RunFolder:
             _cut(folder / METRICS, self.begun_at)
             self._sinks.append(Lines(folder / METRICS))
         with self._missing.tried(TensorBoard.name, folder):
-            self._sinks.append(TensorBoard(folder, self.begun_at))
+            self._sinks.append(TensorBoard(folder, self.begun_at, self._table, self._name))
         return self
 
     def __exit__(

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from skirl.train.report.hyperparameters import Hyperparameters, Table
+
 GROUPS = {
     "rows": ("fetched", "new", "written", "forwarded", "touched", "filled", "window"),
     "time": ("samples_per_second", "seconds", "hidden", "stall", "read"),
@@ -67,21 +69,31 @@ class Lines:
 
 
 class TensorBoard:
-    """An event file. torch's writer has a thread of its own, whose errors come as tracebacks and too late to try again."""
+    """An event file. torch's writer has a thread of its own, whose errors come as tracebacks and too late to try again.
+
+    **Arguments**
+
+    - `folder`: that it is in.
+    - `begun_at`: the step that the run goes on from.
+    - `table`, `name`: what differs between several runs, of each by its name, and that of this one; None: it is alone.
+    """
 
     name = "TensorBoard's events"
 
-    def __init__(self, folder: Path, begun_at: int) -> None:
+    def __init__(self, folder: Path, begun_at: int, table: Table | None = None, name: str = "") -> None:
         proto = "tensorboard.compat.proto"  # modules made at import, which no type checker sees through
         event, summary = (import_module(f"{proto}.{name}_pb2") for name in ("event", "summary"))
         self._records = import_module("tensorboard.summary.writer.record_writer").RecordWriter
         self._event, self._summary = event.Event, summary.Summary
-        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-        self._file = Appended(folder / name)
+        self._of_several = None if table is None else Hyperparameters(table, name)
+        file = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        self._file = Appended(folder / file)
         head = [event.Event(wall_time=time.time(), file_version="brain.Event:2")]
         if begun_at:  # what a run that was killed wrote after this step is passed over
             log = event.SessionLog(status=event.SessionLog.START)
             head.append(event.Event(wall_time=time.time(), step=begun_at + 1, session_log=log))
+        if self._of_several is not None:
+            head += [event.Event(wall_time=time.time(), summary=summary) for summary in self._of_several.begun()]
         self._head: bytes | None = b"".join(map(self._record, head))
         self._begin()
 
@@ -95,7 +107,12 @@ class TensorBoard:
 
     def close(self) -> None:
         """The run is over."""
-        self._file.close()
+        of_several, self._of_several = self._of_several, None
+        try:
+            if of_several is not None:
+                self._file.write(self._record(self._event(wall_time=time.time(), summary=of_several.ended())))
+        finally:
+            self._file.close()
 
     def _begin(self) -> None:
         """What stands at the beginning of the file, if it is not there yet."""

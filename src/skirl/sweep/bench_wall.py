@@ -1,0 +1,52 @@
+"""How much sooner a race has its winner than lone runs of all variants, one after the other, on a clock."""
+
+from typing import Any
+
+from skirl.measure.bench.helpers import Watch
+from skirl.sweep.bench_race import RUNGS, grid
+from skirl.sweep.command import SweepCommand
+from skirl.sweep.variants import Varied
+from skirl.train.commands import Train
+from skirl.train.recipe import Recipe
+
+LONE = 3
+"""Variants that are timed alone, the first, one in the middle and the last; that of all is as many times their mean."""
+_WARM = 20
+"""Steps before anything is timed: kernels are compiled then."""
+
+
+def wall(recipe: Recipe, count: int, alpha: float) -> dict[str, Any]:
+    """Seconds of the race of 16 or 32, and of lone runs of all, each by its command in this process.
+
+    **Arguments**
+
+    - `recipe`: what they have in common.
+    - `count`: how many variants.
+    - `alpha`: of a deficit.
+    """
+    variants = grid(recipe, count)[:count]
+    steps = recipe.stream().steps or sum(1 for _ in recipe.stream())
+    flags = recipe.flat() | {"run": "none", "quiet": True, "steps": steps}
+    rungs = ",".join(f"{share * 100:g}%" for share in RUNGS[count])
+    rates = {name: sorted({v.overrides[name] for v in variants}) for name in ("lr", "dense_lr")}
+    vary = tuple(f"{name}={','.join(map(str, values))}" for name, values in rates.items())
+    race = SweepCommand.of(**flags, vary=vary, rungs=rungs, alpha=alpha)
+    Train.of(**_alone(flags, variants[0]) | {"steps": _WARM}).run()
+    SweepCommand.of(**flags | {"steps": _WARM}, vary=vary[:1]).run()
+    with Watch() as watch:
+        raced = race.run()
+    lone, cpu = [], []
+    for variant in (variants[0], variants[count // 2], variants[-1])[:LONE]:
+        with Watch() as alone:
+            Train.of(**_alone(flags, variant)).run()
+        lone.append(alone.seconds)
+        cpu.append(alone.cpu)
+    of_all, cpu_of_all = (count * sum(each) / len(each) for each in (lone, cpu))
+    return {
+        "variants": count, "seconds": watch.seconds, "cpu": watch.cpu, "cost": raced["cost"], "winner": raced["winner"],
+        "lone": lone, "lone_of_all": of_all, "sooner": of_all / watch.seconds, "less_cpu": cpu_of_all / watch.cpu,
+    }  # fmt: skip
+
+
+def _alone(flags: dict[str, Any], variant: Varied) -> dict[str, Any]:
+    return flags | {name: value for name, value in variant.overrides.items() if name != "seed"}

@@ -1,0 +1,216 @@
+"""Variants that Optuna draws: its samplers and storage, and our race. All trials of a sweep are asked for before it begins,
+and told when it is over.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from importlib import import_module
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from skirl.sweep.flags import MISSING, SearchFlags
+from skirl.sweep.race import Race
+from skirl.sweep.space import Space, spaces_of
+from skirl.sweep.variants import Varied, checked_variants, text_of
+from skirl.tools.flags import flags_of, read_as
+from skirl.train.recipe import Recipe
+
+NAME, OURS = "skirl", "skirl"
+"""Of the study, and of what it keeps for us."""
+_ASKED = 100
+"""Times as many trials as wanted, after which no other one is expected that was not drawn before."""
+_FREE = ("cache", "movement", "device")
+"""Parts of a recipe that change no result."""
+
+
+class Search:
+    """The trials of one sweep.
+
+    **Arguments**
+
+    - `base`: what the variants have in common.
+    - `flags`: what is drawn, how, and where it is kept.
+    - `seeds`: each trial is trained with each of these seeds; none: with that of the recipe.
+    - `saved`: what `also` was in the checkpoint that the sweep goes on from; None: it begins.
+    - `keep`: whether the trials are kept; without, they are only drawn.
+    """
+
+    def __init__(
+        self,
+        base: Recipe,
+        flags: SearchFlags,
+        *,
+        seeds: Sequence[int] = (),
+        saved: Mapping[str, Any] | None = None,
+        keep: bool = True,
+    ) -> None:
+        self._optuna = _optuna()
+        self._flags, self._seeds, self._spaces = flags, seeds, spaces_of(flags.search)
+        self._study: Any = None
+        if saved is None:
+            self._study = self._opened(base, flags.study if keep else None)
+            self._asked = self._ask(base)
+        else:
+            self._asked = [(of["trial"], _as_flags(of["overrides"])) for of in saved["asked"]]
+            if flags.study is not None:
+                self._study = self._opened(base, flags.study)
+        try:
+            self._named = list(self._names())
+            self.variants: list[Varied] = checked_variants(base, [(name, over) for _, name, over in self._named])
+        except ValueError:
+            if saved is None:
+                for number, _ in self._asked:
+                    self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
+            raise
+
+    @property
+    def also(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {"asked": [{"trial": number, "overrides": over} for number, over in self._asked]}
+
+    def tell(self, race: Race, *, failed: bool = False) -> None:
+        """The sweep is over: a trial that was trained to the end has the mean loss of late; one that left is pruned at the
+        step at which it did, with its loss of then; one that diverged has failed.
+
+        **Arguments**
+
+        - `race`: of all variants.
+        - `failed`: whether those that have not left have diverged, too.
+        """
+        if self._study is None:
+            return
+        state = self._optuna.trial.TrialState
+        told = {trial.number for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()}
+        places = {place.variant: place for place in race.standing()}
+        left = {one.variant: one for one in race.left}
+        for number, _ in self._asked:
+            if number in told:  # by a run of this sweep that had fewer steps
+                continue
+            own = [name for trial, name, _ in self._named if trial == number]
+            losses = [loss for name in own if (loss := places[name].loss) is not None and isfinite(loss)]
+            gone = [left[name] for name in own if name in left]
+            over = failed and not gone
+            if over or len(losses) < len(own) or any(one.kind == "diverged" for one in gone):
+                self._study.tell(number, state=state.FAIL)
+            elif gone:
+                self._trial(number).report(sum(losses) / len(losses), gone[0].step)
+                self._study.tell(number, state=state.PRUNED)
+            else:
+                self._study.tell(number, sum(losses) / len(losses))
+
+    def _trial(self, number: int) -> Any:
+        [frozen] = [trial for trial in self._study.get_trials(deepcopy=False) if trial.number == number]
+        return self._optuna.trial.Trial(self._study, frozen._trial_id)
+
+    def _opened(self, base: Recipe, where: str | None) -> Any:
+        """The study; one of another sweep is refused."""
+        optuna, storage = self._optuna, None
+        with _quiet(optuna):
+            if where is not None and "://" in where:
+                storage = where
+            elif where is not None:
+                Path(where).parent.mkdir(parents=True, exist_ok=True)
+                storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(where))
+            study = optuna.create_study(study_name=NAME, storage=storage, direction="minimize", load_if_exists=True)
+            own = _about(base, self._spaces)
+            theirs = study.user_attrs.get(OURS)
+            if theirs is None and study.get_trials(deepcopy=False):
+                raise ValueError(f"study is {where!r}, whose trials no sweep has made: set study to another place")
+            if theirs is None:
+                study.set_user_attr(OURS, own)
+            elif theirs != own:
+                names = sorted(own | theirs, key=lambda name: (name != "search", name))
+                name = next(n for n in names if own.get(n) != theirs.get(n))
+                raise ValueError(
+                    f"study is {where!r}, which is of another sweep, with {name} {theirs.get(name)} where this one has "
+                    f"{own.get(name)}: set the same {name}, or study to another place"
+                )
+            seed = base.data.seed + len(study.get_trials(deepcopy=False))
+            samplers = optuna.samplers
+            kinds = {
+                "tpe": lambda: samplers.TPESampler(seed=seed, constant_liar=True),
+                "random": lambda: samplers.RandomSampler(seed=seed),
+                "qmc": lambda: samplers.QMCSampler(seed=seed, scramble=True),
+            }
+            study.sampler = kinds[self._flags.sampler]()
+        return study
+
+    def _ask(self, base: Recipe) -> list[tuple[int, dict[str, Any]]]:
+        """As many different trials as wanted."""
+        found: list[tuple[int, dict[str, Any]]] = []
+        assert self._flags.trials is not None
+        with _quiet(self._optuna):
+            for _ in range(_ASKED * self._flags.trials):
+                if len(found) == self._flags.trials:
+                    break
+                trial = self._study.ask()
+                drawn = {space.name: self._drawn(trial, space) for space in self._spaces}
+                if any(drawn == other for _, other in found):
+                    self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+                else:
+                    found.append((trial.number, drawn))
+        if len(found) < self._flags.trials:
+            raise ValueError(
+                f"trials is {self._flags.trials}, and only {len(found)} different ones came of {_ASKED} times as many "
+                "draws: set trials lower, or a wider search"
+            )
+        return found
+
+    @staticmethod
+    def _drawn(trial: Any, space: Space) -> Any:
+        if space.choices:  # Optuna keeps texts: a list of sizes is none of its values
+            texts = [text_of({"": choice})[1:] for choice in space.choices]
+            return space.choices[texts.index(trial.suggest_categorical(space.name, texts))]
+        draw = trial.suggest_int if space.whole else trial.suggest_float
+        return draw(space.name, space.low, space.high, log=space.log)
+
+    def _names(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """Of each variant its trial, a name in four digits, and what it has otherwise."""
+        known: set[str] = set()
+        for number, drawn in self._asked:
+            short = text_of({name: _short(value) for name, value in drawn.items()})
+            if short in known:
+                short = f"{short},trial={number}"
+            known.add(short)
+            for seed in self._seeds or [None]:
+                own = {} if seed is None else {"seed": seed}
+                yield number, ",".join(filter(None, [short, text_of(own)])), drawn | own
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _as_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides out of JSON, where a list of sizes is another kind of list."""
+    known = flags_of(Recipe)
+    return {name: read_as(known[name].type, value) for name, value in overrides.items()}
+
+
+def _about(base: Recipe, spaces: Sequence[Space]) -> dict[str, Any]:
+    """What two sweeps have in common that learn from each other."""
+    parts = {part.name: getattr(base, part.name) for part in fields(base) if part.name not in _FREE}
+    flags = {flag.name: getattr(owner, flag.name) for owner in parts.values() for flag in fields(owner)}
+    drawn = {space.name for space in spaces}
+    told = {n: str(v) for n, v in flags.items() if n not in drawn and n not in ("seed", "workers")}
+    return told | {"search": " ".join(sorted(space.text for space in spaces))}
+
+
+def _optuna() -> Any:
+    try:
+        optuna = import_module("optuna")
+    except ImportError:
+        raise ValueError(MISSING) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+@contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    """Without its warnings that something of it may change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield

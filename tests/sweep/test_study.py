@@ -1,0 +1,138 @@
+"""Variants that Optuna draws: what is drawn and told, what a later sweep learns from, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skirl import cli
+from skirl.sweep.command import SweepCommand
+from skirl.sweep.flags import SearchFlags
+from skirl.sweep.keeping import Told
+from skirl.sweep.space import spaces_of
+from skirl.sweep.study import Search
+from skirl.tools.sealed_json import write_sealed
+from skirl.train.recipe import Recipe
+
+FLAGS: dict[str, Any] = {
+    "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 12, "cache": "20%", "threads": 1,
+    "quiet": True, "run": "none",
+}  # fmt: skip
+SEARCH = ("lr=log:1e-3..1", "dim=2..9", "optimizer=sgd,adam", "top=64x32,128")
+
+
+def drawn(**options: Any) -> SweepCommand:
+    return SweepCommand.of(**FLAGS | options)
+
+
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        ("lr", "search is 'lr': set it to a flag and a range"),
+        ("lr=", "search is 'lr='"),
+        ("batch=1..4", "batch cannot vary: it changes the batches"),
+        ("learning=1..4", "there is no learning that could vary"),
+        ("lr=1..x", "set it to numbers with two dots between, such as lr=log:1e-3..1"),
+        ("dim=1.5..4", "set it to whole numbers with two dots between, such as dim=4..64"),
+        ("lr=0.5..0.1", "the range ends at 0.1, not above 0.5: set its end higher"),
+        ("lr=log:0..1", "logarithms need numbers above 0"),
+        ("model=a..b", "model takes no range, being"),
+        ("top=1..3", "top takes no range, being"),
+        ("model=dlrm-tiny,dlmr", "did you mean"),
+    ],
+)  # fmt: skip
+def test_a_search_that_cannot_be_drawn(search: str, says: str):
+    with pytest.raises(ValueError) as caught:
+        drawn(search=(search,), trials=2)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"search": ("lr=0.1..1",)}, "search is set and trials is not"),
+        ({"search": ("lr=0.1..1",), "trials": 0}, "trials is 0: set it to 1 or more"),
+        ({"search": ("lr=0.1..1", "lr=1..2"), "trials": 2}, "search has lr twice"),
+        ({"search": ("dim=4..5", "optimizer=sgd,adam"), "trials": 5}, "the search has 4 different ones: set trials to 4"),
+        ({"trials": 5}, "trials is 5 and search is not set"),
+        ({"search": ("lr=0.1..1",), "trials": 2, "vary": ("dim=4,8",)}, "vary has dim beside search"),
+        ({"search": ("lr=0.1..1",), "trials": 2, "variants": Path("a.csv")}, "variants and search are both set"),
+    ],
+)  # fmt: skip
+def test_flags_that_do_not_go_with_a_search(options: dict[str, Any], says: str):
+    with pytest.raises(ValueError) as caught:
+        drawn(**options)
+    assert says in str(caught.value)
+
+
+def test_a_range_is_of_the_flags_own_numbers():
+    lr, dim, rule, top = spaces_of(SEARCH)
+    assert (lr.low, lr.high, lr.log, lr.whole) == (0.001, 1.0, True, False)
+    assert (dim.low, dim.high, dim.log, dim.whole) == (2, 9, False, True)
+    assert rule.choices == ("sgd", "adam") and top.choices == ((64, 32), (128,))
+
+
+def test_without_optuna_a_search_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.setattr("skirl.sweep.command.find_spec", lambda name: None)
+    words = ["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--search", "lr=0.1..1", "--trials", "2"]
+    assert cli.main(words) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert "Optuna, which draws, is not there: pip install 'skirl[sweep]', or give the values with --vary" in said
+
+
+@pytest.fixture
+def optuna() -> Any:
+    return pytest.importorskip("optuna", reason="not installed: pip install 'skirl[sweep]'")
+
+
+def test_a_search_draws_trains_and_tells(optuna: Any, tmp_path: Path):
+    study = str(tmp_path / "study.journal")
+    options = {"search": SEARCH, "trials": 5, "study": study, "rungs": "6", "alpha": 0.0, "vary": ("seed=0,1",)}
+    result = drawn(**options).run()
+    assert len(result["by_variant"]) == 10 and result["failed"] is None
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
+    trials = optuna.load_study(study_name="skirl", storage=storage).trials
+    states = [trial.state.name for trial in trials]
+    assert (len(states), states.count("PRUNED"), states.count("COMPLETE")) == (5, 2, 3)
+    for trial in trials:
+        assert 0.001 <= trial.params["lr"] <= 1 and 2 <= trial.params["dim"] <= 9
+        name = f"lr={float(format(trial.params['lr'], '.4g'))},dim={trial.params['dim']}"
+        own = [place for place in result["standing"] if place["variant"].startswith(name)]
+        assert len(own) == 2
+        mean = sum(place["loss"] for place in own) / 2
+        told = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values[6]
+        assert told == pytest.approx(mean, rel=1e-12)
+    more = drawn(**options).run()
+    assert not set(more["by_variant"]) & set(result["by_variant"])
+    with pytest.raises(ValueError, match="which is of another sweep, with steps 12 where this one has 14"):
+        drawn(**options | {"steps": 14}).run()
+    with pytest.raises(ValueError, match="of another sweep, with search"):
+        drawn(**options | {"search": SEARCH[:2]}).run()
+
+
+def test_a_search_that_was_told_to_stop_goes_on_with_its_trials(optuna: Any, tmp_path: Path, monkeypatch):
+    study = str(tmp_path / "study.journal")
+    options = {"search": SEARCH, "trials": 3, "study": study, "save": tmp_path / "saves"}
+    first = drawn(**options | {"steps": 12, "save_every": 4})
+    by = property(lambda self: "SIGTERM", lambda self, by: None)
+    monkeypatch.setattr(Told, "by", by, raising=False)
+    stopped = first.run()
+    assert stopped["stopped_by"] == "SIGTERM" and stopped["steps"] == 1
+    monkeypatch.undo()
+    again = SweepCommand.of(**first.flat() | {"resume": True}).run()
+    assert set(again["by_variant"]) == set(stopped["by_variant"])
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
+    assert all(trial.state.is_finished() for trial in optuna.load_study(study_name="skirl", storage=storage).trials)
+    with pytest.raises(ValueError, match="is of a sweep whose"):
+        body = {"format": "skirl-sweep-checkpoint", "format_version": 1, "skirl": "1", "also": {"search": None}}
+        write_sealed(tmp_path / "sweep-checkpoint.json", body, "0" * 16)
+        SweepCommand.of(**first.flat() | {"resume": True, "save": tmp_path}).run()
+
+
+def test_trials_that_are_alike_are_drawn_again(optuna: Any):
+    recipe = Recipe.of(**{k: v for k, v in FLAGS.items() if k not in ("run", "quiet")})
+    flags = SearchFlags(search=("dim=2..5", "optimizer=sgd,adam"), trials=8, sampler="random")
+    found = Search(recipe, flags)
+    assert len({tuple(v.overrides.values()) for v in found.variants}) == 8
+    with pytest.raises(ValueError, match="variant lr=-"):
+        Search(recipe, SearchFlags(search=("lr=-2..-1",), trials=2))
