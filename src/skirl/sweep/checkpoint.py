@@ -59,7 +59,7 @@ class SweepSaving:
         self.failure: BaseException | None = None
         """Why it is not on disk and never will be."""
         self._savings, self._told = dict(savings), False
-        self._body = body | {"variants": {name: saving.path.name for name, saving in savings.items()}}
+        self._body = {**body, "variants": {name: saving.path.name for name, saving in savings.items()}}
         self._thread = threading.Thread(target=self._write, name="skirl checkpoint of a sweep")
         self._thread.start()
 
