@@ -10,7 +10,7 @@ import skirl
 
 NAMES = {
     "skirl": skirl.__all__,
-    "skirl.torchrec": ["swap"],
+    "skirl.torchrec": ["SkirlPlanner", "cache_statistics", "hardware_config", "sharding_plan", "swap", "table_plan"],
     "skirl.lightning": ["Rows"],
     "skirl.nn": ["OncePerBag"],
     "skirl.models": ["DCAT", "DIN", "DLRM", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"],

@@ -3,9 +3,10 @@
 from typing import Any
 
 from skirl.placement.tables import bench_plans, bench_search
+from skirl.placement.torchrec import bench as bench_torchrec
 
-PARTS = ("optimum", "tight", "time", "model", "plans")
-_TASKS = {"optimum": 200, "tight": 60, "plans": 80}
+PARTS = ("optimum", "tight", "time", "model", "plans", "torchrec")
+_TASKS = {"optimum": 200, "tight": 60, "plans": 80, "torchrec": 10}
 _SECONDS = 5.0
 
 
@@ -27,6 +28,8 @@ def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
         return bench_plans.model(seed)
     if part == "plans":
         return bench_plans.plans(count, seed)
+    if part == "torchrec":
+        return bench_torchrec.measured(count, seed)
     return bench_search.times(seed)
 
 
@@ -43,6 +46,8 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             f"over {result['tasks']} tasks; {result['with_splits']} plans cut tables",
             "anywhere": f"{result['cuts_anywhere_mean']:.3f} times that optimum with cuts anywhere",
         }
+    if result["part"] == "torchrec":
+        return bench_torchrec.told(result)
     if result["part"] == "tight":
         others = ", ".join(f"{name} {share:.0%}" for name, share in result["solved_by"].items())
         return {

@@ -1,12 +1,13 @@
 """What `skirl place tables` does: reads tables and costs, searches, checks the plan once more, and says what it is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skirl.placement.tables.costs import Costs, load_costs, shipped
+from skirl.placement.tables.evenly import search_evenly
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Columns, Placed, Problem, Ranks, canonical
 from skirl.placement.tables.search import Found, search
@@ -29,6 +30,7 @@ class Question:
     seconds: float
     seed: int
     out: Path | None
+    even_rows: bool = False
 
 
 def placed_tables(question: Question) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def placed_tables(question: Question) -> dict[str, Any]:
     )
     plan, found, problem = planned(
         specs, question.ranks, costs, columns=question.columns, rows=question.rows, seconds=question.seconds,
-        seed=question.seed,
+        seed=question.seed, even_rows=question.even_rows,
     )  # fmt: skip
     if question.out is not None:
         plan.save(question.out)
@@ -55,7 +57,7 @@ def placed_tables(question: Question) -> dict[str, Any]:
 
 def planned(
     specs: Sequence[TableSpec], ranks: Ranks, costs: Costs, *, columns: Columns = "exact", rows: bool = True,
-    seconds: float = 30.0, seed: int = 0,
+    seconds: float = 30.0, seed: int = 0, even_rows: bool = False, forced: Iterable[str] = (),
 ) -> tuple[TablePlan, Found, Problem]:  # fmt: skip
     """A plan within all memory, what the search found, and what it searched; a ValueError where none fits.
 
@@ -67,13 +69,19 @@ def planned(
     - `columns`, `rows`: how tables may be cut.
     - `seconds`: to search.
     - `seed`: of what is left to chance.
+    - `even_rows`: rows are cut only evenly over all ranks, and no table both ways.
+    - `forced`: with it, tables that have to be cut by rows.
     """
     order = canonical(specs)
     problem = Problem([specs[n] for n in order], ranks, costs, columns, rows)
     held = [spec.nbytes(spec.rows, spec.dim) for spec in specs]
     if sum(held) > sum(ranks.caps):
         raise ValueError(_no_room(specs, held, ranks.caps))
-    found = search(problem, seconds=seconds, seed=seed)
+    if even_rows:
+        numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
+        found = search_evenly(problem, forced=numbers, seconds=seconds, seed=seed)
+    else:
+        found = search(problem, seconds=seconds, seed=seed)
     over = over_caps(problem, found.placed)
     if max(over) > 0:
         raise ValueError(_not_found(problem, found.placed, over))
