@@ -223,6 +223,7 @@ def test_torchrecs_planner_is_asked_and_its_estimates_are_fitted():
     for asked in (theirs.Asked("rows", "perf", config), theirs.Asked("whole")):
         placed, seconds = theirs.planned(problem, asked)
         assert placed is not None and placed.score[0] == 0 and seconds > 0
+    assert theirs.timed(problem, 60.0)[2] and theirs.timed(problem, 0.01) == (None, 0.01, False)
     parts = [[(m.spec, m.spec.rows, m.spec.dim)] for m in made]
     numbers = fitted.coefficients(parts, np.array([shipped(1.0, 1).compute(*p[0]) for p in parts]))
     said = theirs.estimated(parts, fitted.config_of(numbers))

@@ -14,6 +14,8 @@ from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Task, pool, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
 from skirl.placement.tables.search import search
+from skirl.placement.torchrec import fitted as torchrec_fitted
+from skirl.placement.torchrec import theirs
 
 OPTIMIZER = "rowwise-adagrad"
 BATCH, OTHER_BATCH = 512, 768
@@ -22,6 +24,8 @@ CELLS = tuple((ranks, dim) for ranks in (4, 8) for dim in (16, 128))
 """Ranks and the largest dim of the tasks."""
 FULL = 0.6
 SEARCH = 2.0
+EVERY = 5
+"""Of the tasks of each cell, one in so many is planned by TorchRec too, in twelve ways: each takes seconds."""
 TRAINED, TESTED = 150, 80
 ROUNDS, PLAN_ROUNDS = 6, 4
 OURS = {
@@ -115,6 +119,7 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
     arena = Arena()
     (fitted_now, _), rng = fit(arena, seed), np.random.default_rng(seed)
     pools = {dim: pool(150, batch=BATCH, max_dim=dim, seed=seed + 2000 + dim, optimizer=OPTIMIZER) for _, dim in CELLS}
+    config = torchrec_fitted.hardware_config(fitted_now, OPTIMIZER) if theirs.there() else None
     cells, measured, noise = [], list[Mapping[str, tuple[float, float, float]]](), []
     for n in range(tasks):
         ranks, dim = CELLS[n % len(CELLS)]
@@ -125,6 +130,8 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
         }
         placed = baselines.all_of(problems["rows"], seed)
         placed |= {name: search(problem, seconds=SEARCH, seed=seed).placed for name, problem in problems.items()}
+        if config is not None and n // len(CELLS) % EVERY == 0:
+            placed |= theirs.all_of(problems["rows"], config)
         times, rounds_noise = measure(arena, of, problems["rows"], placed, seed)
         cells.append(f"{ranks} ranks, dims to {dim}")
         measured.append(times)
@@ -173,7 +180,9 @@ def compared(cells: Sequence[str], measured: Sequence[Mapping[str, tuple[float, 
     - `cells`: of each task.
     - `measured`: of each task, by plan: busiest, mean, exchange.
     """
-    busiest = {name: np.array([times[name][0] for times in measured]) for name in measured[0]}
+    by_torchrec = theirs.ratios(measured, "rows")
+    in_all = [name for name in measured[0] if name not in by_torchrec]
+    busiest = {name: np.array([times[name][0] for times in measured]) for name in in_all}
     single = min(baselines.SINGLE, key=lambda name: busiest[name].mean())
     ours, greedy = busiest["rows"], busiest[single]
     ratios = ours / greedy
@@ -191,7 +200,10 @@ def compared(cells: Sequence[str], measured: Sequence[Mapping[str, tuple[float, 
         "gap_closed": float((greedy - ours).sum() / (greedy - even).sum()),
         "vs": others,
         "vs_row_wise": others["row_wise"],
-        "worst_vs_any": max(others.values()),
+        "vs_torchrec": max(by_torchrec.values(), default=None),
+        "vs_torchrec_by": by_torchrec,
+        "torchrec_tasks": sum(any(name in by_torchrec for name in times) for times in measured),
+        "worst_vs_any": max([*others.values(), *by_torchrec.values()]),
         "by_split": {name: float((busiest[name] / greedy).mean()) for name in OURS},
         "exchange_share": float(np.mean([times["rows"][2] / times["rows"][0] for times in measured])),
     }

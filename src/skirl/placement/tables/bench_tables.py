@@ -70,10 +70,29 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             "cells": ", ".join(f"{cell} {ratio:.3f}" for cell, ratio in result["by_cell"].items()),
             "cuts": ", ".join(f"{name} {ratio:.3f}" for name, ratio in result["by_split"].items()),
             "others": ", ".join(f"{name} {ratio:.3f}" for name, ratio in result["vs"].items()),
+            "torchrec": ", ".join(
+                f"{name.partition(' ')[2]} {ratio:.3f}" for name, ratio in result["vs_torchrec_by"].items()
+            )
+            + f"; over {result['torchrec_tasks']} of the tasks"
+            if result["vs_torchrec_by"]
+            else "not installed",
             "exchange": f"{result['exchange_share']:.0%} of the busiest rank's time at most; counted, not measured",
         }
     return {
         f"{of['tables']} on {of['ranks']}": f"{of['seconds']:.1f} s, {of['cut']} cuts, busiest {of['balance']:.3f} of the "
-        f"mean; --seconds 1 took {of['one_second_takes']:.2f} s and costs {of['one_second_costs']:.3f} times as much"
+        f"mean; --seconds 1 took {of['one_second_takes']:.2f} s and costs {of['one_second_costs']:.3f} times as much; "
+        + _their_time(of)
         for of in result["sizes"]
     } | {"valid": "all" if result["all_valid"] else "NOT ALL"}
+
+
+def _their_time(of: dict[str, Any]) -> str:
+    if of["torchrec_seconds"] is None:
+        return "TorchRec is not installed"
+    if not of["torchrec_ended"]:
+        return f"TorchRec's planner was ended after {of['torchrec_seconds']:.0f} s"
+    ms = of["torchrec_ms"]
+    what = "found no plan that fits" if ms is None else f"is {of['busiest_ms'] / ms:.3f} of its plan, predicted"
+    return f"TorchRec's planner took {of['torchrec_seconds']:.1f} s, and " + (
+        f"ours {what}" if ms is not None else what
+    )

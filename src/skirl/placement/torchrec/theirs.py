@@ -2,9 +2,10 @@
 
 import contextlib
 import logging
+import signal
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ ALLOWED = {
     "rows": ["table_wise", "column_wise", "row_wise"],
 }
 """Ways to cut tables that its planner may take."""
+NAME = "torchrec"
+"""Names of its plans begin with it."""
 ORDERS = ("storage", "perf")
 """In which its partitioner places tables; the first is its default."""
 
@@ -42,13 +45,11 @@ class Asked:
     - `allowed`: a key of `ALLOWED`.
     - `order`: one of `ORDERS`.
     - `config`: a HardwarePerfConfig; None: TorchRec's own.
-    - `seconds`: after which it stops; None: never.
     """
 
     allowed: str = "rows"
     order: str = "storage"
     config: Any = None
-    seconds: int | None = None
 
 
 @contextlib.contextmanager
@@ -111,11 +112,13 @@ def prepared(problem: Problem, asked: Asked) -> tuple[Any, Any, list[Any]]:
     from torchrec.distributed.planner.types import CustomTopologyData, ParameterConstraints, Topology
 
     world = len(problem.ranks.caps)
-    caps = CustomTopologyData({"ddr_cap": list(problem.ranks.caps)}, world)
+    caps = problem.ranks.caps
+    unlike = None if len(set(caps)) == 1 else CustomTopologyData({"ddr_cap": list(caps)}, world)
     link = problem.costs.link / 1e3
     topology = Topology(
-        world, "cpu", local_world_size=world, intra_host_bw=link, inter_host_bw=link, custom_topology_data=caps
-    )
+        world, "cpu", ddr_cap=caps[0], local_world_size=world, intra_host_bw=link, inter_host_bw=link,
+        custom_topology_data=unlike,
+    )  # fmt: skip
     constraints = {
         f"t{n}": ParameterConstraints(
             sharding_types=ALLOWED[asked.allowed],
@@ -138,7 +141,6 @@ def prepared(problem: Problem, asked: Asked) -> tuple[Any, Any, list[Any]]:
         constraints=constraints,
         debug=False,
         stats=[],
-        timeout_seconds=asked.seconds,
     )
     return module_of(problem.specs), planner, [EmbeddingBagCollectionSharder()]
 
@@ -182,23 +184,60 @@ def module_of(specs: Sequence[TableSpec]) -> Any:
     return module
 
 
-def all_of(problem: Problem, config: Any, seconds: int | None = None) -> dict[str, Placed]:
+def all_of(problem: Problem, config: Any) -> dict[str, Placed]:
     """Its plans in both orders, with tables whole, by columns too, and by rows too; by its own estimates and fitted ones.
 
     **Arguments**
 
     - `problem`: the task.
     - `config`: a HardwarePerfConfig that is fitted.
-    - `seconds`: for each plan.
     """
     found: dict[str, Placed] = {}
     for kind, of in (("default", None), ("fitted", config)):
         for order in ORDERS:
             for allowed in ALLOWED:
-                placed, _ = planned(problem, Asked(allowed, order, of, seconds))
+                placed, _ = planned(problem, Asked(allowed, order, of))
                 if placed is not None:
-                    found[f"torchrec {allowed}, {order}, {kind}"] = placed
+                    found[f"{NAME} {allowed}, {order}, {kind}"] = placed
     return found
+
+
+def timed(problem: Problem, seconds: float) -> tuple[Placed | None, float, bool]:
+    """What its default planner makes of a problem, its seconds, and whether it ended by itself. For the main thread.
+
+    **Arguments**
+
+    - `problem`: tables, ranks and costs.
+    - `seconds`: after which it is ended.
+    """
+
+    def ended(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, ended)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        placed, took = planned(problem, Asked("columns"))
+        return placed, took, True
+    except TimeoutError:
+        return None, seconds, False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def ratios(measured: Sequence[Mapping[str, tuple[float, float, float]]], ours: str) -> dict[str, float]:
+    """Of each way to ask it, the mean of our busiest milliseconds over its own, over the tasks that have both.
+
+    **Arguments**
+
+    - `measured`: of each task, by plan: the busiest rank first.
+    - `ours`: the name of our plan.
+    """
+    names = dict.fromkeys(name for times in measured for name in times if name.startswith(NAME))
+    return {
+        name: float(np.mean([times[ours][0] / times[name][0] for times in measured if name in times])) for name in names
+    }
 
 
 def estimated(specs_of: Sequence[Sequence[tuple[TableSpec, int, int]]], config: Any) -> np.ndarray:
