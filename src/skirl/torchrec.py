@@ -2,7 +2,8 @@
 
 from skirl.nn.torchrec import swap
 from skirl.placement.torchrec.fitted import cache_statistics, hardware_config
+from skirl.placement.torchrec.kernel import measure_costs
 from skirl.placement.torchrec.planner import SkirlPlanner
 from skirl.placement.torchrec.sharding import sharding_plan, table_plan
 
-__all__ = ["SkirlPlanner", "cache_statistics", "hardware_config", "sharding_plan", "swap", "table_plan"]
+__all__ = ["SkirlPlanner", "cache_statistics", "hardware_config", "measure_costs", "sharding_plan", "swap", "table_plan"]

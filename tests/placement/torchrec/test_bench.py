@@ -33,14 +33,17 @@ def test_what_torchrec_trains_is_what_plain_torch_trains(alone):
 
 @pytest.mark.slow
 def test_two_ranks(capsys):
-    found = bench.ranks_found({"steps": 10, "seed": 1, "tasks": 1, "batch": 64, "hidden": [8], "turns": 2})
+    found = bench.ranks_found(
+        {"steps": 10, "seed": 1, "tasks": 1, "batch": 64, "hidden": [8], "turns": 2, "combinations": 12}
+    )
     adagrad = found["differences"].pop("columns, rowwise-adagrad")
     assert max(found["differences"].values()) < 1e-5 < 1e-3 < adagrad
     assert found["iterations"][0]["ratio"] > 0
 
 
 def made(said: Any) -> dict[str, Any]:
-    task = {"tables": 3, "ratio": 0.8, "ratio_of_least": 0.9, "ms": {"skirl": 8.0, "torchrec": 10.0},
+    task = {"tables": 3, "ratio": 0.8, "ms": {"skirl": 8.0, "torchrec": 10.0},
+            "median_ratio": 0.9, "cpu_ratio": 0.7, "balance": {"skirl": 1.0, "torchrec": 1.2},
             "kinds": {"skirl": {"row_wise": 1, "table_wise": 2}, "torchrec": {"table_wise": 3}}}  # fmt: skip
     return {
         "differences": {"whole, sgd": 1e-7, "columns, rowwise-adagrad": 0.2},

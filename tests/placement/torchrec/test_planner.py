@@ -250,3 +250,26 @@ def test_cache_statistics_are_those_of_an_lru_cache():
                         cache.popitem(last=False)
             assert stats.expected_miss_rate(size / rows) == pytest.approx(misses / uses, abs=1e-6), (table, size)
         assert 0 < stats.cacheability < 1 and stats.expected_lookups > 0
+
+
+def test_the_kernel_that_is_timed_is_a_step_and_its_costs_are_used(tmp_path):
+    from skirl.placement.tables.costs import TERMS, save_costs
+    from skirl.placement.torchrec.kernel import Kernel, drawn
+    from skirl.torchrec import measure_costs
+
+    parts = drawn(1, "sgd", 0)[:2]
+    kernel = Kernel(parts, "sgd", 0)
+    before = [weights.clone() for weights in kernel.of.split_embedding_weights()]
+    kernel.step()
+    for made, old, new in zip(parts, before, kernel.of.split_embedding_weights(), strict=True):
+        changed = int((old != new).any(dim=1).sum())
+        assert old.shape == (made.spec.rows, made.spec.dim)
+        assert changed == pytest.approx(made.spec.distinct, rel=0.1)  # another batch of the same kind
+    costs = measure_costs("sgd", combinations=4)
+    assert costs.backend == "fbgemm-cpu" and len(costs.ms["sgd"]) == len(TERMS) and sum(costs.ms["sgd"]) > 0
+    save_costs(costs, tmp_path / "c.json")
+    model = model_of((50, 8, 1), (60, 4, 1))
+    plans = [SkirlPlanner(topology(2), costs=of, seconds=0.2).plan(model) for of in (costs, tmp_path / "c.json")]
+    assert str(plans[0]) == str(plans[1])
+    with pytest.raises(ValueError, match="optimizer is 'ftrl': set it to one of sgd, "):
+        measure_costs("ftrl")

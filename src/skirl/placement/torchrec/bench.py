@@ -13,7 +13,7 @@ import numpy as np
 
 from skirl.placement.torchrec.models import needed
 
-WORLD, STEPS, TURNS = 2, 10, 40
+WORLD, STEPS, TURNS, COMBINATIONS = 2, 10, 15, 60
 TABLES = 200
 """Of the model that is planned and counted."""
 SECONDS = 15.0
@@ -33,15 +33,26 @@ def measured(tasks: int, seed: int) -> dict[str, Any]:
     """
     needed()
     found = ranks_found(
-        {"steps": STEPS, "seed": seed, "tasks": tasks, "batch": BATCH, "hidden": HIDDEN, "turns": TURNS}
+        {
+            "steps": STEPS,
+            "seed": seed,
+            "tasks": tasks,
+            "batch": BATCH,
+            "hidden": HIDDEN,
+            "turns": TURNS,
+            "combinations": COMBINATIONS,
+        }
     )
     of = found["differences"]
     adagrad = of.pop("columns, rowwise-adagrad")
-    ratios = [task["ratio"] for task in found["iterations"]]
+    ratios = {
+        f"iteration_{name}vs_torchrec": float(np.mean([task[f"{name}ratio"] for task in found["iterations"]]))
+        for name in ("", "median_", "cpu_")
+    }
     return {
         "difference": max(of.values()), "differences": of, "columns_rowwise_adagrad": adagrad,
         "tables_missing": tables_missing(TABLES, seed), "tables": TABLES,
-        "iteration_vs_torchrec": float(np.mean(ratios)) if ratios else None,
+        **ratios,
         "iterations": found["iterations"], "ranks": WORLD, "batch": BATCH, "hidden": list(HIDDEN),
     }  # fmt: skip
 
@@ -124,12 +135,18 @@ def told(result: dict[str, Any]) -> dict[str, str]:
     }
     for n, task in enumerate(result["iterations"]):
         ms, kinds = task["ms"], task["kinds"]
+        balance = task["balance"]
         lines[f"task {n}"] = (
             f"{task['tables']} tables, {ms['skirl']:.1f} ms ({_counted(kinds['skirl'])}), TorchRec's own plan "
-            f"{ms['torchrec']:.1f} ({_counted(kinds['torchrec'])}): {task['ratio']:.3f}"
+            f"{ms['torchrec']:.1f} ({_counted(kinds['torchrec'])}): {task['ratio']:.3f}; of CPU time {task['cpu_ratio']:.3f}"
+            f", busier rank over the mean {balance['skirl']:.2f} and {balance['torchrec']:.2f}"
         )
     if result["iterations"]:
-        lines["iteration"] = f"{result['iteration_vs_torchrec']:.3f} of TorchRec's in the mean"
+        lines["iteration"] = (
+            f"{result['iteration_vs_torchrec']:.3f} of TorchRec's in the mean (medians "
+            f"{result['iteration_median_vs_torchrec']:.3f}); CPU time of the busier rank "
+            f"{result['iteration_cpu_vs_torchrec']:.3f}"
+        )
     return lines
 
 

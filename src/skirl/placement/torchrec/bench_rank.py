@@ -12,8 +12,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from skirl.placement.tables.costs import Costs
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.pool import pool
+from skirl.placement.torchrec.kernel import measure_costs
 from skirl.placement.torchrec.planner import SkirlPlanner
 from skirl.placement.torchrec.sharding import sharding_plan
 from skirl.placement.torchrec.trained import Bags, Parallel, Plain, Theirs, batch_of, rows_of, sharder
@@ -26,6 +29,8 @@ TABLES = (
 BATCH = 32
 OPTIMIZERS = ("sgd", "rowwise-adagrad")
 GB = 1 << 30
+_BATCHES = 4
+"""That whole iterations go through, again and again."""
 
 
 def plan_by_hand(kind: str, optimizer: str, world: int) -> TablePlan:
@@ -118,66 +123,84 @@ def topology(world: int) -> Any:
 
 
 def skewed(rng: np.random.Generator) -> list[Bags]:
-    """10 to 20 tables of unlike rows, dims and lookups.
+    """10 to 20 tables whose dims and lookups are spread as those of published production tables, with fewer rows.
 
     **Arguments**
 
     - `rng`: chance.
     """
+    made = pool(int(rng.integers(10, 21)), batch=BATCH, max_dim=128, seed=int(rng.integers(1 << 30)))
     return [
-        Bags(
-            f"t{n}", int(10 ** rng.uniform(3, 5.2)), int(rng.choice([8, 16, 32, 64, 128])),
-            float(min(100.0, max(1.0, rng.lognormal(2.0, 1.2)))), float(10 ** rng.uniform(0, 2.5)),
-        )
-        for n in range(int(rng.integers(10, 21)))
-    ]  # fmt: skip
+        Bags(f"t{n}", int(10 ** rng.uniform(3, 5.2)), m.spec.dim, m.spec.ids / BATCH, m.head)
+        for n, m in enumerate(made)
+    ]
 
 
-def iteration(task: int, seed: int, batch: int, hidden: Sequence[int], turns: int) -> dict[str, Any]:
+def iteration(task: int, said: dict[str, Any], costs: Costs) -> dict[str, Any]:
     """Milliseconds of whole iterations by a plan of skirl and by TorchRec's own, in turns.
 
     **Arguments**
 
-    - `task`, `seed`: of chance.
-    - `batch`: samples of a rank.
-    - `hidden`: sizes of the dense layers.
-    - `turns`: of each plan.
+    - `task`: its number.
+    - `said`: to this process.
+    - `costs`: of the kernel, on this machine.
     """
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner.types import ParameterConstraints
 
     rank, world, optimizer = dist.get_rank(), dist.get_world_size(), "rowwise-adagrad"
+    seed, batch, turns = said["seed"], said["batch"], said["turns"]
     tables = skewed(np.random.default_rng([seed, task]))
     seen = [batch_of(tables, batch, [seed, task, 1, n])[0] for n in range(2 * world)]
     constraints = {t.name: ParameterConstraints(pooling_factors=[t.pooling]) for t in tables}
     sharders = [sharder(optimizer)]
     planners = {
-        "skirl": SkirlPlanner(topology(world), batch, batches=seen, seconds=5.0),
+        "skirl": SkirlPlanner(topology(world), batch, batches=seen, costs=costs, seconds=5.0),
         "torchrec": EmbeddingShardingPlanner(topology(world), batch, constraints=constraints),
     }
     sides, kinds = dict[str, Parallel](), dict[str, dict[str, int]]()
     for name, planner in planners.items():
         torch.manual_seed(seed)
-        model = Theirs(tables, hidden, device="meta")
-        plan = planner.collective_plan(model, sharders)
+        model = Theirs(tables, said["hidden"], device="meta")
+        plan = planner.collective_plan(model, sharders)  # type: ignore[arg-type]
         of = [parameter.sharding_type for parameter in plan.plan["ebc"].values()]
         kinds[name] = {kind: of.count(kind) for kind in sorted(set(of))}
         sides[name] = Parallel(model, plan, optimizer)
-    batches = [batch_of(tables, batch, [seed, task, 2, n, rank]) for n in range(4)]
+    batches = [batch_of(tables, batch, [seed, task, 2, n, rank]) for n in range(_BATCHES)]
     ms: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(turns + 3):
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(_BATCHES * turns + _BATCHES):
         for name in sorted(sides, reverse=turn % 2 == 1):
             dist.barrier()
-            began = time.perf_counter()
-            sides[name].step(batches[turn % len(batches)])
+            began, worked = time.perf_counter(), time.process_time()
+            sides[name].step(batches[turn % _BATCHES])
+            cpu[name].append(1e3 * (time.process_time() - worked))
             dist.barrier()
-            if turn >= 3:
-                ms[name].append(1e3 * (time.perf_counter() - began))
-    medians = {name: float(np.median(of)) for name, of in ms.items()}
+            ms[name].append(1e3 * (time.perf_counter() - began))
+    medians = {name: float(np.median(of[_BATCHES:])) for name, of in ms.items()}
+    least = {name: float(_least(of[_BATCHES:]).mean()) for name, of in ms.items()}
+    busiest = {name: _busiest(of[_BATCHES:]) for name, of in cpu.items()}
     return {
-        "tables": len(tables), "ratio": medians["skirl"] / medians["torchrec"],
-        "ratio_of_least": min(ms["skirl"]) / min(ms["torchrec"]), "ms": medians, "kinds": kinds,
+        "tables": len(tables), "ratio": least["skirl"] / least["torchrec"], "ms": least,
+        "median_ratio": medians["skirl"] / medians["torchrec"], "kinds": kinds,
+        "cpu_ratio": busiest["skirl"][0] / busiest["torchrec"][0],
+        "cpu_ms": {name: of[0] for name, of in busiest.items()},
+        "balance": {name: of[0] / of[1] for name, of in busiest.items()},
     }  # fmt: skip
+
+
+def _least(ms: Sequence[float]) -> np.ndarray:
+    """Of each batch the least of all turns."""
+    return np.array(ms).reshape(-1, _BATCHES).min(axis=0)
+
+
+def _busiest(cpu: Sequence[float]) -> tuple[float, float]:
+    """CPU milliseconds of the busier rank, and of the mean one."""
+    mine = torch.tensor(_least(cpu))
+    every = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    table = torch.stack(every)
+    return float(table.max(dim=0).values.mean()), float(table.mean())
 
 
 def main(text: str) -> None:
@@ -192,8 +215,12 @@ def main(text: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=said["rank"], world_size=said["world"])
     found: dict[str, Any] = {"differences": differences(said["steps"], said["seed"]), "iterations": []}
+    costs: list[Any] = [
+        measure_costs(combinations=said["combinations"]) if said["tasks"] and not said["rank"] else None
+    ]
+    dist.broadcast_object_list(costs)
     for task in range(said["tasks"]):
-        found["iterations"].append(iteration(task, said["seed"], said["batch"], said["hidden"], said["turns"]))
+        found["iterations"].append(iteration(task, said, costs[0]))
     if said["rank"] == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()

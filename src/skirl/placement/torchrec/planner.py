@@ -11,6 +11,7 @@ from skirl.placement.tables.place import planned
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Columns, Problem, Ranks
 from skirl.placement.tables.search import Found
+from skirl.placement.torchrec.kernel import BACKEND
 from skirl.placement.torchrec.models import BATCH, Asked, needed, tables_of
 from skirl.placement.torchrec.sharding import exported, sharders_of
 from skirl.tools.progress import size
@@ -33,7 +34,8 @@ class SkirlPlanner:
     - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted, not expected.
     - `optimizer`: of rows, as skirl calls it; if not given, the one applied in backward or of the sharder's `fused_params`,
       or SGD, which is what TorchRec's kernel falls back to.
-    - `costs`: what parts of tables cost, or the file of `skirl place costs`; those that come with skirl if not given.
+    - `costs`: what parts of tables cost, of `measure_costs` or the file of `skirl place costs`; those that come with skirl,
+      of its own kernels, if not given.
     - `columns`: "exact" cuts no table by columns whose optimizer keeps one number a row, which would train another model;
       "always" and "never" do as they say.
     - `rows`: whether tables may be cut by rows.
@@ -158,7 +160,7 @@ class SkirlPlanner:
         if isinstance(self.costs, Costs):
             return replace(self.costs, link=link, ranks=topology.world_size)
         if self.costs is not None:
-            return load_costs(Path(self.costs), link=link, ranks=topology.world_size)
+            return _read(Path(self.costs), link, topology.world_size)
         if topology.compute_device != "cpu":
             warnings.warn(
                 f"tables are planned for {topology.compute_device} with costs of skirl's CPU kernels: set costs to some of "
@@ -166,3 +168,13 @@ class SkirlPlanner:
                 stacklevel=3,
             )
         return shipped(link, topology.world_size)
+
+
+def _read(path: Path, link: float, ranks: int) -> Costs:
+    """Costs of skirl's kernels, or of the one that TorchRec runs."""
+    try:
+        return load_costs(path, link=link, ranks=ranks, backend=BACKEND)
+    except ValueError as error:
+        if "is to be placed" not in str(error):
+            raise
+    return load_costs(path, link=link, ranks=ranks)
