@@ -737,6 +737,20 @@ PLACEMENT = [
           "2000.0 * spec.batch", "1000.0 * spec.batch"),
     Fault("a pin of a table is forgotten", "placement.tables.problem:Problem.__post_init__",
           "spec.rank if spec.rank is not None else -1", "-1"),
+    Fault("the last rows of an even cut are nobody's", "placement.tables.evenly:blocks",
+          "-(-rows // ranks)", "max(1, rows // ranks)"),
+    Fault("a table that has to be cut by rows is not", "placement.tables.evenly:search_evenly",
+          "frozenset(forced)", "frozenset()"),
+    Fault("columns of the third rank begin where those of the second do", "placement.tables.evenly:whole_of",
+          "end += width", "end = width"),
+    Fault("parts of unlike widths are given to TorchRec", "placement.torchrec.sharding:laid_out",
+          "len(set(widths)) > 1", "False"),
+    Fault("rows that are cut unevenly are given to TorchRec", "placement.torchrec.sharding:laid_out",
+          "ordered == sorted(of for of in even if of[0].rows)", "len(ordered) == ranks"),
+    Fault("a rank without rows has no shard", "placement.torchrec.sharding:laid_out",
+          "return 'row_wise', even", "return 'row_wise', ordered"),
+    Fault("a row counts itself between its uses", "placement.torchrec.fitted:_distances",
+          "count -= tree[k]", "count -= tree[k] * (k > 1)"),
 ]  # fmt: skip
 
 SWEEP = [

@@ -77,6 +77,23 @@ def test_every_table_is_whole_or_by_columns_or_evenly_by_rows(tables, ranks, dat
     assert plan.placed(problem).score == pytest.approx(found.placed.score)
 
 
+def test_small_tables_are_cut_as_they_have_to_be():
+    specs = [
+        spec_of(0, 11, 8, 90, "rowwise-adagrad", "any"),
+        spec_of(1, 10, 24, 4000, "sgd", "columns"),
+        spec_of(2, 9, 4, 9, "sgd", "no"),
+    ]
+    plan, found, _ = planned(specs, Ranks.like(3), shipped(1e10, 3), seconds=5.0, even_rows=True, forced=["t0"])
+    assert [(p[1:], r) for p, r in plan.pieces[0]] == [((0, 4, 0, 8), 0), ((4, 8, 0, 8), 1), ((8, 11, 0, 8), 2)]
+    columns = [(p.col, p.col_end, r) for p, r in plan.pieces[1]]
+    assert (
+        len(columns) == 3
+        and sorted(r for *_, r in columns) == [0, 1, 2]
+        and [c[0] for c in columns] == [0, *(c[1] for c in columns[:-1])]
+    )
+    assert len(plan.pieces[2]) == 1 and found.in_time
+
+
 def test_it_is_about_the_best_of_all():
     rng, made, ratios = np.random.default_rng(3), pool(30, batch=512, max_dim=64, seed=3), []
     for _ in range(6):
