@@ -345,7 +345,6 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "even rows": test_evenly.test_small_tables_are_cut_as_they_have_to_be,
         "TorchRec's names": test_laid_out.test_ways_have_torchrecs_names_and_order,
         "what TorchRec cannot run": test_laid_out.test_what_torchrec_would_run_otherwise_is_refused,
-        "stack distances": test_laid_out.test_stack_distances_are_those_of_a_list,
         "every cell": lambda: [test_search.every_cell(seed, 0.95) for seed in range(3)],
         "pins and groups": test_search.test_what_may_not_move_or_be_cut_stays,
         "costs of a piece": test_search.test_costs_and_cuts_are_those_of_the_piece,

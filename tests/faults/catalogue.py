@@ -749,8 +749,6 @@ PLACEMENT = [
           "ordered == sorted(of for of in even if of[0].rows)", "len(ordered) == ranks"),
     Fault("a rank without rows has no shard", "placement.torchrec.sharding:laid_out",
           "return 'row_wise', even", "return 'row_wise', ordered"),
-    Fault("a row counts itself between its uses", "placement.torchrec.fitted:_distances",
-          "count -= tree[k]", "count -= tree[k] * (k > 1)"),
 ]  # fmt: skip
 
 SWEEP = [
