@@ -214,6 +214,10 @@ def test_torchrecs_planner_is_asked_and_its_estimates_are_fitted():
     said = theirs.estimated(parts, fitted.config_of(numbers))
     assert np.allclose(said, [fitted.sizes_of(p) @ numbers for p in parts], rtol=1e-3)
     assert not np.allclose(theirs.estimated(parts, None), said, rtol=0.5)
+    both = theirs.said_of(parts, 2 * said, fitted.config_of(numbers))
+    assert np.allclose(both["torchrec_fitted_"], 2 * said) and np.median(2 * said / both["torchrec_"]) == pytest.approx(
+        1
+    )
 
 
 def test_cache_statistics_are_those_of_an_lru_cache():

@@ -266,6 +266,19 @@ def estimated(specs_of: Sequence[Sequence[tuple[TableSpec, int, int]]], config: 
     return np.array(sums)
 
 
+def said_of(sets: Sequence[Sequence[tuple[TableSpec, int, int]]], ms: np.ndarray, config: Any) -> dict[str, np.ndarray]:
+    """What its estimator says of measured combinations, as it is and fitted, each times the one number that suits it best.
+
+    **Arguments**
+
+    - `sets`: of each combination its parts.
+    - `ms`: measured.
+    - `config`: a HardwarePerfConfig that is fitted.
+    """
+    sums = {f"{NAME}_": estimated(sets, None), f"{NAME}_fitted_": estimated(sets, config)}
+    return {name: of * np.median(ms / of) for name, of in sums.items()}
+
+
 def context_of(spec: TableSpec, rows: int, dim: int, config: Any) -> Any:
     """What its estimator knows of so many rows and columns of a table on one CPU.
 
