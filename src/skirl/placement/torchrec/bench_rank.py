@@ -162,7 +162,7 @@ def iteration(task: int, said: dict[str, Any], costs: Costs) -> dict[str, Any]:
     for name, planner in planners.items():
         torch.manual_seed(seed)
         model = Theirs(tables, said["hidden"], device="meta")
-        plan = planner.collective_plan(model, sharders)  # type: ignore[arg-type]
+        plan = planner.collective_plan(model, sharders)
         of = [parameter.sharding_type for parameter in plan.plan["ebc"].values()]
         kinds[name] = {kind: of.count(kind) for kind in sorted(set(of))}
         sides[name] = Parallel(model, plan, optimizer)
