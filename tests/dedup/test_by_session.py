@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from skirl import cli
 from skirl.data.flags import DataFlags
 from skirl.dedup import order
-from skirl.dedup.by_session import BASE, Wanted, convert_by_session
+from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.spill import path_of
+from skirl.dedup.wanted import BASE, Wanted
 from skirl.store.disk.errors import DiskError
 from skirl.store.disk.lock import Lock
 from skirl.tools.os_errors import NotWritten
@@ -194,7 +195,7 @@ def begun(folder: Path, rows: list[Row], wanted: Wanted = WANTED) -> DataFlags:
     """What a convert leaves that was ended when rows had gone to their buckets."""
     data = DataFlags(write(folder / "in.parquet", rows), schema=schema(folder))
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skirl.dedup.by_session.finish", _ended)
+        patch.setattr("skirl.dedup.local.finish", _ended)
         convert_by_session(data.files(), str(folder / "out"), wanted, force=False, json=True, quiet=True)
     return data
 

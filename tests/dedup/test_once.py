@@ -19,8 +19,9 @@ from skirl.data.files.encoded import used
 from skirl.data.files.errors import BadFile, BadSchema
 from skirl.data.files.schema import FileSchema
 from skirl.data.flags import DataFlags
-from skirl.dedup.by_session import BASE, convert_by_session
+from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.layout import groups_found, once, runs_of, with_runs
+from skirl.dedup.wanted import BASE
 from tests.cases import cases
 from tests.dedup.rows import Row, schema, write
 from tests.dedup.test_by_session import WANTED, made

@@ -121,8 +121,8 @@ class Analyze:
 
     def _read(self, files: Any) -> Any:
         from skirl.dedup.analyze import Given
-        from skirl.dedup.by_session import Wanted, loads, shaped
         from skirl.dedup.commands import Convert
+        from skirl.dedup.wanted import Wanted, loads, shaped
 
         wanted = Wanted(
             self.session, self.user, self.gap, None, parse_bytes(Convert.memory), "once", self.compression, False

@@ -33,6 +33,10 @@ class Convert(InOneFile):
     """By session: memory of the whole process; what does not fit is on disk, beside out."""
     layout: Literal["once", "window", "rows"] = "once"
     """By session: once leaves a list out that equals the row above's; window is for lists that shift; rows writes all."""
+    engine: Literal["local", "spark"] = "local"
+    """By session: what moves rows, this process or Apache Spark; files are the same to the byte."""
+    master: str | None = None
+    """Of engine spark: where it runs, such as local[4], spark://HOST:7077 or sc://HOST; Spark's own default if not set."""
 
     def __post_init__(self) -> None:
         if self.by is None:
@@ -48,6 +52,12 @@ class Convert(InOneFile):
                 raise ValueError(
                     f"out is {self.out!r}, inside of {path.strip()}, which is read: name a folder beside it"
                 )
+        if self.engine != "spark" and self.master is not None:
+            raise ValueError(
+                f"master is {self.master!r}, and engine is not spark: set engine to spark, or leave master out"
+            )
+        if self.engine == "spark" and self.workers:
+            raise ValueError(f"workers is {self.workers}, and Spark's processes read: leave workers out, or engine")
         if self.user is not None and self.session is not None:
             raise ValueError("session and user are both set: leave one of them out")
         if self.user is None and self.gap is not None:
@@ -71,7 +81,10 @@ class Convert(InOneFile):
         """Read everything, write it in the other format."""
         if self.by is None:
             return super().run()
-        from skirl.dedup.by_session import Wanted, clean, convert_by_session
+        from skirl.dedup.by_session import clean, convert_by_session
+        from skirl.dedup.local import Local
+        from skirl.dedup.spark import Spark
+        from skirl.dedup.wanted import Wanted
 
         clean(self.out)
         if Path(self.out).exists() and not self.force:
@@ -84,7 +97,9 @@ class Convert(InOneFile):
             as_rows=self.rows is not None or self.vocab is not None,
         )
         say = {"force": self.force, "json": self.json, "quiet": self.quiet}
-        return timed("convert", self, lambda: convert_by_session(self.flags().files(_PART), self.out, wanted, **say))
+        engine = Spark(self.master) if self.engine == "spark" else Local()
+        files = self.flags().files(_PART)
+        return timed("convert", self, lambda: convert_by_session(files, self.out, wanted, engine, **say))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -107,7 +122,7 @@ class Convert(InOneFile):
         }
 
 
-_BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout")
+_BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
 LEAST_MEMORY = 640 << 20
 _PART = 1 << 18
 """Bytes of text that are read at a time: rows of it may be many times as large."""

@@ -1,4 +1,4 @@
-"""From buckets of rows to files: which buckets make a file, and how one is put in order and written."""
+"""How the rows of some buckets are put in order and written as a file."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,19 +13,12 @@ import pyarrow as pa
 from skirl.data.files.columnar import SLICE
 from skirl.data.files.schema import FileSchema
 from skirl.dedup import layout as layouts
-from skirl.dedup.order import (
-    begins,
-    buckets_of,
-    by_session,
-    groups_of_rows,
-    partitions_of,
-    sessions_named,
-    too_long,
-)
-from skirl.dedup.spill import Bucket, Frame, Spill
+from skirl.dedup.order import begins, by_session, groups_of_rows, sessions_named
+from skirl.dedup.spill import Bucket, Frame
+from skirl.dedup.take import taken
 from skirl.dedup.window_layout import windows, windows_found, with_windows
 from skirl.tools.os_errors import writing
-from skirl.tools.sealed_json import sync_folder, to_disk
+from skirl.tools.sealed_json import to_disk
 
 KEYS = ("~high", "~low", "~time")
 """Columns that rows are ordered by; no file has them."""
@@ -94,118 +87,32 @@ def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([high, low], axis=1), times.copy()  # where rows lie on disk, that is let go
 
 
-def spilled(spill: Spill, table: Any, buckets: int, seconds: float | None) -> None:
-    """Write rows to their buckets.
+class Unit:
+    """The rows of some buckets in one partition.
 
     **Arguments**
 
-    - `spill`: where to.
-    - `table`: the rows, with what they are ordered by.
-    - `buckets`: how many.
-    - `seconds`: of a partition; None: there is one.
+    - `buckets`: they are closed with it.
+    - `partition`: which stretch of time.
     """
-    hashes, times = keys_of(table)
-    spill.add(table, buckets_of(hashes, buckets), partitions_of(times, seconds))
 
-
-def plan(work: Path, shape: Shape, manifest: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Which stretches of buckets make a file each, in order of time; what was counted, and measured on the first.
-
-    **Arguments**
-
-    - `work`: the folder of the command.
-    - `shape`: what is written.
-    - `manifest`: what is in the buckets.
-    - `most`: bytes of rows that are sorted at once.
-    """
-    held: dict[int, dict[int, int]] = {}
-    counts = {"sessions": 0, "cut_at_borders": 0, "cut_as_too_long": 0}
-    for number in range(len(manifest["sizes"])):
-        bucket = _bucket(work, manifest, number)
-        for frame in bucket.frames:
-            of = held.setdefault(frame.partition, {})
-            of[number] = of.get(number, 0) + frame.bytes
-        _count(bucket, shape, counts)
-        bucket.close()
-    units: list[tuple[int, int, int]] = []
-    for partition in sorted(held):
-        first, total = -1, 0
-        for number, size in sorted(held[partition].items()):
-            if first >= 0 and total + size > most:
-                units.append((partition, first, number))
-                first = -1
-            first, total = (number, size) if first < 0 else (first, total + size)
-        units.append((partition, first, len(manifest["sizes"])))
-    found = {"units": units, "most": most, **counts, "groups": {}, "dictionaries": []}
-    return found | _measured(work, shape, {**manifest, **found})
-
-
-def _count(bucket: Bucket, shape: Shape, counts: dict[str, int]) -> None:
-    """Count the sessions of a bucket, and those that are cut."""
-    if not bucket.frames:
-        return
-    batches = [keys_of(bucket.read(frame)) for frame in bucket.frames]
-    hashes, times = (np.concatenate(each) for each in zip(*batches))
-    partitions = np.repeat([f.partition for f in bucket.frames], [f.rows for f in bucket.frames])
-    order = by_session(hashes, times)
-    hashes, times, partitions = hashes[order], times[order], partitions[order]
-    uncut = begins(hashes, times, shape.gap, longest=len(times) + 1)
-    borders = np.zeros(len(times), bool)
-    borders[1:] = partitions[1:] != partitions[:-1]
-    inside = np.add.reduceat((borders & ~uncut).astype(np.int64), np.flatnonzero(uncut))
-    at_borders = uncut | borders
-    new = begins_within(at_borders)
-    counts["cut_at_borders"] += int((inside > 0).sum())
-    counts["cut_as_too_long"] += too_long(new, at_borders)
-    counts["sessions"] += int(new.sum())
-
-
-def begins_within(begun: np.ndarray) -> np.ndarray:
-    """Where sessions begin when those that are too long are cut.
-
-    **Arguments**
-
-    - `begun`: bool [n]: where they begin without.
-    """
-    of = np.cumsum(begun).astype(np.uint64)
-    return begins(np.stack([of, of], axis=1), np.zeros(len(begun)), None)
-
-
-def finish(work: Path, shape: Shape, manifest: Mapping[str, Any]) -> Iterator[int]:
-    """Write the files that are not there yet; how many rows are done, after each.
-
-    **Arguments**
-
-    - `work`: the folder of the command.
-    - `shape`: what is written.
-    - `manifest`: what is in the buckets, and the plan.
-    """
-    parts = work / "parts"
-    done = 0
-    width = len(str(len(manifest["units"])))
-    for number, unit in enumerate(manifest["units"]):
-        path = parts / f"part-{number:0{max(5, width)}}.parquet"
-        unit_of_rows = _Unit(work, manifest, *unit)
-        try:
-            done += unit_of_rows.rows
-            if not path.is_file():
-                _write(unit_of_rows, path, shape, manifest)
-        finally:
-            unit_of_rows.close()
-        yield done
-    sync_folder(parts)
-
-
-class _Unit:
-    """The rows of some buckets in one partition."""
-
-    def __init__(self, work: Path, manifest: Mapping[str, Any], partition: int, first: int, end: int) -> None:
-        self._buckets = [_bucket(work, manifest, number) for number in range(first, end)]
+    def __init__(self, buckets: Sequence[Bucket], partition: int) -> None:
+        self._buckets = buckets
         self._frames: list[tuple[Bucket, Frame]] = [
-            (bucket, frame) for bucket in self._buckets for frame in bucket.frames if frame.partition == partition
+            (bucket, frame) for bucket in buckets for frame in bucket.frames if frame.partition == partition
         ]
         self.rows = sum(frame.rows for _, frame in self._frames)
         self.bytes = sum(frame.bytes for _, frame in self._frames)
+
+    def rows_of_group(self, most: int, least: int) -> int:
+        """Rows of a row group at most: a quarter of what is sorted at once.
+
+        **Arguments**
+
+        - `most`: bytes of rows that are sorted at once.
+        - `least`: rows that are enough, however few bytes they have.
+        """
+        return int(min(least, max(1, most * self.rows // (4 * max(1, self.bytes)))))
 
     def keys(self) -> tuple[np.ndarray, np.ndarray]:
         """Hashes and times of all rows."""
@@ -214,35 +121,49 @@ class _Unit:
         return np.concatenate(hashes), np.concatenate(times)
 
     def taken(self, rows: np.ndarray) -> Any:
-        """These rows, in this order, without what they are ordered by: a table."""
+        """These rows, in this order, without what they are ordered by: a table.
+
+        **Arguments**
+
+        - `rows`: int64: which, counted over all.
+        """
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
         pieces, first, at = [], 0, 0
         for bucket, frame in self._frames:
             end = int(np.searchsorted(ascending, first + frame.rows))
             if end > at:
-                pieces.append(bucket.read(frame).drop_columns(KEYS).take(pa.array(ascending[at:end] - first)))
+                pieces.append(taken(bucket.read(frame).drop_columns(KEYS), ascending[at:end] - first))
             first, at = first + frame.rows, end
-        whole = pa.Table.from_batches(pieces).combine_chunks()
+        [whole] = pa.Table.from_batches(pieces).combine_chunks().to_batches()
         del pieces
         back = np.empty(len(rows), np.int64)
         back[order] = np.arange(len(rows))
-        return whole.take(pa.array(back)).combine_chunks()
+        return pa.Table.from_batches([taken(whole, back)])
 
     def close(self) -> None:
+        """Let the files go."""
         for bucket in self._buckets:
             bucket.close()
 
 
-def _write(unit: _Unit, path: Path, shape: Shape, manifest: Mapping[str, Any]) -> None:
-    """Put the rows in order, and write them; the file is there when it is complete."""
-    draft = path.with_suffix(".part")
+def finish(unit: Unit, path: Path, draft: Path, shape: Shape, plan: Mapping[str, Any]) -> None:
+    """Put the rows of a unit in order, and write them; the file is there when it is complete.
+
+    **Arguments**
+
+    - `unit`: the rows.
+    - `path`: of the file.
+    - `draft`: where it is until then, on the same disk.
+    - `shape`: what is written.
+    - `plan`: what `planned` found.
+    """
     writer: Any = None
-    of = LAYOUTS[shape.layout].schema(shape.schema, manifest["groups"])
+    of = LAYOUTS[shape.layout].schema(shape.schema, plan["groups"])
     with writing(path):
-        for table in _row_groups(unit, shape, manifest):
+        for table in _row_groups(unit, shape, plan):
             if writer is None:
-                writer = layouts.writer_of(draft, table.schema, of, shape.compression, manifest["dictionaries"])
+                writer = layouts.writer_of(draft, table.schema, of, shape.compression, plan["dictionaries"])
             writer.write_table(table, row_group_size=max(1, len(table)))
         writer.close()
         with draft.open("rb+") as file:
@@ -251,7 +172,7 @@ def _write(unit: _Unit, path: Path, shape: Shape, manifest: Mapping[str, Any]) -
     pa.default_memory_pool().release_unused()
 
 
-def _row_groups(unit: _Unit, shape: Shape, manifest: Mapping[str, Any]) -> Iterator[Any]:
+def _row_groups(unit: Unit, shape: Shape, plan: Mapping[str, Any]) -> Iterator[Any]:
     """Tables of whole sessions in order, as they are written."""
     hashes, times = unit.keys()
     order = by_session(hashes, times)
@@ -259,33 +180,30 @@ def _row_groups(unit: _Unit, shape: Shape, manifest: Mapping[str, Any]) -> Itera
     new = begins(hashes, times, shape.gap)
     names = sessions_named(hashes, times, new) if shape.named else None
     del hashes, times
-    most = int(min(SLICE, max(1, manifest["most"] * unit.rows // (4 * max(1, unit.bytes)))))
-    cuts = groups_of_rows(new, most)
+    cuts = groups_of_rows(new, unit.rows_of_group(plan["most"], SLICE))
     for low, high in pairwise(cuts):
         table = unit.taken(order[low:high])
         if names is not None:
             table = table.append_column(shape.named, pa.array(names[low:high]))
-        yield LAYOUTS[shape.layout].lay(table, manifest["groups"], new[low:high])
+        yield LAYOUTS[shape.layout].lay(table, plan["groups"], new[low:high])
 
 
-def _measured(work: Path, shape: Shape, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Which columns repeat, and which have a dictionary: found on the first row group of the first file."""
-    unit = _Unit(work, manifest, *manifest["units"][0])
-    try:
-        hashes, times = unit.keys()
-        order = by_session(hashes, times)
-        new = begins(hashes[order], times[order], shape.gap)
-        cuts = groups_of_rows(new, int(min(TRIED, max(1, manifest["most"] * unit.rows // (4 * max(1, unit.bytes))))))
-        table, new = unit.taken(order[: cuts[1]]), new[: cuts[1]]
-        layout = LAYOUTS[shape.layout]
-        groups = layout.found(table, shape.schema, new)
-        table = layout.lay(table, groups, new)
-        return {"groups": groups, "dictionaries": layouts.measured(table, shape.compression, work)}
-    finally:
-        unit.close()
+def measured(unit: Unit, shape: Shape, most: int, folder: Path) -> dict[str, Any]:
+    """Which columns repeat, and which have a dictionary: found on the first row group of the first file.
 
+    **Arguments**
 
-def _bucket(work: Path, manifest: Mapping[str, Any], number: int) -> Bucket:
-    schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(manifest["rows_schema"])))
-    then = f"remove {work}, and run the command again"
-    return Bucket(work / "spill", number, manifest["sizes"][number], schema, then)
+    - `unit`: the rows of that file.
+    - `shape`: what is written.
+    - `most`: bytes of rows that are sorted at once.
+    - `folder`: where to try.
+    """
+    hashes, times = unit.keys()
+    order = by_session(hashes, times)
+    new = begins(hashes[order], times[order], shape.gap)
+    cuts = groups_of_rows(new, unit.rows_of_group(most, TRIED))
+    table, new = unit.taken(order[: cuts[1]]), new[: cuts[1]]
+    layout = LAYOUTS[shape.layout]
+    groups = layout.found(table, shape.schema, new)
+    table = layout.lay(table, groups, new)
+    return {"groups": groups, "dictionaries": layouts.measured(table, shape.compression, folder)}

@@ -16,6 +16,9 @@ from skirl.tools.jit import kernel
 LIKELY = 1.1
 """A list column is left out where it repeats when that makes its ids fewer by this factor at least, in the first bucket."""
 RUN = "run"
+DICTIONARY = 16 << 20
+"""Bytes of a column's dictionary at most: as many distinct ids as a row group of 65,536 rows mostly has, and more than the
+1 MiB that writers stop at."""
 
 
 def changed(column: Any, new: np.ndarray) -> np.ndarray:
@@ -126,7 +129,8 @@ def measured(table: Any, compression: str, folder: Path) -> list[str]:
     sizes = []
     path = folder / "trial.parquet"
     for dictionary in (True, False):
-        with pq.ParquetWriter(path, table.schema, compression=compression, use_dictionary=dictionary) as writer:
+        given = {"compression": compression, "dictionary_pagesize_limit": DICTIONARY, "use_dictionary": dictionary}
+        with pq.ParquetWriter(path, table.schema, **given) as writer:  # type: ignore[arg-type]
             writer.write_table(table, row_group_size=SLICE)
         meta = pq.ParquetFile(path).metadata
         sizes.append({})
@@ -159,7 +163,12 @@ def writer_of(path: Path, schema: pa.Schema, of: FileSchema, compression: str, d
     - `dictionaries`: columns that have one.
     """
     schema = pa.schema([_all_there(field) for field in schema], {KEY: of.toml().encode()})
-    return Writer(path, schema, compression=compression, use_dictionary=dictionaries or False)  # type: ignore[arg-type]
+    given = {
+        "compression": compression,
+        "dictionary_pagesize_limit": DICTIONARY,
+        "use_dictionary": dictionaries or False,
+    }
+    return Writer(path, schema, **given)  # type: ignore[arg-type]
 
 
 def _all_there(field: Any) -> Any:

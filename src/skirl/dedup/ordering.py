@@ -14,6 +14,7 @@ from skirl.data.flags import DataFlags
 from skirl.data.sessions import Sessions
 from skirl.dedup.commands import Convert
 from skirl.dedup.generated import rows_of, schema_of
+from skirl.measure.bench.helpers import Watch
 from skirl.train.commands import Train
 
 BATCH, DIM = 512, 16
@@ -40,13 +41,14 @@ def orders(samples: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ordered(samples: int, seeds: int, mind: str | None) -> dict[str, Any]:
-    """By data set and order: AUC and log loss on sessions held out, samples a second, and how often a list comes in a batch;
-    each with the learning rate that is best for it.
+    """By data set and order: AUC and log loss on sessions held out, samples a second of processor time, evaluation
+    included, and how often a list comes in a batch; each with the learning rate that is best for it with the first seed.
 
     **Arguments**
 
     - `samples`: of synthetic sessions.
-    - `seeds`: runs of each order and rate, with other initial values and another order; figures are means, speeds medians.
+    - `seeds`: runs of each order at its rate, with other initial values and another order; figures are means, speeds
+      medians.
     - `mind`: a behaviors.tsv; None: it is left out.
     """
     found = {}
@@ -56,10 +58,11 @@ def ordered(samples: int, seeds: int, mind: str | None) -> dict[str, Any]:
         for name, source in data.items():
             out = Path(folder) / name
             rows = Convert(source, str(out), by="session", quiet=True).run()["samples"]
-            runs = {of: _best({lr: [_trained(out, flags | {"lr": lr}, seed) for seed in range(seeds)] for lr in RATES})
-                    for of, flags in orders(rows)}  # fmt: skip
-            found[name] = _compared(runs)
-            print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+            runs = {}
+            for of, flags in orders(rows):
+                runs[of] = _runs(out, flags, seeds)
+                found[name] = _compared(runs)
+                print(f"{name}, {of}: {found[name][of]}", file=sys.stderr, flush=True)
     return found
 
 
@@ -82,19 +85,21 @@ def _trained(folder: Path, flags: Mapping[str, Any], seed: int) -> dict[str, Any
         data=f"parquet:{folder}", model="dlrm-tiny", dim=DIM, batch=BATCH, valid=HELD_OUT, seed=seed, cache="100%",
         threads=1, run="none", quiet=True, **flags,
     )  # fmt: skip
-    result = command.run()
+    with Watch() as watch:
+        result = command.run()
     return {
         "lr": flags["lr"],
         "auc": result["test_auc"],
         "logloss": result["test_logloss"],
-        "samples_per_second": result["samples_per_second"],
+        "samples_per_second": result["samples"] / watch.cpu,
         "factor": result["factor"] or 1.0,
     }
 
 
-def _best(by_rate: Mapping[float, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The runs with the rate whose AUC is highest."""
-    return max(by_rate.values(), key=lambda runs: mean(run["auc"] for run in runs))
+def _runs(folder: Path, flags: Mapping[str, Any], seeds: int) -> list[dict[str, Any]]:
+    """A run of each seed, all with the rate whose AUC is highest for the first of them."""
+    best = max((_trained(folder, {**flags, "lr": lr}, 0) for lr in RATES), key=lambda run: run["auc"])
+    return [best, *(_trained(folder, {**flags, "lr": best["lr"]}, seed) for seed in range(1, seeds))]
 
 
 def _compared(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -143,8 +148,6 @@ def shuffled_chunks(data: str, *, rows: str | None = None, batch: int = 2048, ro
     - `batch`: samples of one.
     - `rounds`: passes of each side, in turns; the best of each counts.
     """
-    from skirl.measure.bench.helpers import Watch
-
     best: dict[str, float] = {}
     for _ in range(rounds + 1):  # the first compiles
         for side in ("keep", "shuffle"):

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 
 from skirl.data.files.columnar import SLICE
 from skirl.data.flags import DataFlags
-from skirl.dedup.by_session import Wanted, convert_by_session
+from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.generated import SHIFTS, in_time, rows_of_sessions
 from skirl.dedup.layout import groups_found, once
+from skirl.dedup.wanted import Wanted
 from skirl.dedup.window_layout import windows, windows_found
 
 _LARGE = {"dictionary_pagesize_limit": 32 << 20, "data_page_size": 16 << 20}

@@ -5,14 +5,18 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 
+from skirl.data.files.columns import is_list, is_text
 from skirl.data.files.errors import BadFile
+from skirl.dedup.take import taken
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import to_disk
 
@@ -31,6 +35,69 @@ class Frame(NamedTuple):
     offset: int
     length: int
     sum: int
+
+
+def divided(table: Any, buckets: np.ndarray, partitions: np.ndarray) -> Iterator[tuple[int, int, Any]]:
+    """Rows by bucket and partition, those of one in order: both, and a batch.
+
+    **Arguments**
+
+    - `table`: the rows.
+    - `buckets`, `partitions`: int64, of each.
+    """
+    order = np.lexsort((partitions, buckets))
+    buckets, partitions = buckets[order], partitions[order]
+    new = np.flatnonzero((np.diff(buckets) != 0) | (np.diff(partitions) != 0)) + 1
+    batch = table.combine_chunks().to_batches()[0]
+    for low, high in zip([0, *new.tolist()], [*new.tolist(), len(order)]):
+        yield int(buckets[low]), int(partitions[low]), taken(batch, order[low:high])
+
+
+def framed(partition: int, rows: Any) -> tuple[bytes, Any, bytes]:
+    """A frame as it lies in a file: what it says of itself, its rows, and what fills it up.
+
+    **Arguments**
+
+    - `partition`: the stretch of time that all rows are in.
+    - `rows`: a batch.
+    """
+    payload = rows.serialize()
+    said = partition, rows.num_rows, size_of(rows), payload.size
+    return _HEAD.pack(_MAGIC, *said, _sum_of(said, payload)), payload, bytes(-payload.size % _ALIGNED)
+
+
+def size_of(rows: Any) -> int:
+    """Bytes of the values of rows.
+
+    **Arguments**
+
+    - `rows`: a batch.
+    """
+    return sum(map(bytes_of, rows.columns))
+
+
+def bytes_of(column: Any) -> int:
+    """Bytes of a column's values, however they are held: the sum over pieces is that of the whole, so what is planned by it
+    depends on rows alone.
+
+    **Arguments**
+
+    - `column`: an Arrow array.
+
+    >>> lists = pa.array([[1, 2], None, [], [3]])
+    >>> bytes_of(lists), bytes_of(lists[:2]) + bytes_of(lists[2:]), bytes_of(pa.array(["ab", None]))
+    (40, 40, 10)
+    """
+    kind, rows = column.type, len(column)
+    with suppress(ValueError):
+        return rows * max(1, kind.bit_width // 8)
+    if is_list(kind):
+        return 4 * rows + bytes_of(column.flatten())
+    if pa.types.is_struct(kind):
+        return sum(map(bytes_of, column.flatten()))
+    if is_text(kind):
+        return 4 * rows + (pc.call_function("sum", [pc.call_function("binary_length", [column])]).as_py() or 0)
+    return 8 * rows
 
 
 class Spill:
@@ -56,25 +123,16 @@ class Spill:
         - `table`: the rows.
         - `buckets`, `partitions`: int64, of each.
         """
-        order = np.lexsort((partitions, buckets))
-        buckets, partitions = buckets[order], partitions[order]
-        new = np.flatnonzero((np.diff(buckets) != 0) | (np.diff(partitions) != 0)) + 1
-        batch = table.combine_chunks().to_batches()[0]
-        for low, high in zip([0, *new.tolist()], [*new.tolist(), len(order)]):
-            self._write(int(buckets[low]), int(partitions[low]), batch.take(pa.array(order[low:high])))
-
-    def _write(self, bucket: int, partition: int, rows: Any) -> None:
-        path = path_of(self._folder, bucket)
-        with writing(path):
-            if bucket not in self._files:
-                self._files[bucket] = open(path, "wb")  # noqa: SIM115 closed by `close`
-            file, payload = self._files[bucket], rows.serialize()
-            said = partition, rows.num_rows, rows.nbytes, payload.size
-            file.write(_HEAD.pack(_MAGIC, *said, _sum_of(said, payload)))
-            file.write(payload)
-            file.write(bytes(-payload.size % _ALIGNED))
-            file.flush()
-            self.sizes[bucket] = file.tell()
+        for bucket, partition, rows in divided(table, buckets, partitions):
+            path = path_of(self._folder, bucket)
+            with writing(path):
+                if bucket not in self._files:
+                    self._files[bucket] = open(path, "wb")  # noqa: SIM115 closed by `close`
+                file = self._files[bucket]
+                for piece in framed(partition, rows):
+                    file.write(piece)
+                file.flush()
+                self.sizes[bucket] = file.tell()
 
     def close(self, *, whole: bool = True) -> None:
         """Close all files. whole: they are to survive a crash of the machine."""

@@ -242,7 +242,8 @@ def test_cache_statistics_are_those_of_an_lru_cache():
 
 
 def test_the_kernel_that_is_timed_is_a_step_and_its_costs_are_used(tmp_path):
-    from skirl.placement.tables.costs import TERMS, save_costs
+    from skirl.placement.tables.costs import save_costs
+    from skirl.placement.tables.terms import TERMS
     from skirl.placement.torchrec.kernel import Kernel, drawn
     from skirl.torchrec import measure_costs
 

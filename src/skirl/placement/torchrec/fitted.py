@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from skirl.placement.tables.costs import Costs, fitted, shipped
+from skirl.placement.tables.costs import Costs, shipped
 from skirl.placement.tables.pool import pool
 from skirl.placement.tables.spec import TableSpec
+from skirl.placement.tables.terms import fitted
 from skirl.placement.torchrec.models import Asked, needed, tables_of
 from skirl.placement.torchrec.sharding import sharders_of
 from skirl.tools.jit import kernel

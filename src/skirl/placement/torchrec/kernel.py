@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from skirl.placement.tables.costs import Costs, fitted
+from skirl.placement.tables.costs import Costs
 from skirl.placement.tables.measure import noise_of
 from skirl.placement.tables.pool import Made, ids_of, pool
+from skirl.placement.tables.terms import fitted, terms_of
 from skirl.placement.torchrec.models import needed
 
 BACKEND = "fbgemm-cpu"
@@ -126,6 +127,4 @@ def resized(made: Made, rows: int, rng: np.random.Generator) -> Made:
 
 
 def _terms(parts: list[Made]) -> Any:
-    from skirl.placement.tables.costs import terms_of
-
     return np.sum([terms_of(made.spec, made.spec.rows, made.spec.dim) for made in parts], axis=0)

@@ -1,0 +1,311 @@
+"""Files by session with Apache Spark: it moves frames of rows, and our own code reads and finishes them."""
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from skirl.data.files.dataset import Place
+from skirl.data.files.find import kind_of
+from skirl.data.files.stream import Files
+from skirl.dedup.finish import Shape
+from skirl.dedup.plan import Counts, buckets_for, part_of
+from skirl.dedup.tasks import DONE, FRAMES, READING, REFUSED, TOLD, Count, Finish, Gathered, Measure, Read, heard
+from skirl.dedup.wanted import Wanted, loads
+from skirl.tools.durations import parse_seconds
+from skirl.tools.flags import WrongFlags
+from skirl.tools.os_errors import NotWritten, writing
+from skirl.tools.progress import Progress
+
+STRETCH = 64 << 20
+"""Bytes of files that a task reads,"""
+TASKS = 8
+"""unless there would be fewer tasks."""
+POLL = 0.3
+"""Seconds between two looks at how far tasks are."""
+PARTITIONS = 200
+"""Of a shuffle, at most."""
+SETTINGS = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "8",  # a record is a frame
+    "spark.sql.parquet.enableVectorizedReader": "false",  # it holds 4,096 of them
+}
+OF_OWN = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL"}
+"""Of a session that nobody else has: what fails is said in a sentence."""
+FRAMES_FILE = {"compression": "none", "parquet.page.size.row.check.min": "1", "parquet.block.size.row.check.min": "1"}
+"""Of Spark's Parquet, whose rows are frames."""
+
+
+class SparkFailed(RuntimeError):
+    """Spark could not do its work; the text says why."""
+
+
+class Spark:
+    """Runs the two functions of a convert, the bucket of a row and the finish of a bucket, on a SparkSession.
+
+    **Arguments**
+
+    - `master`: where, such as local[4], spark://HOST:7077 or sc://HOST; None: the session that is active,
+      or Spark's own default.
+    - `session`: one's own, which goes on behind it; None: that of `master`.
+    """
+
+    def __init__(self, master: str | None = None, session: Any = None) -> None:
+        self._master, self._given = master, session
+        self._session: Any = None
+        self._own = False
+        self._were: dict[str, str] = {}
+        self._remote = (master or os.environ.get("SPARK_REMOTE", "")).startswith("sc://")
+        if session is None:
+            self._check()
+
+    def _check(self) -> None:
+        """Refuse what cannot begin a session."""
+        if find_spec("pyspark") is None:
+            raise WrongFlags("engine is 'spark', and pyspark is not installed: pip install 'skirl[spark]'")
+        if not self._remote and not _has_java():
+            raise WrongFlags(
+                "engine is 'spark', and there is no Java: install Java 17 or later, set JAVA_HOME to it, or set master to "
+                "sc://HOST"
+            )
+
+    def __enter__(self) -> "Spark":
+        self._session = self._given or self._found()
+        self._were = {name: self._session.conf.get(name) for name in SETTINGS}
+        for name, value in SETTINGS.items():
+            self._session.conf.set(name, value)
+        return self
+
+    def _found(self) -> Any:
+        """The session that is active, or a new one."""
+        SparkSession = import_module("pyspark.sql").SparkSession
+        active = SparkSession.getActiveSession()
+        if active is not None and self._master is not None:
+            raise WrongFlags(f"master is {self._master!r}, and a SparkSession is active: stop it, or leave master out")
+        self._own = active is None
+        return active or self._began(SparkSession.builder)
+
+    def _began(self, builder: Any) -> Any:
+        builder = builder.appName("skirl convert")
+        if self._remote:
+            builder = builder.remote(self._master or os.environ["SPARK_REMOTE"])
+        else:
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            if self._master is not None:
+                builder = builder.master(self._master)
+            for name, value in OF_OWN.items():
+                builder = builder.config(name, value)
+        try:
+            return builder.getOrCreate()
+        except Exception as error:
+            raise SparkFailed(f"no Spark session begins ({_why(error)}): set master to one that does") from None
+
+    def __exit__(self, *error: object) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        if self._own:
+            session.stop()
+            return
+        for name, value in self._were.items():
+            session.conf.set(name, value)
+
+    def spill(self, files: Files, shape: Shape, wanted: Wanted, work: Path, progress: Progress) -> dict[str, Any]:
+        """Have rows read and written as frames; what they hold, and which make a file each.
+
+        **Arguments**
+
+        - `files`: the rows.
+        - `shape`: what is written of them.
+        - `wanted`: how.
+        - `work`: the folder of the command; all processes of Spark see it.
+        - `progress`: told of rows.
+        """
+        work = work.absolute()
+        files = replace(
+            files, dataset=replace(files.dataset.anew(), paths=list(map(os.path.abspath, files.dataset.paths)))
+        )
+        told = _anew(work / "told")
+        with closing(loads(files, shape, 1)) as some:  # type: ignore[type-var]
+            first = next(some, None)
+        if first is None:
+            raise ValueError(f"{files.dataset.paths[0]}: there is no row to write: give more files")
+        schema = first.schema.serialize().to_pybytes()
+        total = sum(os.stat(path).st_size for path in files.dataset.paths)
+        buckets = buckets_for(total, wanted.unit)
+        seconds = parse_seconds(wanted.partition) if wanted.partition else None
+        tasks = stretches(files, max(TASKS, total // STRETCH))
+        read = Read(files, shape, tasks, buckets, seconds, wanted.load, schema, told)
+        rows = self._session.range(0, len(tasks), 1, len(tasks))
+        writer = _mapped(rows, read, FRAMES).write.mode("overwrite").options(**FRAMES_FILE)
+        for _ in self._running(lambda: writer.parquet(_place(work)), told):
+            samples = _rows_so_far(told)
+            facts = {"rows": f"{samples:,}", "buckets": f"{buckets:,}"}
+            progress(samples, lambda facts=facts: facts)
+        done = heard(told, DONE).values()
+        found: dict[str, Any] = {
+            "samples": sum(of["rows"] for of in done), "rows_schema": schema.hex(),
+            "spilled_bytes": sum(path.stat().st_size for path in (work / "spill").iterdir()),
+            "bad_rows_skipped": sum(of["bad"] for of in done),
+            "first_bad_row": next((of["first"] for of in done if of["bad"]), None),
+        }  # fmt: skip
+        found |= self._counted(work, shape, buckets).planned(buckets, wanted.unit)
+        return found | self._gathered(Measure(**_of_gathered(work, shape, found)), work, found, [0])[0]
+
+    def _counted(self, work: Path, shape: Shape, buckets: int) -> Counts:
+        count = Count(shape)
+        frames = self._session.read.parquet(_place(work)).select("bucket", "partition", "rows", "size", "keys")
+        frames = frames.repartition(min(buckets, PARTITIONS), "bucket").sortWithinPartitions("bucket")
+        counts = Counts()
+        for told in self._collected(_mapped(frames, count, TOLD), work / "told"):
+            counts.merge(Counts.of(told))
+        return counts
+
+    def finish(self, work: Path, shape: Shape, manifest: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+        """Have the files written that are not there yet; how many are, and their rows, from time to time.
+
+        **Arguments**
+
+        - `work`: the folder of the command.
+        - `shape`: what is written.
+        - `manifest`: what `spill` found.
+        """
+        work = work.absolute()
+        _anew(work / "told")
+        paths = [part_of(work / "parts", number, manifest) for number in range(len(manifest["units"]))]
+        missing = [number for number, path in enumerate(paths) if not path.is_file()]
+        if missing:
+            of = _of_gathered(work, shape, manifest)
+            finishing = self._frames_of(
+                Finish(**of, parts=work / "parts", drafts=_anew(work / "drafts")), work, manifest, missing
+            )
+            for _ in self._running(finishing.collect, work / "told"):
+                yield _there(paths, manifest)
+        yield _there(paths, manifest)
+
+    def _gathered(
+        self, gathered: Gathered, work: Path, plan: Mapping[str, Any], units: list[int]
+    ) -> list[dict[str, Any]]:
+        return self._collected(self._frames_of(gathered, work, plan, units), work / "told")
+
+    def _frames_of(self, gathered: Gathered, work: Path, plan: Mapping[str, Any], units: list[int]) -> Any:
+        """What is told of units, whose frames come one after the other, each unit's in the order of the data."""
+        wanted = [(*plan["units"][number], number) for number in units]
+        of = self._session.createDataFrame(wanted, "of bigint, begin int, end int, unit int")
+        frames = self._session.read.parquet(_place(work)).select("partition", "bucket", "task", "number", "frame")
+        inside = (frames["partition"] == of["of"]) & (frames["bucket"] >= of["begin"]) & (frames["bucket"] < of["end"])
+        frames = frames.join(of.hint("broadcast"), inside).select("unit", "task", "number", "frame")
+        frames = frames.repartition(min(len(units), PARTITIONS), "unit").sortWithinPartitions("unit", "task", "number")
+        return _mapped(frames, gathered, TOLD)
+
+    def _collected(self, frame: Any, told: Path) -> list[dict[str, Any]]:
+        import json
+
+        running = self._running(frame.collect, told)
+        while True:
+            try:
+                next(running)
+            except StopIteration as ended:
+                return [json.loads(row[0]) for row in ended.value]
+
+    def _running(self, job: Callable[[], Any], told: Path) -> Generator[None, None, Any]:
+        """Does something every now and then while a job runs; what came of it."""
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(job)
+            try:
+                while not future.done():
+                    wait([future], POLL)
+                    yield
+            except BaseException:
+                if self._own:
+                    self.__exit__()
+                raise
+        for of in heard(told, REFUSED).values():
+            raise NotWritten(of["text"], of["errno"]) if of["errno"] else ValueError(of["text"])
+        try:
+            return future.result()
+        except Exception as error:
+            raise SparkFailed(
+                f"Spark has failed ({_why(error)}): mend that, and run the command again to go on"
+            ) from None
+
+
+def stretches(files: Files, most: int) -> list[tuple[Place, Place | None]]:
+    """The data in stretches that are read by themselves, in order, of about as many parts each.
+
+    **Arguments**
+
+    - `files`: all rows.
+    - `most`: how many stretches; fewer where the data cannot be cut so often.
+    """
+    dataset = files.dataset.anew()
+    begins: list[Place] = []
+    for number, path in enumerate(dataset.paths):
+        if kind_of(path) == "gzip":  # whoever reads its middle has unpacked all before
+            begins.append(Place(number))
+            continue
+        share = None
+        for part in dataset.parts(Place(number), Place(number + 1)):
+            if part.share != share:
+                begins.append(Place(part.file, part.part))
+            share = part.share
+    dataset.close()
+    each = -(-len(begins) // most)
+    begins = begins[::each]
+    return list(zip(begins, [*begins[1:], None], strict=True))
+
+
+def _has_java() -> bool:
+    home = os.environ.get("JAVA_HOME")
+    return Path(home, "bin", "java").exists() if home else shutil.which("java") is not None
+
+
+def _anew(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    with writing(folder):
+        folder.mkdir()
+    return folder
+
+
+def _of_gathered(work: Path, shape: Shape, plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "shape": shape, "plan": plan, "schema": bytes.fromhex(plan["rows_schema"]), "told": work / "told",
+        "then": f"remove {work}, and run the command again",
+    }  # fmt: skip
+
+
+def _place(work: Path) -> str:
+    return f"file://{work}/spill"
+
+
+def _rows_so_far(told: Path) -> int:
+    return sum(of["rows"] for of in heard(told, READING).values())
+
+
+def _there(paths: list[Path], manifest: Mapping[str, Any]) -> tuple[int, int]:
+    there = [path.is_file() for path in paths]
+    return sum(there), sum(rows for rows, is_there in zip(manifest["unit_rows"], there) if is_there)
+
+
+def _mapped(frame: Any, function: Callable[[Iterator[Any]], Iterator[Any]], columns: Mapping[str, str]) -> Any:
+    """What a function makes of the batches of each partition."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pyspark's, of releases of pandas: none of it is used
+        columns_of_sql = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        return frame.mapInArrow(lambda batches: function(batches), columns_of_sql)
+
+
+def _why(error: BaseException) -> str:
+    """The reason in a few words: of an error in Python what its traceback ends with."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    begins = [n for n, line in enumerate(lines) if line.startswith(("Traceback (most", "  File "))]
+    if begins:
+        lines = [line for line in lines[begins[-1] + 1 :] if not line.startswith(" ")] or lines
+    return lines[0].strip().rstrip(".")[:300]

@@ -1,0 +1,287 @@
+"""What processes of a cluster do for `skirl convert`: functions of Arrow batches, as Spark's `mapInArrow` calls them.
+
+Rows travel as frames, many in one binary value: no engine's types come between, and none has to know ours.
+"""
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from skirl.data.files.dataset import Place
+from skirl.data.files.stream import Files
+from skirl.dedup.finish import Shape, Unit, finish, keys_of, measured
+from skirl.dedup.order import buckets_of, partitions_of
+from skirl.dedup.plan import Counts, part_of
+from skirl.dedup.spill import Bucket, divided, framed, path_of, size_of
+from skirl.dedup.wanted import loads
+from skirl.tools.os_errors import NotWritten, writing
+
+FRAMES = {
+    "task": "int", "number": "int", "bucket": "int", "partition": "bigint", "rows": "bigint", "size": "bigint",
+    "keys": "binary", "frame": "binary",
+}  # fmt: skip
+"""Columns of frames: task and number say where its rows come in the data; keys is what they are ordered by."""
+TOLD = {"told": "string"}
+"""A column of JSON."""
+_KINDS = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary(), "string": pa.string()}
+TOGETHER = 8 << 20
+"""Bytes of frames in a batch, unless one has more."""
+LARGEST = 1 << 20
+"""Bytes of a frame, or one row: a cluster holds many at a time."""
+READING, DONE, REFUSED = "reading", "done", "refused"
+"""How names of files begin that say what a task has read so far, and in the end, and why one has ended all."""
+
+
+@contextmanager
+def telling(folder: Path, task: int) -> Iterator[None]:
+    """In this block an error that is a sentence is written down and not raised: a cluster would try again, and fail again.
+
+    **Arguments**
+
+    - `folder`: where to.
+    - `task`: its number.
+    """
+    try:
+        yield
+    except (ValueError, NotWritten) as error:
+        tell(folder / f"{REFUSED}-{task:06}", {"text": str(error), "errno": getattr(error, "errno", None)})
+
+
+def tell(path: Path, what: Mapping[str, Any]) -> None:
+    """Write a small file, all at once; another attempt at the same task may do so too.
+
+    **Arguments**
+
+    - `path`: the file.
+    - `what`: its content.
+    """
+    draft = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}")
+    with writing(path):
+        draft.write_text(json.dumps(what))
+        os.replace(draft, path)
+
+
+def heard(folder: Path, begin: str = "") -> dict[str, Any]:
+    """What tasks have told: by the name of the file.
+
+    **Arguments**
+
+    - `folder`: where from.
+    - `begin`: of names.
+    """
+    names = sorted(name for name in os.listdir(folder) if name.startswith(begin) and not name.startswith("."))
+    return {name: json.loads((folder / name).read_text()) for name in names}
+
+
+@dataclass(frozen=True)
+class Read:
+    """The bucket of a row: reads stretches of the data, and gives their rows as frames.
+
+    **Arguments**
+
+    - `files`: all rows.
+    - `shape`: what is written of them.
+    - `stretches`: where each begins and ends; a task is the number of one.
+    - `buckets`: how many.
+    - `seconds`: of a partition; None: there is one.
+    - `load`: bytes of rows that are read at once.
+    - `schema`: of the rows.
+    - `told`: a folder: how many rows each task has read, and why one has ended.
+    """
+
+    files: Files
+    shape: Shape
+    stretches: Sequence[tuple[Place, Place | None]]
+    buckets: int
+    seconds: float | None
+    load: int
+    schema: bytes
+    told: Path
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                with telling(self.told, task):
+                    yield from _together(self._frames(task))
+
+    def _frames(self, task: int) -> Iterator[tuple[Any, ...]]:
+        begin, end = self.stretches[task]
+        files = replace(self.files, dataset=self.files.dataset.anew(), begin=begin, end=end)
+        rows = number = 0
+        for table in loads(files, self.shape, self.load, _schema_of(self.schema)):
+            if heard(self.told, REFUSED):
+                return
+            hashes, times = keys_of(table)
+            where = buckets_of(hashes, self.buckets), partitions_of(times, self.seconds)
+            for bucket, partition, own in divided(table, *where):
+                size = size_of(own)
+                most = max(1, LARGEST * len(own) // max(1, size))
+                for first in range(0, len(own), most):
+                    few = own.slice(first, most)
+                    keys = b"".join(array.tobytes() for array in keys_of(few))
+                    frame = b"".join(framed(partition, few))
+                    yield task, number, bucket, partition, len(few), size_of(few), keys, frame
+                    number += 1
+            rows += len(table)
+            tell(self.told / f"{READING}-{task:06}", {"rows": rows})
+        tell(self.told / f"{DONE}-{task:06}", {"rows": rows, "bad": files.bad_rows, "first": files.first_bad_row})
+
+
+@dataclass(frozen=True)
+class Count:
+    """Sessions and sizes of buckets; a bucket's frames follow each other, without what is in them.
+
+    **Arguments**
+
+    - `shape`: what is written.
+    """
+
+    shape: Shape
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for bucket, rows in _by(batches, "bucket"):
+            counts = Counts()
+            keys, partitions = [], []
+            for row in rows:
+                counts.hold(row["partition"], bucket, row["rows"], row["size"])
+                keys.append(_keys(row["keys"], row["rows"]))
+                partitions.append(np.full(row["rows"], row["partition"]))
+            hashes, times = zip(*keys)
+            counts.add(np.concatenate(hashes), np.concatenate(times), np.concatenate(partitions), self.shape.gap)
+            yield _told(asdict(counts))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What is done with the rows of a unit, whose frames follow each other.
+
+    **Arguments**
+
+    - `shape`: what is written.
+    - `plan`: units, and what was found of the first.
+    - `schema`: of the rows.
+    - `told`: a folder: why one has ended.
+    - `then`: what to do where a frame is damaged.
+    """
+
+    shape: Shape
+    plan: Mapping[str, Any]
+    schema: bytes
+    told: Path
+    then: str
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for number, rows in _by(batches, "unit"):
+            with telling(self.told, number), tempfile.TemporaryDirectory(prefix="skirl-") as folder:
+                unit = self._unit(number, rows, Path(folder))
+                try:
+                    yield _told(self.done(number, unit, Path(folder)))
+                finally:
+                    unit.close()
+
+    def _unit(self, number: int, rows: Iterator[Mapping[str, Any]], folder: Path) -> Unit:
+        """The rows on disk, for they may be more than memory holds."""
+        path = path_of(folder, 0)
+        with writing(path), path.open("wb") as file:
+            for row in rows:
+                file.write(row["frame"])
+            size = file.tell()
+        return Unit([Bucket(folder, 0, size, _schema_of(self.schema), self.then)], self.plan["units"][number][0])
+
+    def done(self, number: int, unit: Unit, folder: Path) -> dict[str, Any]:
+        """What is told of a unit.
+
+        **Arguments**
+
+        - `number`: which.
+        - `unit`: its rows.
+        - `folder`: a place for files that do not stay.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Measure(Gathered):
+    """Which columns repeat, and which have a dictionary; the first unit says so."""
+
+    def done(self, number: int, unit: Unit, folder: Path) -> dict[str, Any]:
+        return measured(unit, self.shape, self.plan["most"], folder)
+
+
+@dataclass(frozen=True)
+class Finish(Gathered):
+    """The finish of a bucket: puts rows in order, and writes their file.
+
+    **Arguments**
+
+    - `parts`: the folder of files.
+    - `drafts`: one on the same disk, for those that are not complete.
+    """
+
+    parts: Path
+    drafts: Path
+
+    def done(self, number: int, unit: Unit, folder: Path) -> dict[str, Any]:
+        path = part_of(self.parts, number, self.plan)
+        draft = self.drafts / f"{path.name}-{socket.gethostname()}-{os.getpid()}"
+        finish(unit, path, draft, self.shape, self.plan)
+        return {"unit": number, "rows": unit.rows}
+
+
+def _schema_of(raw: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(raw))
+
+
+def _keys(raw: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes and times out of a frame's keys."""
+    hashes = np.frombuffer(raw, np.uint64, 2 * rows).reshape(rows, 2)
+    return hashes, np.frombuffer(raw, np.float64, rows, offset=16 * rows)
+
+
+def _together(frames: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
+    """Batches of frames."""
+    waiting: list[tuple[Any, ...]] = []
+    held = 0
+    for frame in frames:
+        waiting.append(frame)
+        held += len(frame[-1])
+        if held >= TOGETHER:
+            yield _batch(FRAMES, waiting)
+            waiting, held = [], 0
+    if waiting:
+        yield _batch(FRAMES, waiting)
+
+
+def _told(what: Mapping[str, Any]) -> Any:
+    return _batch(TOLD, [(json.dumps(what),)])
+
+
+def _batch(columns: Mapping[str, str], rows: Sequence[tuple[Any, ...]]) -> Any:
+    kinds = [pa.field(name, _KINDS[kind]) for name, kind in columns.items()]
+    arrays = [pa.array(values, field.type) for values, field in zip(zip(*rows), kinds, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))
+
+
+def _by(batches: Iterator[Any], name: str) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
+    """Rows that follow each other and have the same number; binary values lie where they came."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for batch in batches:
+            for k in range(len(batch)):
+                yield {field: _value(batch.column(n)[k]) for n, field in enumerate(batch.schema.names)}
+
+    return groupby(rows(), lambda row: row[name])
+
+
+def _value(scalar: Any) -> Any:
+    return scalar.as_buffer() if pa.types.is_binary(scalar.type) else scalar.as_py()

@@ -1,0 +1,129 @@
+"""What `skirl convert --by session` is asked for, and the rows that it reads: with what they are ordered by."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from skirl.data.convert import converted, keeping, table_of
+from skirl.data.files.encode import Fingerprints
+from skirl.data.files.errors import BadSchema
+from skirl.data.files.stream import Files
+from skirl.dedup.finish import Shape, with_keys
+from skirl.dedup.row_hash import session_hashes, time_bits
+from skirl.tools.durations import parse_seconds
+
+BASE = 448 << 20
+"""Bytes of a process that has read nothing yet: Python, torch, Arrow, kernels."""
+SESSION = "session"
+"""What the column is called that says the session where only users are known."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What `skirl convert --by session` is to do; the same command goes on where one was ended.
+
+    **Arguments**
+
+    - `session`: the column that says which rows belong together; None: the schema's, or users.
+    - `user`: the column of users, whose sessions end where nothing comes for a while.
+    - `gap`: how long that is.
+    - `partition`: a length of time that no file crosses; None: all time is one.
+    - `memory`: bytes, of the whole process.
+    - `layout`: "once" leaves lists out that equal the row above's; "window" writes lists that shift as windows of one;
+      "rows" leaves nothing out.
+    - `compression`: of pages.
+    - `as_rows`: ids are rows of tables, not fingerprints.
+    """
+
+    session: str | None
+    user: str | None
+    gap: str | None
+    partition: str | None
+    memory: int
+    layout: str
+    compression: str
+    as_rows: bool
+
+    @property
+    def unit(self) -> int:
+        """Bytes of rows that are sorted at once."""
+        return max(1 << 16, (self.memory - BASE) // 6)
+
+    @property
+    def load(self) -> int:
+        """Bytes of rows that are read before they are written to buckets."""
+        return max(1 << 16, (self.memory - BASE) // 8)
+
+
+def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
+    """The files with the columns that say session and time, and what is written of them.
+
+    **Arguments**
+
+    - `files`: the rows.
+    - `wanted`: how they are to be written.
+    """
+    schema = files.encoder.schema
+    session = wanted.session or (None if wanted.user else schema.session)
+    if session is None and wanted.user is None:
+        raise BadSchema(
+            "nothing says which rows are a session: set session to the column that does, or user and gap, or write "
+            'session = "COLUMN" at the top of the schema'
+        )
+    needs = "a gap" if wanted.user else "a partition" if wanted.partition else None
+    if needs and schema.time is None:
+        raise BadSchema(f'{needs} needs times, and the schema names none: write time = "COLUMN" at its top')
+    schema = replace(schema, session=session)
+    rows_of = files.encoder.rows_of if wanted.as_rows else Fingerprints()
+    files = replace(files, encoder=replace(files.encoder, schema=schema, rows_of=rows_of))
+    written, kept = converted(schema, files.encoder.rows if wanted.as_rows else None)
+    names = [c.name for c in (*written.labels, *written.dense, *written.ids)]
+    named = ""
+    if wanted.user:
+        named = next(n for n in (SESSION, f"{SESSION}_", f"{SESSION} of user") if n not in (*names, *kept))
+        written = replace(written, session=named)
+    read = [column for column in (wanted.user or session, schema.time) if column is not None]
+    columns = tuple(dict.fromkeys(read))
+    gap = parse_seconds(wanted.gap) if wanted.gap else None
+    shape = Shape(written, kept, columns, schema.time, named, gap, wanted.layout, wanted.compression)
+    return keeping(files, columns, all_there=True), shape
+
+
+def loads(files: Files, shape: Shape, most: int, schema: pa.Schema | None = None) -> Iterator[Any]:
+    """Tables of rows with what they are ordered by.
+
+    **Arguments**
+
+    - `files`: with the columns that say session and time.
+    - `shape`: what is written of them.
+    - `most`: bytes of a table, and those of a piece of a file.
+    - `schema`: of the tables; None: that of the first piece.
+    """
+    waiting: list[Any] = []
+    held = 0
+    for piece in files.pieces():
+        if not len(piece):
+            continue
+        kept = dict(zip(shape.columns, piece.kept, strict=True))
+        hashes = session_hashes(piece.kept[0])
+        times = time_bits(kept[shape.time]).view(np.float64) if shape.time else np.zeros(len(piece))
+        written = replace(piece, kept=[_decoded(kept[column]) for column in shape.kept.values()])
+        table = table_of(written, shape.schema, list(shape.kept))
+        table = with_keys(table, hashes, times)
+        schema = schema or table.schema
+        if table.schema != schema:
+            table = table.cast(schema)
+        waiting.append(table)
+        held += table.nbytes
+        if held >= most:
+            yield pa.concat_tables(waiting)
+            waiting, held = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def _decoded(column: Any) -> Any:
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
