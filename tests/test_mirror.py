@@ -44,6 +44,9 @@ ELSEWHERE = {
     "sweep/*": "sweep/test_sweep.py sweep/test_refused.py sweep/test_command.py",
     # A plan of tables is counted cell by cell, and compared with all placements of small tasks.
     "placement/tables/*": "placement/tables/test_search.py placement/tables/test_tables.py",
+    # What TorchRec is given is counted number by number, and run by it against plain torch.
+    "placement/torchrec/*": "placement/torchrec/test_planner.py placement/torchrec/test_laid_out.py "
+    "placement/torchrec/test_bench.py",
     # One paper a file, all of them held to the same.
     "models/*": "models/test_all.py",
     # Nouns and small tools, used by every test; their examples run as tests.

@@ -10,7 +10,9 @@ import skirl
 
 NAMES = {
     "skirl": skirl.__all__,
-    "skirl.torchrec": ["swap"],
+    "skirl.torchrec": [
+        "SkirlPlanner", "cache_statistics", "hardware_config", "measure_costs", "sharding_plan", "swap", "table_plan",
+    ],
     "skirl.lightning": ["Rows"],
     "skirl.nn": ["OncePerBag"],
     "skirl.models": ["DCAT", "DIN", "DLRM", "DCNv2", "DeepCross", "DeepFM", "Embeddings", "Model", "WideDeep"],

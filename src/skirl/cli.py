@@ -40,6 +40,10 @@ COMMANDS = {
         "skirl.placement.tables.commands:PlaceTables",
         "where tables are to live that trainers keep themselves: a plan for the ranks, from what each would compute",
     ),
+    "place score": (
+        "skirl.placement.tables.score:ScoreTables",
+        "what is predicted of a plan of tables, of skirl or of TorchRec's planner",
+    ),
     "place list": (
         "skirl.placement.tables.commands:ListTables",
         "the tables of a model and what batches look up in them, for `skirl place tables`",

@@ -1,5 +1,17 @@
-"""The door to TorchRec: `skirl.torchrec.swap` puts skirl in the place of a TorchRec collection."""
+"""The door to TorchRec: `swap` puts skirl in the place of a collection, `SkirlPlanner` in that of TorchRec's planner."""
 
 from skirl.nn.torchrec import swap
+from skirl.placement.torchrec.fitted import cache_statistics, hardware_config
+from skirl.placement.torchrec.kernel import measure_costs
+from skirl.placement.torchrec.planner import SkirlPlanner
+from skirl.placement.torchrec.sharding import sharding_plan, table_plan
 
-__all__ = ["swap"]
+__all__ = [
+    "SkirlPlanner",
+    "cache_statistics",
+    "hardware_config",
+    "measure_costs",
+    "sharding_plan",
+    "swap",
+    "table_plan",
+]

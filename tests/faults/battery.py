@@ -303,7 +303,8 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
     """Plans, shares, loads and stores of several sites; what they are held to is in the tests of each."""
     from tests.core import test_placement, test_placement_plan
     from tests.placement import test_commands, test_exchange, test_moves, test_shares
-    from tests.placement.tables import test_check, test_nets, test_search, test_tables
+    from tests.placement.tables import test_check, test_evenly, test_nets, test_search, test_tables
+    from tests.placement.torchrec import test_laid_out
     from tests.store.placed import test_store
 
     def wrong_files(folder: Path) -> None:
@@ -347,6 +348,9 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "a small fast site": test_shares.test_a_small_fast_site_takes_what_moves_most,
         "counts of sites": test_store.test_every_row_is_where_the_plan_says_and_is_counted,
         "wrong plans of tables": wrong_table_plans,
+        "even rows": test_evenly.test_small_tables_are_cut_as_they_have_to_be,
+        "TorchRec's names": test_laid_out.test_ways_have_torchrecs_names_and_order,
+        "what TorchRec cannot run": test_laid_out.test_what_torchrec_would_run_otherwise_is_refused,
         "every cell": lambda: [test_search.every_cell(seed, 0.95) for seed in range(3)],
         "pins and groups": test_search.test_what_may_not_move_or_be_cut_stays,
         "nets": test_nets.test_what_a_net_says_is_what_it_is_by_hand,

@@ -39,12 +39,15 @@ from skirl.store.placed.store import PlacedStore
 class PlaceBench:
     """Flags of `skirl bench place`."""
 
-    part: Literal["loads", "stores", "exchange", "optimum", "tight", "time", "model", "plans", "transfer"] = "loads"
+    part: Literal[
+        "loads", "stores", "exchange", "optimum", "tight", "time", "model", "plans", "transfer", "torchrec"
+    ] = "loads"
     """loads: predicted rows and bytes by site and step against executed ones; stores: iterations over emulated links;
     exchange: bytes between trainers as rows and as pooled vectors. Of
     tables over ranks, optimum: the search against every placement of small tasks; tight: 90 to 98% of the memory; time:
     seconds of searches; model: both kinds of costs, of tables that they were not fitted to; plans: measured, beside simpler
-    ones; transfer: plans after a minute of calibration, beside full training."""
+    ones; transfer: plans after a minute of calibration, beside full training; torchrec: plans that TorchRec runs in two
+    processes, against plain torch and its own planner's."""
     sites: tuple[int, ...] = (1, 2, 3, 4, 8)
     """Numbers of sites; of stores, 4 and 8 if not given."""
     batch: int = 512

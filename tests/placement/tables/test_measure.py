@@ -125,10 +125,15 @@ def test_figures_of_plans_are_ratios_by_hand():
         of | {"rows": (ms, 4.5, 1.0), "checked": (0.9 * ms, 4, 1), "lookup": (9.0, 5.0, 1.0)}
         for of, ms in zip(times, (4.5, 5.4))
     ]
+    times[1] |= {"torchrec whole": (6.0, 4.0, 1.0), "torchrec rows": (9.0, 4.0, 1.0)}
     found = bench_plans.compared(["a", "b"], times)
+    assert found["vs_torchrec"] == pytest.approx(5.4 / 6) and found["vs_torchrec_by"]["torchrec rows"] == pytest.approx(
+        0.6
+    )
+    assert found["torchrec_tasks"] == 1 and found["worst_vs_any"] == found["vs_torchrec"]
     assert found["greedy"] == "lookup" and found["vs_greedy"] == pytest.approx(0.55)
     assert found["with_check"] == pytest.approx(0.495) and found["check_vs_without"] == pytest.approx(0.9)
     assert found["best_cell"] == pytest.approx(0.5) and found["gap_closed"] == pytest.approx((4.5 + 3.6) / 8)
-    assert found["vs_row_wise"] == found["worst_vs_any"] == pytest.approx((4.5 + 5.4) / 16)
+    assert found["vs_row_wise"] == pytest.approx((4.5 + 5.4) / 16)
     assert found["by_split"]["whole"] == pytest.approx(7 / 9) and len(TERMS) == 10
     json.dumps(found)

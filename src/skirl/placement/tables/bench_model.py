@@ -20,6 +20,8 @@ from skirl.placement.tables.costs import Costs
 from skirl.placement.tables.measure import Arena, noise_of, rounds_of
 from skirl.placement.tables.pool import pool
 from skirl.placement.tables.terms import TERMS
+from skirl.placement.torchrec import fitted as torchrec_fitted
+from skirl.placement.torchrec import theirs
 
 OPTIMIZER = "rowwise-adagrad"
 BATCHES = {"": 512, "other_batch_": 768}
@@ -90,6 +92,9 @@ def compared(name: str, costs: Costs, tests: Measured, rounds: np.ndarray) -> di
     dims = np.array([sum(dim for *_, dim in of) for of in sets])
     for rule, sums in (("dim_", dims), ("lookup_", terms[:, TERMS.index("ids*dim")])):
         said[rule] = sums * np.median(ms / sums)
+    if theirs.there():
+        config = torchrec_fitted.hardware_config(replace(costs, kind="additive"), OPTIMIZER)
+        said |= theirs.said_of(sets, ms, config)
     found = {f"{name}tau_ceiling": tau(rounds[::2].min(axis=0), rounds[1::2].min(axis=0))}
     found[f"{name}median_noise"] = noise_of(rounds)
     for kind, of in said.items():

@@ -15,6 +15,8 @@ from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Task, pool, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
 from skirl.placement.tables.search import Found, search
+from skirl.placement.torchrec import fitted as torchrec_fitted
+from skirl.placement.torchrec import theirs
 
 OPTIMIZER = "rowwise-adagrad"
 BATCH = 512
@@ -25,6 +27,8 @@ FULL = 0.6
 SEARCH, CHECK = 2.0, 4.0
 """Seconds of each search, and of measuring the best few plans."""
 CHECKED = "checked"
+EVERY = 5
+"""Of the tasks of each cell, one in so many is planned by TorchRec too, in twelve ways: each takes seconds."""
 PLAN_ROUNDS = 4
 OURS = {
     "whole": {"columns": "never", "rows": False},
@@ -45,6 +49,7 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
     arena = Arena()
     (fitted_now, _), rng = fit(arena, OPTIMIZER, seed), np.random.default_rng(seed)
     pools = {dim: pool(150, batch=BATCH, max_dim=dim, seed=seed + 2000 + dim, optimizer=OPTIMIZER) for _, dim in CELLS}
+    config = torchrec_fitted.hardware_config(fitted_now, OPTIMIZER) if theirs.there() else None
     cells, measured, noise = [], list[Mapping[str, tuple[float, float, float]]](), []
     for n in range(tasks):
         ranks, dim = CELLS[n % len(CELLS)]
@@ -57,6 +62,8 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
         found = {name: search(problem, seconds=SEARCH, seed=seed, others=2) for name, problem in problems.items()}
         placed |= {name: each.placed for name, each in found.items()}
         placed[CHECKED] = _checked(arena, of, problems["rows"], found["rows"], seed)
+        if config is not None and n // len(CELLS) % EVERY == 0:
+            placed |= theirs.all_of(problems["rows"], config)
         times, rounds_noise = measure(arena, of, problems["rows"], placed, seed)
         cells.append(f"{ranks} ranks, dims to {dim}")
         measured.append(times)
@@ -112,7 +119,9 @@ def compared(cells: Sequence[str], measured: Sequence[Mapping[str, tuple[float, 
     - `cells`: of each task.
     - `measured`: of each task, by plan: busiest, mean, exchange.
     """
-    busiest = {name: np.array([times[name][0] for times in measured]) for name in measured[0]}
+    by_torchrec = theirs.ratios(measured, "rows")
+    in_all = [name for name in measured[0] if name not in by_torchrec]
+    busiest = {name: np.array([times[name][0] for times in measured]) for name in in_all}
     single = min(baselines.SINGLE, key=lambda name: busiest[name].mean())
     ours, greedy = busiest["rows"], busiest[single]
     ratios = ours / greedy
@@ -130,7 +139,10 @@ def compared(cells: Sequence[str], measured: Sequence[Mapping[str, tuple[float, 
         "gap_closed": float((greedy - ours).sum() / (greedy - even).sum()),
         "vs": others,
         "vs_row_wise": others["row_wise"],
-        "worst_vs_any": max(others.values()),
+        "vs_torchrec": max(by_torchrec.values(), default=None),
+        "vs_torchrec_by": by_torchrec,
+        "torchrec_tasks": sum(any(name in by_torchrec for name in times) for times in measured),
+        "worst_vs_any": max([*others.values(), *by_torchrec.values()]),
         "by_split": {name: float((busiest[name] / greedy).mean()) for name in OURS},
         "with_check": float((busiest[CHECKED] / greedy).mean()),
         "check_vs_without": float((busiest[CHECKED] / ours).mean()),

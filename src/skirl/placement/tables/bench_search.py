@@ -13,10 +13,13 @@ from skirl.placement.tables.place import over_caps
 from skirl.placement.tables.pool import Made, Task, pool, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
 from skirl.placement.tables.search import Found, search
+from skirl.placement.torchrec import theirs
 
 LINK = 1.25e9
 ANYWHERE = 30
 """Small tasks that are searched with cuts anywhere as well."""
+THEIRS, THEIR_SECONDS = 3, 300.0
+"""One task in so many is planned by TorchRec too, where memory is full; and the seconds after which its planner is ended."""
 SIZES = ((60, 8, 5.0), (200, 16, 15.0), (1000, 64, 90.0))
 """Tables, ranks, and seconds that a search may take."""
 
@@ -135,6 +138,7 @@ def tight(tasks: int, seed: int, seconds: float) -> dict[str, Any]:
     """
     rng, made = np.random.default_rng(seed), pool(200, batch=512, max_dim=128, seed=seed)
     solved, by_greedy, over, halved = 0, {}, 0, 0
+    by_torchrec: dict[str, list[bool]] = {}
     for n in range(tasks):
         of = task(
             made, int(rng.integers(10, 31)), (4, 8)[n % 2], rng, full=float(rng.uniform(0.9, 0.98)), unlike=n % 4 > 1
@@ -146,12 +150,19 @@ def tight(tasks: int, seed: int, seconds: float) -> dict[str, Any]:
         halved += search(problem, seconds=seconds, seed=seed, uneven=False).placed.score[0] == 0
         for name, placed in baselines.all_of(problem, seed).items():
             by_greedy[name] = by_greedy.get(name, 0) + (max(over_caps(problem, placed)) == 0)
+        if n % THEIRS == 0 and theirs.there():
+            for order in theirs.ORDERS:
+                placed, _ = theirs.planned(problem, theirs.Asked("rows", order))
+                fits = placed is not None and max(over_caps(problem, placed)) == 0
+                by_torchrec.setdefault(f"{theirs.NAME}, {order}", []).append(fits)
     return {
         "tasks": tasks,
         "solved": solved / tasks,
         "bytes_over": over,
         "solved_by_halves": halved / tasks,
-        "solved_by": {name: count / tasks for name, count in by_greedy.items()},
+        "solved_by": {name: count / tasks for name, count in by_greedy.items()}
+        | {name: sum(fits) / len(fits) for name, fits in by_torchrec.items()},
+        "torchrec_tasks": max(map(len, by_torchrec.values()), default=0),
     }
 
 
@@ -173,7 +184,7 @@ def times(seed: int) -> dict[str, Any]:
         found = search(problem, seconds=allowed, seed=seed)
         short = search(fresh(problem), seconds=1.0, seed=seed)
         all_sound = all_sound and sound(problem, found.placed) and sound(problem, short.placed)
-        sizes.append(_time_of(tables, ranks, found, short))
+        sizes.append(_time_of(tables, ranks, found, short) | _their_time(problem))
     return {"sizes": sizes, "all_valid": all_sound}
 
 
@@ -197,10 +208,22 @@ def warm(made: list[Made]) -> None:
     search(problem_of(task(made, 3, 2, np.random.default_rng(0))))
 
 
+def _their_time(problem: Problem) -> dict[str, Any]:
+    """Of TorchRec's planner, in its default order, tables whole and by columns; None where there is none."""
+    if not theirs.there():
+        return {"torchrec_seconds": None, "torchrec_ended": None, "torchrec_ms": None}
+    placed, took, by_itself = theirs.timed(problem, THEIR_SECONDS)
+    fits = placed is not None and max(over_caps(problem, placed)) == 0
+    load = placed.load if fits and placed is not None else None
+    return {
+        "torchrec_seconds": took, "torchrec_ended": by_itself, "torchrec_ms": None if load is None else float(load.max()),
+    }  # fmt: skip
+
+
 def _time_of(tables: int, ranks: int, found: Found, short: Found) -> dict[str, Any]:
     load = found.placed.load
     return {
         "tables": tables, "ranks": ranks, "seconds": found.seconds, "states": found.states,
-        "cut": len(found.placed.items) - tables, "balance": float(load.max() / load.mean()),
+        "cut": len(found.placed.items) - tables, "balance": float(load.max() / load.mean()), "busiest_ms": float(load.max()),
         "one_second_takes": short.seconds, "one_second_costs": float(short.placed.load.max() / load.max()),
     }  # fmt: skip

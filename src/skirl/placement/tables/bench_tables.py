@@ -3,9 +3,10 @@
 from typing import Any
 
 from skirl.placement.tables import bench_model, bench_plans, bench_search, bench_transfer
+from skirl.placement.torchrec import bench as bench_torchrec
 
-PARTS = ("optimum", "tight", "time", "model", "plans", "transfer")
-_TASKS = {"optimum": 200, "tight": 60, "plans": 80, "transfer": 4}
+PARTS = ("optimum", "tight", "time", "model", "plans", "transfer", "torchrec")
+_TASKS = {"optimum": 200, "tight": 60, "plans": 80, "transfer": 4, "torchrec": 10}
 _SECONDS = 5.0
 _KINDS = ("additive", "net", "dim", "lookup")
 
@@ -28,6 +29,8 @@ def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
         return bench_model.model(seed)
     if part == "plans":
         return bench_plans.plans(count, seed)
+    if part == "torchrec":
+        return bench_torchrec.measured(count, seed)
     if part == "transfer":
         return bench_transfer.transfer(count, seed)
     return bench_search.times(seed)
@@ -46,6 +49,8 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             f"over {result['tasks']} tasks; {result['with_splits']} plans cut tables",
             "anywhere": f"{result['cuts_anywhere_mean']:.3f} times that optimum with cuts anywhere",
         }
+    if result["part"] == "torchrec":
+        return bench_torchrec.told(result)
     if result["part"] == "tight":
         others = ", ".join(f"{name} {share:.0%}" for name, share in result["solved_by"].items())
         return {
@@ -78,10 +83,29 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             "others": ", ".join(f"{name} {ratio:.3f}" for name, ratio in result["vs"].items()),
             "check": f"with --check {result['with_check']:.3f} of the rule's time, {result['check_vs_without']:.3f} of that "
             "without",
+            "torchrec": ", ".join(
+                f"{name.partition(' ')[2]} {ratio:.3f}" for name, ratio in result["vs_torchrec_by"].items()
+            )
+            + f"; over {result['torchrec_tasks']} of the tasks"
+            if result["vs_torchrec_by"]
+            else "not installed",
             "exchange": f"{result['exchange_share']:.0%} of the busiest rank's time at most; counted, not measured",
         }
     return {
         f"{of['tables']} on {of['ranks']}": f"{of['seconds']:.1f} s, {of['cut']} cuts, busiest {of['balance']:.3f} of the "
-        f"mean; --seconds 1 took {of['one_second_takes']:.2f} s and costs {of['one_second_costs']:.3f} times as much"
+        f"mean; --seconds 1 took {of['one_second_takes']:.2f} s and costs {of['one_second_costs']:.3f} times as much; "
+        + _their_time(of)
         for of in result["sizes"]
     } | {"valid": "all" if result["all_valid"] else "NOT ALL"}
+
+
+def _their_time(of: dict[str, Any]) -> str:
+    if of["torchrec_seconds"] is None:
+        return "TorchRec is not installed"
+    if not of["torchrec_ended"]:
+        return f"TorchRec's planner was ended after {of['torchrec_seconds']:.0f} s"
+    ms = of["torchrec_ms"]
+    what = "found no plan that fits" if ms is None else f"is {of['busiest_ms'] / ms:.3f} of its plan, predicted"
+    return f"TorchRec's planner took {of['torchrec_seconds']:.1f} s, and " + (
+        f"ours {what}" if ms is not None else what
+    )

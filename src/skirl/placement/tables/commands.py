@@ -93,6 +93,8 @@ class PlaceTables:
     model."""
     no_rows: bool = False
     """Cut no table by rows."""
+    even_rows: bool = False
+    """Cut rows only evenly over all ranks, and no table both ways, as TorchRec does."""
     seconds: float = 30.0
     """To search at the most; the best so far is the plan."""
     check: str | None = None
@@ -125,6 +127,10 @@ class PlaceTables:
                 raise ValueError(f"speeds has {speed}: set it above 0")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}: set it to 0 or more")
+        if self.even_rows and self.no_rows:
+            raise ValueError("even_rows is set and no_rows too: leave one of them out")
+        if self.even_rows and self.check is not None:
+            raise ValueError("even_rows is set and check too, which climbs by other cuts: leave one of them out")
         if self.out is not None and self.out.suffix != ".json":
             raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
         if self.page is not None and self.page.suffix != ".html":
@@ -170,6 +176,7 @@ class PlaceTables:
                 page=self.page,
                 quiet=self.quiet,
                 to=sys.stderr if self.json else sys.stdout,
+                even_rows=self.even_rows,
             )
         )
 

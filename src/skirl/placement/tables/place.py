@@ -1,7 +1,7 @@
 """What `skirl place tables` does: reads tables and costs, searches, measures, checks the plan once more."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -10,6 +10,7 @@ import numpy as np
 
 from skirl.placement.tables.check import Checked, candidates, checked
 from skirl.placement.tables.costs import SHIPPED, Costs, load_costs
+from skirl.placement.tables.evenly import search_evenly
 from skirl.placement.tables.pieces import whole
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Columns, Placed, Problem, Ranks, canonical
@@ -45,6 +46,7 @@ class Question:
     page: Path | None = None
     quiet: bool = True
     to: TextIO | None = None
+    even_rows: bool = False
 
 
 def placed_tables(question: Question) -> dict[str, Any]:
@@ -74,11 +76,12 @@ def placed_tables(question: Question) -> dict[str, Any]:
         _, found, problem = planned(
             specs, question.ranks, costs, columns=question.columns, rows=question.rows, seconds=question.seconds,
             seed=question.seed, others=0 if question.check is None else _OTHERS,
+            even_rows=question.even_rows,
             told=lambda states, busiest: progress(states, lambda: {"busiest rank": f"{busiest:.3f} ms predicted"}),
         )  # fmt: skip
     order = canonical(specs)
     name = ROUND_ROBIN if question.before is None else str(question.before)
-    before = _round_robin(problem, order) if old is None else _as_placed(problem, order, specs, old)
+    before = _round_robin(problem, order) if old is None else old.placed(problem)
     measured, placed = None, found.placed
     if question.check is not None:
         measured = _checked(question, problem, found, name, before)
@@ -121,20 +124,9 @@ def _round_robin(problem: Problem, order: Sequence[int]) -> Placed:
     return problem.at(items, np.array(order, np.int64) % ranks)
 
 
-def _as_placed(problem: Problem, order: Sequence[int], specs: Sequence[TableSpec], old: TablePlan) -> Placed:
-    """A plan of a file, as a problem has it."""
-    number = {specs[listed].name: n for n, listed in enumerate(order)}
-    items, at = [], []
-    for (name, *_), pieces in zip(old.tables, old.pieces, strict=True):
-        for piece, rank in pieces:
-            items.append((piece._replace(table=number[name]),))
-            at.append(rank)
-    return problem.at(tuple(items), np.array(at, np.int64))
-
-
 def planned(
     specs: Sequence[TableSpec], ranks: Ranks, costs: Costs, *, columns: Columns = "exact", rows: bool = True,
-    seconds: float = 30.0, seed: int = 0, others: int = 0,
+    seconds: float = 30.0, seed: int = 0, even_rows: bool = False, forced: Iterable[str] = (), others: int = 0,
     told: Callable[[int, float], None] = lambda states, busiest: None,
 ) -> tuple[TablePlan, Found, Problem]:  # fmt: skip
     """A plan within all memory, what the search found, and what it searched; a ValueError where none fits.
@@ -148,13 +140,19 @@ def planned(
     - `seconds`: to search.
     - `seed`: of what is left to chance.
     - `others`, `told`: as `search` takes them.
+    - `even_rows`: rows are cut only evenly over all ranks, and no table both ways.
+    - `forced`: with it, tables that have to be cut by rows.
     """
     order = canonical(specs)
     problem = Problem([specs[n] for n in order], ranks, costs, columns, rows)
     held = [spec.nbytes(spec.rows, spec.dim) for spec in specs]
     if sum(held) > sum(ranks.caps):
         raise ValueError(_no_room(specs, held, ranks.caps))
-    found = search(problem, seconds=seconds, seed=seed, others=others, told=told)
+    if even_rows:
+        numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
+        found = search_evenly(problem, forced=numbers, seconds=seconds, seed=seed)
+    else:
+        found = search(problem, seconds=seconds, seed=seed, others=others, told=told)
     over = over_caps(problem, found.placed)
     if max(over) > 0:
         raise ValueError(_not_found(problem, found.placed, over))

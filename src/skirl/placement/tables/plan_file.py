@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from skirl.placement.tables.pieces import Piece, check_cover
-from skirl.placement.tables.problem import Placed
+from skirl.placement.tables.problem import Placed, Problem
 from skirl.placement.tables.spec import TableSpec
 from skirl.tools.sealed_json import Plans
 from skirl.tools.shape_of import COUNT, TEXT
@@ -142,6 +144,21 @@ class TablePlan:
                     raise ValueError(
                         f"table {spec.name!r} has {what} {planned} in the plan and {found} now: make it anew"
                     )
+
+    def placed(self, problem: Problem) -> Placed:
+        """The plan as a placement of its tables, in the order of a search.
+
+        **Arguments**
+
+        - `problem`: of the same tables and ranks.
+        """
+        numbers = {name: number for number, (name, *_) in enumerate(self.tables)}
+        items, at = [], []
+        for table, spec in enumerate(problem.specs):
+            for piece, rank in self.pieces[numbers[spec.name]]:
+                items.append((piece._replace(table=table),))
+                at.append(rank)
+        return problem.at(tuple(items), np.array(at, np.int64))
 
     def said(self, number: int) -> str:
         """How a table is cut, in words.

@@ -1,0 +1,107 @@
+"""`skirl place score`: what is predicted of a plan of tables that is there, and of one that a search finds beside it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tyro.conf import Positional
+
+from skirl.placement.flags import parsed_bytes, parsed_rate
+from skirl.tools.progress import size
+
+_SHOWN = 8
+"""Tables of a rank that are printed."""
+
+
+@dataclass(frozen=True)
+class ScoreTables:
+    """A plan of tables over ranks, of skirl or of TorchRec's planner."""
+
+    common: ClassVar[tuple[str, ...]] = ("plan", "tables", "memory", "seconds")
+
+    plan: Positional[Path]
+    """The JSON file of the plan, as `skirl place tables` or skirl.torchrec.table_plan writes it."""
+    tables: Positional[Path]
+    """The JSON file that lists the tables."""
+    memory: str | None = None
+    """What the tables of each rank may take with their optimizer state, as 16GB. No limit if not given."""
+    link: str = "10Gbit"
+    """How fast each rank exchanges pooled rows, in each direction."""
+    costs: Path | None = None
+    """What parts of tables cost, as `skirl place costs` writes it; those that come with skirl if not given."""
+    even_rows: bool = False
+    """Have the search cut rows only evenly over all ranks, as TorchRec does."""
+    seconds: float = 5.0
+    """To search for a plan beside it; 0 does not."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < float("inf"):
+            raise ValueError(f"seconds is {self.seconds}: set it to 0 or more")
+        if self.memory is not None and parsed_bytes(self.memory) < 1:
+            raise ValueError(f"memory is {self.memory!r}: set it to a size like 16GB")
+        parsed_rate(self.link, "link")
+
+    def run(self) -> dict[str, Any]:
+        """Predict."""
+        from skirl.placement.tables.costs import load_costs, shipped
+        from skirl.placement.tables.place import over_caps, planned
+        from skirl.placement.tables.plan_file import TablePlan
+        from skirl.placement.tables.problem import UNBOUND, Problem, Ranks, canonical
+        from skirl.placement.tables.spec import read_specs
+
+        plan, specs = TablePlan.load(self.plan), read_specs(self.tables)
+        plan.check(specs)
+        ranks = Ranks.like(plan.ranks, UNBOUND if self.memory is None else parsed_bytes(self.memory))
+        link = parsed_rate(self.link, "link")
+        costs = shipped(link, plan.ranks) if self.costs is None else load_costs(self.costs, link=link, ranks=plan.ranks)
+        problem = Problem([specs[n] for n in canonical(specs)], ranks, costs)
+        placed, searched, why, took = plan.placed(problem), None, None, 0.0
+        if self.seconds:
+            try:
+                found = planned(specs, ranks, costs, seconds=self.seconds, even_rows=self.even_rows)[1]
+                searched, took = float(found.placed.load.max()), found.seconds
+            except ValueError as error:
+                why = str(error)
+        load = placed.load
+        return {
+            "plan": str(self.plan), "tables": len(specs), "cut": sum(len(pieces) > 1 for pieces in plan.pieces),
+            "ranks": [self._rank(plan, problem, placed, rank) for rank in range(plan.ranks)],
+            "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "balance": float(load.max() / load.mean()),
+            "bytes_over": max(over_caps(problem, placed)), "searched_ms": searched, "seconds": took, "why": why,
+        }  # fmt: skip
+
+    def _rank(self, plan: Any, problem: Any, placed: Any, rank: int) -> dict[str, Any]:
+        pieces = placed.pieces(rank)
+        return {
+            "rank": rank,
+            "tables": [plan.said(n) for n, of in enumerate(plan.pieces) if any(at == rank for _, at in of)],
+            "bytes": int(placed.used[rank]),
+            "compute_ms": float(sum(problem.cost(piece)[0] for piece in pieces)),
+            "exchange_ms": float(sum(problem.cost(piece)[1] for piece in pieces)),
+        }
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """The result as people read it."""
+        lines = {"plan": f"{result['plan']}: {result['tables']:,} tables, {result['cut']:,} of them cut"}
+        for rank in result["ranks"]:
+            names = rank["tables"]
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            lines[f"rank {rank['rank']}"] = (
+                f"{size(rank['bytes'])}; computes {rank['compute_ms']:.3f} ms, exchanges {rank['exchange_ms']:.3f}\n"
+                f"{', '.join(names[:_SHOWN])}{more}"
+            )
+        lines["busiest"] = (
+            f"rank {result['busiest']}, {result['busiest_ms']:.3f} ms predicted, {result['balance'] - 1:.1%} above the mean"
+        )
+        if result["bytes_over"]:
+            lines["memory"] = f"over by {result['bytes_over']:,} bytes at a rank: this plan does not fit"
+        if result["searched_ms"] is not None:
+            gain = 1 - result["searched_ms"] / result["busiest_ms"]
+            lines["beside it"] = (
+                f"a search of {result['seconds']:.1f} s finds {result['searched_ms']:.3f} ms, {gain:.1%} less"
+            )
+        elif result["why"] is not None:
+            lines["beside it"] = result["why"]
+        return lines

@@ -1,0 +1,179 @@
+"""For those who keep TorchRec's planner: coefficients of its estimator, fitted, and cache statistics, counted."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from skirl.placement.tables.costs import Costs, shipped
+from skirl.placement.tables.pool import pool
+from skirl.placement.tables.spec import TableSpec
+from skirl.placement.tables.terms import fitted
+from skirl.placement.torchrec.models import Asked, needed, tables_of
+from skirl.placement.torchrec.sharding import sharders_of
+from skirl.tools.jit import kernel
+
+_INT, _FLOAT = 8, 4
+_TABLES, _BATCHES = 120, (256, 512, 1024, 4096)
+BINS = 1000
+"""Of a miss ratio curve."""
+Part = tuple[TableSpec, int, int]
+"""A table, and rows and columns of a part of it."""
+
+
+def sizes_of(parts: Iterable[Part]) -> np.ndarray:
+    """What TorchRec's estimator multiplies by coefficients: bytes of ids, of rows looked up and of outputs, and rows.
+
+    **Arguments**
+
+    - `parts`: of one rank.
+    """
+    return np.sum([
+        (_INT * s.ids * rows / s.rows, _FLOAT * s.ids * rows / s.rows * dim, _FLOAT * s.batch * dim, rows)
+        for s, rows, dim in parts
+    ], axis=0)  # fmt: skip
+
+
+def coefficients(combinations: Sequence[Sequence[Part]], ms: np.ndarray) -> tuple[float, ...]:
+    """The four numbers whose products with those sizes have the least squared relative error; none below 0.
+
+    **Arguments**
+
+    - `combinations`: parts of tables that were measured together.
+    - `ms`: of each.
+    """
+    return fitted(np.array([sizes_of(parts) for parts in combinations]), ms)
+
+
+def config_of(numbers: Sequence[float], name: str = "skirl") -> Any:
+    """A HardwarePerfConfig of TorchRec with these coefficients: a third of a step is its forward pass.
+
+    **Arguments**
+
+    - `numbers`: of `coefficients`.
+    - `name`: of the hardware.
+    """
+    needed()
+    from torchrec.distributed.planner.constants import DDR_MEM_BW
+    from torchrec.distributed.planner.estimator.types import (
+        EstimatorPerfCoefficients,
+        HardwarePerfConfig,
+        PerfCoefficient,
+        PerfCoefficientConfig,
+    )
+
+    forward = EstimatorPerfCoefficients(fwd=PerfCoefficient(*(float(n) * DDR_MEM_BW / 3 for n in numbers)))
+    config = HardwarePerfConfig()
+    config.name = name
+    config.device_bw = DDR_MEM_BW  # it divides what the coefficients are multiplied by
+    config._coefficients = PerfCoefficientConfig(
+        table_wise=forward, column_wise=forward, row_wise=forward, table_row_wise=forward, data_parallel=forward
+    )
+    config._bwd_compute_multiplier = 2.0
+    vars(config).update(_use_block_usage_penalty=False, _use_min_dim_for_lookup=False)
+    return config
+
+
+def hardware_config(costs: Costs | None = None, optimizer: str = "rowwise-adagrad") -> Any:
+    """A HardwarePerfConfig for `EmbeddingPerfEstimatorFactory.create_with_config`, fitted to costs that were measured.
+
+    **Arguments**
+
+    - `costs`: what parts of tables cost; those that come with skirl if not given.
+    - `optimizer`: of rows.
+    """
+    costs = costs or shipped(1.0, 1)
+    parts = [
+        [(made.spec, made.spec.rows, made.spec.dim)]
+        for n, batch in enumerate(_BATCHES)
+        for made in pool(_TABLES, batch=batch, max_dim=128, seed=n, optimizer=optimizer)
+    ]
+    return config_of(coefficients(parts, np.array([sum(costs.compute(*part) for part in of) for of in parts])))
+
+
+def cache_statistics(
+    module: Any, batches: Sequence[Any], world: int, sharders: Iterable[Any] | None = None
+) -> dict[str, Any]:
+    """CacheStatistics of TorchRec by table, for the CacheParams of constraints: the miss rate of an LRU cache of any size,
+    counted over the distinct rows of the batches; first uses count nothing.
+
+    **Arguments**
+
+    - `module`: the model.
+    - `batches`: KeyedJaggedTensors of single ranks, in order.
+    - `world`: ranks; so many of them are one step.
+    - `sharders`: TorchRec's; that of EmbeddingBagCollections if not given.
+    """
+    sharders = sharders_of(sharders)
+    import torch
+    from torchrec.distributed.planner.shard_estimators import EmbeddingOffloadStats
+
+    tables = tables_of(module, sharders, Asked(world, batches=batches))
+    features = {
+        (path, config.name): config.feature_names
+        for path, child in module.named_modules()
+        if hasattr(child, "embedding_bag_configs")
+        for config in child.embedding_bag_configs()
+    }
+    found = {}
+    for table in tables:
+        steps = []
+        for n in range(0, len(batches) - world + 1, world):
+            ids = [
+                b[f].values().cpu().numpy() for b in batches[n : n + world] for f in features[table.path, table.table]
+            ]
+            every, first = np.unique(np.concatenate(ids), return_index=True)
+            steps.append(every[np.argsort(first)])
+        rows = table.spec.rows
+        distances = stack_distances(np.concatenate(steps).astype(np.int64), rows)
+        bins = min(BINS, rows)
+        hist = np.histogram(distances[distances > 0] - 1, np.linspace(0, rows, bins + 1))[0]
+        misses = 1 - np.cumsum(hist) / max(1, hist.sum())
+        found[table.spec.name] = EmbeddingOffloadStats(
+            float(misses.mean()), round(table.spec.distinct), torch.from_numpy(hist.astype(np.float32)), rows
+        )
+    return found
+
+
+def stack_distances(rows: np.ndarray, count: int) -> np.ndarray:
+    """Of each use the least LRU cache that still has the row: 1 if it was used just before, 0 at its first use.
+
+    **Arguments**
+
+    - `rows`: int64, in order of use.
+    - `count`: of all rows.
+
+    >>> stack_distances(np.array([5, 7, 7, 5, 9, 7]), 10).tolist()
+    [0, 0, 1, 2, 0, 3]
+    """
+    out = np.zeros(len(rows), np.int64)
+    _distances(rows, np.full(count, -1, np.int64), np.zeros(len(rows) + 1, np.int64), out)
+    return out
+
+
+@kernel
+def _distances(rows, last, tree, out):
+    """Uses that are the last of their row are marked in a tree of sums; those after a row's last use are counted."""
+    n = len(rows)
+    for i in range(n):
+        before = last[rows[i]]
+        if before >= 0:
+            count = 0
+            k = i
+            while k > 0:
+                count += tree[k]
+                k -= k & -k
+            k = before
+            while k > 0:
+                count -= tree[k]
+                k -= k & -k
+            out[i] = count
+            k = before + 1
+            while k <= n:
+                tree[k] -= 1
+                k += k & -k
+        last[rows[i]] = i
+        k = i + 1
+        while k <= n:
+            tree[k] += 1
+            k += k & -k

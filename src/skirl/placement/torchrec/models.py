@@ -1,0 +1,239 @@
+"""The tables of a TorchRec model, known by the names of its methods: what `skirl place tables` has to know of them."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from skirl.placement.tables.spec import TableSpec, reuse_of
+
+INSTALL = "torchrec is not installed: pip install torchrec, with the FBGEMM of the same release"
+BATCH = 512
+"""TorchRec's own, where no batch size is given."""
+OPTIMIZERS = {
+    "SGD": "sgd", "EXACT_SGD": "sgd",
+    "Adagrad": "adagrad", "EXACT_ADAGRAD": "adagrad",
+    "RowWiseAdagrad": "rowwise-adagrad", "EXACT_ROWWISE_ADAGRAD": "rowwise-adagrad",
+    "Adam": "adam", "ADAM": "adam",
+}  # fmt: skip
+"""Names of classes, and of FBGEMM's kinds, as skirl calls them."""
+_WHOLE, _COLUMNS, _ROWS = "table_wise", ("column_wise", "table_column_wise"), "row_wise"
+_PLANNED = (_WHOLE, *_COLUMNS, _ROWS)
+_REFUSED = ("min_partition", "cache_params", "key_value_params", "device_group")
+
+
+def needed() -> None:
+    """Refuse in a sentence where there is no TorchRec."""
+    try:
+        import torchrec.distributed  # noqa: F401
+    except (ImportError, OSError) as error:
+        raise ValueError(f"{INSTALL} ({error})") from None
+
+
+@dataclass(frozen=True)
+class TheirTable:
+    """A table of a TorchRec model.
+
+    **Arguments**
+
+    - `path`: of the module that has it.
+    - `table`: its name there.
+    - `spec`: what skirl has to know; its name is `table`, with the path where two modules have a table of that name.
+    - `forced`: whether it has to be cut by rows.
+    """
+
+    path: str
+    table: str
+    spec: TableSpec
+    forced: bool
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is asked for, beside the model.
+
+    **Arguments**
+
+    - `world`: ranks.
+    - `batch_size`: samples of one rank.
+    - `constraints`: TorchRec's, by table.
+    - `batches`: KeyedJaggedTensors of single ranks; () where there are none.
+    - `optimizer`: of rows; None: the one that the model or its sharder names.
+    - `pins`: ranks of tables that are not free.
+    - `groups`: names of groups of tables that stay together.
+    """
+
+    world: int
+    batch_size: int = BATCH
+    constraints: Mapping[str, Any] | None = None
+    batches: Sequence[Any] = ()
+    optimizer: str | None = None
+    pins: Mapping[str, int] | None = None
+    groups: Mapping[str, str] | None = None
+
+
+def tables_of(module: Any, sharders: Iterable[Any], asked: Asked) -> list[TheirTable]:
+    """Every table of the model that the sharders shard, in the model's order.
+
+    **Arguments**
+
+    - `module`: the model.
+    - `sharders`: TorchRec's.
+    - `asked`: the rest.
+    """
+    by_type = {_name(sharder.module_type): sharder for sharder in sharders}
+    found = list[tuple[str, Any, Any, Any]]()
+    waiting = [("", module)]
+    while waiting:
+        path, child = waiting.pop(0)
+        sharder = by_type.get(_name(type(child)))
+        if sharder is None:
+            waiting += [(f"{path}.{name}" if path else name, of) for name, of in child.named_children()]
+            continue
+        params = sharder.shardable_parameters(child)
+        if params and not hasattr(child, "embedding_bag_configs"):
+            raise ValueError(
+                f"{path or 'the model'} is a {type(child).__name__}: skirl plans EmbeddingBagCollections, give it sharders "
+                "of these and plan the rest with TorchRec"
+            )
+        configs = {config.name: config for config in child.embedding_bag_configs()} if params else {}
+        found += [(path, configs[name], param, sharder) for name, param in params.items()]
+    if not found:
+        raise ValueError("the model has no table that the sharders shard: give it an EmbeddingBagCollection")
+    known = [config.name for _, config, *_ in found]
+    for what, given in (("constraints", asked.constraints), ("pins", asked.pins), ("groups", asked.groups)):
+        unknown = [name for name in given or () if name not in known]
+        if unknown and what != "constraints":  # TorchRec takes constraints of more tables than a model has
+            raise ValueError(
+                f"{what} name a table {unknown[0]!r}, the model has {', '.join(known[:5])}: name one of those"
+            )
+    looked_up = _looked_up([config for _, config, *_ in found], asked) if asked.batches else None
+    made = []
+    for number, (path, config, param, sharder) in enumerate(found):
+        who = f"{path}.{config.name}" if known.count(config.name) > 1 else config.name
+        made.append(_table(path, who, config, param, sharder, asked, looked_up and looked_up[number]))
+    return made
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__name__}"
+
+
+def _table(path: str, who: str, config: Any, param: Any, sharder: Any, asked: Asked, counts: Any) -> TheirTable:
+    if config.data_type.name != "FP32":
+        raise ValueError(f"table {who!r} has rows of {config.data_type.name}: skirl plans FP32, make it FP32")
+    constraint = (asked.constraints or {}).get(config.name)
+    split, forced = _ways(who, constraint)
+    bags, ids, distinct, reuse = _expected(who, config, constraint, asked) if counts is None else counts
+    spec = TableSpec(
+        who, int(config.num_embeddings), int(config.embedding_dim), bags, ids, distinct, reuse,
+        asked.optimizer or optimizer_of(who, param, sharder) or "sgd", (asked.pins or {}).get(config.name),
+        (asked.groups or {}).get(config.name), split,
+    )  # fmt: skip
+    if forced and (spec.rank is not None or spec.group is not None):
+        raise ValueError(f"table {who!r} has to be row-wise, and is pinned or in a group: drop one of the two")
+    if forced and spec.rows < asked.world:
+        raise ValueError(
+            f"table {who!r} has to be row-wise, and has {spec.rows} rows for {asked.world} ranks: allow table_wise"
+        )
+    return TheirTable(path, config.name, spec, forced)
+
+
+def optimizer_of(who: str, param: Any, sharder: Any) -> str | None:
+    """What skirl calls the optimizer of a table; None where neither table nor sharder names one.
+
+    **Arguments**
+
+    - `who`: the table.
+    - `param`: its weight, which knows an optimizer that is applied in backward.
+    - `sharder`: whose `fused_params` may name another.
+    """
+    classes = getattr(param, "_optimizer_classes", None) or getattr(param, "_optimizer_class", None)
+    fused = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
+    if classes:
+        name = (classes[0] if isinstance(classes, list | tuple) else classes).__name__
+    elif fused is not None:
+        name = getattr(fused, "name", str(fused))
+    else:
+        return None
+    if name not in OPTIMIZERS:
+        raise ValueError(
+            f"table {who!r} has optimizer {name}, whose costs skirl does not know: set optimizer to the nearest of "
+            f"{', '.join(sorted(set(OPTIMIZERS.values())))}"
+        )
+    return OPTIMIZERS[name]
+
+
+def _ways(who: str, constraint: Any) -> tuple[Any, bool]:
+    """How constraints let a table be cut, and whether it has to be cut by rows."""
+    if constraint is None:
+        return "any", False
+    for name in _REFUSED:
+        if getattr(constraint, name, None) is not None:
+            raise ValueError(f"the constraints of table {who!r} set {name}, which skirl does not plan: leave it out")
+    kernels = constraint.compute_kernels
+    if kernels and "fused" not in kernels:
+        raise ValueError(f"the constraints of table {who!r} allow {', '.join(kernels)}: skirl plans fused, allow it")
+    types = constraint.sharding_types
+    if not types:
+        return "any", False
+    if not set(types) & set(_PLANNED):
+        raise ValueError(
+            f"the constraints of table {who!r} allow {', '.join(types)}: skirl plans {', '.join(_PLANNED)}, allow one"
+        )
+    rows, columns = _ROWS in types, bool(set(types) & set(_COLUMNS))
+    split = "any" if rows and columns else "rows" if rows else "columns" if columns else "no"
+    return split, rows and not columns and _WHOLE not in types
+
+
+def _expected(who: str, config: Any, constraint: Any, asked: Asked) -> tuple[int, float, float, tuple[float, ...]]:
+    """Bags, ids and distinct rows of a batch of all ranks, from pooling factors: rows as if all were looked up alike."""
+    features = len(config.feature_names)
+    pooling = list(getattr(constraint, "pooling_factors", None) or [1.0])
+    if len(pooling) == 1:
+        pooling *= features
+    poolings = list(getattr(constraint, "num_poolings", None) or [1.0] * features)
+    sizes = list(getattr(constraint, "batch_sizes", None) or [asked.batch_size] * features)
+    for what, of in (("pooling_factors", pooling), ("num_poolings", poolings), ("batch_sizes", sizes)):
+        if len(of) != features:
+            raise ValueError(
+                f"the constraints of table {who!r} have {len(of)} {what} for {features} features: give one each"
+            )
+        if not all(math.isfinite(value) and value >= 0 for value in of):
+            raise ValueError(f"the constraints of table {who!r} have {what} {of}: set them to 0 or more")
+    bags = sum(a * b for a, b in zip(poolings, sizes, strict=True))
+    ids = sum(a * b * c for a, b, c in zip(pooling, poolings, sizes, strict=True)) * asked.world
+    rows = config.num_embeddings
+    distinct = 1.0 if rows == 1 else -rows * math.expm1(ids * math.log1p(-1 / rows))
+    return max(1, round(bags * asked.world)), float(ids), min(distinct, float(ids), float(rows)), ()
+
+
+def _looked_up(configs: Sequence[Any], asked: Asked) -> list[tuple[int, float, float, tuple[float, ...]]]:
+    """The same, counted: batches of single ranks are taken together, as many as there are ranks."""
+    if len(asked.batches) < asked.world:
+        raise ValueError(
+            f"there are {len(asked.batches)} batches for {asked.world} ranks: give one of each rank at least"
+        )
+    steps = [asked.batches[n : n + asked.world] for n in range(0, len(asked.batches) - asked.world + 1, asked.world)]
+    found = []
+    for config in configs:
+        bags, counts = 0, list[np.ndarray]()
+        for step in steps:
+            ids = []
+            for batch in step:
+                names = list(batch.keys())
+                if missing := [name for name in config.feature_names if name not in names]:
+                    raise ValueError(
+                        f"a batch has no feature {missing[0]!r}, which table {config.name!r} looks up; it has "
+                        f"{', '.join(names[:5])}: give batches of this model"
+                    )
+                bags += batch.stride() * len(config.feature_names)
+                ids += [batch[name].values().cpu().numpy() for name in config.feature_names]
+            counts.append(np.unique(np.concatenate(ids), return_counts=True)[1])
+        total, rows = (float(sum(map(of, counts))) / len(steps) for of in (np.sum, len))
+        if not total:
+            raise ValueError(f"table {config.name!r} has no ids in {len(asked.batches)} batches: give more of them")
+        found.append((max(1, round(bags / len(steps))), total, rows, reuse_of(np.concatenate(counts))))
+    return found

@@ -1,0 +1,180 @@
+"""`SkirlPlanner`: takes the place of TorchRec's EmbeddingShardingPlanner."""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from skirl.placement.tables.costs import Costs, load_costs, shipped
+from skirl.placement.tables.place import planned
+from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.problem import Columns, Problem, Ranks
+from skirl.placement.tables.search import Found
+from skirl.placement.torchrec.kernel import BACKEND
+from skirl.placement.torchrec.models import BATCH, Asked, needed, tables_of
+from skirl.placement.torchrec.sharding import exported, sharders_of
+from skirl.tools.progress import size
+
+HBM_RESERVED = 0.15
+"""Of a GPU's memory, what is left free where no reservation is given, as TorchRec's planner leaves it."""
+_SHOWN = 8
+
+
+class SkirlPlanner:
+    """A planner with the methods of TorchRec's EmbeddingShardingPlanner: `plan` and `collective_plan` return a ShardingPlan
+    for DistributedModelParallel. Tables are whole, cut by columns, or cut by rows evenly over all ranks.
+
+    **Arguments**
+
+    - `topology`: TorchRec's; its memory (of the device that computes) and its bandwidth between ranks are kept to.
+    - `batch_size`: samples of one rank in a step; TorchRec's 512 if not given. Not used where there are batches.
+    - `storage_reservation`: TorchRec's; if not given, 15% of a GPU's memory are left free, and nothing on a CPU.
+    - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be kept to is refused.
+    - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted, not expected.
+    - `optimizer`: of rows, as skirl calls it; if not given, the one applied in backward or of the sharder's `fused_params`,
+      or SGD, which is what TorchRec's kernel falls back to.
+    - `costs`: what parts of tables cost, of `measure_costs` or the file of `skirl place costs`; those that come with skirl,
+      of its own kernels, if not given.
+    - `columns`: "exact" cuts no table by columns whose optimizer keeps one number a row, which would train another model;
+      "always" and "never" do as they say.
+    - `rows`: whether tables may be cut by rows.
+    - `pins`: ranks of tables that are not free, by name.
+    - `groups`: names of groups of tables that stay on one rank, by table.
+    - `seconds`: to search at the most.
+    - `seed`: of what the search leaves to chance.
+    """
+
+    def __init__(
+        self,
+        topology: Any,
+        batch_size: int | None = None,
+        storage_reservation: Any = None,
+        constraints: Mapping[str, Any] | None = None,
+        *,
+        batches: Sequence[Any] = (),
+        optimizer: str | None = None,
+        costs: Costs | str | Path | None = None,
+        columns: Columns = "exact",
+        rows: bool = True,
+        pins: Mapping[str, int] | None = None,
+        groups: Mapping[str, str] | None = None,
+        seconds: float = 30.0,
+        seed: int = 0,
+    ) -> None:
+        needed()
+        if not 0 < seconds < float("inf"):
+            raise ValueError(f"seconds is {seconds}: set it above 0")
+        if columns not in ("exact", "always", "never"):
+            raise ValueError(f"columns is {columns!r}: set it to exact, always or never")
+        self.topology, self.reservation, self.constraints = topology, storage_reservation, constraints
+        self.asked = Asked(topology.world_size, batch_size or BATCH, constraints, batches, optimizer, pins, groups)
+        self.columns: Columns = columns
+        self.costs, self.rows, self.seconds, self.seed = costs, rows, seconds, seed
+        self.table_plan: TablePlan | None = None
+        """The last plan, as skirl writes it to a file."""
+        self._found: tuple[Found, Problem] | None = None
+
+    def plan(self, module: Any, sharders: Iterable[Any] | None = None) -> Any:
+        """A ShardingPlan within all memory; a ValueError in one sentence where there is none.
+
+        **Arguments**
+
+        - `module`: the model; a meta device will do.
+        - `sharders`: TorchRec's; that of EmbeddingBagCollections if not given.
+        """
+        sharders = sharders_of(sharders)
+        tables = tables_of(module, sharders, self.asked)
+        ranks = Ranks.like(self.topology.world_size)
+        ranks = Ranks(tuple(self._caps(module, sharders)), ranks.speeds, ranks.links)
+        self.table_plan, found, problem = planned(
+            [table.spec for table in tables], ranks, self._costs(), columns=self.columns, rows=self.rows,
+            seconds=self.seconds, seed=self.seed, even_rows=True, forced=[t.spec.name for t in tables if t.forced],
+        )  # fmt: skip
+        self._found = found, problem
+        local = self.topology.local_world_size
+        return exported(self.table_plan, tables, self.topology.compute_device, local, self.constraints or {})
+
+    def collective_plan(self, module: Any, sharders: Iterable[Any] | None = None, pg: Any = None) -> Any:
+        """The plan that the first rank finds, at every rank; where it finds none, every rank says why.
+
+        **Arguments**
+
+        - `module`, `sharders`: as `plan` takes them.
+        - `pg`: the process group; the default one if not given.
+        """
+        import torch.distributed as dist
+
+        if pg is None and not dist.is_initialized():
+            raise ValueError("there is no process group: call torch.distributed.init_process_group first, or use plan")
+        said: list[Any] = [None, None, None]
+        if dist.get_rank(pg) == 0:
+            try:
+                said = [self.plan(module, sharders), self.table_plan, None]
+            except ValueError as error:
+                said = [None, None, str(error)]
+        dist.broadcast_object_list(said, src=dist.get_global_rank(pg, 0) if pg is not None else 0, group=pg)
+        found, self.table_plan, wrong = said
+        if wrong is not None:
+            raise ValueError(wrong)
+        return found
+
+    def summary(self) -> str:
+        """The last plan as people read it: of each rank its tables, memory and predicted milliseconds."""
+        if self.table_plan is None or self._found is None:
+            return "nothing was planned here yet"
+        (found, problem), plan, lines = self._found, self.table_plan, []
+        placed = found.placed
+        for rank in range(plan.ranks):
+            names = [plan.said(n) for n, pieces in enumerate(plan.pieces) if any(r == rank for _, r in pieces)]
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            pieces = placed.pieces(rank)
+            compute, exchange = (sum(problem.cost(p)[k] for p in pieces) for k in (0, 1))
+            lines.append(
+                f"rank {rank}: {size(int(placed.used[rank]))} of {size(problem.ranks.caps[rank])}, computes {compute:.3f} "
+                f"ms, exchanges {exchange:.3f} ms: {', '.join(names[:_SHOWN])}{more}"
+            )
+        load = placed.load
+        lines.append(
+            f"busiest: rank {int(load.argmax())}, {load.max():.3f} ms predicted, {load.max() / load.mean() - 1:.1%} above "
+            "the mean"
+        )
+        return "\n".join(lines)
+
+    def _caps(self, module: Any, sharders: Sequence[Any]) -> list[int]:
+        """Bytes that tables may take at each rank."""
+        gpu, topology = self.topology.compute_device != "cpu", self.topology
+        if self.reservation is not None:
+            topology = self.reservation.reserve(
+                topology=topology, batch_size=self.asked.batch_size, module=module, sharders=sharders,
+                constraints=self.constraints,
+            )  # fmt: skip
+        elif gpu:
+            return [int(device.storage.hbm * (1 - HBM_RESERVED)) for device in topology.devices]
+        return [int(device.storage.hbm if gpu else device.storage.ddr) for device in topology.devices]
+
+    def _costs(self) -> Costs:
+        topology = self.topology
+        far = topology.world_size > topology.local_world_size
+        link = 1e3 * (topology.inter_host_bw if far else topology.intra_host_bw)
+        if isinstance(self.costs, Costs):
+            return replace(self.costs, link=link, ranks=topology.world_size)
+        if self.costs is not None:
+            return _read(Path(self.costs), link, topology.world_size)
+        if topology.compute_device != "cpu":
+            warnings.warn(
+                f"tables are planned for {topology.compute_device} with costs of skirl's CPU kernels: set costs to some of "
+                "this device",
+                stacklevel=3,
+            )
+        return shipped(link, topology.world_size)
+
+
+def _read(path: Path, link: float, ranks: int) -> Costs:
+    """Costs of skirl's kernels, or of the one that TorchRec runs."""
+    try:
+        return load_costs(path, link=link, ranks=ranks, backend=BACKEND)
+    except ValueError as error:
+        if "is to be placed" not in str(error):
+            raise
+    return load_costs(path, link=link, ranks=ranks)

@@ -1,0 +1,160 @@
+"""A plan of tables as TorchRec's ShardingPlan, and back. What TorchRec would run otherwise than planned is refused."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from skirl.placement.tables.evenly import blocks
+from skirl.placement.tables.pieces import Piece
+from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.torchrec.models import Asked, TheirTable, needed, tables_of
+
+_PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
+"""Of constraints, what a ShardingPlan hands on to the kernel."""
+
+
+def sharders_of(sharders: Iterable[Any] | None) -> list[Any]:
+    """Those that are given, or the one of EmbeddingBagCollections.
+
+    **Arguments**
+
+    - `sharders`: TorchRec's.
+    """
+    needed()
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+    return [EmbeddingBagCollectionSharder()] if sharders is None else list(sharders)
+
+
+def sharding_plan(
+    plan: TablePlan,
+    module: Any,
+    sharders: Iterable[Any] | None = None,
+    *,
+    device: str = "cpu",
+    local_world_size: int | None = None,
+    constraints: Any = None,
+) -> Any:
+    """A plan as TorchRec's ShardingPlan, for DistributedModelParallel: tables whole, by columns, or by rows evenly over all
+    ranks, each with the fused kernel.
+
+    **Arguments**
+
+    - `plan`: of `SkirlPlanner`, or of a file: `skirl place tables --even-rows` writes one, `TablePlan.load` reads it.
+    - `module`: the model, or any module that has its EmbeddingBagCollections.
+    - `sharders`: TorchRec's; that of EmbeddingBagCollections if not given.
+    - `device`: "cpu", "cuda" or "mtia".
+    - `local_world_size`: ranks of one machine; all of them if not given.
+    - `constraints`: TorchRec's by table; what they say of rounding, bounds and the output's type is handed on.
+    """
+    tables = tables_of(module, sharders_of(sharders), Asked(plan.ranks))
+    return exported(plan, tables, device, local_world_size or plan.ranks, constraints or {})
+
+
+def exported(plan: TablePlan, tables: Sequence[TheirTable], device: str, local: int, constraints: Any) -> Any:
+    """The same for tables that are known.
+
+    **Arguments**
+
+    - `plan`: of skirl.
+    - `tables`: of the model.
+    - `device`, `local`, `constraints`: as above.
+    """
+    needed()
+    from torch.distributed._shard.sharding_spec import ShardMetadata
+    from torchrec.distributed.sharding_plan import placement
+    from torchrec.distributed.types import (
+        EmbeddingModuleShardingPlan,
+        EnumerableShardingSpec,
+        ParameterSharding,
+        ShardingPlan,
+    )
+
+    of_plan = {name: optimizer for name, _, _, optimizer in plan.tables}
+    plan.check([replace(t.spec, optimizer=of_plan.get(t.spec.name, t.spec.optimizer)) for t in tables])
+    pieces = dict(zip(of_plan, plan.pieces, strict=True))
+    modules: dict[str, Any] = {}
+    for table in tables:
+        kind, shards = laid_out(table.spec.name, table.spec.rows, table.spec.dim, pieces[table.spec.name], plan.ranks)
+        constraint = constraints.get(table.table)
+        passed = {name: getattr(constraint, name) for name in _PASSED if constraint is not None}
+        modules.setdefault(table.path, EmbeddingModuleShardingPlan())[table.table] = ParameterSharding(
+            sharding_type=kind,
+            compute_kernel="fused",  # a plan without it gets a dense kernel, whose rows nobody trains
+            ranks=[rank for _, rank in shards],
+            sharding_spec=EnumerableShardingSpec([
+                ShardMetadata(
+                    shard_offsets=[p.row, p.col], shard_sizes=[p.rows, p.dim], placement=placement(device, rank, local)
+                )
+                for p, rank in shards
+            ]),
+            **passed,
+        )  # fmt: skip
+    return ShardingPlan(modules)
+
+
+def laid_out(
+    name: str, rows: int, dim: int, pieces: Sequence[tuple[Piece, int]], ranks: int
+) -> tuple[str, list[tuple[Piece, int]]]:
+    """What TorchRec calls this way to cut a table, and its shards in TorchRec's order.
+
+    **Arguments**
+
+    - `name`, `rows`, `dim`: of the table.
+    - `pieces`: with the rank of each.
+    - `ranks`: how many there are.
+    """
+    ordered = sorted(pieces)
+    if len(ordered) == 1:
+        return "table_wise", ordered
+    if all(p.rows == rows for p, _ in ordered):
+        for rank in {rank for _, rank in ordered}:
+            widths = [p.dim for p, at in ordered if at == rank]
+            if len(set(widths)) > 1:  # its kernel takes the parts that a rank has of a table for one of one width
+                said = " and ".join(map(str, widths))
+                raise ValueError(
+                    f"table {name!r} has parts of {said} columns at rank {rank}: TorchRec runs none of unlike widths"
+                )
+        return "column_wise", sorted(ordered, key=lambda of: of[0].col)
+    even = [(Piece(ordered[0][0].table, a, b, 0, dim), r) for r, (a, b) in enumerate(blocks(rows, ranks))]
+    if ordered == sorted(of for of in even if of[0].rows):
+        return "row_wise", even  # a shard for each rank, also where it has no rows
+    how = "both ways" if any(p.dim < dim for p, _ in ordered) else "unevenly, or not over all ranks"
+    raise ValueError(
+        f"table {name!r} is cut by rows {how}; TorchRec looks rows up as if they were cut evenly over all ranks: plan with "
+        "`skirl place tables --even-rows`"
+    )
+
+
+def table_plan(
+    sharding: Any, module: Any, sharders: Iterable[Any] | None = None, *, ranks: int, optimizer: str | None = None
+) -> TablePlan:
+    """TorchRec's ShardingPlan as a plan of skirl: checked to cover each row and column once, to save and to score.
+
+    **Arguments**
+
+    - `sharding`: the ShardingPlan.
+    - `module`: the model that it is of.
+    - `sharders`: TorchRec's; that of EmbeddingBagCollections if not given.
+    - `ranks`: how many there are.
+    - `optimizer`: of rows; the one that model or sharder name if not given.
+    """
+    tables = tables_of(module, sharders_of(sharders), Asked(ranks, optimizer=optimizer))
+    listed, pieces = [], []
+    for number, table in enumerate(tables):
+        spec, of = table.spec, (sharding.plan.get(table.path) or {}).get(table.table)
+        if of is None:
+            raise ValueError(f"the ShardingPlan has no table {spec.name!r}: plan this model anew")
+        if of.sharding_spec is None:
+            raise ValueError(
+                f"table {spec.name!r} is {of.sharding_type}, a copy at each rank: allow table_wise instead"
+            )
+        listed.append((spec.name, spec.rows, spec.dim, spec.optimizer))
+        shards = [
+            (Piece(number, row, row + rows, col, col + columns), shard.placement.rank())
+            for shard in of.sharding_spec.shards
+            for (row, col), (rows, columns) in [(shard.shard_offsets, shard.shard_sizes)]
+            if rows and columns
+        ]
+        pieces.append(tuple(sorted(shards)))
+    return TablePlan(ranks, tuple(listed), tuple(pieces))

@@ -1,0 +1,298 @@
+"""TorchRec's own planner on the tasks of `skirl bench place`: what it plans, how long it takes, and its estimator's sums."""
+
+import contextlib
+import logging
+import signal
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from skirl.placement.tables.pieces import Piece
+from skirl.placement.tables.problem import Placed, Problem
+from skirl.placement.tables.spec import MULTIPLE, TableSpec
+
+ALLOWED = {
+    "whole": ["table_wise"],
+    "columns": ["table_wise", "column_wise"],
+    "rows": ["table_wise", "column_wise", "row_wise"],
+}
+"""Ways to cut tables that its planner may take."""
+NAME = "torchrec"
+"""Names of its plans begin with it."""
+ORDERS = ("storage", "perf")
+"""In which its partitioner places tables; the first is its default."""
+
+
+def there() -> bool:
+    """Whether TorchRec is installed."""
+    try:
+        import torchrec.distributed.planner  # noqa: F401
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How TorchRec's planner is asked.
+
+    **Arguments**
+
+    - `allowed`: a key of `ALLOWED`.
+    - `order`: one of `ORDERS`.
+    - `config`: a HardwarePerfConfig; None: TorchRec's own.
+    """
+
+    allowed: str = "rows"
+    order: str = "storage"
+    config: Any = None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what TorchRec logs of each plan."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def planned(problem: Problem, asked: Asked) -> tuple[Placed | None, float]:
+    """What TorchRec's planner makes of a problem, and its seconds; None where it finds no plan.
+
+    It is told the pooling factors, the memory and the link, and reserves nothing. Of ranks that differ it knows the memory.
+    Columns are cut in halves: by itself it cuts none of 128 or less, and its finer cuts repeat more work.
+
+    **Arguments**
+
+    - `problem`: tables, ranks and costs.
+    - `asked`: how.
+    """
+    with quiet():
+        from torchrec.distributed.planner.types import PlannerError
+
+        module, planner, sharders = prepared(problem, asked)
+        began = time.perf_counter()
+        try:
+            plan = planner.plan(module, sharders)
+        except PlannerError:
+            return None, time.perf_counter() - began
+        took = time.perf_counter() - began
+    items, at = [], []
+    for number, _ in enumerate(problem.specs):
+        for shard in plan.plan[""][f"t{number}"].sharding_spec.shards:
+            (row, col), (rows, columns) = shard.shard_offsets, shard.shard_sizes
+            if rows and columns:
+                items.append((Piece(number, row, row + rows, col, col + columns),))
+                at.append(shard.placement.rank())
+    return problem.at(tuple(items), np.array(at, np.int64)), took
+
+
+def prepared(problem: Problem, asked: Asked) -> tuple[Any, Any, list[Any]]:
+    """The model, TorchRec's planner and its sharders for a problem.
+
+    **Arguments**
+
+    - `problem`, `asked`: as above.
+    """
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+    from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
+    from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+    from torchrec.distributed.planner.types import CustomTopologyData, ParameterConstraints, Topology
+
+    world = len(problem.ranks.caps)
+    caps = problem.ranks.caps
+    unlike = None if len(set(caps)) == 1 else CustomTopologyData({"ddr_cap": list(caps)}, world)
+    link = problem.costs.link / 1e3
+    topology = Topology(
+        world, "cpu", ddr_cap=caps[0], local_world_size=world, intra_host_bw=link, inter_host_bw=link,
+        custom_topology_data=unlike,
+    )  # fmt: skip
+    constraints = {
+        f"t{n}": ParameterConstraints(
+            sharding_types=ALLOWED[asked.allowed],
+            pooling_factors=[spec.ids / spec.batch],
+            min_partition=max(MULTIPLE, spec.dim // 2),
+        )
+        for n, spec in enumerate(problem.specs)
+    }
+    batch = max(1, problem.specs[0].batch // world)
+    estimators = [
+        _perf_estimator(topology, constraints, asked.config),
+        EmbeddingStorageEstimator(topology=topology, constraints=constraints),
+    ]
+    planner = EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch,
+        enumerator=EmbeddingEnumerator(topology, batch, constraints=constraints, estimator=estimators),
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+        partitioner=GreedyPerfPartitioner(sort_by=SortBy.PERF if asked.order == "perf" else SortBy.STORAGE),
+        constraints=constraints,
+        debug=False,
+        stats=[],
+    )
+    return module_of(problem.specs), planner, [EmbeddingBagCollectionSharder()]
+
+
+def _perf_estimator(topology: Any, constraints: Any, config: Any) -> Any:
+    from torchrec.distributed.planner.estimator.config import EmbeddingPerfEstimatorConfig
+    from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimator
+
+    return EmbeddingPerfEstimator(topology, constraints, config=config or EmbeddingPerfEstimatorConfig())
+
+
+def module_of(specs: Sequence[TableSpec]) -> Any:
+    """A collection of these tables without weights; they are called t0, t1, ...
+
+    **Arguments**
+
+    - `specs`: the tables.
+    """
+    import torch
+    from torchrec import optim
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    module = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=f"t{n}", num_embeddings=spec.rows, embedding_dim=spec.dim, feature_names=[f"t{n}"]
+            )
+            for n, spec in enumerate(specs)
+        ],
+        device=torch.device("meta"),
+    )  # fmt: skip
+    kinds = {
+        "sgd": optim.SGD,
+        "rowwise-adagrad": optim.RowWiseAdagrad,
+        "adam": optim.Adam,
+        "adagrad": torch.optim.Adagrad,
+    }
+    for n, spec in enumerate(specs):  # its planner counts the optimizer's state from this
+        module.embedding_bags[f"t{n}"].weight._optimizer_classes = [kinds[spec.optimizer]]  # type: ignore[union-attr]
+    return module
+
+
+def all_of(problem: Problem, config: Any) -> dict[str, Placed]:
+    """Its plans in both orders, with tables whole, by columns too, and by rows too; by its own estimates and fitted ones.
+
+    **Arguments**
+
+    - `problem`: the task.
+    - `config`: a HardwarePerfConfig that is fitted.
+    """
+    found: dict[str, Placed] = {}
+    for kind, of in (("default", None), ("fitted", config)):
+        for order in ORDERS:
+            for allowed in ALLOWED:
+                placed, _ = planned(problem, Asked(allowed, order, of))
+                if placed is not None:
+                    found[f"{NAME} {allowed}, {order}, {kind}"] = placed
+    return found
+
+
+def timed(problem: Problem, seconds: float) -> tuple[Placed | None, float, bool]:
+    """What its default planner makes of a problem, its seconds, and whether it ended by itself. For the main thread.
+
+    **Arguments**
+
+    - `problem`: tables, ranks and costs.
+    - `seconds`: after which it is ended.
+    """
+
+    def ended(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, ended)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        placed, took = planned(problem, Asked("columns"))
+        return placed, took, True
+    except TimeoutError:
+        return None, seconds, False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def ratios(measured: Sequence[Mapping[str, tuple[float, float, float]]], ours: str) -> dict[str, float]:
+    """Of each way to ask it, the mean of our busiest milliseconds over its own, over the tasks that have both.
+
+    **Arguments**
+
+    - `measured`: of each task, by plan: the busiest rank first.
+    - `ours`: the name of our plan.
+    """
+    names = dict.fromkeys(name for times in measured for name in times if name.startswith(NAME))
+    return {
+        name: float(np.mean([times[ours][0] / times[name][0] for times in measured if name in times])) for name in names
+    }
+
+
+def estimated(specs_of: Sequence[Sequence[tuple[TableSpec, int, int]]], config: Any) -> np.ndarray:
+    """Milliseconds of computing that TorchRec's estimator expects of combinations of whole tables.
+
+    **Arguments**
+
+    - `specs_of`: of each combination its parts: table, rows and columns.
+    - `config`: a HardwarePerfConfig; None: its own.
+    """
+    from torchrec.distributed.planner.estimator.config import EmbeddingPerfEstimatorConfig
+    from torchrec.distributed.planner.estimator.estimator import get_embedding_perf_sharding_evaluator
+
+    of, known = config or EmbeddingPerfEstimatorConfig(), {}
+    evaluator = get_embedding_perf_sharding_evaluator("table_wise", is_inference=False)
+    sums = []
+    for parts in specs_of:
+        total = 0.0
+        for spec, rows, dim in parts:
+            key = (spec, rows, dim)
+            if key not in known:
+                context = context_of(spec, rows, dim, of)
+                known[key] = evaluator.compute_fwd_comp(context, of) + evaluator.compute_bwd_comp(context, of)
+            total += known[key]
+        sums.append(total)
+    return np.array(sums)
+
+
+def said_of(sets: Sequence[Sequence[tuple[TableSpec, int, int]]], ms: np.ndarray, config: Any) -> dict[str, np.ndarray]:
+    """What its estimator says of measured combinations, as it is and fitted, each times the one number that suits it best.
+
+    **Arguments**
+
+    - `sets`: of each combination its parts.
+    - `ms`: measured.
+    - `config`: a HardwarePerfConfig that is fitted.
+    """
+    sums = {f"{NAME}_": estimated(sets, None), f"{NAME}_fitted_": estimated(sets, config)}
+    return {name: of * np.median(ms / of) for name, of in sums.items()}
+
+
+def context_of(spec: TableSpec, rows: int, dim: int, config: Any) -> Any:
+    """What its estimator knows of so many rows and columns of a table on one CPU.
+
+    **Arguments**
+
+    - `spec`: the table.
+    - `rows`, `dim`: of the part.
+    - `config`: a HardwarePerfConfig.
+    """
+    from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_TO_DDR_MEM_BW, SSD_MEM_BW
+    from torchrec.distributed.planner.estimator.types import ShardPerfContext
+
+    return ShardPerfContext(
+        sharding_type="table_wise", compute_kernel="fused", hash_size=rows, emb_dim=dim, batch_sizes=[spec.batch],
+        num_poolings=[1.0], input_lengths=[spec.ids * rows / spec.rows / spec.batch],
+        device_bw=config.get_device_bw("cpu", "fused", HBM_MEM_BW, DDR_MEM_BW, SSD_MEM_BW, HBM_TO_DDR_MEM_BW),
+    )  # fmt: skip

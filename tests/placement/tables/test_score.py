@@ -1,0 +1,60 @@
+"""`skirl place score`: a plan that is there is told by rank, held to memory, and beside one that is searched."""
+
+import json
+
+import pytest
+
+from skirl.cli import main
+from skirl.placement.tables.costs import shipped
+from skirl.placement.tables.spec import read_specs
+
+TABLES = [{"name": n, "rows": 1000, "dim": 8, "ids": 640 * (k + 1), "distinct": 400} for k, n in enumerate("abc")]
+
+
+def files(tmp_path, ranks=(0, 0, 1)):
+    listed = {"format": "skirl-tables", "format_version": 1, "batch": 64, "tables": TABLES}
+    tables = [
+        {"name": t["name"], "rows": 1000, "dim": 8, "optimizer": "rowwise-adagrad",
+         "pieces": [{"rank": r, "rows": [0, 1000], "columns": [0, 8]}]}
+        for t, r in zip(TABLES, ranks, strict=True)
+    ]  # fmt: skip
+    plan = {"format": "skirl-table-plan", "format_version": 1, "ranks": 2, "tables": tables}
+    (tmp_path / "t.json").write_text(json.dumps(listed))
+    (tmp_path / "p.json").write_text(json.dumps(plan))
+    return [str(tmp_path / "p.json"), str(tmp_path / "t.json")]
+
+
+def test_a_plan_is_scored(tmp_path, capsys):
+    both = files(tmp_path)
+    assert main(["place", "score", *both, "--memory", "50KB", "--link", "1Gbit", "--seconds", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    costs = shipped(1.25e8, 2)
+    ms = [sum(costs.of(spec, 1000, 8)[:2]) for spec in read_specs(tmp_path / "t.json")]
+    assert found["busiest_ms"] == pytest.approx(max(ms[0] + ms[1], ms[2]))
+    assert [rank["bytes"] for rank in found["ranks"]] == [72000, 36000] and found["bytes_over"] == 22000
+    assert found["searched_ms"] is None and "8,000 bytes too few" in found["why"]
+    assert main(["place", "score", *both, "--seconds", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "a, b" in said and "% less" in said and "does not fit" not in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--seconds", "-1"], "--seconds is -1.0: set it to 0 or more"),
+        (["--memory", "0B"], "--memory is '0B': set it to a size like 16GB"),
+        (["--link", "fast"], "--link has 'fast': write a rate like 10Gbit"),
+        (["--costs", "none.json"], "none.json is no file: name costs"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path, capsys, flags, text):
+    assert main(["place", "score", *files(tmp_path), *flags]) in (1, 2)
+    said = capsys.readouterr().err.strip()
+    assert text in said and said.startswith("skirl place score: ") and "\n" not in said
+
+
+def test_a_plan_for_other_tables_is_refused(tmp_path, capsys):
+    both = files(tmp_path)
+    (tmp_path / "t.json").write_text((tmp_path / "t.json").read_text().replace('"rows": 1000', '"rows": 1001'))
+    assert main(["place", "score", *both]) == 1
+    assert "has rows 1000 in the plan and 1001 now" in capsys.readouterr().err

@@ -1,0 +1,265 @@
+"""Plans for TorchRec: every number of every table once, what it would run otherwise refused, plans of its own read."""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skirl.placement.tables.costs import shipped
+from skirl.placement.tables.pieces import Piece
+from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.torchrec import fitted, models, theirs
+from skirl.torchrec import SkirlPlanner, cache_statistics, hardware_config, sharding_plan, table_plan
+
+torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Config = torchrec.EmbeddingBagConfig
+
+
+def model_of(*tables: tuple[int, int, int], device: str = "meta") -> torch.nn.Module:
+    """Tables of so many rows, columns and features."""
+    configs, feature = [], 0
+    for n, (rows, dim, features) in enumerate(tables):
+        names = [f"f{feature + k}" for k in range(features)]
+        feature += features
+        configs.append(Config(name=f"t{n}", num_embeddings=rows, embedding_dim=dim, feature_names=names))
+    collection = torchrec.EmbeddingBagCollection(tables=configs, device=torch.device(device))
+    return torch.nn.ModuleDict({"inner": torch.nn.ModuleDict({"ebc": collection})})
+
+
+def topology(world: int, cap: int = 1 << 32, device: str = "cpu") -> Any:
+    from torchrec.distributed.planner.types import Topology
+
+    return Topology(world, device, ddr_cap=cap, hbm_cap=cap, local_world_size=world)
+
+
+def constraint(**said: Any) -> Any:
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    return {"t0": ParameterConstraints(**said)}
+
+
+SIZES = st.lists(
+    st.tuples(st.integers(4, 400), st.sampled_from([4, 8, 12, 20, 64]), st.integers(1, 2)), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=12)
+@given(SIZES, st.integers(1, 4), st.sampled_from(["sgd", "rowwise-adagrad"]), st.sampled_from(["exact", "always"]))
+def test_every_number_is_at_one_rank(sizes, world, optimizer, columns):
+    model, asked = model_of(*sizes), topology(world)
+    planner = SkirlPlanner(asked, 16, optimizer=optimizer, columns=columns, seconds=0.05)
+    plan = planner.plan(model)
+    assert list(plan.plan) == ["inner.ebc"] and len(plan.plan["inner.ebc"]) == len(sizes)
+    for n, (rows, dim, _) in enumerate(sizes):
+        of, seen = plan.plan["inner.ebc"][f"t{n}"], np.zeros((rows, dim), int)
+        assert of.compute_kernel == "fused" and len(of.ranks) == len(of.sharding_spec.shards)
+        for rank, shard in zip(of.ranks, of.sharding_spec.shards, strict=True):
+            (row, col), (height, width) = shard.shard_offsets, shard.shard_sizes
+            seen[row : row + height, col : col + width] += 1
+            assert shard.placement.rank() == rank < world
+            assert width == dim or (of.sharding_type == "column_wise" and (optimizer == "sgd" or columns == "always"))
+        assert (seen == 1).all()
+        if of.sharding_type == "row_wise":
+            assert of.ranks == list(range(world)) and {s.shard_sizes[0] for s in of.sharding_spec.shards[:1]} == {
+                -(-rows // world)
+            }
+    assert table_plan(plan, model, ranks=world, optimizer=optimizer) == planner.table_plan
+    assert "above the mean" in planner.summary()
+
+
+def test_memory_constraints_pins_and_groups_are_kept(tmp_path):
+    sizes = [(1000, 8, 1), (1000, 8, 1), (600, 16, 1), (64, 4, 1)]
+    held = sum(rows * (dim + 1) * 4 for rows, dim, _ in sizes)
+    model = model_of(*sizes)
+    planner = SkirlPlanner(
+        topology(2, int(held / 2 * 1.06)), constraints=constraint(sharding_types=["row_wise"], pooling_factors=[3.0]),
+        optimizer="rowwise-adagrad", pins={"t3": 1}, groups={"t1": "g", "t3": "g"}, seconds=2.0,
+    )  # fmt: skip
+    plan = planner.plan(model).plan["inner.ebc"]
+    assert plan["t0"].sharding_type == "row_wise" and plan["t1"].ranks == plan["t3"].ranks == [1]
+    assert planner._found is not None and max(planner._found[0].placed.used) <= int(held / 2 * 1.06)
+    assert planner.table_plan is not None
+    planner.table_plan.save(tmp_path / "p.json")
+    again = sharding_plan(TablePlan.load(tmp_path / "p.json"), model)
+    assert str(again) == str(planner.plan(model))
+
+
+def batch(seed: int) -> Any:
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (3 * 8,), generator=draw)
+    values = torch.randint(0, 50, (int(lengths.sum()),), generator=draw)
+    return torchrec.KeyedJaggedTensor(keys=["f0", "f1", "f2"], values=values, lengths=lengths)
+
+
+def test_batches_of_all_ranks_are_counted_together():
+    model = model_of((50, 8, 2), (60, 4, 1))
+    batches = [batch(n) for n in range(4)]
+    sharders = [torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder()]
+    one, other = (t.spec for t in models.tables_of(model, sharders, models.Asked(2, batches=batches)))
+    steps = [
+        [
+            *batches[n]["f0"].values(),
+            *batches[n]["f1"].values(),
+            *batches[n + 1]["f0"].values(),
+            *batches[n + 1]["f1"].values(),
+        ]
+        for n in (0, 2)
+    ]
+    assert one.ids == sum(map(len, steps)) / 2 and one.distinct == sum(len(set(map(int, s))) for s in steps) / 2
+    assert (one.batch, other.batch, one.optimizer) == (2 * 2 * 8, 2 * 8, "sgd")
+    [expected, _] = (
+        t.spec for t in models.tables_of(model, sharders, models.Asked(2, 8, constraint(pooling_factors=[1.0, 2.0])))
+    )
+    assert (expected.batch, expected.ids) == (32, 48) and 20 < expected.distinct < 48
+    from skirl.placement.torchrec.trained import sharder
+
+    assert models.optimizer_of("t0", object(), sharder("rowwise-adagrad")) == "rowwise-adagrad"
+
+
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"seconds": 0}, "seconds is 0: set it above 0"),
+    ({"columns": "some"}, "columns is 'some': set it to exact, always or never"),
+    ({"pins": {"x": 0}}, "pins name a table 'x', the model has t0, t1"),
+    ({"pins": {"t0": 5}}, "table 't0' has rank 5, there are ranks 0 to 1: name one"),
+    ({"constraints": {"min_partition": 8}}, "set min_partition, which skirl does not plan: leave it out"),
+    ({"constraints": {"compute_kernels": ["dense"]}}, "allow dense: skirl plans fused, allow it"),
+    ({"constraints": {"sharding_types": ["data_parallel"]}}, "allow data_parallel: skirl plans table_wise"),
+    ({"constraints": {"pooling_factors": [1.0, 2.0, 3.0]}}, "have 3 pooling_factors for 1 features: give one each"),
+    ({"constraints": {"pooling_factors": [float("nan")]}}, "set them to 0 or more"),
+    ({"constraints": {"pooling_factors": [0.0]}}, "table 't0' has 0 ids a batch"),
+    ({"batches": [0]}, "there are 1 batches for 2 ranks: give one of each rank at least"),
+    ({"optimizer": "lamb"}, "has optimizer 'lamb': set it to one of"),
+    ({"costs": "none.json"}, "none.json is no file: name costs"),
+    ({"cap": 1000}, "bytes too few: set --memory higher"),
+]
+
+
+@pytest.mark.parametrize(("said", "text"), CASES, ids=[text[:30] for _, text in CASES])
+def test_what_cannot_be_planned_is_told_in_a_sentence(said, text):
+    said = dict(said)
+    cap = said.pop("cap", 1 << 32)
+    if "constraints" in said:
+        said["constraints"] = constraint(**said["constraints"])
+    with pytest.raises(ValueError, match=text.replace("(", r"\(")) as error:
+        SkirlPlanner(topology(2, cap), 16, **{"seconds": 0.05, **said}).plan(model_of((50, 8, 1), (60, 4, 1)))
+    assert "\n" not in str(error.value)
+
+
+def test_models_that_cannot_be_planned_are_refused():
+    with pytest.raises(ValueError, match="the model has no table"):
+        SkirlPlanner(topology(2)).plan(torch.nn.Linear(2, 2))
+    half = Config(
+        name="t0",
+        num_embeddings=9,
+        embedding_dim=4,
+        feature_names=["f"],
+        data_type=torchrec.modules.embedding_configs.DataType.FP16,
+    )
+    with pytest.raises(ValueError, match="table 't0' has rows of FP16: skirl plans FP32"):
+        SkirlPlanner(topology(2)).plan(torchrec.EmbeddingBagCollection(tables=[half], device=torch.device("meta")))
+    with pytest.warns(UserWarning, match="costs of skirl's CPU kernels"):
+        SkirlPlanner(topology(2, device="cuda"), seconds=0.05).plan(model_of((50, 8, 1)))
+    with pytest.raises(ValueError, match="there is no process group"):
+        SkirlPlanner(topology(2)).collective_plan(model_of((50, 8, 1)))
+
+
+def test_without_torchrec_it_is_one_sentence(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torchrec.distributed", None)
+    with pytest.raises(ValueError, match="torchrec is not installed: pip install torchrec"):
+        SkirlPlanner(None)
+
+
+def test_a_plan_for_another_model_is_refused():
+    plan = TablePlan(2, (("t0", 50, 8, "sgd"),), (((Piece(0, 0, 50, 0, 8), 1),),))
+    assert sharding_plan(plan, model_of((50, 8, 1))).plan["inner.ebc"]["t0"].ranks == [1]
+    with pytest.raises(ValueError, match="table 't0' has rows 50 in the plan and 51 now"):
+        sharding_plan(plan, model_of((51, 8, 1)))
+    uneven = TablePlan(2, plan.tables, (((Piece(0, 0, 30, 0, 8), 0), (Piece(0, 30, 50, 0, 8), 1)),))
+    with pytest.raises(ValueError, match="is cut by rows unevenly"):
+        sharding_plan(uneven, model_of((50, 8, 1)))
+
+
+def test_plans_of_theirs_that_are_no_partition_are_refused():
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+
+    model = model_of((50, 8, 1))
+    copied = EmbeddingModuleShardingPlan({"t0": ParameterSharding("data_parallel", "dense", [0, 1])})
+    with pytest.raises(ValueError, match="table 't0' is data_parallel, a copy at each rank"):
+        table_plan(ShardingPlan({"inner.ebc": copied}), model, ranks=2)
+    with pytest.raises(ValueError, match="the ShardingPlan has no table 't0'"):
+        table_plan(ShardingPlan({}), model, ranks=2)
+
+
+def test_torchrecs_planner_is_asked_and_its_estimates_are_fitted():
+    from skirl.placement.tables.bench_search import problem_of
+    from skirl.placement.tables.pool import pool, task
+
+    made = pool(20, batch=64, max_dim=64, seed=0)
+    of = task(made, 6, 2, np.random.default_rng(0), full=0.5)
+    problem, config = problem_of(of), hardware_config()
+    for asked in (theirs.Asked("rows", "perf", config), theirs.Asked("whole")):
+        placed, seconds = theirs.planned(problem, asked)
+        assert placed is not None and placed.score[0] == 0 and seconds > 0
+    assert theirs.timed(problem, 60.0)[2] and theirs.timed(problem, 0.01) == (None, 0.01, False)
+    parts = [[(m.spec, m.spec.rows, m.spec.dim)] for m in made]
+    numbers = fitted.coefficients(parts, np.array([shipped(1.0, 1).compute(*p[0]) for p in parts]))
+    said = theirs.estimated(parts, fitted.config_of(numbers))
+    assert np.allclose(said, [fitted.sizes_of(p) @ numbers for p in parts], rtol=1e-3)
+    assert not np.allclose(theirs.estimated(parts, None), said, rtol=0.5)
+    both = theirs.said_of(parts, 2 * said, fitted.config_of(numbers))
+    assert np.allclose(both["torchrec_fitted_"], 2 * said) and np.median(2 * said / both["torchrec_"]) == pytest.approx(
+        1
+    )
+
+
+def test_cache_statistics_are_those_of_an_lru_cache():
+    model, batches = model_of((50, 8, 2), (60, 4, 1)), [batch(n) for n in range(12)]
+    found = cache_statistics(model, batches, 2)
+    for table, features, rows in (("t0", ("f0", "f1"), 50), ("t1", ("f2",), 60)):
+        stats = found[table]
+        for size in (1, 7, 20, rows):
+            cache, seen, uses, misses = OrderedDict[int, None](), set[int](), 0, 0
+            for n in range(0, 12, 2):
+                ids = [int(i) for b in batches[n : n + 2] for f in features for i in b[f].values()]
+                for row in dict.fromkeys(ids):
+                    if row in seen:
+                        uses, misses = uses + 1, misses + (row not in cache)
+                    seen.add(row)
+                    cache[row] = None
+                    cache.move_to_end(row)
+                    if len(cache) > size:
+                        cache.popitem(last=False)
+            assert stats.expected_miss_rate(size / rows) == pytest.approx(misses / uses, abs=1e-6), (table, size)
+        assert 0 < stats.cacheability < 1 and stats.expected_lookups > 0
+
+
+def test_the_kernel_that_is_timed_is_a_step_and_its_costs_are_used(tmp_path):
+    from skirl.placement.tables.costs import save_costs
+    from skirl.placement.tables.terms import TERMS
+    from skirl.placement.torchrec.kernel import Kernel, drawn
+    from skirl.torchrec import measure_costs
+
+    parts = drawn(1, "sgd", 0)[:2]
+    kernel = Kernel(parts, "sgd", 0)
+    before = [weights.clone() for weights in kernel.of.split_embedding_weights()]
+    kernel.step()
+    for made, old, new in zip(parts, before, kernel.of.split_embedding_weights(), strict=True):
+        changed = int((old != new).any(dim=1).sum())
+        assert old.shape == (made.spec.rows, made.spec.dim)
+        assert changed == pytest.approx(made.spec.distinct, rel=0.1)  # another batch of the same kind
+    costs = measure_costs("sgd", combinations=4)
+    assert costs.backend == "fbgemm-cpu" and len(costs.ms["sgd"]) == len(TERMS) and sum(costs.ms["sgd"]) > 0
+    save_costs(costs, tmp_path / "c.json")
+    model = model_of((50, 8, 1), (60, 4, 1))
+    plans = [SkirlPlanner(topology(2), costs=of, seconds=0.2).plan(model) for of in (costs, tmp_path / "c.json")]
+    assert str(plans[0]) == str(plans[1])
+    with pytest.raises(ValueError, match="optimizer is 'ftrl': set it to one of sgd, "):
+        measure_costs("ftrl")
