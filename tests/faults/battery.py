@@ -303,7 +303,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
     """Plans, shares, loads and stores of several sites; what they are held to is in the tests of each."""
     from tests.core import test_placement, test_placement_plan
     from tests.placement import test_commands, test_shares
-    from tests.placement.tables import test_search, test_tables
+    from tests.placement.tables import test_nets, test_search, test_tables
     from tests.store.placed import test_store
 
     def wrong_files(folder: Path) -> None:
@@ -332,6 +332,12 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         for pieces, says in mark.args[1]:
             check(pieces, says)
 
+    def wrong_nets(folder: Path) -> None:
+        check: Any = test_nets.test_wrong_nets_are_refused
+        [mark] = check.pytestmark
+        for change, says in mark.args[1]:
+            check(folder, change, says)
+
     checks: dict[str, Callable[[], object]] = {
         "wrong plans": in_folder(wrong_files),
         "moves": test_commands.test_moves_come_back_as_they_were,
@@ -343,6 +349,13 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "wrong plans of tables": wrong_table_plans,
         "every cell": lambda: [test_search.every_cell(seed, 0.95) for seed in range(3)],
         "pins and groups": test_search.test_what_may_not_move_or_be_cut_stays,
+        "nets": test_nets.test_what_a_net_says_is_what_it_is_by_hand,
+        "a search by a net": test_nets.test_a_search_goes_by_what_ranks_have_together,
+        "ties": test_nets.test_ties_go_to_the_sum,
+        "noise": test_nets.test_no_net_is_trained_on_noise,
+        "exchanges": test_nets.test_an_exchange_waits_for_the_last_and_for_the_most,
+        "wrong nets": in_folder(wrong_nets),
+        "changed costs": in_folder(test_nets.test_costs_that_were_changed_or_cut_are_refused),
         "costs of a piece": test_search.test_costs_and_cuts_are_those_of_the_piece,
         "every bit": test_store.TestPlacedStore().test_every_bit_comes_back,
         "rows that move": in_folder(lambda folder: test_store.rows_move(folder, test_store.CUTS[::-1])),

@@ -737,6 +737,20 @@ PLACEMENT = [
           "2000.0 * spec.batch", "1000.0 * spec.batch"),
     Fault("a pin of a table is forgotten", "placement.tables.problem:Problem.__post_init__",
           "spec.rank if spec.rank is not None else -1", "-1"),
+    Fault("a search forgets what parts cost together", "placement.tables.problem:together",
+          "ranks.slow * self.costs.factors(sums)", "ranks.slow.copy()"),
+    Fault("a net is told the lookups of the whole table", "placement.tables.nets:features_of",
+          "max(spec.ids * part, 0.001)", "max(spec.ids, 0.001)"),
+    Fault("a tie goes to the net", "placement.tables.calibrate:chosen",
+          "gain > chance", "gain > -chance"),
+    Fault("a net is trained on noise", "placement.tables.wire_fit:wire_of",
+          "noise > MOST_NOISE", "noise > 9"),
+    Fault("nobody waits for the last to exchange", "placement.tables.wire:waits",
+          "starts.max(axis=1, keepdims=True)", "starts.min(axis=1, keepdims=True)"),
+    Fault("costs that were changed are read", "placement.tables.costs:_parsed",
+          "body.pop('digest') != digest(body)", "not body.pop('digest')"),
+    Fault("an array of another shape is read", "placement.tables.nets:unpacked",
+          "of.get('shape') != list(shape)", "False"),
 ]  # fmt: skip
 
 SWEEP = [

@@ -1,10 +1,15 @@
 """Targets of tables over ranks: their list, their costs, and a plan, of which each cell is counted."""
 
 import json
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from skirl.placement.tables.costs import load_costs, save_costs, shipped
+import numpy as np
+
+from skirl.placement.tables import wire_fit
+from skirl.placement.tables.costs import load_costs, save_costs
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.spec import TableSpec, parsed_specs, read_specs, specs_text
 from tests.fuzz.loop import READ, Target, clean
@@ -49,17 +54,26 @@ class Tables(_Json):
 
 
 class MeasuredCosts(_Json):
+    """Costs with nets, small ones in the places of those that are trained."""
+
     name = "costs"
 
     def prepare(self, folder: Path) -> None:
-        save_costs(shipped(1e9, 2), folder / "seed.json")
+        from tests.placement.tables.test_nets import costs, exchanges
+
+        wire = replace(wire_fit.wire_of(*exchanges(30, 0.6), seed=0), noise=0.1)
+        save_costs(replace(costs(2), wire=wire), folder / "seed.json")
         self.seed = json.loads((folder / "seed.json").read_text())
+        del self.seed["digest"]
 
     def read(self, path: Path) -> None:
         costs = load_costs(path, link=1e9, ranks=2)
         spec = TableSpec("a", 60, 12, 8, 16.0, 9.0)
         for optimizer in costs.ms:
-            assert costs.compute(TableSpec(**{**vars(spec), "optimizer": optimizer}), 60, 12) > 0
+            part = (TableSpec(**{**vars(spec), "optimizer": optimizer}), 60, 12)
+            assert costs.compute(*part) > 0 and isfinite(costs.together([[part, part]])[0])
+        if costs.wire is not None:
+            assert all(np.isfinite(of).all() for of in costs.wire.told(*np.ones((2, 1, costs.wire.ranks))))
 
 
 class Plan(_Json):

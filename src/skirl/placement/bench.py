@@ -39,10 +39,11 @@ from skirl.store.placed.store import PlacedStore
 class PlaceBench:
     """Flags of `skirl bench place`."""
 
-    part: Literal["loads", "stores", "optimum", "tight", "time", "model", "plans"] = "loads"
+    part: Literal["loads", "stores", "optimum", "tight", "time", "model", "plans", "transfer"] = "loads"
     """loads: predicted rows and bytes by site and step against executed ones; stores: iterations over emulated links. Of
     tables over ranks, optimum: the search against every placement of small tasks; tight: 90 to 98% of the memory; time:
-    seconds of searches; model: costs of tables that they were not fitted to; plans: measured, beside simpler ones."""
+    seconds of searches; model: both kinds of costs, of tables that they were not fitted to; plans: measured, beside simpler
+    ones; transfer: plans after a minute of calibration, beside full training."""
     sites: tuple[int, ...] = (1, 2, 3, 4, 8)
     """Numbers of sites; of stores, 4 and 8 if not given."""
     batch: int = 512

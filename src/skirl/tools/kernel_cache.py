@@ -20,6 +20,8 @@ from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 from numba.misc.appdirs import AppDirs
 
+from skirl.tools.kernel_turns import turns
+
 log = logging.getLogger("skirl")
 
 PACKAGE = Path(__file__).parents[1]
@@ -137,6 +139,12 @@ class _Files(IndexDataCacheFile):
         self._base = base
 
     def load(self, key: Any) -> Any:
+        found = self._load(key)
+        if found is None and turns.take(Path(self._cache_path) / f"{self._name(key)}.turn"):
+            found = self._load(key)  # another process may have been at it
+        return found
+
+    def _load(self, key: Any) -> Any:
         try:
             kept, data = self._load_data(self._name(key))
         except FileNotFoundError:

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.placement.tables.bench_search import least
-from skirl.placement.tables.costs import TERMS, Costs
+from skirl.placement.tables.costs import Costs
 from skirl.placement.tables.pieces import Piece, check_cover, halves, joined
 from skirl.placement.tables.place import over_caps, planned
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Problem, Ranks, canonical
 from skirl.placement.tables.search import search
 from skirl.placement.tables.spec import TableSpec
+from skirl.placement.tables.terms import TERMS
 from tests.cases import cases
 
 MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6, 1e-5, 1e-6, 1e-6)
@@ -64,7 +65,7 @@ def test_every_cell_is_somewhere_once_and_no_rank_is_over(seed, full):
 
 def every_cell(seed: int, full: float) -> None:
     specs, ranks = task(seed, full)
-    plan, found, problem = planned(specs, ranks, costs(3), seconds=5)
+    plan, found, problem = planned(specs, ranks, costs(3), seconds=1)
     cells = ranks_by_cell(specs, plan)
     assert all((of >= 0).all() for of in cells)
     used = [0, 0, 0]

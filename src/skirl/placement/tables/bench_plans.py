@@ -1,14 +1,14 @@
-"""What `skirl bench place` measures of costs and of whole plans, on tables that no cost was fitted to."""
+"""What `skirl bench place` measures of whole plans, on tables that no cost was fitted to."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from skirl.placement.tables import baselines
+from skirl.placement.tables.bench_model import fit
 from skirl.placement.tables.bench_search import LINK, problem_of
-from skirl.placement.tables.calibrate import Combination, combinations_of, training
-from skirl.placement.tables.costs import TERMS, Costs, fitted
 from skirl.placement.tables.measure import Arena, Lookups, Part, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Task, pool, task
@@ -16,92 +16,19 @@ from skirl.placement.tables.problem import Placed, Problem, canonical
 from skirl.placement.tables.search import search
 
 OPTIMIZER = "rowwise-adagrad"
-BATCH, OTHER_BATCH = 512, 768
-"""Samples of the tasks, and a batch size that nothing is fitted to."""
+BATCH = 512
+"""Samples of the tasks."""
 CELLS = tuple((ranks, dim) for ranks in (4, 8) for dim in (16, 128))
 """Ranks and the largest dim of the tasks."""
 FULL = 0.6
 SEARCH = 2.0
-TRAINED, TESTED = 150, 80
-ROUNDS, PLAN_ROUNDS = 6, 4
+PLAN_ROUNDS = 4
 OURS = {
     "whole": {"columns": "never", "rows": False},
     "columns": {"columns": "always", "rows": False},
     "rows": {"columns": "exact", "rows": True},
 }
 """How tables may be cut; the last is the default."""
-
-
-def tau(one: np.ndarray, other: np.ndarray) -> float:
-    """Kendall's: of pairs, the share in the same order less that in the other.
-
-    **Arguments**
-
-    - `one`, `other`: of the same things.
-
-    >>> tau(np.array([1, 2, 3]), np.array([1, 3, 2]))
-    0.333
-    """
-    a, b = (np.sign(x[:, None] - x[None]) for x in (one, other))
-    upper = np.triu_indices(len(one), 1)
-    return float(np.round((a * b)[upper].mean(), 3))
-
-
-def fit(arena: Arena, seed: int, tests: Sequence[Combination] = ()) -> tuple[Costs, np.ndarray]:
-    """Costs of this machine, now; and rounds of other combinations that were measured in turns with those of the fit.
-
-    **Arguments**
-
-    - `arena`: to measure in.
-    - `seed`: of chance.
-    - `tests`: the others.
-    """
-    combinations = training(OPTIMIZER, TRAINED, seed)
-    rounds = rounds_of(arena, [c.ready(arena) for c in (*combinations, *tests)], ROUNDS, seed)
-    mine = rounds[:, : len(combinations)]
-    numbers = fitted(np.array([c.terms() for c in combinations]), mine.min(axis=0))
-    return Costs({OPTIMIZER: numbers}, LINK, 1, noise=noise_of(mine)), rounds[:, len(combinations) :]
-
-
-def model(seed: int) -> dict[str, Any]:
-    """How far predictions of held-out tables, of the batch sizes that were fitted and of another, are from measurements.
-
-    **Arguments**
-
-    - `seed`: of chance.
-    """
-    held_out = {}
-    for name, batch in (("", BATCH), ("other_batch_", OTHER_BATCH)):
-        tables = pool(TESTED, batch=batch, max_dim=128, seed=seed + 1000 + batch, optimizer=OPTIMIZER)
-        held_out[name] = combinations_of(tables, TESTED, np.random.default_rng([seed, batch]))
-    costs, all_rounds = fit(Arena(), seed, [c for tests in held_out.values() for c in tests])
-    found: dict[str, Any] = {}
-    for n, (name, tests) in enumerate(held_out.items()):
-        rounds = all_rounds[:, n * TESTED : (n + 1) * TESTED]
-        ms, one, other = rounds.min(axis=0), rounds[::2].min(axis=0), rounds[1::2].min(axis=0)
-        every = np.array([c.terms() for c in tests])
-        dims = np.array([sum(dim for *_, dim in c.parts) for c in tests])
-        said = every @ np.array(costs.ms[OPTIMIZER])
-        found |= {
-            f"{name}tau": tau(said, ms),
-            f"{name}tau_ceiling": tau(one, other),
-            f"{name}median_error": error(said, ms),
-            f"{name}median_noise": noise_of(rounds),
-        }
-        for rule, sums in (("dim", dims), ("lookup", every[:, TERMS.index("ids*dim")])):
-            found |= {f"{name}{rule}_tau": tau(sums, ms), f"{name}{rule}_error": error(sums * np.median(ms / sums), ms)}
-    facts = {"trained": TRAINED, "tested": TESTED, "noise": costs.noise}
-    return facts | found | {"chosen": "additive", "net": "not built"}
-
-
-def error(said: np.ndarray, ms: np.ndarray) -> float:
-    """The median of relative errors.
-
-    **Arguments**
-
-    - `said`, `ms`: predicted and measured.
-    """
-    return float(np.round(np.median(np.abs(said / ms - 1)), 4))
 
 
 def plans(tasks: int, seed: int) -> dict[str, Any]:
@@ -113,13 +40,13 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
     - `seed`: of chance.
     """
     arena = Arena()
-    (fitted_now, _), rng = fit(arena, seed), np.random.default_rng(seed)
+    (fitted_now, _), rng = fit(arena, OPTIMIZER, seed), np.random.default_rng(seed)
     pools = {dim: pool(150, batch=BATCH, max_dim=dim, seed=seed + 2000 + dim, optimizer=OPTIMIZER) for _, dim in CELLS}
     cells, measured, noise = [], list[Mapping[str, tuple[float, float, float]]](), []
     for n in range(tasks):
         ranks, dim = CELLS[n % len(CELLS)]
         of = task(pools[dim], int(rng.integers(10, 61)), ranks, rng, full=FULL)
-        costs = Costs(fitted_now.ms, LINK, ranks)
+        costs = replace(fitted_now, link=LINK, ranks=ranks)
         problems = {
             name: problem_of(of, columns=how["columns"], rows=how["rows"], costs=costs) for name, how in OURS.items()
         }

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from skirl.placement.tables import bench_plans, bench_search
+from skirl.placement.tables import bench_model, bench_plans, bench_search, bench_transfer
 
-PARTS = ("optimum", "tight", "time", "model", "plans")
-_TASKS = {"optimum": 200, "tight": 60, "plans": 80}
+PARTS = ("optimum", "tight", "time", "model", "plans", "transfer")
+_TASKS = {"optimum": 200, "tight": 60, "plans": 80, "transfer": 4}
 _SECONDS = 5.0
+_KINDS = ("additive", "net", "dim", "lookup")
 
 
 def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
@@ -24,9 +25,11 @@ def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
     if part == "tight":
         return bench_search.tight(count, seed, _SECONDS)
     if part == "model":
-        return bench_plans.model(seed)
+        return bench_model.model(seed)
     if part == "plans":
         return bench_plans.plans(count, seed)
+    if part == "transfer":
+        return bench_transfer.transfer(count, seed)
     return bench_search.times(seed)
 
 
@@ -51,12 +54,20 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             "others": others,
         }
     if result["part"] == "model":
+        lines = {}
+        for where, name in (("held-out tables", ""), ("another batch", "other_batch_")):
+            of = {kind: (result[f"{name}{kind}_tau"], result[f"{name}{kind}_median_error"]) for kind in _KINDS}
+            lines[where] = ", ".join(f"{kind} tau {t:.3f} and error {error:.1%}" for kind, (t, error) in of.items())
+            again = f"tau {result[f'{name}tau_ceiling']:.3f}, noise {result[f'{name}median_noise']:.1%}"
+            lines[where] += f"; measured again {again}"
+        said = f"{result['exchange_error']:.0%} error, repeats vary by {result['exchange_noise']:.0%}"
+        return lines | {"exchange": f"{result['exchange']}: {said}", "chosen": f"{result['chosen']}: {result['why']}"}
+    if result["part"] == "transfer":
         return {
-            kind: f"tau {result[f'{name}tau']:.3f} (measured again {result[f'{name}tau_ceiling']:.3f}), median error "
-            f"{result[f'{name}median_error']:.1%} (noise {result[f'{name}median_noise']:.1%}); by dims "
-            f"{result[f'{name}dim_error']:.0%}, by ids and dims {result[f'{name}lookup_error']:.0%}"
-            for kind, name in (("held-out tables", ""), ("another batch", "other_batch_"))
-        } | {"chosen": result["chosen"]}
+            name: f"{of['vs_full']:.3f} of the time of plans from full training; error {of['error']:.1%} ({of['chosen']}), "
+            f"{of['full_error']:.1%} ({of['full_chosen']})"
+            for name, of in result["by_setting"].items()
+        } | {"mean": f"{result['vs_full']:.3f}, after {result['calibration_seconds']:.0f} s of calibration"}
     if result["part"] == "plans":
         low, high = result["vs_greedy_95"]
         return {

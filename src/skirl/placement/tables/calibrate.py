@@ -1,21 +1,34 @@
-"""Measured costs: combinations of parts of tables made by chance, timed and fitted; those held out say how good it is."""
+"""Measured costs: combinations of parts of tables made by chance, timed; two kinds are fitted, and others choose one."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from skirl.placement.tables.costs import Costs, fitted, save_costs, terms_of
-from skirl.placement.tables.measure import Arena, Lookups, Part, Rounds, noise_of, rounds_of
+from skirl.placement.tables.costs import Costs, Kind, Part, save_costs
+from skirl.placement.tables.measure import Arena, Lookups, Rounds, noise_of, rounds_of
+from skirl.placement.tables.measure import Part as Ready
+from skirl.placement.tables.nets import features_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Made, pool
+from skirl.placement.tables.terms import fitted, terms_of
 from skirl.tools.progress import Progress
 
+if TYPE_CHECKING:
+    from skirl.placement.tables.training import Sets
+
 DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-BATCHES = (256, 512, 1024)
+BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
+"""Samples of what is fitted, and of what judges it."""
+_BEFORE = 0.25
+"""As how many measurements one counts that is told by costs of another machine."""
+_CHANCE = 2.0
+"""Standard errors up to which the gain of a net is chance."""
+_FAR = 0.5
+"""An error beyond this counts like this."""
 MOST_TABLES = 15
 ROUNDS = 12
 _TABLES = 120
@@ -32,14 +45,24 @@ class Combination:
 
     parts: tuple[tuple[Made, int, int, int], ...]
 
+    @property
+    def pieces(self) -> list[Part]:
+        """Table, rows and columns of each part."""
+        return [(made.spec, rows, dim) for made, _, rows, dim in self.parts]
+
+    @property
+    def optimizer(self) -> str:
+        """Of all its parts."""
+        return self.parts[0][0].spec.optimizer
+
     def terms(self) -> np.ndarray:
         """Of all parts together."""
-        return np.sum([terms_of(made.spec, rows, dim) for made, _, rows, dim in self.parts], axis=0)
+        return np.sum([terms_of(*piece) for piece in self.pieces], axis=0)
 
-    def ready(self, arena: Arena) -> list[Part]:
+    def ready(self, arena: Arena) -> list[Ready]:
         """The parts with their ids."""
         return [
-            Part(arena, Lookups(replace(made, spec=replace(made.spec, dim=dim)), number), Piece(0, 0, rows, 0, dim))
+            Ready(arena, Lookups(replace(made, spec=replace(made.spec, dim=dim)), number), Piece(0, 0, rows, 0, dim))
             for made, number, rows, dim in self.parts
         ]
 
@@ -85,6 +108,131 @@ def training(optimizer: str, count: int, seed: int, batches: Sequence[int] = BAT
     return found[:count]
 
 
+def held_out(optimizer: str, count: int, seed: int, batches: Sequence[int] = OTHER_BATCHES) -> list[Combination]:
+    """What says how good costs are: other tables, of other batch sizes.
+
+    **Arguments**
+
+    - `optimizer`, `count`, `seed`, `batches`: as `training` has them.
+    """
+    return training(optimizer, count, seed + 5000, batches)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Combinations and what they took.
+
+    **Arguments**
+
+    - `combinations`: of any optimizers, each of parts of one.
+    - `ms`: of each.
+    """
+
+    combinations: Sequence[Combination]
+    ms: np.ndarray
+
+    def sets(self, numbers: Mapping[str, tuple[float, ...]]) -> "Sets":
+        """As a net learns of them, over sums of terms with these numbers."""
+        from skirl.placement.tables.training import Sets
+
+        parts = [(n, part) for n, of in enumerate(self.combinations) for part in of.pieces]
+        base = [float(np.dot(numbers[part[0].optimizer], terms_of(*part))) for _, part in parts]
+        features = np.array([features_of(*part) for _, part in parts])
+        return Sets(features, np.array(base), np.array([n for n, _ in parts]), self.ms)
+
+    def fitted(self, start: Costs | None = None) -> dict[str, tuple[float, ...]]:
+        """Of each optimizer the numbers of the terms.
+
+        **Arguments**
+
+        - `start`: costs that say, but for one factor, what was not measured well; None: there are none.
+        """
+        of = np.array([combination.optimizer for combination in self.combinations])
+        terms = np.array([combination.terms() for combination in self.combinations])
+        found = {}
+        for name in dict.fromkeys(of.tolist()):
+            x, ms = terms[of == name], self.ms[of == name]
+            counts = np.ones(len(ms))
+            if start is not None and name in start.ms:
+                before = x @ np.array(start.ms[name])
+                x, ms = np.concatenate([x, x]), np.concatenate([ms, before * np.median(ms / before)])
+                counts = np.repeat([1.0, _BEFORE], len(before))
+            found[name] = fitted(x, ms, counts)
+        return found
+
+
+def costs_of(learned: Measured, judges: Measured, seed: int, start: Costs | None = None) -> Costs:
+    """Both kinds of costs from some measurements, and the better one chosen by others.
+
+    **Arguments**
+
+    - `learned`: what they are fitted to.
+    - `judges`: of tables that `learned` has not.
+    - `seed`: of what is left to chance.
+    - `start`: costs of another machine or setting, which are adapted.
+    """
+    from skirl.placement.tables.training import trained
+
+    numbers = learned.fitted(start)
+    net = trained(learned.sets(numbers), seed, None if start is None else start.net)
+    costs = Costs(numbers, 1.0, 1, net=net)
+    sets, off = [of.pieces for of in judges.combinations], dict[str, np.ndarray]()
+    report = dict[str, Any]()
+    kinds: tuple[Kind, ...] = ("additive", "net")
+    for kind in kinds:
+        said = replace(costs, kind=kind).together(sets)
+        report[kind] = {"median_error": error(said, judges.ms), "tau": tau(said, judges.ms)}
+        off[kind] = np.abs(said / judges.ms - 1)
+    kind, why = chosen(off["additive"], off["net"])
+    return replace(
+        costs, kind=kind, report={**report, "learned": len(learned.ms), "held_out": len(judges.ms), "why": why}
+    )
+
+
+def chosen(additive: np.ndarray, net: np.ndarray) -> tuple[Kind, str]:
+    """Which kind predicts, and why: the net where it is the better one by more than chance would have it.
+
+    **Arguments**
+
+    - `additive`, `net`: relative errors of the same sets of tables, which neither has seen.
+
+    >>> chosen(np.array([0.08, 0.02, 0.09]), np.array([0.07, 0.03, 0.08]))[1].partition(" than ")[0]
+    'on tables that neither has seen the net is 0.3 +- 1.1 points nearer'
+    """
+    gains = np.minimum(additive, _FAR) - np.minimum(net, _FAR)
+    gain, chance = 100 * float(gains.mean()), 100 * _CHANCE * float(gains.std() / len(gains) ** 0.5)
+    said = f"on tables that neither has seen the net is {abs(gain):.1f} +- {chance:.1f} points "
+    said += f"{'nearer' if gain > 0 else 'farther off'} than the sum of terms"
+    if gain > chance:
+        return "net", said
+    return "additive", f"{said}: a tie goes to the sum" if gain > -chance else said
+
+
+def error(said: np.ndarray, ms: np.ndarray) -> float:
+    """The median of relative errors.
+
+    **Arguments**
+
+    - `said`, `ms`: predicted and measured.
+    """
+    return float(np.round(np.median(np.abs(said / ms - 1)), 4))
+
+
+def tau(one: np.ndarray, other: np.ndarray) -> float:
+    """Kendall's: of pairs, the share in the same order less that in the other.
+
+    **Arguments**
+
+    - `one`, `other`: of the same things.
+
+    >>> tau(np.array([1, 2, 3]), np.array([1, 3, 2]))
+    0.333
+    """
+    a, b = (np.sign(x[:, None] - x[None]) for x in (one, other))
+    upper = np.triu_indices(len(one), 1)
+    return float(np.round((a * b)[upper].mean(), 3))
+
+
 def calibrated(
     optimizers: Sequence[str],
     minutes: float,
@@ -92,44 +240,49 @@ def calibrated(
     seed: int,
     out: Path,
     *,
+    start: Costs | None = None,
+    exchange: int = 0,
     quiet: bool,
     to: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Measure, fit and write; one part in five is held out and says how good it is.
+    """Measure, fit, choose and write.
 
     **Arguments**
 
-    - `optimizers`: of rows; each is fitted by itself.
+    - `optimizers`: of rows.
     - `minutes`: for all rounds together.
-    - `count`: combinations of each optimizer.
+    - `count`: combinations of each optimizer to learn from; a quarter as many judge.
     - `seed`: of chance.
     - `out`: the file; rounds are kept beside it until it is written.
+    - `start`: costs that are adapted.
+    - `exchange`: processes whose exchange is measured; 0 leaves it.
     - `quiet`: whether no progress is shown.
     - `to`: where it is shown.
     """
     arena = Arena()
-    all_of = [combination for name in optimizers for combination in training(name, count, seed)]
+    learned = [c for name in optimizers for c in training(name, count, seed)]
+    judges = [c for name in optimizers for c in held_out(name, max(4, count // 4), seed)]
     what = {"optimizers": list(optimizers), "count": count, "seed": seed}
     known = Rounds(out.with_name(out.name + ".rounds"), what)
-    with Progress("prepare", steps=len(all_of), to=to, quiet=quiet) as progress:
+    with Progress("prepare", steps=len(learned) + len(judges), to=to, quiet=quiet) as progress:
         ready = []
-        for done, combination in enumerate(all_of, start=1):
+        for done, combination in enumerate([*learned, *judges], start=1):
             ready.append(combination.ready(arena))
             progress(done, lambda: {"tables": f"{len(ready[-1])}"})
-        until = time.monotonic() + 60 * minutes
-        rounds = rounds_of(arena, ready, ROUNDS, seed, known=known, late=lambda: time.monotonic() >= until)
-    ms, terms = rounds.min(axis=0), np.array([combination.terms() for combination in all_of])
-    held_out = np.arange(len(all_of)) % 5 == 4
-    fits, errors = {}, {}
-    for n, name in enumerate(optimizers):
-        mine = np.arange(len(all_of)) // count == n
-        trial = fitted(terms[mine & ~held_out], ms[mine & ~held_out])
-        of = terms[mine & held_out] @ trial
-        errors[name] = float(np.median(np.abs(of / ms[mine & held_out] - 1)))
-        fits[name] = fitted(terms[mine], ms[mine])
-    noise = noise_of(rounds)
-    save_costs(Costs(fits, 1.0, 1, noise=noise), out)
+    until = time.monotonic() + 60 * minutes
+    with Progress("measure", steps=ROUNDS, to=to, quiet=quiet) as progress:
+        rounds = rounds_of(
+            arena, ready, ROUNDS, seed, known=known, late=lambda: time.monotonic() >= until,
+            seen=lambda done: progress(done, lambda: {"combinations": f"{len(ready):,}"}),
+        )  # fmt: skip
+    ms, noise = rounds.min(axis=0), noise_of(rounds)
+    costs = costs_of(Measured(learned, ms[: len(learned)]), Measured(judges, ms[len(learned) :]), seed, start)
+    costs = replace(costs, noise=noise)
+    if exchange:
+        from skirl.placement.tables import wire_fit
+
+        costs = replace(costs, wire=wire_fit.measured(exchange, BATCHES[-1], seed))
+    save_costs(costs, out)
     known.path.unlink()
-    return {
-        "out": str(out), "rounds": len(rounds), "combinations": len(all_of), "noise": noise, "median_error": errors,
-    }  # fmt: skip
+    facts = {"out": str(out), "rounds": len(rounds), "combinations": len(ms), "noise": noise, "chosen": costs.kind}
+    return facts | dict(costs.report) | {"exchange": None if costs.wire is None else costs.wire.said()}

@@ -14,6 +14,7 @@ from skirl.tools.progress import size
 from skirl.train.flags import OptimizerFlags, ShowFlags
 
 MOST_RANKS = 1024
+_MEASURED = ("measured",)
 _SHOWN = 8
 """Tables of a rank that are printed."""
 
@@ -82,7 +83,8 @@ class PlaceTables:
     speeds: tuple[float, ...] | None = None
     """How fast each computes, as a multiple of the machine that the costs are of. Equal if not given."""
     link: tuple[str, ...] = ("10Gbit",)
-    """How fast each exchanges pooled rows, in each direction; one for all of them will do."""
+    """How fast each exchanges pooled rows, in each direction; one for all of them will do. measured: as the costs say, which
+    `skirl place costs --exchange` has measured."""
     costs: Path | None = None
     """What parts of tables cost, as `skirl place costs` writes it; those that come with skirl if not given."""
     columns: Literal["exact", "always", "never"] = "exact"
@@ -119,7 +121,7 @@ class PlaceTables:
         for text in self.memory or ():
             if parsed_bytes(text) < 1:
                 raise ValueError(f"memory is {text!r}: set it to a size like 16GB")
-        for text in self.link:
+        for text in self.link if self.link != _MEASURED else ():
             parsed_rate(text, "link")
 
     def run(self) -> dict[str, Any]:
@@ -130,7 +132,8 @@ class PlaceTables:
         def each(given: Any) -> list[Any]:
             return list(given) if len(given) == self.ranks else list(given) * self.ranks
 
-        rates = [parsed_rate(text, "link") for text in each(self.link)]
+        measured = self.link == _MEASURED
+        rates = [1.0] * self.ranks if measured else [parsed_rate(text, "link") for text in each(self.link)]
         ranks = Ranks(
             tuple([UNBOUND] * self.ranks if self.memory is None else map(parsed_bytes, each(self.memory))),
             tuple(map(float, each(self.speeds or (1.0,)))),
@@ -141,7 +144,7 @@ class PlaceTables:
                 self.tables,
                 ranks,
                 self.costs,
-                rates[0],
+                None if measured else rates[0],
                 self.columns,
                 not self.no_rows,
                 self.seconds,
@@ -168,6 +171,10 @@ class PlaceTables:
             f"mean of all; most of it is {most.removesuffix('_ms')}"
         )
         lines["exchange"] = f"bytes over --link {' '.join(self.link)}, not measured"
+        if (wire := result["exchange"]) is not None:
+            lines["exchange"] = (
+                f"{wire['kind']}: {size(wire['bytes_a_second'])}/s, measured among {wire['ranks']} processes over gloo"
+            )
         took = f"{result['seconds']:.1f} s, {result['states']:,} ways to cut"
         lines["search"] = took if result["in_time"] else f"{took}; stopped by --seconds"
         if result["out"] is not None:
@@ -180,7 +187,7 @@ class PlaceTables:
 class MeasureCosts:
     """What parts of tables cost on this machine: for `skirl place tables --costs`."""
 
-    common: ClassVar[tuple[str, ...]] = ("minutes", "optimizers", "out")
+    common: ClassVar[tuple[str, ...]] = ("minutes", "optimizers", "start", "exchange", "out")
 
     minutes: float = 1.0
     """To measure, after everything is prepared; two rounds are always measured."""
@@ -188,6 +195,10 @@ class MeasureCosts:
     """Of rows; each is measured by itself."""
     combinations: int = 150
     """Of tables made by chance, for each optimizer."""
+    start: Path | None = None
+    """Costs of another machine, whose net is adapted; those that come with skirl if not given."""
+    exchange: int = 0
+    """So many processes of this machine exchange pooled rows over gloo, and are timed; 0 leaves it."""
     seed: int = 0
     """Of chance."""
     out: Path = Path("costs.json")
@@ -207,6 +218,8 @@ class MeasureCosts:
         for name in self.optimizers:
             if name not in ROW_OPTIMIZERS:
                 raise ValueError(f"optimizers has {name!r}: set it to some of {', '.join(ROW_OPTIMIZERS)}")
+        if self.exchange == 1 or not 0 <= self.exchange <= 64:
+            raise ValueError(f"exchange is {self.exchange}: set it to 2 to 64, or to 0")
         if len(set(self.optimizers)) < len(self.optimizers) or not self.optimizers:
             raise ValueError(f"optimizers is {' '.join(self.optimizers)}: name at least one, each once")
         if self.seed < 0:
@@ -219,19 +232,25 @@ class MeasureCosts:
         import sys
 
         from skirl.placement.tables.calibrate import calibrated
+        from skirl.placement.tables.costs import SHIPPED, load_costs
 
         to = sys.stderr if self.json else sys.stdout
+        start = load_costs(self.start or SHIPPED, link=1.0, ranks=1)
         return calibrated(
-            self.optimizers, self.minutes, self.combinations, self.seed, self.out, quiet=self.quiet, to=to
-        )
+            self.optimizers, self.minutes, self.combinations, self.seed, self.out, start=start, exchange=self.exchange,
+            quiet=self.quiet, to=to,
+        )  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
-        errors = ", ".join(f"{name} {of:.1%}" for name, of in result["median_error"].items())
-        return {
-            "measured": f"{result['combinations']} combinations of tables, {result['rounds']} rounds",
-            "error": f"{errors} in the median, of combinations that were held out; measuring again differs by "
-            f"{result['noise']:.1%}",
-            "costs": result["out"],
-            "advice": f"use --costs {result['out']}",
+        lines = {
+            "measured": f"{result['combinations']} combinations of tables, {result['rounds']} rounds; measuring again "
+            f"differs by {result['noise']:.1%}",
+            "chosen": f"{result['chosen']}: {result['why']}",
         }
+        if (wire := result["exchange"]) is not None:
+            lines["exchange"] = (
+                f"{wire['kind']}: {size(wire['bytes_a_second'])}/s among {wire['ranks']} processes, error "
+                f"{wire['error']:.0%}; repeats vary by {wire['noise']:.0%}"
+            )
+        return lines | {"costs": result["out"], "advice": f"use --costs {result['out']}"}

@@ -1,52 +1,39 @@
-"""What a part of a table costs a rank: a sum of a few terms, fitted to measured times; and the file that keeps it."""
+"""What parts of tables cost a rank: a sum of a few terms, or with a net that corrects it; and the file that keeps them.
+
+The file is JSON with a digest. Nothing in it is run or unpickled.
+"""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isfinite, log2
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from skirl.core.optim import ROW_OPTIMIZERS
+from skirl.placement.tables.nets import SUMS, ComputeNet, features_of
 from skirl.placement.tables.spec import TableSpec
+from skirl.placement.tables.terms import TERMS, terms_of
+from skirl.placement.tables.wire import Wire
 from skirl.tools.os_errors import writing
 from skirl.tools.shape_of import AMOUNT, ANY, TEXT, misfit
 
-FORMAT, VERSION = "skirl-costs", 1
-TERMS = (
-    "table", "ids", "ids*dim", "distinct", "distinct*dim", "distinct*log2(distinct)", "batch*dim",
-    "odd distinct", "odd ids*dim", "odd distinct*dim",
-)  # fmt: skip
-"""The last three are of rows that are no multiple of 16 numbers, which take the plain loops. Many rows do not stay in the
-caches from the forward pass to the backward one, so that each costs more: the logarithm."""
-WIDE = 16
+FORMAT, VERSION = "skirl-costs", 2
 SHIPPED = Path(__file__).with_name("costs_cpu.json")
-"""Measured on one machine; `skirl place costs` measures another."""
+"""Measured on one machine; `skirl place costs` adapts it to another."""
+_MOST = 1 << 20
+_FORM = {
+    "backend": TEXT, "terms": [TEXT], "noise": ANY, "ms": {...: [AMOUNT]}, "chosen": TEXT, "net": ANY, "report": {...: ANY},
+    "exchange": ANY,
+}  # fmt: skip
 _FLOAT = 4
-_CYCLES = 20000
-_FORM = {"format": TEXT, "backend": TEXT, "terms": [TEXT], "noise": ANY, "ms": {...: [AMOUNT]}}
-
-
-def terms_of(spec: TableSpec, rows: int, dim: int) -> tuple[float, ...]:
-    """The terms of so many rows and columns of a table, whose lookups are spread over its rows.
-
-    **Arguments**
-
-    - `spec`: the table.
-    - `rows`, `dim`: of the part.
-
-    >>> terms_of(TableSpec("a", rows=1024, dim=8, batch=4, ids=8.0, distinct=8.0), 512, 8)
-    (1.0, 4.0, 32.0, 4.0, 32.0, 8.0, 32.0, 4.0, 32.0, 32.0)
-    """
-    part = rows / spec.rows
-    ids, distinct, odd = spec.ids * part, spec.distinct * part, dim % WIDE != 0
-    looked, updated = ids * dim, distinct * dim
-    return (
-        1.0, ids, looked, distinct, updated, distinct * log2(max(2.0, distinct)), float(spec.batch * dim),
-        odd * distinct, odd * looked, odd * updated,
-    )  # fmt: skip
+_NOTHING = np.zeros(SUMS)
+Kind = Literal["additive", "net"]
+Part = tuple[TableSpec, int, int]
+"""Of a table, so many rows and columns."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +47,10 @@ class Costs:
     - `ranks`: among which they are exchanged.
     - `backend`: what computes.
     - `noise`: by how much two measurements of one thing differ, as a share; None: not known.
+    - `net`: what corrects the sum of terms; None: nothing was trained.
+    - `kind`: which of the two predicts: "additive", or "net".
+    - `report`: how good each was on tables that it had not seen, and why the kind was chosen.
+    - `wire`: how fast ranks exchange, where it was measured.
     """
 
     ms: Mapping[str, tuple[float, ...]]
@@ -67,17 +58,31 @@ class Costs:
     ranks: int
     backend: str = "skirl-cpu"
     noise: float | None = None
+    net: ComputeNet | None = None
+    kind: Kind = "additive"
+    report: Mapping[str, Any] = field(default_factory=dict)
+    wire: Wire | None = None
 
     def __post_init__(self) -> None:
         for optimizer, of in self.ms.items():
             if optimizer not in ROW_OPTIMIZERS:
-                raise ValueError(f"costs are of optimizer {optimizer!r}: set it to one of {', '.join(ROW_OPTIMIZERS)}")
+                raise ValueError(
+                    f"costs are of optimizer {_brief(optimizer)}: set it to one of {', '.join(ROW_OPTIMIZERS)}"
+                )
             if len(of) != len(TERMS) or not all(isfinite(value) and value >= 0 for value in of) or not sum(of) > 0:
                 raise ValueError(
-                    f"costs of {optimizer} are {list(of)}: give {len(TERMS)} finite numbers of 0 or more, not all 0"
+                    f"costs of {optimizer} are {_brief(list(of), 300)}: give {len(TERMS)} finite numbers of 0 or more, "
+                    "not all 0"
                 )
         if not 0 < self.link < float("inf"):
             raise ValueError(f"link is {self.link}: set it to bytes a second above 0")
+        if self.kind not in ("additive", "net") or (self.kind == "net" and self.net is None):
+            raise ValueError(f"costs are of kind {_brief(self.kind)}: set it to additive, or to net and give one")
+
+    @property
+    def by_net(self) -> bool:
+        """Whether parts that are together cost something else than their sum."""
+        return self.kind == "net"
 
     def of(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, float, int]:
         """Compute and exchange of a step in milliseconds, and bytes of memory, of a part of a table.
@@ -91,45 +96,53 @@ class Costs:
 
     def compute(self, spec: TableSpec, rows: int, dim: int) -> float:
         """Milliseconds to look up, pool and update."""
+        return self.part(spec, rows, dim)[0]
+
+    def part(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, np.ndarray]:
+        """The same, and what the part adds to the sums of its set, of which `factors` makes a factor.
+
+        **Arguments**
+
+        - `spec`: the table.
+        - `rows`, `dim`: of the part.
+        """
         of = self.ms.get(spec.optimizer)
         if of is None:
             raise ValueError(
                 f"the costs have no {spec.optimizer}, which table {spec.name!r} has; they have {', '.join(self.ms)}: "
                 f"measure it with `skirl place costs --optimizers {spec.optimizer}`"
             )
-        return sum(a * b for a, b in zip(of, terms_of(spec, rows, dim), strict=True))
+        ms = sum(a * b for a, b in zip(of, terms_of(spec, rows, dim), strict=True))
+        if not self.by_net or self.net is None:
+            return ms, _NOTHING
+        factor, adds = self.net.parts(features_of(spec, rows, dim)[None])
+        return ms * float(factor[0]), adds[0]
+
+    def factors(self, sums: np.ndarray) -> np.ndarray:
+        """By what the milliseconds of the parts of each set are multiplied, since they are together.
+
+        **Arguments**
+
+        - `sums`: of what the parts of each set add, [sets, SUMS].
+        """
+        return np.ones(len(sums)) if not self.by_net or self.net is None else self.net.factors(sums)
+
+    def together(self, sets: Sequence[Sequence[Part]]) -> np.ndarray:
+        """Milliseconds of sets of parts, each on a rank of its own.
+
+        **Arguments**
+
+        - `sets`: of tables, rows and dims.
+        """
+        parts = [[self.part(*part) for part in of] for of in sets]
+        sums = np.array([np.sum([_NOTHING, *(adds for _, adds in of)], axis=0) for of in parts])
+        return np.array([sum(ms for ms, _ in of) for of in parts]) * self.factors(sums)
 
     def exchange(self, spec: TableSpec, dim: int) -> float:
         """Milliseconds to send pooled rows and to receive their gradients: bytes over rate, of parts of rows as of whole
         tables, since each has sums for all samples."""
         others = (self.ranks - 1) / self.ranks
         return 2e3 * spec.batch * dim * _FLOAT * others / self.link
-
-
-def fitted(terms: np.ndarray, ms: np.ndarray) -> tuple[float, ...]:
-    """Numbers of 0 or more whose products with the terms have the least squared relative error.
-
-    **Arguments**
-
-    - `terms`: [measurements, terms].
-    - `ms`: of each measurement.
-
-    >>> terms = np.array([[1, 2.0], [1, 3], [1, 5]])
-    >>> [round(x, 6) for x in fitted(terms, terms @ [0.5, 2])]
-    [0.5, 2.0]
-    """
-    scaled = terms / ms[:, None]
-    sizes = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
-    products, wanted = (scaled / sizes).T @ (scaled / sizes), (scaled / sizes).sum(axis=0)
-    out = np.zeros(len(wanted))
-    for _ in range(_CYCLES):  # one number after the other to where it is best, or to 0
-        before = out.copy()
-        for n in range(len(out)):
-            if products[n, n] > 0:
-                out[n] = max(0.0, out[n] + (wanted[n] - products[n] @ out) / products[n, n])
-        if np.abs(out - before).max() <= 1e-12 * out.max():
-            break
-    return tuple((out / sizes).tolist())
 
 
 def save_costs(costs: Costs, path: Path) -> None:
@@ -142,11 +155,13 @@ def save_costs(costs: Costs, path: Path) -> None:
     """
     body = {
         "format": FORMAT, "format_version": VERSION, "backend": costs.backend, "terms": list(TERMS),
-        "noise": costs.noise, "ms": {name: list(of) for name, of in costs.ms.items()},
+        "noise": costs.noise, "ms": {name: list(of) for name, of in costs.ms.items()}, "chosen": costs.kind,
+        "net": None if costs.net is None else costs.net.body(), "report": dict(costs.report),
+        "exchange": None if costs.wire is None else costs.wire.body(),
     }  # fmt: skip
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(body | {"digest": digest(body)}, indent=1) + "\n", encoding="utf-8")
 
 
 def load_costs(path: Path, *, link: float, ranks: int, backend: str = "skirl-cpu") -> Costs:
@@ -160,31 +175,16 @@ def load_costs(path: Path, *, link: float, ranks: int, backend: str = "skirl-cpu
     """
     if not path.is_file():
         raise ValueError(f"{path} is no file: name costs that `skirl place costs` wrote")
+    if path.stat().st_size > _MOST:
+        raise ValueError(f"{path} is too large for costs: name a file that `skirl place costs` wrote")
     try:
-        body = json.loads(path.read_bytes()[: 1 << 20].decode())
+        body = json.loads(path.read_bytes().decode(), parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is cut short, or no JSON ({error}): measure again") from None
     try:
         return _parsed(body, link, ranks, backend)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _parsed(body: Any, link: float, ranks: int, backend: str) -> Costs:
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise ValueError("it is no file of costs: name one that `skirl place costs` wrote")
-    if body.get("format_version") != VERSION:
-        raise ValueError(f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: measure again")
-    if (wrong := misfit(body, _FORM)) is not None:
-        raise ValueError(f"{wrong}: measure again")
-    if body["backend"] != backend:
-        raise ValueError(f"it is of backend {body['backend']!r}, and {backend!r} is to be placed: measure that one")
-    if tuple(body["terms"]) != TERMS:
-        raise ValueError(f"its terms are {', '.join(body['terms'])}, skirl has {', '.join(TERMS)}: measure again")
-    noise = body["noise"]
-    if noise is not None and not (AMOUNT.fits(noise) and noise >= 0):
-        raise ValueError(f"its noise is {noise!r}: measure again")
-    return Costs({name: tuple(of) for name, of in body["ms"].items()}, link, ranks, backend, noise)
 
 
 def shipped(link: float, ranks: int) -> Costs:
@@ -195,3 +195,50 @@ def shipped(link: float, ranks: int) -> Costs:
     - `link`, `ranks`: as `Costs` has them.
     """
     return load_costs(SHIPPED, link=link, ranks=ranks)
+
+
+def digest(body: Mapping[str, Any]) -> str:
+    """What tells a file that was changed by accident.
+
+    **Arguments**
+
+    - `body`: of the file, but for its digest.
+    """
+    return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _parsed(body: Any, link: float, ranks: int, backend: str) -> Costs:
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise ValueError("it is no file of costs: name one that `skirl place costs` wrote")
+    if body.get("format_version") != VERSION:
+        raise ValueError(f"its format is {_brief(body.get('format_version'))}, skirl reads {VERSION}: measure again")
+    if "digest" in body and body.pop("digest") != digest(body):
+        raise ValueError("it was changed since it was written: measure again, or leave its digest out if you meant to")
+    if (wrong := misfit(body, _FORM)) is not None:
+        raise ValueError(f"{wrong}: measure again")
+    if body["backend"] != backend:
+        raise ValueError(
+            f"it is of backend {_brief(body['backend'])}, and {backend!r} is to be placed: measure that one"
+        )
+    if tuple(body["terms"]) != TERMS:
+        raise ValueError(f"its terms are {', '.join(body['terms'])[:300]}, skirl has {', '.join(TERMS)}: measure again")
+    noise = body["noise"]
+    if noise is not None and not (AMOUNT.fits(noise) and noise >= 0):
+        raise ValueError(f"its noise is {_brief(noise)}: measure again")
+    try:
+        net = None if body["net"] is None else ComputeNet.parsed(body["net"])
+        wire = None if body["exchange"] is None else Wire.parsed(body["exchange"])
+    except ValueError as error:
+        raise ValueError(f"{error}: measure again") from None
+    numbers = {name: tuple(of) for name, of in body["ms"].items()}
+    return Costs(numbers, link, ranks, backend, noise, net, body["chosen"], body["report"], wire)
+
+
+def _refused(text: str) -> float:
+    raise ValueError(f"it has {text}, which is no number")
+
+
+def _brief(value: Any, most: int = 40) -> str:
+    """A value as an error says it, which may be anything."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."

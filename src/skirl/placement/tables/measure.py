@@ -6,6 +6,7 @@ takes turns, so that what a neighbour does falls on all alike.
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import thread_time
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from skirl.core.optim import row_optimizer
-from skirl.engine.kernels import choice
+from skirl.engine.kernels import choice, cpu
 from skirl.engine.kernels.buffers import empty
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Made, ids_of
@@ -32,9 +33,13 @@ class Arena:
     **Arguments**
 
     - `floats`: of rows.
+    - `plain`: whether all rows take the plain loops, as where those compiled by dim cannot be built.
+    - `threads`: that share the work of a rank.
     """
 
-    def __init__(self, floats: int = ARENA) -> None:
+    def __init__(self, floats: int = ARENA, *, plain: bool = False, threads: int = 1) -> None:
+        self.plain, self.threads = plain, threads
+        self.pool = ThreadPoolExecutor(threads - 1) if threads > 1 else None
         self.rows, self.outputs, self.evicted = (empty(n, np.float32) for n in (floats, OUTPUTS, EVICTED))
         for of in (self.rows, self.outputs, self.evicted):
             of[:] = 1.0  # every page is there now
@@ -109,23 +114,27 @@ class Part:
         self.grads = arena.output(spec.batch, piece.dim)
         self.none, self.live = np.empty(0, np.float32), np.ones(1, np.bool_)
         self.scalars = optimizer.scalars(_LR, np.array([1]))
-        self.pool = choice.pool_for(piece.dim, self.cache.shape[1], self.out, False)
-        self.update = choice.update_for(piece.dim, self.cache.dtype, self.kind)
+        self.pool, self.update = cpu.pool, cpu.update
+        if not arena.plain:
+            self.pool = choice.pool_for(piece.dim, self.cache.shape[1], self.out, False)
+            self.update = choice.update_for(piece.dim, self.cache.dtype, self.kind)
 
-    def forward(self) -> None:
-        """Look up and pool."""
-        self.pool(self.cache, self.dim, self.slots, self.offsets, 1, self.none, self.out, 0, len(self.out))
+    def forward(self, number: int = 0, of: int = 1) -> None:
+        """Look up and pool, one of some threads' share."""
+        ends = [len(self.out) * n // of for n in (number, number + 1)]
+        self.pool(self.cache, self.dim, self.slots, self.offsets, 1, self.none, self.out, *ends)
 
-    def backward(self) -> None:
-        """Sum gradients and update rows."""
+    def backward(self, number: int = 0, of: int = 1) -> None:
+        """Sum gradients and update rows, one of some threads' share."""
+        ends = [len(self.rows) * n // of for n in (number, number + 1)]
         self.update(
             self.cache, self.dim, self.kind, self.rows, self.keys, self.group_start, self.group_pos, self.bag_of,
-            self.none, self.grads, self.live, self.scalars, 0, len(self.rows),
+            self.none, self.grads, self.live, self.scalars, *ends,
         )  # fmt: skip
 
 
 def run_ms(arena: Arena, parts: Sequence[Part]) -> float:
-    """Milliseconds of CPU that a rank with these parts takes for a step.
+    """Milliseconds of CPU that a rank with these parts takes for a step; of its threads, the one that takes most.
 
     **Arguments**
 
@@ -133,12 +142,19 @@ def run_ms(arena: Arena, parts: Sequence[Part]) -> float:
     - `parts`: of the rank.
     """
     arena.evict()
-    began = thread_time()
-    for part in parts:
-        part.forward()
-    for part in parts:
-        part.backward()
-    return 1e3 * (thread_time() - began)
+
+    def share(number: int) -> float:
+        began = thread_time()
+        for part in parts:
+            part.forward(number, arena.threads)
+        for part in parts:
+            part.backward(number, arena.threads)
+        return 1e3 * (thread_time() - began)
+
+    if arena.pool is None:
+        return share(0)
+    others = [arena.pool.submit(share, number) for number in range(1, arena.threads)]
+    return max(share(0), *(other.result() for other in others))
 
 
 def rounds_of(
@@ -149,6 +165,7 @@ def rounds_of(
     *,
     known: "Rounds | None" = None,
     late: Callable[[], bool] = lambda: False,
+    seen: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray:
     """Milliseconds of each combination in each round, [rounds, combinations]; at least two rounds, fewer when time is up.
 
@@ -160,6 +177,7 @@ def rounds_of(
     - `seed`: of the order, which is another in each round.
     - `known`: a file of rounds that were measured before, and that gets the others.
     - `late`: whether time is up.
+    - `seen`: called with how many rounds are done.
     """
     done = [] if known is None else known.rounds[:rounds]
     for combination in combinations:  # loops are compiled, and pages are there
@@ -173,6 +191,7 @@ def rounds_of(
         done.append(ms.tolist())
         if known is not None:
             known.add(done[-1])
+        seen(len(done))
     return np.array(done)
 
 

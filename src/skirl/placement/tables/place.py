@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skirl.placement.tables.costs import Costs, load_costs, shipped
+import numpy as np
+
+from skirl.placement.tables.costs import SHIPPED, Costs, load_costs
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Columns, Placed, Problem, Ranks, canonical
 from skirl.placement.tables.search import Found, search
@@ -18,12 +20,15 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Question:
-    """Which tables, where, and how long to search; the fields are the flags of `skirl place tables`."""
+    """Which tables, where, and how long to search; the fields are the flags of `skirl place tables`.
+
+    `link` is None where the rate is that of the costs.
+    """
 
     tables: Path
     ranks: Ranks
     costs: Path | None
-    link: float
+    link: float | None
     columns: Columns
     rows: bool
     seconds: float
@@ -39,11 +44,14 @@ def placed_tables(question: Question) -> dict[str, Any]:
     - `question`: of the command.
     """
     specs, count = read_specs(question.tables), len(question.ranks.caps)
-    costs = (
-        shipped(question.link, count)
-        if question.costs is None
-        else load_costs(question.costs, link=question.link, ranks=count)
-    )
+    costs = load_costs(question.costs or SHIPPED, link=question.link or 1.0, ranks=count)
+    if question.link is None:
+        if costs.wire is None:
+            raise ValueError(
+                "the costs have no measured exchange: measure it with `skirl place costs --exchange 2`, or set --link to "
+                "a rate like 10Gbit"
+            )
+        costs = replace(costs, link=costs.wire.rate)
     plan, found, problem = planned(
         specs, question.ranks, costs, columns=question.columns, rows=question.rows, seconds=question.seconds,
         seed=question.seed,
@@ -127,6 +135,7 @@ def _result(
     question: Question, specs: Sequence[TableSpec], plan: TablePlan, found: Found, problem: Problem
 ) -> dict[str, Any]:
     placed, ranks = found.placed, problem.ranks
+    slow = ranks.slow if placed.slow is None else placed.slow
     parts = []
     by_rank: dict[int, list[int]] = {r: [] for r in range(plan.ranks)}
     for number, pieces in enumerate(plan.pieces):
@@ -134,7 +143,7 @@ def _result(
             by_rank[rank].append(number)
     for rank in range(plan.ranks):
         pieces = placed.pieces(rank)
-        compute = sum(problem.cost(p)[0] for p in pieces) * ranks.slow[rank]
+        compute = sum(problem.cost(p)[0] for p in pieces) * slow[rank]
         exchange = sum(problem.cost(p)[1] for p in pieces) * ranks.far[rank]
         parts.append({
             "rank": rank,
@@ -145,13 +154,24 @@ def _result(
             "forward_ms": float(exchange / 2),
             "backward_ms": float(exchange / 2),
         })  # fmt: skip
+    wire = problem.costs.wire if question.link is None else None
+    if wire is not None and wire.ranks == plan.ranks:
+        nbytes = [
+            sum(specs[n].batch * p.dim * 4.0 for n, of in enumerate(plan.pieces) for p, at in of if at == rank)
+            for rank in range(plan.ranks)
+        ]
+        starts = np.array([[part["compute_ms"] for part in parts]])
+        ways = wire.told(np.array([nbytes]) * (plan.ranks - 1) / plan.ranks, starts)
+        for part, forward, backward in zip(parts, ways[0][0].tolist(), ways[1][0].tolist(), strict=True):
+            part |= {"forward_ms": forward, "backward_ms": backward}
     busiest = int(placed.load.argmax())
     mean = float(placed.load.mean())
     cut = sum(len(pieces) > 1 for pieces in plan.pieces)
     result = {
         "tables": len(specs), "ranks": parts, "busiest": busiest, "busiest_ms": float(placed.load[busiest]),
         "balance": float(placed.load[busiest] / mean), "cut": cut, "seconds": found.seconds, "states": found.states,
-        "in_time": found.in_time, "noise": problem.costs.noise, "out": None if question.out is None else str(question.out),
+        "in_time": found.in_time, "noise": problem.costs.noise, "costs": problem.costs.kind,
+        "exchange": None if wire is None else wire.said(), "out": None if question.out is None else str(question.out),
     }  # fmt: skip
     return result | {"sentence": _advice(question, result, parts[busiest], specs, problem)}
 

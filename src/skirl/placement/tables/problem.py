@@ -1,6 +1,6 @@
 """What is searched: tables, ranks, costs; items of one piece or of a group's tables; and one placement of items, scored."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -20,6 +20,8 @@ UNBOUND = 1 << 52
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 _CHANGES = 256
 """Moves and swaps between two looks at the clock."""
+_SETTLED = 3
+"""Times that moves are looked for anew where they have changed what a rank's parts cost together."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Placed:
     - `at`: the rank of each.
     - `load`, `used`: milliseconds and bytes of each rank.
     - `caps`: bytes that each may hold.
+    - `slow`: by what the milliseconds of its parts are multiplied at each rank; None: by `Ranks.slow`, since they add up.
     """
 
     items: tuple[Item, ...]
@@ -83,6 +86,7 @@ class Placed:
     load: np.ndarray
     used: np.ndarray
     caps: np.ndarray
+    slow: np.ndarray | None = None
 
     @cached_property
     def score(self) -> tuple[int, float]:
@@ -113,6 +117,10 @@ class Problem:
     columns: Columns = "exact"
     rows: bool = True
     _known: dict[tuple[int, int, int], tuple[float, float, int]] = field(default_factory=dict)
+    _adds: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
+    _last: tuple[Any, ...] = (None,)
+    """Of the items that were asked for last: theirs is asked for again and again."""
+    _last_adds: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         check_specs(self.specs)
@@ -133,10 +141,12 @@ class Problem:
 
     def cost(self, piece: Piece) -> tuple[float, float, int]:
         """Compute and exchange in milliseconds, and bytes."""
-        key = (piece[0], piece[2] - piece[1], piece[4] - piece[3])
+        key = _key(piece)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self.costs.of(self.specs[key[0]], key[1], key[2])
+            spec, rows, dim = self.specs[key[0]], key[1], key[2]
+            compute, self._adds[key] = self.costs.part(spec, rows, dim)
+            found = self._known[key] = (compute, self.costs.exchange(spec, dim), spec.nbytes(rows, dim))
         return found
 
     def ways(self, item: Item) -> tuple[str, ...]:
@@ -161,16 +171,18 @@ class Problem:
             groups.setdefault(number if spec.group is None else spec.group, []).append(whole(number, spec))
         return tuple(map(tuple, groups.values()))
 
-    def arrays(self, items: Sequence[Item]) -> Arrays:
-        """What `balance` takes of items and ranks."""
-        of = [self.cost(item[0]) if len(item) == 1 else tuple(map(sum, zip(*map(self.cost, item)))) for item in items]
-        compute, exchange, nbytes = zip(*of)
-        fixed = np.array([self.pinned[item[0].table] for item in items], np.int64)
+    def arrays(self, items: Sequence[Item], slow: np.ndarray | None = None) -> Arrays:
+        """What `balance` takes of items and ranks; slow: of the ranks, if not their own."""
+        if self._last[0] is not items or not isinstance(items, tuple):
+            of = [
+                self.cost(item[0]) if len(item) == 1 else tuple(map(sum, zip(*map(self.cost, item)))) for item in items
+            ]
+            compute, exchange, nbytes = zip(*of)
+            fixed = np.array([self.pinned[item[0].table] for item in items], np.int64)
+            self._last = (items, np.array(compute), np.array(exchange), np.array(nbytes, np.int64), fixed)
+            self._last_adds = None
         ranks = self.ranks
-        return (
-            np.array(compute), np.array(exchange), np.array(nbytes, np.int64), fixed, ranks.slow, ranks.far,
-            ranks.bytes_of,
-        )  # fmt: skip
+        return *self._last[1:], ranks.slow if slow is None else slow, ranks.far, ranks.bytes_of
 
     def greedy(self, items: tuple[Item, ...], order: np.ndarray) -> Placed:
         """Items to the least busy rank, one after the other."""
@@ -178,7 +190,7 @@ class Problem:
         at, load, used = np.zeros(len(items), np.int64), np.zeros(ranks), np.zeros(ranks, np.int64)
         args: Any = (order, *arrays, at, load, used)
         balance.greedy(*args)
-        return Placed(items, at, load, used, self.ranks.bytes_of)
+        return self.together(Placed(items, at, load, used, self.ranks.bytes_of))
 
     def at(self, items: tuple[Item, ...], at: np.ndarray) -> Placed:
         """Items where they are told to be."""
@@ -186,11 +198,41 @@ class Problem:
         load = np.bincount(at, compute * slow[at] + exchange * far[at], minlength=len(caps))
         used = np.zeros(len(caps), np.int64)
         np.add.at(used, at, nbytes)
-        return Placed(items, at, load, used, caps)
+        return self.together(Placed(items, at, load, used, caps))
 
-    def improved(self, placed: Placed, most: int = 1 << 40, clock=lambda: False) -> Placed:
+    def together(self, placed: Placed) -> Placed:
+        """The same with what ranks take for all that they have, where that is not the sum of what each part takes."""
+        if not self.costs.by_net:
+            return placed
+        ranks, items = self.ranks, placed.items
+        compute, exchange, *_ = self.arrays(items)
+        if self._last_adds is None:
+            self._last_adds = np.array([sum(self._adds[_key(piece)] for piece in item) for item in items])
+        of = self._last_adds.T
+        sums = np.stack([np.bincount(placed.at, column, minlength=len(ranks.caps)) for column in of], axis=1)
+        slow = ranks.slow * self.costs.factors(sums)
+        load = np.bincount(
+            placed.at, compute * slow[placed.at] + exchange * ranks.far[placed.at], minlength=len(ranks.caps)
+        )
+        return Placed(items, placed.at, load, placed.used, placed.caps, slow)
+
+    def improved(self, placed: Placed, most: int = 1 << 40, clock: Callable[[], bool] = lambda: False) -> Placed:
         """After moves and swaps, as many as gain."""
-        arrays, at = self.arrays(placed.items), placed.at.copy()
+        if self.costs.by_net:
+            return self._improved_together(self.at(placed.items, placed.at), most, clock)
+        return self._improved(placed, most, clock)
+
+    def _improved_together(self, placed: Placed, most: int, clock: Callable[[], bool]) -> Placed:
+        """The loops take a rank's factor as its slowness; where all it has has changed, so has the factor."""
+        for _ in range(_SETTLED):
+            after = self.together(self._improved(placed, most, clock))
+            if after.score >= placed.score:
+                break
+            placed = after
+        return placed
+
+    def _improved(self, placed: Placed, most: int, clock: Callable[[], bool]) -> Placed:
+        arrays, at = self.arrays(placed.items, placed.slow), placed.at.copy()
         load, used = placed.load.copy(), placed.used.copy()
         while most > 0 and not clock():
             args: Any = (*arrays, at, load, used, min(_CHANGES, most))
@@ -199,6 +241,11 @@ class Problem:
             if done < _CHANGES:
                 break
         return Placed(placed.items, at, load, used, self.ranks.bytes_of)
+
+
+def _key(piece: Piece) -> tuple[int, int, int]:
+    """All that the costs of a piece depend on: its table, how many rows, how many columns."""
+    return piece[0], piece[2] - piece[1], piece[4] - piece[3]
 
 
 def canonical(specs: Sequence[TableSpec]) -> list[int]:

@@ -145,7 +145,8 @@ class _Gift:
 
     def ms(self, piece: Piece, rank: int) -> float:
         compute, exchange, _ = self.problem.cost(piece)
-        return compute * self.problem.ranks.slow[rank] + exchange * self.problem.ranks.far[rank]
+        slow = self.problem.ranks.slow if self.placed.slow is None else self.placed.slow
+        return compute * slow[rank] + exchange * self.problem.ranks.far[rank]
 
     def loads(self, pair: tuple[Piece, Piece]) -> tuple[float, float]:
         """Of giver and taker, if the first of a pair stays and the second goes."""

@@ -1,0 +1,110 @@
+"""What `skirl bench place --part model` measures: both kinds of costs, on tables and batch sizes that neither has seen."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from skirl.placement.tables.calibrate import (
+    Combination,
+    Measured,
+    combinations_of,
+    costs_of,
+    error,
+    held_out,
+    tau,
+    training,
+)
+from skirl.placement.tables.costs import Costs
+from skirl.placement.tables.measure import Arena, noise_of, rounds_of
+from skirl.placement.tables.pool import pool
+from skirl.placement.tables.terms import TERMS
+
+OPTIMIZER = "rowwise-adagrad"
+BATCHES = {"": 512, "other_batch_": 768}
+"""Samples of a step: one that costs are fitted to, and one that they are not."""
+TRAINED, JUDGES, TESTED = 200, 60, 80
+ROUNDS = 6
+WIRE_RANKS = 2
+
+
+def fit(
+    arena: Arena, optimizer: str, seed: int, tests: Sequence[Combination] = (), *, count: int = TRAINED,
+    judges: int = JUDGES, start: Costs | None = None, batches: Sequence[int] | None = None,
+) -> tuple[Costs, np.ndarray]:  # fmt: skip
+    """Costs of this machine, now; and rounds of other combinations that were measured in turns with those of the fit.
+
+    **Arguments**
+
+    - `arena`: to measure in.
+    - `optimizer`: of rows.
+    - `seed`: of chance.
+    - `tests`: the others.
+    - `count`, `judges`: combinations that are learned, and that choose the kind.
+    - `start`: costs to go on from.
+    - `batches`: samples of what is learned; those of `skirl place costs` if not given.
+    """
+    more = () if batches is None else (batches,)
+    learned, judging = training(optimizer, count, seed, *more), held_out(optimizer, judges, seed, *more)
+    rounds = rounds_of(arena, [c.ready(arena) for c in (*learned, *judging, *tests)], ROUNDS, seed)
+    ms, mine = rounds.min(axis=0), len(learned) + len(judging)
+    costs = costs_of(Measured(learned, ms[: len(learned)]), Measured(judging, ms[len(learned) : mine]), seed, start)
+    return replace(costs, noise=noise_of(rounds[:, :mine])), rounds[:, mine:]
+
+
+def model(seed: int) -> dict[str, Any]:
+    """How far predictions of held-out tables, of the batch sizes that were fitted and of another, are from measurements.
+
+    **Arguments**
+
+    - `seed`: of chance.
+    """
+    tests = {}
+    for name, batch in BATCHES.items():
+        tables = pool(TESTED, batch=batch, max_dim=128, seed=seed + 1000 + batch, optimizer=OPTIMIZER)
+        tests[name] = combinations_of(tables, TESTED, np.random.default_rng([seed, batch]))
+    costs, all_rounds = fit(Arena(), OPTIMIZER, seed, [c for some in tests.values() for c in some])
+    found: dict[str, Any] = {}
+    for n, (name, some) in enumerate(tests.items()):
+        rounds = all_rounds[:, n * TESTED : (n + 1) * TESTED]
+        found |= compared(name, costs, Measured(some, rounds.min(axis=0)), rounds)
+    facts = {"trained": TRAINED, "judges": JUDGES, "tested": TESTED, "noise": costs.noise}
+    return facts | found | {"chosen": costs.kind, "why": costs.report["why"]} | exchange(seed)
+
+
+def compared(name: str, costs: Costs, tests: Measured, rounds: np.ndarray) -> dict[str, Any]:
+    """Figures of one batch size: of the chosen kind, of both, of two rules, and of measuring again.
+
+    **Arguments**
+
+    - `name`: with which all begin.
+    - `costs`: both kinds.
+    - `tests`: measured.
+    - `rounds`: of these.
+    """
+    ms, sets = tests.ms, [combination.pieces for combination in tests.combinations]
+    said: dict[str, np.ndarray] = {"": costs.together(sets)}
+    said |= {f"{kind}_": replace(costs, kind=kind).together(sets) for kind in ("additive", "net")}
+    terms = np.array([combination.terms() for combination in tests.combinations])
+    dims = np.array([sum(dim for *_, dim in of) for of in sets])
+    for rule, sums in (("dim_", dims), ("lookup_", terms[:, TERMS.index("ids*dim")])):
+        said[rule] = sums * np.median(ms / sums)
+    found = {f"{name}tau_ceiling": tau(rounds[::2].min(axis=0), rounds[1::2].min(axis=0))}
+    found[f"{name}median_noise"] = noise_of(rounds)
+    for kind, of in said.items():
+        found |= {f"{name}{kind}tau": tau(of, ms), f"{name}{kind}median_error": error(of, ms)}
+    return found
+
+
+def exchange(seed: int) -> dict[str, Any]:
+    """How well a latency and a rate, or nets, tell what an exchange takes; "unvalidated" where repeats vary too much.
+
+    **Arguments**
+
+    - `seed`: of chance.
+    """
+    from skirl.placement.tables import wire_fit
+
+    said = wire_fit.measured(WIRE_RANKS, max(BATCHES.values()), seed).said()
+    return {"exchange": said.pop("kind")} | {f"exchange_{name}": of for name, of in said.items()}

@@ -1,0 +1,171 @@
+"""What ranks take to exchange pooled rows and their gradients: a latency and a rate, or with two nets that correct them.
+
+Nets are trained only where measuring again gives the same, which over gloo on a busy machine it does not.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from skirl.placement.tables.nets import Mlp, bounded, packed, scaled, unpacked
+from skirl.tools.shape_of import AMOUNT, COUNT, misfit
+
+UNITS = 32
+MOST_NOISE = 0.25
+"""By how much repeats may vary, as a share, for a net to be trained of them."""
+MOST_RANKS = 64
+_FLOAT = 4
+_FORM = {"ranks": COUNT, "latency": AMOUNT, "per_byte": AMOUNT, "noise": AMOUNT, "error": AMOUNT}
+
+
+@dataclass(frozen=True)
+class WireNets:
+    """By what the time of an exchange differs from a latency and a rate.
+
+    **Arguments**
+
+    - `mean`, `deviation`: of the inputs: the logarithm of each rank's bytes, then when it starts.
+    - `forward`: of bytes and starts, the logarithm of a factor of each rank.
+    - `backward`: of bytes alone.
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    forward: Mlp
+    backward: Mlp
+
+    def factors(self, nbytes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward, of each rank.
+
+        **Arguments**
+
+        - `nbytes`, `starts`: as `Wire.told` has them.
+        """
+        x = scaled(inputs_of(nbytes, starts), self.mean, self.deviation)
+        return np.exp(bounded(self.forward(x))), np.exp(bounded(self.backward(x[:, : nbytes.shape[1]])))
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How fast some ranks exchange.
+
+    **Arguments**
+
+    - `ranks`: how many.
+    - `latency`: milliseconds of an exchange of nothing.
+    - `per_byte`: milliseconds that a byte of the rank with most adds.
+    - `noise`: by how much repeats vary: deviation over mean, in the median.
+    - `error`: the median error for exchanges that it was not fitted to.
+    - `nets`: what corrects this; None where repeats vary too much, or where they gained nothing.
+    """
+
+    ranks: int
+    latency: float
+    per_byte: float
+    noise: float
+    error: float
+    nets: WireNets | None = None
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.ranks <= MOST_RANKS:
+            raise ValueError(f"its exchange is of {self.ranks} ranks, not 2 to {MOST_RANKS}")
+        if not (self.latency >= 0 and self.per_byte > 0 and self.noise >= 0 and self.error >= 0):
+            raise ValueError("its exchange has numbers below 0, or takes nothing for a byte")
+
+    @property
+    def validated(self) -> bool:
+        """Whether measuring again gives about the same."""
+        return self.noise <= MOST_NOISE
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return 1e3 / self.per_byte
+
+    def told(self, nbytes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Milliseconds of each rank forward, from its start on, and backward, each [n, ranks].
+
+        **Arguments**
+
+        - `nbytes`: that each rank sends forward, and gets back, [n, ranks].
+        - `starts`: milliseconds after which each rank has its pooled rows, of the same shape.
+        """
+        moved = np.repeat(self.latency + self.per_byte * nbytes.max(axis=1, keepdims=True), self.ranks, axis=1)
+        forward, backward = (1.0, 1.0) if self.nets is None else self.nets.factors(nbytes, starts)
+        return waits(starts) + moved * forward, moved * backward
+
+    def said(self) -> dict[str, Any]:
+        """In words and numbers."""
+        kind = "unvalidated" if not self.validated else "latency and rate" if self.nets is None else "nets"
+        return {
+            "kind": kind, "ranks": self.ranks, "noise": self.noise, "error": self.error, "latency_ms": self.latency,
+            "bytes_a_second": self.rate,
+        }  # fmt: skip
+
+    def body(self) -> dict[str, Any]:
+        """What a file says of it."""
+        plain = {name: getattr(self, name) for name in _FORM}
+        if self.nets is None:
+            return plain | {"nets": None}
+        of = {name: packed(getattr(self.nets, name)) for name in ("mean", "deviation")}
+        return plain | {"nets": of | {"forward": self.nets.forward.body(), "backward": self.nets.backward.body()}}
+
+    @classmethod
+    def parsed(cls, said: Any) -> "Wire":
+        """What a file says; a ValueError where it is wrong.
+
+        **Arguments**
+
+        - `said`: by the file.
+        """
+        if (wrong := misfit(said, _FORM)) is not None:
+            raise ValueError(f"its exchange is wrong, {wrong}")
+        ranks, nets = said["ranks"], said.get("nets")
+        made = cls(**{name: said[name] for name in _FORM})
+        if nets is None:
+            return made
+        plain = unpacked(nets, {"mean": (2 * ranks,), "deviation": (2 * ranks,)})
+        if not (plain["deviation"] > 0).all():
+            raise ValueError("its exchange has a deviation of 0 or less")
+        forward = Mlp.parsed(nets.get("forward"), 2 * ranks, UNITS, ranks)
+        backward = Mlp.parsed(nets.get("backward"), ranks, UNITS, ranks)
+        return cls(**{name: said[name] for name in _FORM}, nets=WireNets(**plain, forward=forward, backward=backward))
+
+
+def waits(starts: np.ndarray) -> np.ndarray:
+    """Milliseconds that each rank waits for the last one.
+
+    **Arguments**
+
+    - `starts`: of all ranks, [n, ranks].
+
+    >>> waits(np.array([[1.0, 4.0]])).tolist()
+    [[3.0, 0.0]]
+    """
+    return starts.max(axis=1, keepdims=True) - starts
+
+
+def inputs_of(nbytes: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """What the nets are told: bytes, and by how much each rank starts after the first.
+
+    **Arguments**
+
+    - `nbytes`, `starts`: of all ranks, [n, ranks].
+    """
+    return np.concatenate([np.log1p(nbytes), starts - starts.min(axis=1, keepdims=True)], axis=1)
+
+
+def sent(dims: np.ndarray, batch: int) -> np.ndarray:
+    """Bytes that leave each rank forward.
+
+    **Arguments**
+
+    - `dims`: columns that it has, [n, ranks].
+    - `batch`: samples of all ranks.
+
+    >>> sent(np.array([[16, 48]]), 8).tolist()
+    [[256.0, 768.0]]
+    """
+    ranks = dims.shape[1]
+    return dims * (batch // ranks) * (ranks - 1.0) * _FLOAT

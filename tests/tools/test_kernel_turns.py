@@ -1,0 +1,80 @@
+"""Processes that want one kernel at the same time compile it once."""
+
+import json
+import os
+import time
+from typing import Any
+
+import pytest
+from numba import config
+
+from skirl.tools import kernel_turns
+from skirl.tools.kernel_turns import Turns
+from tests.zygote import PIPE, Python
+
+pytestmark = pytest.mark.skipif(
+    config.DISABLE_JIT or kernel_turns.fcntl is None, reason="nothing is compiled, or locked"
+)
+
+NO_EVENT: Any = None
+
+RUN = """
+import json, os, sys, time
+from numba.core import event
+import numpy as np
+from skirl.tools.hash_index import mix
+
+class Slow(event.Listener):  # so long that the others come meanwhile
+    begun = 0
+    def on_start(self, event):
+        self.begun += 1
+        time.sleep(0.5)
+    def on_end(self, event):
+        pass
+
+slow = Slow()
+event.register("numba:compile", slow)
+folder, number = sys.argv[1:]
+open(f"{folder}/ready-{number}", "w").close()
+while not os.path.exists(f"{folder}/go"):
+    time.sleep(0.005)
+print(json.dumps([int(mix(np.int64(7))), slow.begun]))
+"""
+
+
+def test_one_of_several_processes_compiles(python: Python, tmp_path):
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    team = [python.start(RUN, str(tmp_path), str(n), stdout=PIPE, env=env) for n in range(3)]
+    while len(list(tmp_path.glob("ready-*"))) < 3:
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    said = [json.loads(process.communicate(60)[0]) for process in team]
+    assert len({value for value, _ in said}) == 1
+    assert sum(begun for _, begun in said) == 1
+    assert not list(tmp_path.rglob("*.turn"))
+
+
+def test_a_turn_ends_with_the_compilation_also_when_it_fails(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(kernel_turns, "PATIENCE", 0.05)
+    one, other, path = Turns(), Turns(), tmp_path / "kernel.turn"
+    assert not one.take(path), "outside of the compiler"
+    for turns in (one, other):
+        turns.on_start(NO_EVENT)
+    assert one.take(path)
+    one.on_start(NO_EVENT)  # a kernel that the first one calls
+    assert one.take(tmp_path / "called.turn")
+    one.on_end(NO_EVENT)
+    assert not other.take(path)
+    assert "kernel.turn" in caplog.text
+    assert other.take(tmp_path / "called.turn")
+    one.on_end(NO_EVENT)
+    assert other.take(path)
+    other.on_end(NO_EVENT)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_no_file_can_be_made_each_compiles(tmp_path):
+    turns = Turns()
+    turns.on_start(NO_EVENT)
+    assert not turns.take(tmp_path / "missing" / "kernel.turn")
+    turns.on_end(NO_EVENT)
