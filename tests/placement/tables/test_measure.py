@@ -87,7 +87,8 @@ def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch):
     assert costs.net is not None and costs.report["held_out"] == 4 and costs.report["learned"] == 10
 
 
-def test_few_measurements_go_on_from_costs_of_another_machine():
+def test_few_measurements_go_on_from_costs_of_another_machine(monkeypatch):
+    monkeypatch.setattr(calibrate, "_TABLES", 20)
     combinations = training("sgd", 25, 0, batches=(16,))
     terms = np.array([c.terms() for c in combinations])
     true = np.array(shipped(1e9, 2).ms["sgd"]) * 3

@@ -122,7 +122,7 @@ def _brief(monkeypatch):
 
 def test_a_net_learns_what_a_sum_cannot_say(monkeypatch):
     monkeypatch.setattr(training, "DROPPED", 0.0)
-    learned, other = known(160, 0), known(60, 1)
+    learned, other = known(120, 0), known(60, 1)
     made = trained(learned, 0)
 
     def off(net: ComputeNet | None) -> float:

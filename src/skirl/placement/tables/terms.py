@@ -13,7 +13,7 @@ TERMS = (
 """The last three are of rows that are no multiple of 16 numbers, which take the plain loops. Many rows do not stay in the
 caches from the forward pass to the backward one, so that each costs more: the logarithm."""
 WIDE = 16
-_CYCLES, _TURNS = 5000, 12
+_CYCLES, _TURNS = 1000, 12
 _CLOSE = 0.01
 """Errors up to this count alike."""
 
@@ -73,5 +73,5 @@ def _solve(products: np.ndarray, wanted: np.ndarray, out: np.ndarray) -> None:
         for n in range(len(out)):
             if products[n, n] > 0:
                 out[n] = max(0.0, out[n] + (wanted[n] - products[n] @ out) / products[n, n])
-        if np.abs(out - before).max() <= 1e-10 * out.max():
+        if np.abs(out - before).max() <= 1e-9 * out.max():
             break
