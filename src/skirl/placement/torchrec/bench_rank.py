@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from skirl.placement.tables.costs import Costs
+from skirl.placement.tables.costs import Costs, load_costs, save_costs
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.pool import pool
-from skirl.placement.torchrec.kernel import measure_costs
+from skirl.placement.torchrec.kernel import BACKEND, measure_costs
 from skirl.placement.torchrec.planner import SkirlPlanner
 from skirl.placement.torchrec.sharding import sharding_plan
 from skirl.placement.torchrec.trained import Bags, Parallel, Plain, Theirs, batch_of, rows_of, sharder
@@ -215,12 +215,12 @@ def main(text: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=said["rank"], world_size=said["world"])
     found: dict[str, Any] = {"differences": differences(said["steps"], said["seed"]), "iterations": []}
-    costs: list[Any] = [
-        measure_costs(combinations=said["combinations"]) if said["tasks"] and not said["rank"] else None
-    ]
-    dist.broadcast_object_list(costs)
-    for task in range(said["tasks"]):
-        found["iterations"].append(iteration(task, said, costs[0]))
+    if said["tasks"]:
+        if not said["rank"]:
+            save_costs(measure_costs(combinations=said["combinations"]), folder / "costs.json")
+        dist.barrier()
+        costs = load_costs(folder / "costs.json", link=1.0, ranks=said["world"], backend=BACKEND)
+        found["iterations"] = [iteration(task, said, costs) for task in range(said["tasks"])]
     if said["rank"] == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()

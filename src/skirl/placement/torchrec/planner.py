@@ -8,12 +8,13 @@ from typing import Any
 
 from skirl.placement.tables.costs import Costs, load_costs, shipped
 from skirl.placement.tables.place import planned
-from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.plan_file import PLANS, TablePlan
 from skirl.placement.tables.problem import Columns, Problem, Ranks
 from skirl.placement.tables.search import Found
 from skirl.placement.torchrec.kernel import BACKEND
-from skirl.placement.torchrec.models import BATCH, Asked, needed, tables_of
+from skirl.placement.torchrec.models import BATCH, Asked, TheirTable, needed, tables_of
 from skirl.placement.torchrec.sharding import exported, sharders_of
+from skirl.placement.torchrec.telling import told
 from skirl.tools.progress import size
 
 HBM_RESERVED = 0.15
@@ -92,8 +93,7 @@ class SkirlPlanner:
             seconds=self.seconds, seed=self.seed, even_rows=True, forced=[t.spec.name for t in tables if t.forced],
         )  # fmt: skip
         self._found = found, problem
-        local = self.topology.local_world_size
-        return exported(self.table_plan, tables, self.topology.compute_device, local, self.constraints or {})
+        return self._exported(tables)
 
     def collective_plan(self, module: Any, sharders: Iterable[Any] | None = None, pg: Any = None) -> Any:
         """The plan that the first rank finds, at every rank; where it finds none, every rank says why.
@@ -107,16 +107,21 @@ class SkirlPlanner:
 
         if pg is None and not dist.is_initialized():
             raise ValueError("there is no process group: call torch.distributed.init_process_group first, or use plan")
-        said: list[Any] = [None, None, None]
+        found, said = None, None
         if dist.get_rank(pg) == 0:
             try:
-                said = [self.plan(module, sharders), self.table_plan, None]
+                found = self.plan(module, sharders)
+                assert self.table_plan is not None
+                said = {"plan": PLANS.text(self.table_plan.body())}
             except ValueError as error:
-                said = [None, None, str(error)]
-        dist.broadcast_object_list(said, src=dist.get_global_rank(pg, 0) if pg is not None else 0, group=pg)
-        found, self.table_plan, wrong = said
-        if wrong is not None:
-            raise ValueError(wrong)
+                said = {"wrong": str(error)}
+        said = told(said, pg)
+        if "wrong" in said:
+            raise ValueError(said["wrong"])
+        if found is None:
+            self._found = None
+            self.table_plan = TablePlan.parsed(said["plan"])
+            found = self._exported(tables_of(module, sharders_of(sharders), self.asked))
         return found
 
     def summary(self) -> str:
@@ -140,6 +145,11 @@ class SkirlPlanner:
             "the mean"
         )
         return "\n".join(lines)
+
+    def _exported(self, tables: Sequence[TheirTable]) -> Any:
+        assert self.table_plan is not None
+        local = self.topology.local_world_size
+        return exported(self.table_plan, tables, self.topology.compute_device, local, self.constraints or {})
 
     def _caps(self, module: Any, sharders: Sequence[Any]) -> list[int]:
         """Bytes that tables may take at each rank."""
