@@ -438,9 +438,9 @@ def test_slow_stages_slow_the_others(data, slow, prefetch):
 
 def test_a_long_backlog_of_slow_writes_is_not_stuck(data):
     store = ProbedStore()
-    store.on_write = lambda number: time.sleep(0.15)
+    store.on_write = lambda number: time.sleep(0.3)
     embeddings = collection(store)
-    with skirl.lookahead(data[0][:12], embeddings, patience=0.4) as batches:
+    with skirl.lookahead(data[0][:12], embeddings, patience=0.8) as batches:
         for batch in batches:
             train(embeddings, batch)
             embeddings.eval()(batch.sparse)  # waits for all writes
