@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -62,6 +64,8 @@ class Spark:
         self._session: Any = None
         self._own = False
         self._were: dict[str, str] = {}
+        self._ctrl_c: Any = None
+        """What Ctrl-C did before a session of our own, which has it end its jobs and never gives it back."""
         self._remote = (master or os.environ.get("SPARK_REMOTE", "")).startswith("sc://")
         if session is None:
             self._check()
@@ -93,6 +97,7 @@ class Spark:
         return active or self._began(SparkSession.builder)
 
     def _began(self, builder: Any) -> Any:
+        self._ctrl_c = signal.getsignal(signal.SIGINT)
         builder = builder.appName("skirl convert")
         if self._remote:
             builder = builder.remote(self._master or os.environ["SPARK_REMOTE"])
@@ -113,6 +118,8 @@ class Spark:
             return
         if self._own:
             session.stop()
+            if self._ctrl_c is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, self._ctrl_c)
             return
         for name, value in self._were.items():
             session.conf.set(name, value)
