@@ -83,13 +83,7 @@ def ran(seed: int) -> dict[str, Any]:
     args = map(str, (batch, steps, dim, seed))
     ranks = processes(trainers, ["-m", "skirl.measure.bench.network", "wire", *args])
     sent = sum(sum(rank["channels"][name]["sent"]) for rank in ranks for name in wire.VECTORS)
-    sources = [wire.source_of(batch, steps, dim, seed)[0].sharded(n, n + 1, trainers) for n in range(trainers)]
-    tables = wire.source_of(batch, steps, dim, seed)[1]
-    exchange = Exchange([(t.name, t.dim) for t in tables], trainers)
-    for parts in zip(*sources, strict=True):
-        each = [ids_of(part.sparse, tables, 1) for part in parts]
-        exchange.add([Ids([of.rows[0] for of in column], [of.bags[0] for of in column]) for column in zip(*each)])
-    counted = int(exchange.vectors["hashed"].sum())
+    counted = counted_of(trainers, batch, steps, dim, seed)
     return {
         "ran_trainers": trainers,
         "vectors_sent": sent,
@@ -98,6 +92,22 @@ def ran(seed: int) -> dict[str, Any]:
         "bytes_counted": counted * dim * 4,
         "differ": abs(sent - counted),
     }
+
+
+def counted_of(trainers: int, batch: int, steps: int, dim: int, seed: int) -> int:
+    """Vectors that owners by hash would be sent in the run of `skirl bench network`.
+
+    **Arguments**
+
+    - `trainers`, `batch`, `steps`, `dim`, `seed`: of that run.
+    """
+    sources = [wire.source_of(batch, steps, dim, seed)[0].sharded(n, n + 1, trainers) for n in range(trainers)]
+    tables = wire.source_of(batch, steps, dim, seed)[1]
+    exchange = Exchange([(t.name, t.dim) for t in tables], trainers)
+    for parts in zip(*sources, strict=True):
+        each = [ids_of(part.sparse, tables, 1) for part in parts]
+        exchange.add([Ids([of.rows[0] for of in column], [of.bags[0] for of in column]) for column in zip(*each)])
+    return int(exchange.vectors["hashed"].sum())
 
 
 def told(result: dict[str, Any]) -> dict[str, str]:

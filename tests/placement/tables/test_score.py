@@ -1,12 +1,14 @@
 """`skirl place score`: a plan that is there is told by rank, held to memory, and beside one that is searched."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from skirl.cli import main
-from skirl.placement.tables.costs import shipped
+from skirl.placement.tables.costs import save_costs, shipped
 from skirl.placement.tables.spec import read_specs
+from tests.placement.tables.test_nets import costs as with_net
 
 TABLES = [{"name": n, "rows": 1000, "dim": 8, "ids": 640 * (k + 1), "distinct": 400} for k, n in enumerate("abc")]
 
@@ -36,6 +38,16 @@ def test_a_plan_is_scored(tmp_path, capsys):
     assert main(["place", "score", *both, "--seconds", "1"]) == 0
     said = capsys.readouterr().out
     assert "a, b" in said and "% less" in said and "does not fit" not in said
+
+
+def test_parts_of_ranks_add_up_to_the_busiest_also_with_a_net(tmp_path, capsys):
+    both, path = files(tmp_path), tmp_path / "costs.json"
+    costs = with_net(2)
+    save_costs(replace(costs, ms={"rowwise-adagrad": costs.ms["sgd"]}), path)
+    assert main(["place", "score", *both, "--costs", str(path), "--seconds", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    each = [rank["compute_ms"] + rank["exchange_ms"] for rank in found["ranks"]]
+    assert max(each) == pytest.approx(found["busiest_ms"])
 
 
 @pytest.mark.parametrize(

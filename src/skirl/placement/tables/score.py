@@ -50,6 +50,7 @@ class ScoreTables:
         from skirl.placement.tables.plan_file import TablePlan
         from skirl.placement.tables.problem import UNBOUND, Problem, Ranks, canonical
         from skirl.placement.tables.spec import read_specs
+        from skirl.placement.tables.told import parts_of
 
         plan, specs = TablePlan.load(self.plan), read_specs(self.tables)
         plan.check(specs)
@@ -64,23 +65,23 @@ class ScoreTables:
                 searched, took = float(found.placed.load.max()), found.seconds
             except ValueError as error:
                 why = str(error)
-        load = placed.load
+        load, parts = placed.load, parts_of(problem, placed, None, None)
+        ranks_said = [
+            {
+                "rank": part["rank"],
+                "tables": [plan.said(n) for n, of in enumerate(plan.pieces) if any(at == part["rank"] for _, at in of)],
+                "bytes": part["bytes"],
+                "compute_ms": part["compute_ms"],
+                "exchange_ms": part["forward_ms"] + part["backward_ms"],
+            }
+            for part in parts
+        ]
         return {
             "plan": str(self.plan), "tables": len(specs), "cut": sum(len(pieces) > 1 for pieces in plan.pieces),
-            "ranks": [self._rank(plan, problem, placed, rank) for rank in range(plan.ranks)],
+            "ranks": ranks_said,
             "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "balance": float(load.max() / load.mean()),
             "bytes_over": max(over_caps(problem, placed)), "searched_ms": searched, "seconds": took, "why": why,
         }  # fmt: skip
-
-    def _rank(self, plan: Any, problem: Any, placed: Any, rank: int) -> dict[str, Any]:
-        pieces = placed.pieces(rank)
-        return {
-            "rank": rank,
-            "tables": [plan.said(n) for n, of in enumerate(plan.pieces) if any(at == rank for _, at in of)],
-            "bytes": int(placed.used[rank]),
-            "compute_ms": float(sum(problem.cost(piece)[0] for piece in pieces)),
-            "exchange_ms": float(sum(problem.cost(piece)[1] for piece in pieces)),
-        }
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""

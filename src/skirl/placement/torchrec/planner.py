@@ -11,6 +11,7 @@ from skirl.placement.tables.place import planned
 from skirl.placement.tables.plan_file import PLANS, TablePlan
 from skirl.placement.tables.problem import Columns, Problem, Ranks
 from skirl.placement.tables.search import Found
+from skirl.placement.tables.told import parts_of
 from skirl.placement.torchrec.kernel import BACKEND
 from skirl.placement.torchrec.models import BATCH, Asked, TheirTable, needed, tables_of
 from skirl.placement.torchrec.sharding import exported, sharders_of
@@ -130,14 +131,13 @@ class SkirlPlanner:
             return "nothing was planned here yet"
         (found, problem), plan, lines = self._found, self.table_plan, []
         placed = found.placed
-        for rank in range(plan.ranks):
+        for rank, part in enumerate(parts_of(problem, placed, None, None)):
             names = [plan.said(n) for n, pieces in enumerate(plan.pieces) if any(r == rank for _, r in pieces)]
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            pieces = placed.pieces(rank)
-            compute, exchange = (sum(problem.cost(p)[k] for p in pieces) for k in (0, 1))
+            exchange = part["forward_ms"] + part["backward_ms"]
             lines.append(
-                f"rank {rank}: {size(int(placed.used[rank]))} of {size(problem.ranks.caps[rank])}, computes {compute:.3f} "
-                f"ms, exchanges {exchange:.3f} ms: {', '.join(names[:_SHOWN])}{more}"
+                f"rank {rank}: {size(part['bytes'])} of {size(problem.ranks.caps[rank])}, computes "
+                f"{part['compute_ms']:.3f} ms, exchanges {exchange:.3f} ms: {', '.join(names[:_SHOWN])}{more}"
             )
         load = placed.load
         lines.append(
