@@ -7,6 +7,7 @@ import torch
 
 from skirl.core.batch import Batch
 from skirl.models.base import Embeddings, Model, mlp
+from skirl.models.pairs import pairs, places
 
 
 class DLRM(Model):
@@ -47,13 +48,10 @@ class DLRM(Model):
         vectors = 1 + self.vectors
         self.bottom = mlp(dense_features, *bottom, self.dim)
         self.top = mlp(self.dim + vectors * (vectors - 1) // 2, *top, 1)[:-1]  # a logit: no ReLU at the end
-        first, second = torch.tril_indices(vectors, vectors, offset=-1)
-        self.pairs: torch.Tensor
-        self.register_buffer("pairs", first * vectors + second, persistent=False)
+        self.places: torch.Tensor
+        self.register_buffer("places", places(vectors), persistent=False)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """The logit of each sample's click, [batch]."""
         x = self.bottom(self._dense(batch))
-        vectors = torch.cat([x[:, None], self.embeddings(batch.sparse).stacked()], dim=1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        return self.top(torch.cat([x, products.index_select(1, self.pairs)], dim=1)).squeeze(1)
+        return self.top(pairs(x, self.embeddings(batch.sparse).stacked(), self.places)).squeeze(1)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from numba import config, njit
 
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-from skirl.engine.kernels import choice, cpu, lanes, wide
+from skirl.engine.kernels import choice, cpu, wide
 from skirl.engine.kernels.buffers import empty
+from skirl.tools import lanes
 from tests.cases import cases
 from tests.zygote import Python
 
@@ -168,14 +169,14 @@ def test_where_vectors_cannot_be_built_rows_take_the_plain_loops(broken, monkeyp
         def failing(typingctx, array, row, column, n):
             return lanes.Lanes(array.dtype, 16)(array, row, column, n), load
 
-        anew = njit(wide._every_operation.py_func)  # not from disk
-        monkeypatch.setattr(wide, "load", failing)
-        monkeypatch.setattr(wide, "_every_operation", anew)
+        anew = njit(lanes._every_operation.py_func)  # not from disk
+        monkeypatch.setattr(lanes, "load", failing)
+        monkeypatch.setattr(lanes, "_every_operation", anew)
     elif broken.startswith("a name"):
         monkeypatch.setitem(sys.modules, "skirl.engine.kernels.wide", None)
         monkeypatch.delattr("skirl.engine.kernels.wide")
     else:
-        monkeypatch.setattr(wide, "_every_operation", lambda rows: None)
+        monkeypatch.setattr(lanes, "_every_operation", lambda rows: None)
     out = np.empty((2, 16), np.float32)
     for _ in range(2):
         assert choice.pool_for(16, 17, out, True) is cpu.pool

@@ -98,8 +98,9 @@ def _wide() -> ModuleType | None:
     """The loops compiled by dim; None where they cannot be built: they use internals of Numba and llvmlite."""
     try:
         from skirl.engine.kernels import wide
+        from skirl.tools.lanes import check
 
-        wide.check()
+        check()
     except Exception as error:
         log.warning(
             "rows take the plain loops, two to four times as slow with the same bits: vectors of a row cannot be built with "

@@ -7,37 +7,13 @@ import numpy as np
 
 from skirl.core.keys import ROW_BITS
 from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_FTRL, KIND_MOMENTUM, KIND_ROWWISE_ADAGRAD, KIND_SGD
-from skirl.engine.kernels.buffers import empty
 from skirl.engine.kernels.hot_rows import STRETCH
-from skirl.engine.kernels.lanes import above, filled, later, load, root, soon, store, stream, total, written_soon, zeros
 from skirl.tools.jit import Kernel, kernel
+from skirl.tools.lanes import above, filled, later, load, root, soon, store, stream, total, written_soon, zeros
 
 AHEAD = 64
 """How many positions ahead of its use a row is asked for."""
 ROWS_AHEAD = 16
-
-
-@kernel
-def _every_operation(rows):
-    a = load(rows, 0, 0, 16)
-    soon(rows, 1, 16)
-    later(rows, 2, 16)
-    written_soon(rows, 3, 16)
-    a = zeros(rows, 16) + (rows[0, 1] * a - a / root(a * a))
-    a = above(a, zeros(rows, 16), a, filled(a, rows[0, 1]))
-    store(rows, 1, 0, a)
-    stream(rows, 2, 0, a)
-    rows[3, 0] = total(a)
-
-
-def check() -> None:
-    """Raise an error where rows as values cannot be compiled, or compute something else than plain loops."""
-    rows = empty(4 * 16, np.float32).reshape(4, 16)
-    rows[0], rows[1:] = np.arange(1, 17), 0
-    _every_operation(rows)
-    expected = rows[0, 1] * rows[0] - np.float32(1)  # x / sqrt(x * x) is 1 for whole numbers
-    if not (rows[1:3] == expected).all() or rows[3, 0] != expected.sum():
-        raise ArithmeticError("vectors of a row give wrong numbers")
 
 
 @remember

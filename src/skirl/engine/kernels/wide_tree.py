@@ -5,10 +5,10 @@ from functools import cache as remember
 import numpy as np
 
 from skirl.engine.kernels.hot_rows import STRETCH
-from skirl.engine.kernels.lanes import later, load, store, zeros
 from skirl.engine.kernels.tree import DEEPEST, NOWHERE
 from skirl.engine.kernels.wide import AHEAD
 from skirl.tools.jit import Kernel, kernel
+from skirl.tools.lanes import later, load, store, zeros
 
 
 @remember

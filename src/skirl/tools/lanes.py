@@ -7,11 +7,14 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import PrimitiveModel, register_default
 from numba.extending import intrinsic, overload
+
+from skirl.tools.jit import kernel
 
 BYTES = 64
 """Of a piece: a cache line, and the widest vector of any processor. Narrower ones take two or four instructions for it."""
@@ -249,3 +252,28 @@ later = _inlined(_hinting(_INTO_L2, 0))
 
 written_soon = _inlined(_hinting(_INTO_L1, 1))
 """As `soon`, for a row that will also be written."""
+
+
+@kernel
+def _every_operation(rows):
+    a = load(rows, 0, 0, 16)
+    soon(rows, 1, 16)
+    later(rows, 2, 16)
+    written_soon(rows, 3, 16)
+    a = zeros(rows, 16) + (rows[0, 1] * a - a / root(a * a))
+    a = above(a, zeros(rows, 16), a, filled(a, rows[0, 1]))
+    store(rows, 1, 0, a)
+    stream(rows, 2, 0, a)
+    rows[3, 0] = total(a)
+
+
+def check() -> None:
+    """Raise an error where lanes cannot be compiled, or compute something else than plain loops."""
+    memory = np.empty(5 * 16, np.float32)
+    first = -memory.ctypes.data % BYTES // 4
+    rows = memory[first : first + 4 * 16].reshape(4, 16)
+    rows[0], rows[1:] = np.arange(1, 17), 0
+    _every_operation(rows)
+    expected = rows[0, 1] * rows[0] - np.float32(1)  # x / sqrt(x * x) is 1 for whole numbers
+    if not (rows[1:3] == expected).all() or rows[3, 0] != expected.sum():
+        raise ArithmeticError("vectors of a row give wrong numbers")

@@ -1,0 +1,171 @@
+"""The dot products of all pairs of a sample's vectors, beside its first vector: what DLRM's top layers take."""
+
+from functools import cache as remember
+from typing import Any
+
+import numpy as np
+import torch
+from numba import config
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from skirl.tools.jit import Kernel, kernel
+from skirl.tools.lanes import check, load, store, zeros
+from skirl.tools.threads import run
+
+WIDEST = 256
+"""Numbers of a vector that still fit in registers."""
+_TILE = 16
+"""Dot products that are summed beside each other."""
+
+
+def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
+    """x beside the dot products of all pairs of x and the vectors: [batch, dim + n (n + 1) / 2].
+
+    The pairs are ordered (1, 0), (2, 0), (2, 1), (3, 0) ..., where 0 is x. On a CPU each product is summed in the order of
+    the vectors' numbers, from 0, by as many threads as torch has.
+
+    **Arguments**
+
+    - `x`: [batch, dim].
+    - `vectors`: [batch, n, dim].
+    - `places`: those of n + 1, where x is.
+
+    >>> pairs(torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]]), places(3))
+    tensor([[ 1.,  2., 11., 17., 39.]])
+    """
+    return _Pairs.apply(x, vectors) if _fits(x, vectors) else by_torch(x, vectors, places)
+
+
+def by_torch(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
+    """The same by torch's own operations: on a GPU, in a graph that is being captured, for other dtypes.
+
+    **Arguments**
+
+    - `x`, `vectors`, `places`: as for `pairs`.
+    """
+    whole = torch.cat([x[:, None], vectors], dim=1)
+    products = torch.bmm(whole, whole.transpose(1, 2)).flatten(1)
+    return torch.cat([x, products.index_select(1, places)], dim=1)
+
+
+def places(n: int) -> Tensor:
+    """Where the pairs of n vectors are among all n * n products.
+
+    **Arguments**
+
+    - `n`: how many vectors.
+    """
+    first, second = torch.tril_indices(n, n, offset=-1)
+    return first * n + second
+
+
+def _fits(x: Tensor, vectors: Tensor) -> bool:
+    return (
+        type(x) is Tensor and type(vectors) is Tensor  # no tensor that only looks like one
+        and x.device.type == "cpu" and vectors.device.type == "cpu"
+        and x.dtype == vectors.dtype and x.dtype in (torch.float32, torch.float64)
+        and 0 < x.shape[1] <= WIDEST
+        and not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"))
+        and _lanes()
+    )  # fmt: skip
+
+
+@remember
+def _lanes() -> bool:
+    """Whether kernels can have lanes here. Where they cannot, rows have said so."""
+    if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
+        return False
+    try:
+        check()
+    except Exception:
+        return False
+    return True
+
+
+class _Pairs(torch.autograd.Function):
+    """The products by our own loops, which take a quarter of the time of a matrix product for each sample."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, vectors: Tensor) -> Tensor:
+        x, vectors = x.detach().contiguous(), vectors.detach().contiguous()
+        ctx.save_for_backward(x, vectors)
+        batch, n, dim = vectors.shape
+        out = torch.empty(batch, dim + n * (n + 1) // 2, dtype=x.dtype)
+        run(_products, batch, x.numpy(), vectors.view(-1, dim).numpy(), n, out.numpy(), threads=torch.get_num_threads())
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, vectors = ctx.saved_tensors
+        batch, n, dim = vectors.shape
+        of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
+        run(
+            _gradients(-(-dim // _TILE) * _TILE), batch, x.numpy(), vectors.view(-1, dim).numpy(), n,
+            grad.contiguous().numpy(), of_x.numpy(), of_vectors.view(-1, dim).numpy(), threads=torch.get_num_threads(),
+        )  # fmt: skip
+        return of_x, of_vectors
+
+
+@kernel
+def _products(x, vectors, n, out, lo, hi):
+    """A sample's vectors as columns, so that 16 products are summed at a time."""
+    dim = x.shape[1]
+    columns = np.zeros((dim, (n + _TILE) // _TILE * _TILE), x.dtype)
+    found = np.empty((1, columns.shape[1]), x.dtype)
+    for sample in range(lo, hi):
+        for d in range(dim):
+            columns[d, 0] = x[sample, d]
+            out[sample, d] = x[sample, d]
+        for i in range(n):
+            for d in range(dim):
+                columns[d, i + 1] = vectors[sample * n + i, d]
+        place = dim
+        for i in range(1, n + 1):
+            for first in range(0, i, _TILE):
+                acc = zeros(columns, 16)
+                for d in range(dim):
+                    acc = acc + columns[d, i] * load(columns, d, first, 16)
+                store(found, 0, first, acc)
+            for j in range(i):
+                out[sample, place + j] = found[0, j]
+            place += i
+
+
+@remember
+def _gradients(wide: int) -> Kernel:
+    """Gradients of x and the vectors: each the sum over all others in ascending order; x begins with its own, the rest at 0.
+
+    wide: numbers in a vector, rounded up to a multiple of 16.
+    """
+
+    @kernel
+    def gradients(x, vectors, n, grad, of_x, of_vectors, lo, hi):
+        dim = x.shape[1]
+        rows = np.zeros((n + 1, wide), x.dtype)
+        sums = np.zeros((n + 1, wide), x.dtype)
+        for sample in range(lo, hi):
+            for d in range(dim):
+                rows[0, d] = x[sample, d]
+                sums[0, d] = grad[sample, d]
+            for i in range(n):
+                for d in range(dim):
+                    rows[i + 1, d] = vectors[sample * n + i, d]
+            place = dim
+            for i in range(1, n + 1):
+                own = load(rows, i, 0, wide)
+                acc = zeros(rows, wide)
+                for j in range(i):
+                    one = grad[sample, place + j]
+                    acc = acc + one * load(rows, j, 0, wide)
+                    store(sums, j, 0, load(sums, j, 0, wide) + one * own)
+                store(sums, i, 0, acc)
+                place += i
+            for d in range(dim):
+                of_x[sample, d] = sums[0, d]
+            for i in range(n):
+                for d in range(dim):
+                    of_vectors[sample * n + i, d] = sums[i + 1, d]
+
+    return gradients
