@@ -60,7 +60,7 @@ def test_the_loop_is_the_loop_of_the_readme():
     embeddings = skirl.EmbeddingBagCollection(data.tables(8), optimizer=skirl.RowwiseAdagrad(lr=0.02), cache=500)
     torch.manual_seed(0)
     model = DLRM.tiny(embeddings, dense_features=4)
-    dense = torch.optim.Adam(model.parameters(), lr=1e-3)
+    dense = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)  # other bits than a tensor after the other
     expected = []
     with skirl.lookahead(data, model) as batches:
         for batch in batches:

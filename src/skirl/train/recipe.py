@@ -141,7 +141,7 @@ class Recipe(Composed):
         sizes = self.layers.of_model(self.model.name) | ({"lists": stream.lists} if issubclass(kind, OfHistory) else {})
         make = kind.tiny if self.model.tiny else kind.paper
         model = make(embeddings, dense_features=stream.dense_features, **sizes).to(torch_device(self.device.device))
-        return model, torch.optim.Adam(model.parameters(), lr=self.rates.dense_lr)
+        return model, torch.optim.Adam(model.parameters(), lr=self.rates.dense_lr, fused=True)
 
     def schedule(self) -> "Schedule":
         """How both learning rates change."""
