@@ -1,7 +1,7 @@
 """Copies of batches, and their weight."""
 
 import copy
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from skirl import Batch, KeyedJagged
-from skirl.pipeline.batch_copy import own, weigh
+from skirl.pipeline.batch_copy import own, own_state, weigh
 
 Pair = namedtuple("Pair", "x y")
 
@@ -99,3 +99,27 @@ def test_the_mode_does_not_stay():
     own(torch.ones(1))
     big = torch.zeros(100)
     assert copy.deepcopy(big[:1]).untyped_storage().nbytes() == 400
+
+
+def test_a_state_is_a_copy_down_to_its_tensors():
+    state = {"place": [1, {"file": "a"}], "generator": torch.arange(3), "pair": (1, [2])}
+    mine = own_state(state)
+    state["place"][1]["file"], state["pair"][1][0] = "b", 3
+    state["generator"].zero_()
+    assert mine["place"] == [1, {"file": "a"}] and mine["pair"] == (1, [2])
+    assert mine["generator"].tolist() == [0, 1, 2]
+
+
+def test_what_is_in_two_places_of_a_state_stays_so():
+    part, tensor = [1], torch.ones(2)
+    state: dict = {"a": part, "b": part, "c": [tensor], "d": [tensor]}
+    state["all"] = state
+    mine = own_state(state)
+    assert mine["a"] is mine["b"] and mine["a"] is not part
+    assert mine["c"][0] is mine["d"][0] and mine["c"][0] is not tensor
+    assert mine["all"] is mine
+
+
+def test_dicts_of_other_kinds_stay_what_they_are():
+    mine = own_state({"counts": OrderedDict(a=1), "pair": Pair([1], 2)})
+    assert type(mine["counts"]) is OrderedDict and type(mine["pair"]) is Pair

@@ -20,7 +20,7 @@ from skirl.core.positions import Positions
 from skirl.engine.work import Item
 from skirl.oracle.reach import Vote
 from skirl.oracle.together import Together
-from skirl.pipeline.batch_copy import own, weigh
+from skirl.pipeline.batch_copy import own, own_state, weigh
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.stages import Times
@@ -201,7 +201,7 @@ class Reader:
         """The loader's own state now; copied, since it may be the loader's living dict."""
         if not hasattr(self._loader, "state_dict"):
             return None
-        return copy.deepcopy(self._loader.state_dict())  # type: ignore[attr-defined]
+        return own_state(self._loader.state_dict())  # type: ignore[attr-defined]
 
     def _open(self, place: Place) -> Iterator[Any]:
         """The loader's batches, from where the run is."""
