@@ -11,7 +11,7 @@ RECIPE = {
     "model": "dlrm-tiny",
     "dim": 4,
     "batch": 8,
-    "steps": 6,
+    "steps": 1000,
     "cache": "400",
     "threads": 1,
 }

@@ -14,8 +14,13 @@ from statistics import median
 from typing import Any
 
 from skirl.measure.bench.helpers import Watch
+from skirl.pipeline.lookahead import Lookahead
 from skirl.train.recipe import Recipe
 
+_ENDLESS = 1_000_000
+"""Steps of a run that is ended before."""
+_SETTLED = 10
+"""Steps without growth after which the window has its depth."""
 _CODE = "from skirl.sweep.bench_speed import main; main()"
 
 
@@ -31,8 +36,8 @@ def speed(
 ) -> dict[str, Any]:
     """Time every cell; ratios are geometric means over them.
 
-    Each time is that of so many steps after as many that warm up, in a process of its own, all with the same rows in the
-    cache of each variant.
+    Each time is that of so many steps in a process of its own, all with the same rows in the cache of each variant. Before
+    them come as many that warm up, and more until the window has its depth: then each step reads and plans one.
 
     **Arguments**
 
@@ -68,7 +73,7 @@ def _cell(
     recipe: Recipe, variants: int, model: str, batch: int, store: str, steps: int, repeats: int
 ) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    flags = recipe.flat() | {"model": model, "batch": batch, "steps": 2 * steps + 2}
+    flags = recipe.flat() | {"model": model, "batch": batch, "steps": _ENDLESS}
     alone: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores})}
     side: list[float] = []
     cpu: list[float] = []
@@ -139,17 +144,27 @@ def main() -> None:
     """One run, in a process of its own: what it took, as JSON."""
     job = json.loads(sys.argv[1])
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in job["flags"].items()}
-    recipe, steps, count = Recipe.of(**flags), job["steps"], job["variants"]
+    recipe, steps, variants = Recipe.of(**flags), job["steps"], job["variants"]
     recipe.use_threads()
-    with _beside(recipe, count) if count else _alone(recipe) as (trained, facts):
-        for _ in range(steps):
-            next(trained)
+    with _beside(recipe, variants) if variants else _alone(recipe) as (trained, batches, facts):
+        _warm_up(trained, batches, steps)
         print("ready", flush=True)
         sys.stdin.readline()
         with Watch() as watch:
             for _ in range(steps):
                 next(trained)
         print(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu, **facts()}), flush=True)
+
+
+def _warm_up(trained: Iterator[Any], batches: Lookahead, steps: int) -> None:
+    """At least so many steps, until the window has not grown in the last few."""
+    last, same = -1, 0
+    for number, _ in enumerate(trained, 1):
+        same = same + 1 if batches.window <= last else 0
+        last = max(last, batches.window)
+        if number >= steps and same >= _SETTLED:
+            return
+    raise ValueError("the data ended while a run warmed up: set steps higher, or take more data")
 
 
 @contextmanager
@@ -159,7 +174,7 @@ def _alone(recipe: Recipe) -> Iterator[Any]:
     embeddings = recipe.embeddings(recipe.cache_size(0))
     model, dense = recipe.model_over(embeddings)
     with recipe.lookahead(model) as batches:
-        yield steps(model, dense, batches), dict
+        yield steps(model, dense, batches), batches, dict
 
 
 @contextmanager
@@ -184,4 +199,4 @@ def _beside(recipe: Recipe, count: int) -> Iterator[Any]:
                 sweep.step(batch)
                 yield
 
-        yield trained(), lambda: {"form": sweep.form, "read_batches": batches.step, "plans": sweep.plans}
+        yield trained(), batches, lambda: {"form": sweep.form, "read_batches": batches.step, "plans": sweep.plans}
