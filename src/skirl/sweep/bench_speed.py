@@ -13,6 +13,7 @@ from math import exp, log
 from statistics import median
 from typing import Any
 
+from skirl.data.flags import FILE_KINDS
 from skirl.measure.bench.helpers import Watch
 from skirl.pipeline.lookahead import Lookahead
 from skirl.train.recipe import Recipe
@@ -74,6 +75,7 @@ def _cell(
 ) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     flags = recipe.flat() | {"model": model, "batch": batch, "steps": _ENDLESS}
+    flags |= {"epochs": _ENDLESS // 1000} if recipe.data.kind in FILE_KINDS else {}
     alone: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores})}
     side: list[float] = []
     cpu: list[float] = []
