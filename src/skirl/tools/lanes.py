@@ -36,14 +36,15 @@ class Lanes(types.Type):
         self.dtype = dtype
         self.n = n
         self.wide = BYTES * 8 // dtype.bitwidth
-        if n % self.wide:
-            raise ValueError(f"a row of {n} {dtype} is not a multiple of {self.wide}: use the plain loops")
+        if n % self.wide > 1:
+            raise ValueError(f"a row of {n} {dtype} is no multiple of {self.wide}, nor one more: use the plain loops")
         super().__init__(f"Lanes({dtype}, {n})")
 
     @property
-    def pieces(self) -> int:
-        """How many vectors it takes."""
-        return self.n // self.wide
+    def pieces(self) -> list[Any]:
+        """The vectors that it takes: the last one may be of one number, as in rows that end with a weight."""
+        sizes = [self.wide] * (self.n // self.wide) + [1] * (self.n % self.wide)
+        return [ir.VectorType(_FLOATS[self.dtype], size) for size in sizes]
 
 
 @register_default(Lanes)
@@ -51,8 +52,7 @@ class _Model(PrimitiveModel):
     """In LLVM: a struct of vectors. LLVM would cut one vector of 48 floats into twelve of four wherever branches meet."""
 
     def __init__(self, manager: Any, lanes: Lanes) -> None:
-        piece = ir.VectorType(_FLOATS[lanes.dtype], lanes.wide)
-        super().__init__(manager, lanes, ir.LiteralStructType([piece] * lanes.pieces))
+        super().__init__(manager, lanes, ir.LiteralStructType(lanes.pieces))
 
 
 def _cut(builder: Any, value: Any) -> list[Any]:
@@ -87,9 +87,8 @@ def load(typingctx, array, row, column, n):
     def codegen(context, builder, signature, args):
         start = _pointer(context, builder, array, args[0], args[1], args[2])
         pieces = []
-        for i in range(lanes.pieces):
+        for i, vector in enumerate(lanes.pieces):
             place = builder.gep(start, [_I64(i * lanes.wide)])
-            vector = ir.VectorType(_FLOATS[lanes.dtype], lanes.wide)
             piece = builder.load(builder.bitcast(place, vector.as_pointer()))
             piece.align = lanes.dtype.bitwidth // 8
             pieces.append(piece)
@@ -121,7 +120,7 @@ store = _inlined(_storing(False))
 """store(array, row, column, lanes): array[row, column : column + n] = lanes."""
 
 stream = _inlined(_storing(True))
-"""As `store`, past the caches: a line is not read before it is overwritten. The address must be a multiple of 64."""
+"""As `store`, past the caches: a line is not read before it is overwritten. Each row must begin at a multiple of 64."""
 
 
 @_inlined
@@ -136,11 +135,13 @@ def filled(typingctx, like, number):
     """A number in all lanes."""
 
     def codegen(context, builder, signature, args):
-        vector = ir.VectorType(_FLOATS[like.dtype], like.wide)
-        one = builder.insert_element(ir.Constant(vector, ir.Undefined), args[1], _I32(0))
-        first = ir.Constant(ir.VectorType(_I32, like.wide), [0] * like.wide)
-        piece = builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), first)
-        return _joined(builder, [piece] * like.pieces)
+        made = {}
+        for vector in like.pieces:
+            if vector.count not in made:
+                one = builder.insert_element(ir.Constant(vector, ir.Undefined), args[1], _I32(0))
+                first = ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count)
+                made[vector.count] = builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), first)
+        return _joined(builder, [made[vector.count] for vector in like.pieces])
 
     return like(like, like.dtype), codegen
 
@@ -150,13 +151,22 @@ def root(typingctx, lanes):
     """The square root of each lane."""
 
     def codegen(context, builder, signature, args):
-        pieces = _cut(builder, args[0])
-        name = f"llvm.sqrt.v{lanes.wide}f{lanes.dtype.bitwidth}"
-        kind = ir.FunctionType(pieces[0].type, [pieces[0].type])
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        return _joined(builder, [builder.call(function, [piece]) for piece in pieces])
+        roots = []
+        for piece in _cut(builder, args[0]):
+            name = f"llvm.sqrt.v{piece.type.count}f{lanes.dtype.bitwidth}"
+            kind = ir.FunctionType(piece.type, [piece.type])
+            roots.append(builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [piece]))
+        return _joined(builder, roots)
 
     return lanes(lanes), codegen
+
+
+def _added(builder: Any, low: Any, high: Any) -> Any:
+    """low + high, where high may be a vector of one number: that is added to the first one."""
+    if low.type.count == high.type.count:
+        return builder.fadd(low, high)
+    first = builder.fadd(*(builder.extract_element(vector, _I32(0)) for vector in (low, high)))
+    return builder.insert_element(low, first, _I32(0))
 
 
 @_inlined
@@ -167,7 +177,7 @@ def total(typingctx, lanes):
         pieces = _cut(builder, args[0])
         while len(pieces) > 1:
             half = 1 << (len(pieces) - 1).bit_length() - 1
-            folded = [builder.fadd(low, high) for low, high in zip(pieces, pieces[half:])]
+            folded = [_added(builder, low, high) for low, high in zip(pieces, pieces[half:])]
             pieces = folded + pieces[len(folded) : half]
         (vector,) = pieces
         n = vector.type.count
@@ -256,12 +266,12 @@ written_soon = _inlined(_hinting(_INTO_L1, 1))
 
 @kernel
 def _every_operation(rows):
-    a = load(rows, 0, 0, 16)
-    soon(rows, 1, 16)
-    later(rows, 2, 16)
-    written_soon(rows, 3, 16)
-    a = zeros(rows, 16) + (rows[0, 1] * a - a / root(a * a))
-    a = above(a, zeros(rows, 16), a, filled(a, rows[0, 1]))
+    a = load(rows, 0, 0, 17)
+    soon(rows, 1, 17)
+    later(rows, 2, 17)
+    written_soon(rows, 3, 17)
+    a = zeros(rows, 17) + (rows[0, 1] * a - a / root(a * a))
+    a = above(a, zeros(rows, 17), a, filled(a, rows[0, 1]))
     store(rows, 1, 0, a)
     stream(rows, 2, 0, a)
     rows[3, 0] = total(a)
@@ -269,11 +279,11 @@ def _every_operation(rows):
 
 def check() -> None:
     """Raise an error where lanes cannot be compiled, or compute something else than plain loops."""
-    memory = np.empty(5 * 16, np.float32)
+    memory = np.zeros(5 * 32, np.float32)
     first = -memory.ctypes.data % BYTES // 4
-    rows = memory[first : first + 4 * 16].reshape(4, 16)
-    rows[0], rows[1:] = np.arange(1, 17), 0
+    rows = memory[first : first + 4 * 32].reshape(4, 32)
+    rows[0, :17] = np.arange(1, 18)
     _every_operation(rows)
-    expected = rows[0, 1] * rows[0] - np.float32(1)  # x / sqrt(x * x) is 1 for whole numbers
-    if not (rows[1:3] == expected).all() or rows[3, 0] != expected.sum():
+    expected = rows[0, 1] * rows[0, :17] - np.float32(1)  # x / sqrt(x * x) is 1 for whole numbers
+    if not (rows[1:3, :17] == expected).all() or rows[1:3, 17:].any() or rows[3, 0] != expected.sum():
         raise ArithmeticError("vectors of a row give wrong numbers")

@@ -34,7 +34,7 @@ def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
         return cpu.pool
     across = width % 16 != 0
     make = wide.gather_kernel if one else wide.pool_kernel
-    return make(dim, across, out.nbytes >= STREAMED and out.ctypes.data % CACHE_LINE == 0)
+    return make(dim, across, out.nbytes >= STREAMED and out.ctypes.data % CACHE_LINE == 0 and dim % 16 == 0)
 
 
 def update_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
@@ -90,7 +90,7 @@ def sums_for(dim: int, dtype: np.dtype) -> Kernel:
 
 def _fits(dim: int, dtype: np.dtype) -> bool:
     compiles = not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
-    return compiles and dtype == np.float32 and dim % 16 == 0 and dim <= WIDEST
+    return compiles and dtype == np.float32 and 16 <= dim <= WIDEST + 1 and dim % 16 <= 1
 
 
 @remember

@@ -1,4 +1,4 @@
-"""The loops of cpu.py for rows that are a multiple of 16 floats, compiled for each dim, with a row as one value."""
+"""The loops of cpu.py for rows of a multiple of 16 floats, or one more, compiled for each dim, with a row as one value."""
 
 from functools import cache as remember
 from math import inf
