@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from numba import config
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from skirl.tools.jit import Kernel, kernel
 from skirl.tools.lanes import check, load, store, zeros
@@ -96,8 +95,8 @@ class _Pairs(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, vectors = ctx.saved_tensors
         batch, n, dim = vectors.shape
         of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
