@@ -114,10 +114,10 @@ class Fingerprints:
         return BY_OPEN
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-        """A copy of them."""
-        out = fingerprints.view(np.int64).copy()
-        out[kinds == NONE] = 0
-        return out
+        """They themselves, unless one is missing: where they lie in a file's columns, nothing is copied."""
+        if not kinds.any():
+            return fingerprints.view(np.int64)
+        return np.where(kinds == NONE, 0, fingerprints.view(np.int64))
 
 
 @dataclass
@@ -344,7 +344,7 @@ class Encoder:
         wrong = kinds == BAD if kinds.any() else None
         if spec.type == "fingerprint":
             fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
-            kinds[fingerprints == 0] = NONE
+            _mark_missing(fingerprints, kinds)
             return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
         if spec.encode == "row":
             rows = self.rows[table]
@@ -397,6 +397,14 @@ def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
         else:
             expected += f" (numbers with a fraction are no ids: is {spec.name} a [[dense]] column?)"
     return f"{found} {shown(value)}", expected
+
+
+@kernel
+def _mark_missing(fingerprints, kinds):
+    """Say of those that stand for nothing that they are missing."""
+    for i in range(fingerprints.size):
+        if fingerprints[i] == 0:
+            kinds[i] = NONE
 
 
 @kernel
