@@ -344,7 +344,8 @@ class Encoder:
         wrong = kinds == BAD if kinds.any() else None
         if spec.type == "fingerprint":
             fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
-            _mark_missing(fingerprints, kinds)
+            if _has_zero(fingerprints):
+                kinds[fingerprints == 0] = NONE
             return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
         if spec.encode == "row":
             rows = self.rows[table]
@@ -400,11 +401,12 @@ def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
 
 
 @kernel
-def _mark_missing(fingerprints, kinds):
-    """Say of those that stand for nothing that they are missing."""
-    for i in range(fingerprints.size):
-        if fingerprints[i] == 0:
-            kinds[i] = NONE
+def _has_zero(values):
+    """Whether one is 0; without a branch, so that several are looked at at once."""
+    found = False
+    for i in range(values.size):
+        found |= values[i] == 0
+    return found
 
 
 @kernel
