@@ -67,7 +67,7 @@ def test_a_bucket_gives_back_its_rows_in_order(
     monkeypatch.setattr(spills, "LARGEST", largest)
     monkeypatch.setattr(spills, "TOGETHER", 3 * largest)
     draw = np.random.default_rng(0)
-    written, spill = [], Spill(tmp_path, 4)
+    written, spill, schema = [], Spill(tmp_path, 4), pa.schema([])
     counted: dict[tuple[int, int], int] = {}
     for load in range(3):
         rows = int(draw.integers(1, 60))
@@ -75,12 +75,14 @@ def test_a_bucket_gives_back_its_rows_in_order(
         table = pa.table({"seen": pa.array(lists, pa.list_(pa.int64())), "at": np.arange(rows) + 100 * load})
         hashes, times = draw.integers(0, 1 << 60, (rows, 2)).astype(np.uint64), draw.random(rows)
         buckets, partitions = draw.integers(0, 4, rows), draw.integers(-1, 2, rows)
-        for bucket, frame in spill.add(with_keys(table, hashes, times), buckets, partitions):
+        keyed = with_keys(table, hashes, times)
+        schema = keyed.schema
+        for bucket, frame in spill.add(keyed, buckets, partitions):
             counted[bucket, frame.partition] = counted.get((bucket, frame.partition), 0) + frame.bytes
         for k, row in enumerate(table.to_pylist()):
             written.append((int(buckets[k]), int(partitions[k]), tuple(hashes[k]), times[k], row))
     spill.close()
-    packing = packing_of(with_keys(table, hashes, times).schema)
+    packing = packing_of(schema)
     for partition in (-1, 0, 1):
         for first, end in pairwise((0, 1, 4)):
             unit = Unit(

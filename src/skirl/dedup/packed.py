@@ -1,5 +1,4 @@
-"""Rows as bytes, each with its values and lists one after the other: what a spill holds, from which any rows are made columns
-again in one copy."""
+"""Rows as bytes, each with its values and lists one after the other: what a spill holds."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -18,8 +17,9 @@ _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 class Packing:
     """Turns rows into bytes and back.
 
-    A row is the values of all columns in their order, for a list or a text how many ids or bytes it has, and behind them those
-    of each in turn. There are no nulls: rows without a session or time are refused before, and ids say what is missing.
+    A row is the values of all columns in their order, for a list or a text how many ids or bytes it has, and behind them
+    those of each in turn. There are no nulls: rows without a session or time are refused before, and ids say what is
+    missing.
 
     **Arguments**
 
@@ -65,7 +65,9 @@ class Packing:
         behind = at + self.least
         for k, (column, inside) in enumerate(zip(rows.columns, self._inside)):
             if column.null_count:
-                raise AssertionError(f"column {rows.schema.names[k]!r} has nulls: rows are not what they are said to be")
+                raise AssertionError(
+                    f"column {rows.schema.names[k]!r} has nulls: rows are not what they are said to be"
+                )
             if not inside:
                 fixed[f"c{k}"] = _values(column)[order]
                 continue

@@ -98,13 +98,17 @@ def _cut(ends: np.ndarray, low: int, end: int, most: int) -> Iterator[tuple[int,
     """Rows in stretches of so many bytes at most, unless one row has more. ends: bytes up to each row and with it."""
     while low < end:
         before = ends[low - 1] if low else 0
-        high = end if ends[end - 1] - before <= most else max(low + 1, int(np.searchsorted(ends, before + most, "right")))
+        high = (
+            end if ends[end - 1] - before <= most else max(low + 1, int(np.searchsorted(ends, before + most, "right")))
+        )
         yield low, high
         low = high
 
 
 def _framed(bucket: int, partition: int, rows: int, keys: bytes, packed: np.ndarray) -> Framed:
-    frame = Frame(partition, rows, len(packed), 0, _sum_of_keys(partition, rows, len(packed), keys), zlib.crc32(packed))
+    frame = Frame(
+        partition, rows, len(packed), 0, _sum_of_keys(partition, rows, len(packed), keys), zlib.crc32(packed.data)
+    )
     head = _HEAD.pack(_MAGIC, partition, rows, len(packed), frame.sum_of_keys, frame.sum_of_rows)
     return Framed(bucket, frame, keys, (head, keys, packed, bytes(-len(packed) % _ALIGNED)))
 
@@ -197,7 +201,9 @@ class Bucket:
         at = 0
         while at < size:
             raw = os.pread(self._file.fileno(), _HEAD.size, at)
-            magic, partition, rows, length, *sums = _HEAD.unpack(raw) if len(raw) == _HEAD.size else (b"", 0, 0, 0, 0, 0)
+            magic, partition, rows, length, *sums = (
+                _HEAD.unpack(raw) if len(raw) == _HEAD.size else (b"", 0, 0, 0, 0, 0)
+            )
             right = magic == _MAGIC and min(rows, length) >= 0
             frame = Frame(partition, rows, length, at + _HEAD.size, *sums)
             at = frame.offset + _KEY * rows + length + -length % _ALIGNED if right else size + 1
@@ -223,12 +229,12 @@ class Bucket:
         - `out`: where to.
         """
         self._read(out, frame.offset + _KEY * frame.rows)
-        if zlib.crc32(out) != frame.sum_of_rows:
+        if zlib.crc32(out.data) != frame.sum_of_rows:
             raise self._damaged(f"is damaged behind byte {frame.offset:,}")
 
     def _read(self, out: np.ndarray, offset: int) -> None:
         assert self._file is not None
-        view, at = memoryview(out), 0
+        view, at = out.data, 0
         while at < len(view):  # a call reads 2 GiB at most
             got = os.preadv(self._file.fileno(), [view[at:]], offset + at)
             if not got:

@@ -152,8 +152,8 @@ def _number(inverse, sizes, which, kept, begins):
 
 
 def sharing(piece: Encoded, names: list[str]) -> tuple[Encoded, dict[tuple[str, ...], np.ndarray]]:
-    """A batch's rows with lists here once where that pays, as `skirl.dedup.find` decides it, where they lie; and the inverse,
-    int32, by features that share it."""
+    """A batch's rows with lists here once where that pays, as `skirl.dedup.find` decides it, where they lie; and the
+    inverse, int32, by features that share it."""
     if all(inverse is None for inverse in piece.inverses):
         return piece, {}
     ids, lengths, starts, groups = list(piece.ids), list(piece.lengths), list(piece.starts), {}
@@ -194,6 +194,8 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
         inverse, start = piece.inverse(f), piece.start(f)
         if inverse is None or sizes is None:
             values, sizes = lists_at(values, sizes, rows)
+        elif len(rows) == len(piece):  # in another order
+            inverse = inverse[rows]
         else:
             values, sizes, inverse, start = used(values, sizes, inverse[rows], start)
         starts.append(start)
@@ -202,8 +204,8 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
         inverses.append(inverse)
     return replace(
         piece,
-        labels=piece.labels[rows],
-        dense=piece.dense[rows],
+        labels=piece.labels.take(rows, axis=0),
+        dense=piece.dense.take(rows, axis=0),
         ids=ids,
         lengths=lengths,
         places=piece.places[rows],

@@ -278,7 +278,10 @@ class Files:
         part = cut(rows, low, high, copy=False)
         names = [column.name for column in self.encoder.schema.ids]
         part, inverses = sharing(part, names)
-        counts = [len(ids) if part.start(f) is None else int(part.lengths[f].sum()) for f, ids in enumerate(part.ids)]
+        counts = [
+            len(ids) if sizes is None or part.start(f) is None else int(sizes.sum())
+            for f, (ids, sizes) in enumerate(zip(part.ids, part.lengths))
+        ]
         total, at = sum(counts), 0
         values = np.empty(total, np.int64)
         for f, (ids, count) in enumerate(zip(part.ids, counts)):
