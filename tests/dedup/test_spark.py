@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from skirl import cli
 from skirl.data.flags import DataFlags
-from skirl.dedup import spark, tasks
+from skirl.dedup import spark
+from skirl.dedup import spill as spills
 from skirl.dedup.by_session import convert_by_session
+from skirl.dedup.finish import with_keys
 from skirl.dedup.spark import Spark, stretches
-from skirl.dedup.spill import Bucket, Spill, bytes_of
+from skirl.dedup.spill import Bucket, Spill
 from skirl.dedup.wanted import Wanted
 from tests.cases import cases
 from tests.dedup.rows import Row, schema, write
@@ -67,36 +69,25 @@ def test_bytes_do_not_depend_on_how_rows_are_cut(
         patch.setattr(Wanted, "load", load)
         assert files_of(folder, data, of) == whole
         patch.setattr(spark, "TASKS", least)
-        patch.setattr(tasks, "LARGEST", 1 + load // 4)
+        patch.setattr(spills, "LARGEST", 1 + load // 4)
         assert files_of(folder, data, of, Spark(session=Session(seed))) == whole
     assert len(whole[0]) > 1 or n < 100
 
 
-@given(st.data())
-@cases(30)
-def test_bytes_of_rows_are_those_of_their_parts(data: Any) -> None:
-    values = st.one_of(st.none(), st.lists(st.one_of(st.none(), st.text(max_size=3)), max_size=4))
-    kind = data.draw(st.sampled_from([pa.list_(pa.string()), pa.large_list(pa.large_string())]))
-    column = pa.array(data.draw(st.lists(values, max_size=12)), kind)
-    cut = data.draw(st.integers(0, len(column)))
-    assert bytes_of(column) == bytes_of(column[:cut]) + bytes_of(column[cut:])
-    assert bytes_of(pa.concat_arrays([column[cut:], column[:cut]])) == bytes_of(column)
-
-
 def test_frames_say_as_many_bytes_however_rows_are_cut(tmp_path: Path) -> None:
     rows = pa.table({"a": [1, 2, 3, 4, 5], "b": [[1], [], [2, 3], [4], [5, 6]], "c": ["x", "", "yz", "w", "v"]})
-    said = []
+    rows, said = with_keys(rows, np.ones((5, 2), np.uint64), np.zeros(5)), []
     for number, cuts in enumerate(([5], [2, 5], [1, 2, 3, 4, 5])):
         (folder := tmp_path / str(number)).mkdir()
         spill = Spill(folder, 1)
         for low, high in zip([0, *cuts], cuts):
-            spill.add(rows.slice(low, high - low), *np.zeros((2, high - low), np.int64))
+            list(spill.add(rows.slice(low, high - low), *np.zeros((2, high - low), np.int64)))
         spill.close()
-        bucket = Bucket(folder, 0, spill.sizes[0], rows.schema, "")
+        bucket = Bucket(folder, 0, spill.sizes[0], "")
         assert len(bucket.frames) == len(cuts)
         said.append(sum(frame.bytes for frame in bucket.frames))
         bucket.close()
-    assert said == [5 * (8 + 4 + 4) + 6 * 8 + 5] * 3
+    assert said == [5 * (24 + 8 + 4 + 4) + 6 * 8 + 5] * 3
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7, 100])

@@ -11,17 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from skirl.data.files.columnar import SLICE
+from skirl.data.files.encoded import gather_from
 from skirl.data.files.schema import FileSchema
 from skirl.dedup import layout as layouts
 from skirl.dedup.order import begins, by_session, groups_of_rows, sessions_named
-from skirl.dedup.spill import Bucket, Frame
-from skirl.dedup.take import taken
+from skirl.dedup.packed import Packing
+from skirl.dedup.spill import KEYS, Bucket, Frame
 from skirl.dedup.window_layout import windows, windows_found, with_windows
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import to_disk
 
-KEYS = ("~high", "~low", "~time")
-"""Columns that rows are ordered by; no file has them."""
 TRIED = 1 << 16
 """Rows that encodings and groups are measured on."""
 
@@ -77,14 +76,14 @@ def with_keys(table: Any, hashes: np.ndarray, times: np.ndarray) -> Any:
 
 
 def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes and times of a table or a batch.
+    """Hashes and times of a table.
 
     **Arguments**
 
     - `rows`: with what they are ordered by.
     """
     high, low, times = (rows.column(name).to_numpy() for name in KEYS)
-    return np.stack([high, low], axis=1), times.copy()  # where rows lie on disk, that is let go
+    return np.stack([high, low], axis=1), times
 
 
 class Unit:
@@ -94,15 +93,21 @@ class Unit:
 
     - `buckets`: they are closed with it.
     - `partition`: which stretch of time.
+    - `packing`: how rows lie in them.
+    - `most`: bytes of rows that are held at once; where a unit has more, frames are read for each row group.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], partition: int) -> None:
-        self._buckets = buckets
+    def __init__(self, buckets: Sequence[Bucket], partition: int, packing: Packing, most: int) -> None:
+        self._buckets, self._packing = buckets, packing
         self._frames: list[tuple[Bucket, Frame]] = [
             (bucket, frame) for bucket in buckets for frame in bucket.frames if frame.partition == partition
         ]
         self.rows = sum(frame.rows for _, frame in self._frames)
         self.bytes = sum(frame.bytes for _, frame in self._frames)
+        self._holds = self.bytes <= most
+        self._held: np.ndarray | None = None
+        self._sizes = self._begins = np.empty(0, np.int64)
+        """Bytes of each row, and where it begins when all lie one after the other."""
 
     def rows_of_group(self, most: int, least: int) -> int:
         """Rows of a row group at most: a quarter of what is sorted at once.
@@ -116,30 +121,50 @@ class Unit:
 
     def keys(self) -> tuple[np.ndarray, np.ndarray]:
         """Hashes and times of all rows."""
-        found = [keys_of(bucket.read(frame)) for bucket, frame in self._frames]
-        hashes, times = zip(*found)
-        return np.concatenate(hashes), np.concatenate(times)
+        hashes, times, sizes = np.empty((self.rows, 2), np.uint64), np.empty(self.rows), np.empty(self.rows, np.int64)
+        at = 0
+        for bucket, frame in self._frames:
+            own = slice(at, at := at + frame.rows)
+            hashes[own, 0], hashes[own, 1], times[own], sizes[own] = bucket.keys(frame)
+        self._sizes, self._begins = sizes, np.cumsum(sizes) - sizes
+        return hashes, times
 
     def taken(self, rows: np.ndarray) -> Any:
-        """These rows, in this order, without what they are ordered by: a table.
+        """These rows, in this order, without what they are ordered by: a table; after `keys`.
 
         **Arguments**
 
         - `rows`: int64: which, counted over all.
         """
+        if not self._holds:
+            return pa.Table.from_batches([self._gathered(rows)])
+        if self._held is None:
+            self._held = np.empty(sum(frame.length for _, frame in self._frames), np.uint8)
+            at = 0
+            for bucket, frame in self._frames:
+                bucket.read(frame, self._held[at : at + frame.length])
+                at += frame.length
+        return pa.Table.from_batches([self._packing.columns(self._held, self._begins[rows])])
+
+    def _gathered(self, rows: np.ndarray) -> Any:
+        """The same out of the frames that have some of them."""
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        pieces, first, at = [], 0, 0
+        begins, sizes = self._begins[ascending], self._sizes[ascending]
+        places = np.cumsum(sizes) - sizes
+        out = np.empty(int(sizes.sum()), np.uint8)
+        first = before = at = 0
         for bucket, frame in self._frames:
-            end = int(np.searchsorted(ascending, first + frame.rows))
+            first += frame.rows
+            end = int(np.searchsorted(ascending, first))
             if end > at:
-                pieces.append(taken(bucket.read(frame).drop_columns(KEYS), ascending[at:end] - first))
-            first, at = first + frame.rows, end
-        [whole] = pa.Table.from_batches(pieces).combine_chunks().to_batches()
-        del pieces
+                held = np.empty(frame.length, np.uint8)
+                bucket.read(frame, held)
+                gather_from(held, begins[at:end] - before, sizes[at:end], out[places[at] :])
+            before, at = before + frame.length, end
         back = np.empty(len(rows), np.int64)
-        back[order] = np.arange(len(rows))
-        return pa.Table.from_batches([taken(whole, back)])
+        back[order] = places
+        return self._packing.columns(out, back)
 
     def close(self) -> None:
         """Let the files go."""

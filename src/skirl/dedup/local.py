@@ -13,7 +13,7 @@ from skirl.data.files.stream import Files
 from skirl.dedup.finish import Shape, Unit, finish, keys_of, measured
 from skirl.dedup.order import buckets_of, partitions_of
 from skirl.dedup.plan import Counts, buckets_for, part_of
-from skirl.dedup.spill import Bucket, Spill
+from skirl.dedup.spill import Bucket, Spill, packing_of
 from skirl.dedup.wanted import Wanted, loads
 from skirl.tools.durations import parse_seconds
 from skirl.tools.os_errors import writing
@@ -41,46 +41,42 @@ class Local:
             folder.mkdir()
         buckets = buckets_for(sum(os.stat(path).st_size for path in files.dataset.paths), wanted.unit)
         seconds = parse_seconds(wanted.partition) if wanted.partition else None
-        spill = Spill(folder, buckets)
+        spill, counts = Spill(folder, buckets), Counts()
         samples, schema = 0, None
-        try:
-            for table in loads(files, shape, wanted.load):
-                schema = table.schema
-                hashes, times = keys_of(table)
-                spill.add(table, buckets_of(hashes, buckets), partitions_of(times, seconds))
-                samples += len(table)
-                facts = {"rows": f"{samples:,}", "buckets": f"{buckets:,}"}
-                progress(samples, lambda facts=facts: facts)
-            if schema is None:
-                raise ValueError(f"{files.dataset.paths[0]}: there is no row to write: give more files")
-            spill.close()
-        finally:
-            spill.close(whole=False)
+        for table in loads(files, shape, wanted.load):
+            schema = table.schema
+            hashes, times = keys_of(table)
+            for bucket, frame in spill.add(table, buckets_of(hashes, buckets), partitions_of(times, seconds)):
+                counts.hold(frame.partition, bucket, frame.rows, frame.bytes)
+            samples += len(table)
+            facts = {"rows": f"{samples:,}", "buckets": f"{buckets:,}"}
+            progress(samples, lambda facts=facts: facts)
+        if schema is None:
+            raise ValueError(f"{files.dataset.paths[0]}: there is no row to write: give more files")
+        spill.close()
         sync_folder(folder)
         found: dict[str, Any] = {
             "samples": samples, "sizes": spill.sizes, "spilled_bytes": sum(spill.sizes),
             "rows_schema": schema.serialize().to_pybytes().hex(),
             "bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row,
         }  # fmt: skip
-        found |= self._counted(work, shape, found).planned(buckets, wanted.unit)
+        self._count(counts, work, shape, found)
+        found |= counts.planned(buckets, wanted.unit)
         unit = _unit(work, found, 0)
         try:
             return found | measured(unit, shape, wanted.unit, work)
         finally:
             unit.close()
 
-    def _counted(self, work: Path, shape: Shape, found: Mapping[str, Any]) -> Counts:
-        counts = Counts()
+    def _count(self, counts: Counts, work: Path, shape: Shape, found: Mapping[str, Any]) -> None:
+        """Count sessions: of each bucket only what rows are ordered by is read."""
         for number in range(len(found["sizes"])):
             bucket = _bucket(work, found, number)
-            for frame in bucket.frames:
-                counts.hold(frame.partition, number, frame.rows, frame.bytes)
             if bucket.frames:
-                hashes, times = zip(*(keys_of(bucket.read(frame)) for frame in bucket.frames))
+                high, low, times, _ = map(np.concatenate, zip(*map(bucket.keys, bucket.frames)))
                 partitions = np.repeat([f.partition for f in bucket.frames], [f.rows for f in bucket.frames])
-                counts.add(np.concatenate(hashes), np.concatenate(times), partitions, shape.gap)
+                counts.add(np.stack([high, low], axis=1), times, partitions, shape.gap)
             bucket.close()
-        return counts
 
     def finish(self, work: Path, shape: Shape, manifest: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         """Write the files that are not there yet; how many are, and their rows, after each.
@@ -112,10 +108,10 @@ class Local:
 
 def _unit(work: Path, manifest: Mapping[str, Any], number: int) -> Unit:
     partition, first, end = manifest["units"][number]
-    return Unit([_bucket(work, manifest, bucket) for bucket in range(first, end)], partition)
+    schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(manifest["rows_schema"])))
+    buckets = [_bucket(work, manifest, bucket) for bucket in range(first, end)]
+    return Unit(buckets, partition, packing_of(schema), manifest["most"])
 
 
 def _bucket(work: Path, manifest: Mapping[str, Any], number: int) -> Bucket:
-    schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(manifest["rows_schema"])))
-    then = f"remove {work}, and run the command again"
-    return Bucket(work / "spill", number, manifest["sizes"][number], schema, then)
+    return Bucket(work / "spill", number, manifest["sizes"][number], f"remove {work}, and run the command again")

@@ -9,11 +9,11 @@ import numpy as np
 
 from skirl.dedup.order import begins, by_session, too_long
 
-FEWEST, MOST = 16, 1024
+FEWEST, MOST = 16, 4096
 """Buckets."""
 GROWS = 2
-"""How many times as large as a file its rows mostly are in memory; where they are larger, buckets are read in several goes.
-With many more buckets than need be, much time goes into small frames."""
+"""How many times as large as a file its rows mostly are in memory; where they are larger, buckets are read in several
+goes."""
 
 
 def buckets_for(total: int, unit: int) -> int:

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from skirl.dedup.finish import KEYS, keys_of
+from skirl.dedup.finish import keys_of
+from skirl.dedup.spill import KEYS
 
 
 class Sample:

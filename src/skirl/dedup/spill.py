@@ -1,107 +1,137 @@
-"""Rows on disk by bucket: frames of Arrow, each of one stretch of time, which say what they hold."""
+"""Rows on disk by bucket: frames of packed rows, each of one stretch of time, which say what they hold."""
 
-import mmap
 import os
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.ipc as ipc
 
-from skirl.data.files.columns import is_list, is_text
 from skirl.data.files.errors import BadFile
-from skirl.dedup.take import taken
+from skirl.dedup.packed import Packing, columns_without
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import to_disk
 
-_HEAD = struct.Struct("<8sqqqqQ16x")
+KEYS = ("~high", "~low", "~time")
+"""Columns that rows are ordered by; no file has them."""
+LARGEST = 1 << 20
+"""Bytes of the rows of a frame, unless one row has more."""
+TOGETHER = 8 << 20
+"""Bytes of rows that are packed at once, likewise."""
+_HEAD = struct.Struct("<8sqqqII24x")
 _MAGIC = b"skirlrow"
 _ALIGNED = 64
+_KEY = 32
+"""Bytes of what a row is ordered by, and of how many bytes it has."""
 
 
 class Frame(NamedTuple):
-    """A stretch of a spill file."""
+    """A stretch of a spill file: what its rows are ordered by, and the rows."""
 
     partition: int
     rows: int
-    bytes: int
-    """Of the rows in memory."""
-    offset: int
     length: int
-    sum: int
+    """Bytes of the rows."""
+    offset: int
+    sum_of_keys: int
+    sum_of_rows: int
+
+    @property
+    def bytes(self) -> int:
+        """Of the values in memory, those that rows are ordered by included: what files are planned by."""
+        return self.length + 24 * self.rows
 
 
-def divided(table: Any, buckets: np.ndarray, partitions: np.ndarray) -> Iterator[tuple[int, int, Any]]:
-    """Rows by bucket and partition, those of one in order: both, and a batch.
+class Framed(NamedTuple):
+    """A frame that is to be written."""
+
+    bucket: int
+    frame: Frame
+    keys: bytes
+    """What its rows are ordered by, see `keys_in`."""
+    pieces: tuple[Any, ...]
+    """All of it as it lies in a file."""
+
+
+def packing_of(schema: pa.Schema) -> Packing:
+    """How rows lie in frames: without what they are ordered by.
 
     **Arguments**
 
-    - `table`: the rows.
+    - `schema`: of the rows.
+    """
+    return Packing(columns_without(schema, KEYS))
+
+
+def framed(table: Any, buckets: np.ndarray, partitions: np.ndarray) -> Iterator[Framed]:
+    """Rows by bucket and partition, those of one in order.
+
+    **Arguments**
+
+    - `table`: the rows, with what they are ordered by.
     - `buckets`, `partitions`: int64, of each.
     """
+    [batch] = table.combine_chunks().to_batches()
+    packing, rows = packing_of(batch.schema), batch.drop_columns(KEYS)
     order = np.lexsort((partitions, buckets))
-    buckets, partitions = buckets[order], partitions[order]
+    buckets, partitions, sizes = buckets[order], partitions[order], packing.sizes_of(rows)[order]
+    said = [batch.column(name).to_numpy()[order] for name in KEYS]
+    said.append(sizes)
     new = np.flatnonzero((np.diff(buckets) != 0) | (np.diff(partitions) != 0)) + 1
-    batch = table.combine_chunks().to_batches()[0]
-    for low, high in zip([0, *new.tolist()], [*new.tolist(), len(order)]):
-        yield int(buckets[low]), int(partitions[low]), taken(batch, order[low:high])
+    ends = np.cumsum(sizes)
+    for first, end in _cut(ends, 0, len(order), TOGETHER):
+        packed = packing.packed(rows, order[first:end], sizes[first:end])
+        before = int(ends[first] - sizes[first])
+        inside = new[np.searchsorted(new, first, "right") : np.searchsorted(new, end)].tolist()
+        for begin, stop in pairwise([first, *inside, end]):
+            for low, high in _cut(ends, begin, stop, LARGEST):
+                own = packed[ends[low] - sizes[low] - before : ends[high - 1] - before]
+                keys = b"".join(of[low:high].tobytes() for of in said)
+                yield _framed(int(buckets[low]), int(partitions[low]), high - low, keys, own)
 
 
-def framed(partition: int, rows: Any) -> tuple[bytes, Any, bytes]:
-    """A frame as it lies in a file: what it says of itself, its rows, and what fills it up.
+def _cut(ends: np.ndarray, low: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """Rows in stretches of so many bytes at most, unless one row has more. ends: bytes up to each row and with it."""
+    while low < end:
+        before = ends[low - 1] if low else 0
+        high = (
+            end if ends[end - 1] - before <= most else max(low + 1, int(np.searchsorted(ends, before + most, "right")))
+        )
+        yield low, high
+        low = high
+
+
+def _framed(bucket: int, partition: int, rows: int, keys: bytes, packed: np.ndarray) -> Framed:
+    frame = Frame(
+        partition, rows, len(packed), 0, _sum_of_keys(partition, rows, len(packed), keys), zlib.crc32(packed.data)
+    )
+    head = _HEAD.pack(_MAGIC, partition, rows, len(packed), frame.sum_of_keys, frame.sum_of_rows)
+    return Framed(bucket, frame, keys, (head, keys, packed, bytes(-len(packed) % _ALIGNED)))
+
+
+def _sum_of_keys(partition: int, rows: int, length: int, keys: Any) -> int:
+    """Of what a frame says of itself, and of what its rows are ordered by."""
+    return zlib.crc32(keys, zlib.crc32(struct.pack("<3q", partition, rows, length)))
+
+
+def keys_in(raw: Any, rows: int) -> list[np.ndarray]:
+    """Hashes of rows, their first half and their second, times, and how many bytes each row has.
 
     **Arguments**
 
-    - `partition`: the stretch of time that all rows are in.
-    - `rows`: a batch.
+    - `raw`: the keys of a frame.
+    - `rows`: how many.
     """
-    payload = rows.serialize()
-    said = partition, rows.num_rows, size_of(rows), payload.size
-    return _HEAD.pack(_MAGIC, *said, _sum_of(said, payload)), payload, bytes(-payload.size % _ALIGNED)
-
-
-def size_of(rows: Any) -> int:
-    """Bytes of the values of rows.
-
-    **Arguments**
-
-    - `rows`: a batch.
-    """
-    return sum(map(bytes_of, rows.columns))
-
-
-def bytes_of(column: Any) -> int:
-    """Bytes of a column's values, however they are held: the sum over pieces is that of the whole, so what is planned by it
-    depends on rows alone.
-
-    **Arguments**
-
-    - `column`: an Arrow array.
-
-    >>> lists = pa.array([[1, 2], None, [], [3]])
-    >>> bytes_of(lists), bytes_of(lists[:2]) + bytes_of(lists[2:]), bytes_of(pa.array(["ab", None]))
-    (40, 40, 10)
-    """
-    kind, rows = column.type, len(column)
-    with suppress(ValueError):
-        return rows * max(1, kind.bit_width // 8)
-    if is_list(kind):
-        return 4 * rows + bytes_of(column.flatten())
-    if pa.types.is_struct(kind):
-        return sum(map(bytes_of, column.flatten()))
-    if is_text(kind):
-        return 4 * rows + (pc.call_function("sum", [pc.call_function("binary_length", [column])]).as_py() or 0)
-    return 8 * rows
+    kinds = (np.uint64, np.uint64, np.float64, np.int64)
+    return [np.frombuffer(raw, kind, rows, 8 * k * rows) for k, kind in enumerate(kinds)]
 
 
 class Spill:
-    """Writes rows to a file a bucket.
+    """Writes rows to a file a bucket; none stays open, for there may be more of them than a process may have.
 
     **Arguments**
 
@@ -111,35 +141,31 @@ class Spill:
 
     def __init__(self, folder: Path, buckets: int) -> None:
         self._folder, self._buckets = folder, buckets
-        self._files: dict[int, BinaryIO] = {}
         self.sizes = [0] * buckets
         """Bytes of each file."""
 
-    def add(self, table: Any, buckets: np.ndarray, partitions: np.ndarray) -> None:
-        """Write rows, each to its bucket; those of a bucket and partition stay in order.
+    def add(self, table: Any, buckets: np.ndarray, partitions: np.ndarray) -> Iterator[tuple[int, Frame]]:
+        """Write rows, each to its bucket; those of a bucket and partition stay in order. Yields what was written.
 
         **Arguments**
 
         - `table`: the rows.
         - `buckets`, `partitions`: int64, of each.
         """
-        for bucket, partition, rows in divided(table, buckets, partitions):
-            path = path_of(self._folder, bucket)
-            with writing(path):
-                if bucket not in self._files:
-                    self._files[bucket] = open(path, "wb")  # noqa: SIM115 closed by `close`
-                file = self._files[bucket]
-                for piece in framed(partition, rows):
+        for each in framed(table, buckets, partitions):
+            path = path_of(self._folder, each.bucket)
+            with writing(path), path.open("ab") as file:
+                for piece in each.pieces:
                     file.write(piece)
-                file.flush()
-                self.sizes[bucket] = file.tell()
+                self.sizes[each.bucket] = file.tell()
+            yield each.bucket, each.frame
 
-    def close(self, *, whole: bool = True) -> None:
-        """Close all files. whole: they are to survive a crash of the machine."""
-        while self._files:  # what fails leaves the others to the next call
-            bucket, file = self._files.popitem()
-            with writing(path_of(self._folder, bucket)), file:
-                if whole:
+    def close(self) -> None:
+        """See to it that all files survive a crash of the machine."""
+        for bucket, size in enumerate(self.sizes):
+            path = path_of(self._folder, bucket)
+            if size:
+                with writing(path), path.open("rb+") as file:
                     to_disk(file)
 
 
@@ -151,19 +177,17 @@ class Bucket:
     - `folder`: where it is.
     - `bucket`: which.
     - `size`: its bytes, when it was written.
-    - `schema`: of the rows.
     - `then`: what to do where it is damaged.
     """
 
-    def __init__(self, folder: Path, bucket: int, size: int, schema: pa.Schema, then: str) -> None:
-        self._path, self._schema, self._then = str(path_of(folder, bucket)), schema, then
+    def __init__(self, folder: Path, bucket: int, size: int, then: str) -> None:
+        self._path, self._then = str(path_of(folder, bucket)), then
         self._file: BinaryIO | None = None
-        self._checked: set[int] = set()
         self.frames: list[Frame] = []
         if not size:
             return
         try:
-            self._file = open(self._path, "rb")  # noqa: SIM115 closed by `close`
+            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
         except OSError as error:
             raise self._damaged(f"cannot be read ({error.strerror})") from None
         has = os.fstat(self._file.fileno()).st_size
@@ -177,27 +201,45 @@ class Bucket:
         at = 0
         while at < size:
             raw = os.pread(self._file.fileno(), _HEAD.size, at)
-            magic, partition, rows, held, length, total = (
-                _HEAD.unpack(raw) if len(raw) == _HEAD.size else (b"", 0, 0, 0, -1, 0)
+            magic, partition, rows, length, *sums = (
+                _HEAD.unpack(raw) if len(raw) == _HEAD.size else (b"", 0, 0, 0, 0, 0)
             )
-            end = at + _HEAD.size + length + -length % _ALIGNED if magic == _MAGIC and length >= 0 else size + 1
-            if end > size:
+            right = magic == _MAGIC and min(rows, length) >= 0
+            frame = Frame(partition, rows, length, at + _HEAD.size, *sums)
+            at = frame.offset + _KEY * rows + length + -length % _ALIGNED if right else size + 1
+            if at > size:
                 self.close()
-                raise self._damaged(f"is damaged at byte {at:,}")
-            yield Frame(partition, rows, held, at + _HEAD.size, length, total)
-            at = end
+                raise self._damaged(f"is damaged at byte {frame.offset - _HEAD.size:,}")
+            yield frame
 
-    def read(self, frame: Frame) -> Any:
-        """The rows of a frame, where they lie: they take memory as long as they are held, and only what is looked at."""
-        assert self._file is not None
-        begin = frame.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        span = frame.offset - begin + frame.length
-        mapped = mmap.mmap(self._file.fileno(), span, offset=begin, access=mmap.ACCESS_READ)
-        payload = pa.py_buffer(mapped).slice(frame.offset - begin)
-        if frame.offset not in self._checked and _sum_of((*frame[:3], frame.length), payload) != frame.sum:
+    def keys(self, frame: Frame) -> list[np.ndarray]:
+        """What a frame's rows are ordered by, and their bytes: see `keys_in`."""
+        raw = np.empty(_KEY * frame.rows, np.uint8)
+        self._read(raw, frame.offset)
+        if _sum_of_keys(frame.partition, frame.rows, frame.length, raw) != frame.sum_of_keys:
             raise self._damaged(f"is damaged behind byte {frame.offset:,}")
-        self._checked.add(frame.offset)
-        return ipc.read_record_batch(payload, self._schema)
+        return keys_in(raw, frame.rows)
+
+    def read(self, frame: Frame, out: np.ndarray) -> None:
+        """Read a frame's rows, uint8.
+
+        **Arguments**
+
+        - `frame`: the frame.
+        - `out`: where to.
+        """
+        self._read(out, frame.offset + _KEY * frame.rows)
+        if zlib.crc32(out.data) != frame.sum_of_rows:
+            raise self._damaged(f"is damaged behind byte {frame.offset:,}")
+
+    def _read(self, out: np.ndarray, offset: int) -> None:
+        assert self._file is not None
+        view, at = out.data, 0
+        while at < len(view):  # a call reads 2 GiB at most
+            got = os.preadv(self._file.fileno(), [view[at:]], offset + at)
+            if not got:
+                raise self._damaged(f"ends behind byte {offset + at:,}")
+            at += got
 
     def close(self) -> None:
         """Let the file go."""
@@ -206,11 +248,6 @@ class Bucket:
 
     def _damaged(self, found: str) -> BadFile:
         return BadFile(self._path, found, self._then)
-
-
-def _sum_of(said: tuple[int, ...], payload: Any) -> int:
-    """Of what a frame says of itself, and of its rows."""
-    return zlib.crc32(payload, zlib.crc32(struct.pack("<4q", *said)))
 
 
 def path_of(folder: Path, bucket: int) -> Path:

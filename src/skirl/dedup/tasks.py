@@ -22,7 +22,7 @@ from skirl.data.files.stream import Files
 from skirl.dedup.finish import Shape, Unit, finish, keys_of, measured
 from skirl.dedup.order import buckets_of, partitions_of
 from skirl.dedup.plan import Counts, part_of
-from skirl.dedup.spill import Bucket, divided, framed, path_of, size_of
+from skirl.dedup.spill import Bucket, framed, keys_in, packing_of, path_of
 from skirl.dedup.wanted import loads
 from skirl.tools.os_errors import NotWritten, writing
 
@@ -36,8 +36,6 @@ TOLD = {"told": "string"}
 _KINDS = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary(), "string": pa.string()}
 TOGETHER = 8 << 20
 """Bytes of frames in a batch, unless one has more."""
-LARGEST = 1 << 20
-"""Bytes of a frame, or one row: a cluster holds many at a time."""
 READING, DONE, REFUSED = "reading", "done", "refused"
 """How names of files begin that say what a task has read so far, and in the end, and why one has ended all."""
 
@@ -123,15 +121,11 @@ class Read:
                 return
             hashes, times = keys_of(table)
             where = buckets_of(hashes, self.buckets), partitions_of(times, self.seconds)
-            for bucket, partition, own in divided(table, *where):
-                size = size_of(own)
-                most = max(1, LARGEST * len(own) // max(1, size))
-                for first in range(0, len(own), most):
-                    few = own.slice(first, most)
-                    keys = b"".join(array.tobytes() for array in keys_of(few))
-                    frame = b"".join(framed(partition, few))
-                    yield task, number, bucket, partition, len(few), size_of(few), keys, frame
-                    number += 1
+            for each in framed(table, *where):
+                frame = each.frame
+                said = each.bucket, frame.partition, frame.rows, frame.bytes
+                yield task, number, *said, each.keys, b"".join(each.pieces)
+                number += 1
             rows += len(table)
             tell(self.told / f"{READING}-{task:06}", {"rows": rows})
         tell(self.told / f"{DONE}-{task:06}", {"rows": rows, "bad": files.bad_rows, "first": files.first_bad_row})
@@ -154,10 +148,10 @@ class Count:
             keys, partitions = [], []
             for row in rows:
                 counts.hold(row["partition"], bucket, row["rows"], row["size"])
-                keys.append(_keys(row["keys"], row["rows"]))
+                keys.append(keys_in(row["keys"], row["rows"]))
                 partitions.append(np.full(row["rows"], row["partition"]))
-            hashes, times = zip(*keys)
-            counts.add(np.concatenate(hashes), np.concatenate(times), np.concatenate(partitions), self.shape.gap)
+            high, low, times, _ = map(np.concatenate, zip(*keys))
+            counts.add(np.stack([high, low], axis=1), times, np.concatenate(partitions), self.shape.gap)
             yield _told(asdict(counts))
 
 
@@ -196,7 +190,9 @@ class Gathered:
             for row in rows:
                 file.write(row["frame"])
             size = file.tell()
-        return Unit([Bucket(folder, 0, size, _schema_of(self.schema), self.then)], self.plan["units"][number][0])
+        bucket = Bucket(folder, 0, size, self.then)
+        packing = packing_of(_schema_of(self.schema))
+        return Unit([bucket], self.plan["units"][number][0], packing, self.plan["most"])
 
     def done(self, number: int, unit: Unit, folder: Path) -> dict[str, Any]:
         """What is told of a unit.
@@ -240,12 +236,6 @@ class Finish(Gathered):
 
 def _schema_of(raw: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(raw))
-
-
-def _keys(raw: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes and times out of a frame's keys."""
-    hashes = np.frombuffer(raw, np.uint64, 2 * rows).reshape(rows, 2)
-    return hashes, np.frombuffer(raw, np.float64, rows, offset=16 * rows)
 
 
 def _together(frames: Iterator[tuple[Any, ...]]) -> Iterator[Any]:

@@ -114,10 +114,10 @@ class Fingerprints:
         return BY_OPEN
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-        """A copy of them."""
-        out = fingerprints.view(np.int64).copy()
-        out[kinds == NONE] = 0
-        return out
+        """They themselves, unless one is missing: where they lie in a file's columns, nothing is copied."""
+        if not kinds.any():
+            return fingerprints.view(np.int64)
+        return np.where(kinds == NONE, 0, fingerprints.view(np.int64))
 
 
 @dataclass
@@ -344,7 +344,8 @@ class Encoder:
         wrong = kinds == BAD if kinds.any() else None
         if spec.type == "fingerprint":
             fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
-            kinds[fingerprints == 0] = NONE
+            if _has_zero(fingerprints):
+                kinds[fingerprints == 0] = NONE
             return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
         if spec.encode == "row":
             rows = self.rows[table]
@@ -397,6 +398,15 @@ def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
         else:
             expected += f" (numbers with a fraction are no ids: is {spec.name} a [[dense]] column?)"
     return f"{found} {shown(value)}", expected
+
+
+@kernel
+def _has_zero(values):
+    """Whether one is 0; without a branch, so that several are looked at at once."""
+    found = False
+    for i in range(values.size):
+        found |= values[i] == 0
+    return found
 
 
 @kernel

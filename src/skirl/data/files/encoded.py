@@ -98,9 +98,10 @@ def gather_from(values, starts, sizes, out):
 
 
 def used(
-    values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray, starts: np.ndarray | None
+    values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray, starts: np.ndarray | None, *, copy: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Only the lists that some row has, which each has of them, and where they begin, unless one after the other."""
+    """Only the lists that some row has, which each has of them, and where they begin, unless one after the other. copy:
+    where there are others between them, put them one after the other."""
     which, kept, begins = (np.empty(len(inverse), np.int64) for _ in range(3))
     count, first, end = _number(inverse, sizes, which, kept, begins)
     kept, begins = kept[:count], begins[:count]
@@ -112,6 +113,8 @@ def used(
             values, starts = values[first : int((starts + sizes).max())], starts - first
     elif sizes.sum() == end - first:  # nothing between them
         values = values[first:end]
+    elif not copy:
+        values, starts = values[first:end], begins - first
     else:
         out = np.empty(int(sizes.sum()), values.dtype)
         gather_from(values, begins, sizes, out)
@@ -149,23 +152,24 @@ def _number(inverse, sizes, which, kept, begins):
 
 
 def sharing(piece: Encoded, names: list[str]) -> tuple[Encoded, dict[tuple[str, ...], np.ndarray]]:
-    """A batch's rows with lists here once where that pays, as `skirl.dedup.find` decides it; and the inverse, int32, by
-    features that share it."""
+    """A batch's rows with lists here once where that pays, as `skirl.dedup.find` decides it, where they lie; and the
+    inverse, int32, by features that share it."""
     if all(inverse is None for inverse in piece.inverses):
         return piece, {}
-    ids, lengths, groups = list(piece.ids), list(piece.lengths), {}
+    ids, lengths, starts, groups = list(piece.ids), list(piece.lengths), list(piece.starts), {}
     for f, name in enumerate(names):
         inverse, sizes = piece.inverse(f), piece.lengths[f]
         if inverse is None or sizes is None:
             continue
         total, left = int(sizes[inverse].sum()), int(sizes.sum())
         if pays(total, left, len(piece)):
-            ids[f], lengths[f] = piece.apart(f)
             groups.setdefault(inverse.astype(np.int32).tobytes(), []).append(name)
         else:
             ids[f], lengths[f] = lists_at(piece.ids[f], sizes, inverse, piece.start(f))
+            if starts:
+                starts[f] = None
     found = {tuple(of): np.frombuffer(bytearray(raw), np.int32) for raw, of in groups.items()}
-    return replace(piece, ids=ids, lengths=lengths, inverses=[], starts=[]), found
+    return replace(piece, ids=ids, lengths=lengths, inverses=[], starts=starts), found
 
 
 def nothing(schema: FileSchema) -> Encoded:
@@ -190,6 +194,8 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
         inverse, start = piece.inverse(f), piece.start(f)
         if inverse is None or sizes is None:
             values, sizes = lists_at(values, sizes, rows)
+        elif len(rows) == len(piece):  # in another order
+            inverse = inverse[rows]
         else:
             values, sizes, inverse, start = used(values, sizes, inverse[rows], start)
         starts.append(start)
@@ -198,8 +204,8 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
         inverses.append(inverse)
     return replace(
         piece,
-        labels=piece.labels[rows],
-        dense=piece.dense[rows],
+        labels=piece.labels.take(rows, axis=0),
+        dense=piece.dense.take(rows, axis=0),
         ids=ids,
         lengths=lengths,
         places=piece.places[rows],

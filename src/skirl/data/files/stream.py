@@ -21,7 +21,7 @@ from skirl.core.find import find
 from skirl.core.tables import Table
 from skirl.data.files.dataset import START, Dataset, Part, Place
 from skirl.data.files.encode import Encoder
-from skirl.data.files.encoded import Encoded, sharing, taken
+from skirl.data.files.encoded import Encoded, gather_from, sharing, taken
 from skirl.data.files.identity import check_identity, identity_of
 from skirl.data.files.windows import Windows, cut, partial_windows, whole_windows
 from skirl.data.files.workers import Range, pieces
@@ -275,15 +275,22 @@ class Files:
 
     def batch_of(self, rows: Encoded, low: int, high: int) -> Batch:
         """Rows low .. high - 1 as a batch; lists that files leave out where they repeat are in it once, where that pays."""
-        part = cut(rows, low, high)
+        part = cut(rows, low, high, copy=False)
         names = [column.name for column in self.encoder.schema.ids]
         part, inverses = sharing(part, names)
-        total = sum(len(ids) for ids in part.ids)
+        counts = [
+            len(ids) if sizes is None or part.start(f) is None else int(sizes.sum())
+            for f, (ids, sizes) in enumerate(zip(part.ids, part.lengths))
+        ]
+        total, at = sum(counts), 0
         values = np.empty(total, np.int64)
-        at = 0
-        for ids in part.ids:
-            values[at : at + len(ids)] = ids
-            at += len(ids)
+        for f, (ids, count) in enumerate(zip(part.ids, counts)):
+            own, starts = values[at : at + count], part.start(f)
+            if starts is None:
+                own[:] = ids
+            else:
+                gather_from(ids, starts, part.lengths[f], own)
+            at += count
         jagged: dict[str, Any] = {}
         if all(sizes is None for sizes in part.lengths):
             jagged["offsets"] = torch.from_numpy(np.arange(total + 1, dtype=np.int32))

@@ -150,8 +150,8 @@ def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterato
         yield window(rows)
 
 
-def cut(rows: Encoded, low: int, high: int) -> Encoded:
-    """Rows low .. high - 1, as views."""
+def cut(rows: Encoded, low: int, high: int, *, copy: bool = True) -> Encoded:
+    """Rows low .. high - 1, as views. copy: but for lists that others lie between."""
     if low == 0 and high == len(rows):
         return rows
     ids, lengths, inverses, starts = [], [], [], []
@@ -163,7 +163,7 @@ def cut(rows: Encoded, low: int, high: int) -> Encoded:
             begin = int(sizes[:low].sum())
             values, sizes = values[begin : begin + int(sizes[low:high].sum())], sizes[low:high]
         else:
-            values, sizes, inverse, start = used(values, sizes, inverse[low:high], start)
+            values, sizes, inverse, start = used(values, sizes, inverse[low:high], start, copy=copy)
         starts.append(start)
         ids.append(values)
         lengths.append(sizes)
