@@ -442,7 +442,9 @@ def run_battery(
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift
         )  # tests of the device have whole runs
-    for name in [first, *(name for name in checks if name != first)] if first else checks:
+    if first and first not in checks:
+        raise LookupError(f"no check is called {first!r}: there are {', '.join(checks)}")
+    for name in sorted(checks, key=lambda name: name != first):  # the others stay in order
         try:
             checks[name]()
         except BaseException as error:
