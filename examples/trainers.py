@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 import skirl
 
-SAMPLES, BATCH, SHARDS = 20_000, 256, 2  # a batch has shards, and each trainer some of them
+SAMPLES, BATCH, SHARDS = 10_000, 256, 2  # a batch has shards, and each trainer some of them
 
 users = (2000 ** torch.rand(SAMPLES, generator=torch.Generator().manual_seed(0))).long() * 7919 % USERS
 clicked = ((users * 2654435761) % 1000 < 300).float()  # some users click
@@ -48,5 +48,5 @@ for epoch in range(2):
             loss.backward()
             dense.step()
             dense.zero_grad()
-            if first and batches.ends_step and batches.step % 39 == 0:
+            if first and batches.ends_step and batches.step % 19 == 0:
                 print(f"epoch {epoch}  step {batches.step}  loss {loss.item():.4f}")

@@ -26,6 +26,9 @@ SHARE = 8
 LONG = 300.0
 """Seconds that any test may take."""
 
+GARBAGE = (5000, 20, 20)
+"""How many new objects Python looks for garbage after: at its own 700 that takes 4% of the tests' time."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("skirl")
@@ -84,6 +87,7 @@ class Forks:
         assert threading.active_count() == 1, f"threads are lost in a fork: {threading.enumerate()}"
         gc.collect()
         gc.freeze()  # what is here stays: forks need not look at it, and share its memory
+        gc.set_threshold(*GARBAGE)
         try:
             for number in range(min(self._processes, len(session.items))):
                 self._workers.append(self._fork(session, number))

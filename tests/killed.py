@@ -80,8 +80,9 @@ def at_random(folder: Path, kills: int, seed: int) -> None:
 
 def everywhere(folder: Path) -> None:
     """Kill one save at its first touch of a file, the next at its second, and so on, until one is through."""
+    after = step_of(folder)
     for touches in range(200):
-        before = step_of(folder)
+        before = after
 
         def child(begins: Callable[[], object], left: int = touches, stop: int = before + 2) -> None:
             run = resumed(folder).train(until=stop)
@@ -91,7 +92,8 @@ def everywhere(folder: Path) -> None:
             run.save(folder)
 
         status = ended(*forked(child))
-        print(touches, status, before, step_of(folder), flush=True)
+        after = step_of(folder)
+        print(touches, status, before, after, flush=True)
         if touches and status != -signal.SIGKILL:
             return
 

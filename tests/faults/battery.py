@@ -403,10 +403,12 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int | None = None) -> str | None:
+def run_battery(
+    shift: int = 0, area: str = "", sound: bool = False, third: int | None = None, first: str = ""
+) -> str | None:
     """The first check that fails and its message; None when all pass. sound: no fault is planted, so be brief.
 
-    third: of a battery that three areas share, one has every third check.
+    third: of a battery that three areas share, one has every third check. first: the check that comes before all others.
     """
     checks = dict(list(battery(shift).items())[third::3]) if third is not None else battery(shift)
     if area in DISK_AREAS:
@@ -440,9 +442,11 @@ def run_battery(shift: int = 0, area: str = "", sound: bool = False, third: int 
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift
         )  # tests of the device have whole runs
-    for name, check in checks.items():
+    if first and first not in checks:
+        raise LookupError(f"no check is called {first!r}: there are {', '.join(checks)}")
+    for name in sorted(checks, key=lambda name: name != first):  # the others stay in order
         try:
-            check()
+            checks[name]()
         except BaseException as error:
             return f"{name}: {type(error).__name__}: {error}"
     return None

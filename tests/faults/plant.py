@@ -20,12 +20,15 @@ class Fault:
     the first `...` of `new` is what the first of `old` stood for, and so on. An empty `new` removes statements.
 
     Without a colon `where` is a module, and `old` is text of it.
+
+    `by` is the check that catches it where others take seconds before it: it comes first, and the others after it.
     """
 
     name: str
     where: str
     old: str
     new: str
+    by: str = ""
 
     @property
     def module(self) -> str:

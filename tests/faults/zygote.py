@@ -73,7 +73,8 @@ def outcome(fault: Fault | None, shifts: range, area: str, third: int | None = N
     from tests.faults.battery import run_battery
 
     runs.PATIENCE = 3.0
-    return next(filter(None, (run_battery(shift, area, sound=not fault, third=third) for shift in shifts)), None)
+    first = fault.by if fault else ""
+    return next(filter(None, (run_battery(shift, area, not fault, third, first) for shift in shifts)), None)
 
 
 def in_fork(fault: Fault | None, shifts: range, area: str, third: int | None = None) -> str | None:

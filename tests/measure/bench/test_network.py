@@ -16,11 +16,11 @@ from tests.zygote import Python
 PART = "import json, sys; from skirl.measure.bench.network import dense; print(json.dumps(dense(int(sys.argv[2][:-2]), 2)))"
 
 
-def test_the_sum_has_the_bits_of_the_tree(python: Python, monkeypatch):
+def test_the_sum_has_the_bits_of_the_tree(warm_python: Python, monkeypatch):
     def measured(count, part, numbers, rounds, *more):
         if part == "wire":
             return counted(count, numbers, rounds, *more)
-        ranks = start(python, count, part, float(numbers), code=PART)
+        ranks = start(warm_python, count, part, float(numbers), code=PART)
         said = []
         for rank in ranks:
             with rank:

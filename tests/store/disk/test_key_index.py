@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skirl.store.disk import key_index as places_module
@@ -182,8 +182,12 @@ print(json.dumps({"above_bound": above, "bytes_a_row": anon / rows, "again": (st
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
 @pytest.mark.parametrize(("known", "bound"), [(1, 10), (0, 16)])
 def test_memory_a_row(python: Python, known, bound, tmp_path):
-    """At every step on the way, while it cleans, and when opened again; 882.8 million rows, of which 2 million are held."""
-    batch, rows, slack = 20_000, 2_000_000, 12 << 20
+    """At every step on the way, while it cleans, and when opened again; 882.8 million rows, of which a million are held.
+
+    What a row takes beyond its bound is as little where twice as many are held, as in a campaign.
+    """
+    batch, rows = 20_000, 2_000_000 if settings.get_current_profile_name() == "campaign" else 1_000_000
+    slack = 6 * rows
     env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
     done = python.run(MEASURE, str(tmp_path), *map(str, (4, rows, batch, known, bound)), env=env)
     assert done.returncode == 0, done.stderr
