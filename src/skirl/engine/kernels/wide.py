@@ -112,8 +112,61 @@ def update_apart_kernel(n: int, which: int) -> Kernel:
     return _update_kernel(n, which, True)
 
 
+@remember
+def _hot_kernel(n: int, apart: bool) -> Kernel:
+    """Summing the gradients of rows with more than one stretch, of `n` numbers, whatever their optimizer."""
+
+    @kernel
+    def hot(rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, lo, hi):
+        """The rows of lo..hi with more than one stretch and some gradient: their slots, keys, and gradients summed."""
+        m = 0
+        for u in range(lo, hi):
+            m += group_start[u + 1] - group_start[u] > STRETCH
+        nothing = zeros(grads, n)
+        scaled = scale.size > 0
+        all_live = live.all()
+        slots, names, sums = np.empty(m, rows.dtype), np.empty(m, keys.dtype), np.empty((m, n), grads.dtype)
+        m = 0
+        for u in range(lo, hi):
+            first, last = group_start[u], group_start[u + 1]
+            if last - first <= STRETCH:
+                continue
+            count = 0
+            g = nothing
+            for begin in range(first, last, STRETCH):
+                part = nothing
+                for i in range(begin, min(begin + STRETCH, last)):
+                    if i + AHEAD < last:
+                        if apart and bag_of[group_pos[i + AHEAD]] >= len(grads):
+                            later(more, bag_of[group_pos[i + AHEAD]] - len(grads), n)
+                        else:
+                            later(grads, bag_of[group_pos[i + AHEAD]], n)
+                    pos = group_pos[i]
+                    bag = bag_of[pos]
+                    if all_live or live[bag % live.size]:
+                        count += 1
+                        if apart and bag >= len(grads):
+                            if scaled:
+                                part = part + scale[pos] * load(more, bag - len(grads), 0, n)
+                            else:
+                                part = part + load(more, bag - len(grads), 0, n)
+                        elif scaled:
+                            part = part + scale[pos] * load(grads, bag, 0, n)
+                        else:
+                            part = part + load(grads, bag, 0, n)
+                g = g + part
+            if count > 0:
+                slots[m], names[m] = rows[u], keys[u]
+                store(sums, m, 0, g)
+                m += 1
+        return slots[:m], names[:m], sums[:m]
+
+    return hot
+
+
 def _update_kernel(n: int, which: int, apart: bool) -> Kernel:
     width = {KIND_ROWWISE_ADAGRAD: n + 1, KIND_SGD: n, KIND_ADAM: 3 * n, KIND_FTRL: 3 * n}.get(which, 2 * n)
+    hot = _hot_kernel(n, apart)
 
     @kernel
     def once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi):
@@ -201,51 +254,6 @@ def _update_kernel(n: int, which: int, apart: bool) -> Kernel:
                 store(cache, slot, 2 * n, m)
                 w = (above(z, high, high, above(low, z, low, z)) - z) / (l2 + (beta + after) / rate)
             store(cache, slot, 0, w)
-
-    @kernel
-    def hot(rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, lo, hi):
-        """The rows of lo..hi with more than one stretch and some gradient: their slots, keys, and gradients summed."""
-        m = 0
-        for u in range(lo, hi):
-            m += group_start[u + 1] - group_start[u] > STRETCH
-        nothing = zeros(grads, n)
-        scaled = scale.size > 0
-        all_live = live.all()
-        slots, names, sums = np.empty(m, rows.dtype), np.empty(m, keys.dtype), np.empty((m, n), grads.dtype)
-        m = 0
-        for u in range(lo, hi):
-            first, last = group_start[u], group_start[u + 1]
-            if last - first <= STRETCH:
-                continue
-            count = 0
-            g = nothing
-            for begin in range(first, last, STRETCH):
-                part = nothing
-                for i in range(begin, min(begin + STRETCH, last)):
-                    if i + AHEAD < last:
-                        if apart and bag_of[group_pos[i + AHEAD]] >= len(grads):
-                            later(more, bag_of[group_pos[i + AHEAD]] - len(grads), n)
-                        else:
-                            later(grads, bag_of[group_pos[i + AHEAD]], n)
-                    pos = group_pos[i]
-                    bag = bag_of[pos]
-                    if all_live or live[bag % live.size]:
-                        count += 1
-                        if apart and bag >= len(grads):
-                            if scaled:
-                                part = part + scale[pos] * load(more, bag - len(grads), 0, n)
-                            else:
-                                part = part + load(more, bag - len(grads), 0, n)
-                        elif scaled:
-                            part = part + scale[pos] * load(grads, bag, 0, n)
-                        else:
-                            part = part + load(grads, bag, 0, n)
-                g = g + part
-            if count > 0:
-                slots[m], names[m] = rows[u], keys[u]
-                store(sums, m, 0, g)
-                m += 1
-        return slots[:m], names[:m], sums[:m]
 
     def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi):
         once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi)
