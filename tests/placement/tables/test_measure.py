@@ -134,6 +134,7 @@ def test_figures_of_plans_are_ratios_by_hand():
     assert found["greedy"] == "lookup" and found["vs_greedy"] == pytest.approx(0.55)
     assert found["with_check"] == pytest.approx(0.495) and found["check_vs_without"] == pytest.approx(0.9)
     assert found["best_cell"] == pytest.approx(0.5) and found["gap_closed"] == pytest.approx((4.5 + 3.6) / 8)
+    assert found["gap_closed_with_check"] == pytest.approx((9 - 4.05 + 9 - 4.86) / 8)
     assert found["vs_row_wise"] == pytest.approx((4.5 + 5.4) / 16)
     assert found["by_split"]["whole"] == pytest.approx(7 / 9) and len(TERMS) == 10
     json.dumps(found)

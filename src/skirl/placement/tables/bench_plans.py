@@ -30,6 +30,8 @@ CHECKED = "checked"
 EVERY = 5
 """Of the tasks of each cell, one in so many is planned by TorchRec too, in twelve ways: each takes seconds."""
 PLAN_ROUNDS = 4
+Times = Mapping[str, tuple[float, float, float]]
+"""Of each plan of a task the busiest rank's milliseconds, the mean rank's, and the most that one exchanges."""
 OURS = {
     "whole": {"columns": "never", "rows": False},
     "columns": {"columns": "always", "rows": False},
@@ -50,7 +52,7 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
     (fitted_now, _), rng = fit(arena, OPTIMIZER, seed), np.random.default_rng(seed)
     pools = {dim: pool(150, batch=BATCH, max_dim=dim, seed=seed + 2000 + dim, optimizer=OPTIMIZER) for _, dim in CELLS}
     config = torchrec_fitted.hardware_config(fitted_now, OPTIMIZER) if theirs.there() else None
-    cells, measured, noise = [], list[Mapping[str, tuple[float, float, float]]](), []
+    cells, measured, said, noise = [], list[Times](), list[Times](), []
     for n in range(tasks):
         ranks, dim = CELLS[n % len(CELLS)]
         of = task(pools[dim], int(rng.integers(10, 61)), ranks, rng, full=FULL)
@@ -65,10 +67,15 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
         if config is not None and n // len(CELLS) % EVERY == 0:
             placed |= theirs.all_of(problems["rows"], config)
         times, rounds_noise = measure(arena, of, problems["rows"], placed, seed)
+        said.append({name: (float(plan.load.max()), float(plan.load.mean()), 0.0) for name, plan in placed.items()})
         cells.append(f"{ranks} ranks, dims to {dim}")
         measured.append(times)
         noise.append(rounds_noise)
-    return compared(cells, measured) | {"noise": float(np.median(noise)), "link": LINK}
+    predicted = compared(cells, said)
+    return compared(cells, measured) | {
+        "predicted": {name: predicted[name] for name in ("vs_greedy", "by_cell", "gap_closed")},
+        "noise": float(np.median(noise)), "link": LINK,
+    }  # fmt: skip
 
 
 def _checked(arena: Arena, of: Task, problem: Problem, found: Found, seed: int) -> Placed:
@@ -78,9 +85,7 @@ def _checked(arena: Arena, of: Task, problem: Problem, found: Found, seed: int) 
     return checked(problem, candidates(problem, found), CHECK, seed=seed, bench=bench).best.placed
 
 
-def measure(
-    arena: Arena, of: Task, problem: Problem, placed: Mapping[str, Placed], seed: int
-) -> tuple[dict[str, tuple[float, float, float]], float]:
+def measure(arena: Arena, of: Task, problem: Problem, placed: Mapping[str, Placed], seed: int) -> tuple[Times, float]:
     """Of each plan the busiest rank's milliseconds, computing measured and exchange counted, the mean rank's, and exchange.
 
     **Arguments**
@@ -111,13 +116,13 @@ def measure(
     return times, noise_of(rounds[:, rounds.min(axis=0) > 0])
 
 
-def compared(cells: Sequence[str], measured: Sequence[Mapping[str, tuple[float, float, float]]]) -> dict[str, Any]:
+def compared(cells: Sequence[str], measured: Sequence[Times]) -> dict[str, Any]:
     """The figures of `plans`.
 
     **Arguments**
 
     - `cells`: of each task.
-    - `measured`: of each task, by plan: busiest, mean, exchange.
+    - `measured`: of each task.
     """
     by_torchrec = theirs.ratios(measured, "rows")
     in_all = [name for name in measured[0] if name not in by_torchrec]
@@ -137,6 +142,7 @@ def compared(cells: Sequence[str], measured: Sequence[Mapping[str, tuple[float, 
         "by_cell": by_cell,
         "best_cell": min(by_cell.values()),
         "gap_closed": float((greedy - ours).sum() / (greedy - even).sum()),
+        "gap_closed_with_check": float((greedy - busiest[CHECKED]).sum() / (greedy - even).sum()),
         "vs": others,
         "vs_row_wise": others["row_wise"],
         "vs_torchrec": max(by_torchrec.values(), default=None),

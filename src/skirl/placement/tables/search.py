@@ -32,6 +32,8 @@ TINY, TINY_KICKS = 16, 8
 SMALL = 150
 """Items up to which each state is also placed from nothing, and shaken."""
 _LEAST_GAIN = 1e-6
+_SPARED = 0.05
+"""Of the time, the most that is left over so that what comes before the next look at the clock does not take more of it."""
 
 
 @dataclass
@@ -97,15 +99,20 @@ class _Search:
         self.problem, self.seed, self.uneven, self.most_pieces = problem, seed, uneven, most_pieces
         self.told = told
         self.now, self.began, self.seconds = now, now(), seconds
+        self.looked, self.longest, self.ended = 0.0, 0.0, False
         self.memo: dict[frozenset[Piece], Placed] = {}
         self.found: Found | None = None
         self.whole = {item for item in problem.root() if len(item) == 1}
 
     def late(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is over."""
+        """Whether this share of the time is over, or would be at the next look if that came as late as any before."""
         if self.found is not None:
             self.told(len(self.memo), self.found.placed.score[1])
-        return self.now() - self.began >= self.seconds * share
+        at = self.now() - self.began
+        self.longest, self.looked = max(self.longest, at - self.looked), at
+        late = at + min(self.longest, _SPARED * self.seconds) >= self.seconds * share
+        self.ended = self.ended or late
+        return late
 
     def run(self, others: int) -> Found:
         problem, root = self.problem, self.problem.root()
@@ -121,7 +128,7 @@ class _Search:
         if len(self.found.placed.items) <= SMALL:
             self.take(self.shaken(self.found.placed, KICKS, self.uneven))
         self.found.seconds, self.found.states = self.now() - self.began, len(self.memo)
-        self.found.in_time = not self.late()
+        self.found.in_time = not self.ended
         fitting = [placed for placed in self.memo.values() if placed.score[0] == 0]
         for placed in sorted(fitting, key=lambda placed: placed.score)[:others]:
             self.found.others.append(self.levelled(placed) if self.uneven else placed)
