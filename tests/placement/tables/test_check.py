@@ -127,7 +127,8 @@ def test_by_a_net_what_was_measured_is_predicted_and_climbed_from():
         plan = problem.at(problem.root(), np.array(at))
         return float((bench.plans([plan])[0] + exchange_of(problem, plan)).max())
 
-    assert best.busiest <= 1.01 * min(real(at) for at in itertools.product(range(2), repeat=6))
+    least = min(real(at) for at in itertools.product(range(2), repeat=6))
+    assert best.name.startswith("climbed") and best.busiest <= 1.03 * least < 0.95 * result.tried[0].busiest
 
 
 def test_without_time_the_given_plans_are_measured_and_no_more(found):
