@@ -206,10 +206,11 @@ class _Search:
         while waited < PATIENCE and not self.late(0.5):
             children = list[Placed]()
             for state in states:
+                key = self.key(state.items)
                 for item, pair in self.cuts(state):
                     if self.late(0.5):
                         break
-                    child = self.child(state, item, pair)
+                    child = self.child(state, key, item, pair)
                     if child is not None:
                         self.take(child)
                         children.append(child)
@@ -243,13 +244,13 @@ class _Search:
             for pair in problem.parted(state.items[i])
         ]
 
-    def child(self, state: Placed, item: int, pair: tuple[Piece, Piece]) -> Placed | None:
-        """A state with one more cut, unless it was there already."""
+    def child(self, state: Placed, key: frozenset[Piece], item: int, pair: tuple[Piece, Piece]) -> Placed | None:
+        """A state with one more cut, unless it was there already; key: of the state."""
         problem = self.problem
-        items = (*state.items[:item], *state.items[item + 1 :], (pair[0],), (pair[1],))
-        key = self.key(items)
+        key = key - {state.items[item][0]} | set(pair)
         if key in self.memo:
             return None
+        items = problem.with_cut(state.items, item, pair)
         at = np.delete(state.at, item)
         warm = problem.at(items, np.concatenate([at, [state.at[item], state.load.argmin()]]))
         best = problem.improved(warm, clock=self.late)
