@@ -93,7 +93,8 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             "exchange": f"{result['exchange_share']:.0%} of the busiest rank's time at most; counted, not measured",
         }
     return {
-        f"{of['tables']} on {of['ranks']}": f"{of['seconds']:.1f} s, {of['cut']} cuts, busiest {of['balance']:.3f} of the "
+        f"{of['tables']} on {of['ranks']}": f"{of['seconds']:.1f} s ({of['cpu_seconds']:.1f} of CPU; by a net "
+        f"{of['net_seconds']:.1f} and {of['net_cpu_seconds']:.1f}), {of['cut']} cuts, busiest {of['balance']:.3f} of the "
         f"mean; --seconds 1 took {of['one_second_takes']:.2f} s and costs {of['one_second_costs']:.3f} times as much; "
         + _their_time(of)
         for of in result["sizes"]

@@ -32,6 +32,8 @@ TINY, TINY_KICKS = 16, 8
 SMALL = 150
 """Items up to which each state is also placed from nothing, and shaken."""
 _LEAST_GAIN = 1e-6
+BEAM, BEAM_ALONE = 0.5, 0.8
+"""Of the time, when the beam ends at the latest: where shaking comes after it, and where nothing but cuts anywhere does."""
 _SPARED = 0.05
 """Of the time, the most that is left over so that what comes before the next look at the clock does not take more of it."""
 
@@ -103,6 +105,7 @@ class _Search:
         self.memo: dict[frozenset[Piece], Placed] = {}
         self.found: Found | None = None
         self.whole = {item for item in problem.root() if len(item) == 1}
+        self.beam_ends = BEAM if len(problem.root()) <= SMALL else BEAM_ALONE
 
     def late(self, share: float = 1.0) -> bool:
         """Whether this share of the time is over, or would be at the next look if that came as late as any before."""
@@ -185,7 +188,7 @@ class _Search:
                     continue
                 rest += [(piece,) for piece in pair]
             state = tuple(sorted(items))
-            if len(items) > len(root) and self.key(state) not in self.memo and not self.late(0.5):
+            if len(items) > len(root) and self.key(state) not in self.memo and not self.late(self.beam_ends):
                 self.memo[self.key(state)] = made = self.placed_anew(state)
                 self.take(made)
                 placed.append(made)
@@ -203,12 +206,12 @@ class _Search:
     def beam(self, states: list[Placed]) -> None:
         best, waited = min(state.score for state in states), 0
         width = max(WIDTH, min(WIDEST, TOGETHER // len(states[0].items)))
-        while waited < PATIENCE and not self.late(0.5):
+        while waited < PATIENCE and not self.late(self.beam_ends):
             children = list[Placed]()
             for state in states:
                 key = self.key(state.items)
                 for item, pair in self.cuts(state):
-                    if self.late(0.5):
+                    if self.late(self.beam_ends):
                         break
                     child = self.child(state, key, item, pair)
                     if child is not None:
