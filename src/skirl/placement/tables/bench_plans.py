@@ -24,7 +24,7 @@ BATCH = 512
 CELLS = tuple((ranks, dim) for ranks in (4, 8) for dim in (16, 128))
 """Ranks and the largest dim of the tasks."""
 FULL = 0.6
-SEARCH, CHECK = 2.0, 4.0
+SEARCH, CHECK = 5.0, 4.0
 """Seconds of each search, and of measuring the best few plans."""
 CHECKED = "checked"
 EVERY = 5

@@ -12,10 +12,11 @@ from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.problem import Item, Placed, Problem
 from skirl.placement.tables.uneven import fill, level, tidied
 
-WIDTH, WIDEST, TOGETHER = 3, 24, 120
-"""States that a beam keeps: more where there are few tables, so that all of them have about so many."""
-CANDIDATES = 10
-"""Items of a state that are cut."""
+WIDTH, WIDEST, TOGETHER = 3, 60, 8000
+"""States that a beam keeps: more where there are few tables, times the square of their number about
+so many. Few tables on many ranks need cuts of several of them at once, which a narrow beam drops on the way."""
+CANDIDATES, MORE_CANDIDATES, FEW = 10, 20, 24
+"""Items of a state that are cut, and where there are at most so many tables."""
 PATIENCE = 3
 """Depths without gain after which the beam ends."""
 MEMORY_WEIGHTS = (0.0, 0.5, 2.0, 8.0)
@@ -24,6 +25,8 @@ COARSE = (1.0, 0.5, 0.25)
 """Of the mean load: starts in which every larger item is cut in halves until it is smaller."""
 WORTH = 0.8
 """Of a piece's time, what a half of it may take in those starts: what is exchanged does not become less by cuts of rows."""
+LEVELLED = 8
+"""Numbers of cuts, of each of which the best state of the beam is cut anywhere."""
 KICKS = 60
 WORTH_LEVELLING = 1.05
 """Of the best, what a state may take to be cut anywhere."""
@@ -128,14 +131,23 @@ class _Search:
         assert self.found is not None
         if self.uneven:
             self.take(self.levelled(self.found.placed))
+            least = dict[int, Placed]()  # of each number of cuts: fewer may gain more by what follows
+            for placed in self.best(len(self.memo) if len(root) <= SMALL else 0):
+                least.setdefault(len(placed.items), placed)
+            for placed in list(least.values())[:LEVELLED]:
+                self.take(self.levelled(placed))
         if len(self.found.placed.items) <= SMALL:
             self.take(self.shaken(self.found.placed, KICKS, self.uneven))
         self.found.seconds, self.found.states = self.now() - self.began, len(self.memo)
         self.found.in_time = not self.ended
-        fitting = [placed for placed in self.memo.values() if placed.score[0] == 0]
-        for placed in sorted(fitting, key=lambda placed: placed.score)[:others]:
+        for placed in self.best(others):
             self.found.others.append(self.levelled(placed) if self.uneven else placed)
         return self.found
+
+    def best(self, count: int) -> list[Placed]:
+        """Of the states of the beam within all memory, so many."""
+        fitting = [placed for placed in self.memo.values() if placed.score[0] == 0]
+        return sorted(fitting, key=lambda placed: placed.score)[:count]
 
     def take(self, placed: Placed) -> None:
         """Keep it if it is the best."""
@@ -205,7 +217,7 @@ class _Search:
 
     def beam(self, states: list[Placed]) -> None:
         best, waited = min(state.score for state in states), 0
-        width = max(WIDTH, min(WIDEST, TOGETHER // len(states[0].items)))
+        width = max(WIDTH, min(WIDEST, TOGETHER // len(states[0].items) ** 2))
         while waited < PATIENCE and not self.late(self.beam_ends):
             children = list[Placed]()
             for state in states:
@@ -230,6 +242,7 @@ class _Search:
         ms = compute + exchange
         over = state.used - state.caps
         picked = list[int]()
+        most = MORE_CANDIDATES if len(problem.root()) <= FEW else CANDIDATES
 
         def pick(sizes: np.ndarray, which: np.ndarray, most: int) -> None:
             order = np.argsort(-np.where(which, sizes, -1), kind="stable")
@@ -237,9 +250,9 @@ class _Search:
             picked.extend(may[:most])
 
         if over.max() > 0:
-            pick(nbytes, state.at == over.argmax(), CANDIDATES // 3)
-        pick(ms, state.at == state.load.argmax(), CANDIDATES // 2)
-        pick(ms, np.ones(len(ms), bool), CANDIDATES - len(picked))
+            pick(nbytes, state.at == over.argmax(), most // 3)
+        pick(ms, state.at == state.load.argmax(), most // 2)
+        pick(ms, np.ones(len(ms), bool), most - len(picked))
         return [
             (i, pair)
             for i in picked
