@@ -91,7 +91,7 @@ def changed(path: str, value) -> str:
         (changed("sites.0.store", "placed:x.json"), "site 'a' has store 'placed:x.json': set it to memory"),
         (changed("sites.0.store", "disk:rows/b"), "sites 'a' and 'b' have one store, disk:rows/b"),
         (changed("sites.0.memory", 0), "site 'a' has memory 0: set it to bytes above 0"),
-        (changed("sites.0.rate", float("nan")), "site 'a' has rate nan: set it to bytes a second above 0"),
+        (changed("sites.0.rate", float("nan")), "it has NaN, which is no number"),
         (changed("tables.1.name", "user"), "table 'user' is in the plan twice"),
         (changed("tables.0.rows", 0), "table 'user' has rows 0"),
         (changed("tables.0.dim", "4"), "table 'user' has dim '4'"),

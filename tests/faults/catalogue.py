@@ -778,8 +778,8 @@ PLACEMENT = [
           "noise > MOST_NOISE", "noise > 9"),
     Fault("nobody waits for the last to exchange", "placement.tables.wire:waits",
           "starts.max(axis=1, keepdims=True)", "starts.min(axis=1, keepdims=True)"),
-    Fault("costs that were changed are read", "placement.tables.costs:_parsed",
-          "body.pop('digest') != digest(body)", "not body.pop('digest')"),
+    Fault("costs that were changed are read", "tools.sealed_json:Readable.body",
+          "body.pop('digest') != _digest(body)", "not body.pop('digest')"),
     Fault("an array of another shape is read", "placement.tables.nets:unpacked",
           "of.get('shape') != list(shape)", "False"),
 ]  # fmt: skip

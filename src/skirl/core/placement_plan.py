@@ -12,7 +12,7 @@ from typing import Any
 
 from skirl.core.keys import MAX_ROWS, MAX_TABLES
 from skirl.core.placement import Cut, Placement
-from skirl.tools.sealed_json import Plans
+from skirl.tools.sealed_json import Readable
 from skirl.tools.shape_of import ANY, TEXT
 
 FORMAT, VERSION = "skirl-placement", 1
@@ -21,7 +21,7 @@ _FORM = {
     "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "by": TEXT, "pieces": [{"site": TEXT}]}],
 }
 _BY = ("hash", "rows", "whole")
-PLANS = Plans(FORMAT, VERSION, "plan of a placement", "skirl place", _FORM)
+PLANS = Readable(FORMAT, VERSION, "plan of a placement", "skirl place", _FORM)
 """The files."""
 
 

@@ -1,7 +1,7 @@
 """A JSON file that is replaced whole and read back only as it was written: its last entry is the SHA-256 of the rest.
 
-Renaming such a header into place makes all files that it names the current state in one step. Plans, which people may edit,
-have a digest that may be left out.
+Renaming such a header into place makes all files that it names the current state in one step. Plans and costs, which people
+may edit, have a digest that may be left out.
 """
 
 import hashlib
@@ -121,7 +121,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Plans:
+class Readable:
     """A kind of JSON file that people read and may write by hand. Its digest tells one that was changed by accident.
 
     **Arguments**
@@ -131,6 +131,7 @@ class Plans:
     - `writer`: the command that writes it.
     - `form`: of its entries, as `misfit` takes it.
     - `most`: bytes of a file.
+    - `what`, `again`: what it holds, and how one comes to another, as errors say it.
     """
 
     format: str
@@ -139,6 +140,8 @@ class Plans:
     writer: str
     form: Any
     most: int = _MOST
+    what: str = "a plan"
+    again: str = "make the plan again"
 
     def text(self, body: Mapping[str, Any]) -> str:
         """The file's text.
@@ -170,11 +173,11 @@ class Plans:
         - `path`: the file.
         - `parsed`: makes of its text what it says.
         """
-        named = f"name a plan that `{self.writer}` wrote"
+        named = f"name {self.what} that `{self.writer}` wrote"
         if not path.is_file():
             raise ValueError(f"{path} is no file: {named}")
         if path.stat().st_size > self.most:
-            raise ValueError(f"{path} is too large for a plan: {named}")
+            raise ValueError(f"{path} is too large for {self.what}: {named}")
         try:
             return parsed(path.read_bytes().decode())
         except UnicodeDecodeError:
@@ -190,22 +193,26 @@ class Plans:
         - `text`: of a file. One without a digest may be written by hand.
         """
         try:
-            body = json.loads(text)
+            body = json.loads(text, parse_constant=_refused)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"it is cut short, or no JSON ({error}): make the plan again") from None
+            raise ValueError(f"it is cut short, or no JSON ({error}): {self.again}") from None
         if not isinstance(body, dict) or body.get("format") != self.format:
             raise ValueError(f"it is no {self.noun}: name a file that `{self.writer}` wrote")
         if body.get("format_version") != self.version:
             found = body.get("format_version")
-            raise ValueError(f"its format is {found!r}, skirl reads {self.version}: make the plan again")
+            raise ValueError(f"its format is {found!r:.40}, skirl reads {self.version}: {self.again}")
         if "digest" in body and body.pop("digest") != _digest(body):
             raise ValueError(
-                "it was changed since it was written: make it again, or leave its digest out if you meant to"
+                f"it was changed since it was written: {self.again}, or leave its digest out if you meant to"
             )
         if (wrong := misfit(body, self.form)) is not None:
-            raise ValueError(f"{wrong}: make the plan again")
+            raise ValueError(f"{wrong}: {self.again}")
         return body
 
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _refused(text: str) -> float:
+    raise ValueError(f"it has {text}, which is no number")

@@ -1,5 +1,6 @@
 """`skirl place tables --check`: plans are judged by what was measured, and what is said of them is what was measured."""
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from skirl.cli import main
 from skirl.placement.tables.baselines import row_wise
-from skirl.placement.tables.check import Bench, candidates, cells, checked, drawn, exchange_of, learned
+from skirl.placement.tables.check import Bench, candidates, cells, checked, corrected, drawn, exchange_of, learned
 from skirl.placement.tables.costs import shipped
 from skirl.placement.tables.measure import Arena
 from skirl.placement.tables.plan_file import TablePlan
@@ -17,6 +18,7 @@ from skirl.placement.tables.problem import Problem, Ranks, canonical
 from skirl.placement.tables.search import Found, search
 from skirl.placement.tables.spec import TableSpec, reuse_of, specs_text
 from skirl.placement.tables.told import moved_bytes
+from tests.placement.tables.test_nets import costs as by_net
 
 ADDITIVE = replace(shipped(1e9, 3), kind="additive")
 SPECS = [TableSpec(f"t{n}", 400 * n + 60, 16, 32, 32.0 * n + 32, 9.0 * n + 9, optimizer="sgd") for n in range(6)]
@@ -91,6 +93,42 @@ class Slow:
 
     def part(self, spec: TableSpec, rows: int, dim: int) -> Any:
         return self.compute(spec, rows, dim), ADDITIVE.part(spec, rows, dim)[1]
+
+
+class Together(Told):
+    """A machine on which parts together take what a net says, each as its table does, and half as much again."""
+
+    def ms(self, pieces: Any, late: Any) -> np.ndarray:
+        self.noise.append(0.0)
+        costs, specs = self.problem.costs, self.problem.specs
+        found = []
+        for of in pieces:
+            parts = [costs.part(specs[p.table], p.rows, p.dim) for p in of]
+            each = [part[0] * self.slow.get(specs[p.table].name, 1.0) for part, p in zip(parts, of, strict=True)]
+            factor = costs.factors(np.array([sum(part[1] for part in parts)]))[0] if of else 1.0
+            found.append(sum(each) * factor * (1.5 if len(of) > 1 else 1.0))
+        return np.array(found)
+
+
+def test_by_a_net_what_was_measured_is_predicted_and_climbed_from():
+    slow, ranks = {"t3": 4.0, "t5": 0.5}, Ranks((1 << 40,) * 2, (1.0, 2.0), (1.0, 1.0))
+    problem = Problem([SPECS[n] for n in canonical(SPECS)], ranks, by_net(2, seed=3), "never", False)
+    bench, found = Together(problem, slow), search(problem, seconds=1e9, others=2)
+    result = checked(problem, candidates(problem, found), 1e9, bench=bench)
+    placed, best = result.best.placed, result.best
+    factors = learned(bench, best, bool)
+    assert factors == pytest.approx({s.name: 1.5 * slow.get(s.name, 1.0) for s in SPECS})
+    said = corrected(problem, factors).at(placed.items, placed.at).load
+    assert said == pytest.approx(best.compute + exchange_of(problem, placed))
+    factor = problem.at(placed.items, placed.at).slow
+    assert factor is not None and (factor * ranks.speeds > 1.2).all()
+
+    def real(at: Any) -> float:
+        plan = problem.at(problem.root(), np.array(at))
+        return float((bench.plans([plan])[0] + exchange_of(problem, plan)).max())
+
+    least = min(real(at) for at in itertools.product(range(2), repeat=6))
+    assert best.name.startswith("climbed") and best.busiest <= 1.03 * least < 0.95 * result.tried[0].busiest
 
 
 def test_without_time_the_given_plans_are_measured_and_no_more(found):

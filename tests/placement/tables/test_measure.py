@@ -10,11 +10,12 @@ from skirl.cli import main
 from skirl.core.optim import row_optimizer
 from skirl.placement.tables import bench_plans, calibrate
 from skirl.placement.tables import training as training_of_nets
+from skirl.placement.tables.bench_search import problem_of
 from skirl.placement.tables.calibrate import training
 from skirl.placement.tables.costs import load_costs, shipped
 from skirl.placement.tables.measure import Arena, Lookups, Part, Rounds, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.pool import pool
+from skirl.placement.tables.pool import pool, task
 from skirl.placement.tables.terms import TERMS
 
 
@@ -134,6 +135,23 @@ def test_figures_of_plans_are_ratios_by_hand():
     assert found["greedy"] == "lookup" and found["vs_greedy"] == pytest.approx(0.55)
     assert found["with_check"] == pytest.approx(0.495) and found["check_vs_without"] == pytest.approx(0.9)
     assert found["best_cell"] == pytest.approx(0.5) and found["gap_closed"] == pytest.approx((4.5 + 3.6) / 8)
+    assert found["gap_closed_with_check"] == pytest.approx((9 - 4.05 + 9 - 4.86) / 8)
     assert found["vs_row_wise"] == pytest.approx((4.5 + 5.4) / 16)
     assert found["by_split"]["whole"] == pytest.approx(7 / 9) and len(TERMS) == 10
     json.dumps(found)
+
+
+def test_plans_are_measured_until_it_has_settled(monkeypatch):
+    """The least of each rank's rounds, of as many as it takes; what is exchanged is counted beside it."""
+    made = task(pool(3, batch=16, max_dim=16, seed=1), 3, 2, np.random.default_rng(0))
+    problem = problem_of(made)
+    plan = problem.at(problem.root(), np.array([0, 1, 1]))
+    drawn = iter([[[4.0, 8.0]] * 4, [[3.0, 9.0], [3.5, 7.0]] * 2, [[3.0, 7.0]] * 4, [[1.0, 1.0]] * 4])
+    monkeypatch.setattr(bench_plans, "rounds_of", lambda *args: np.array(next(drawn)))
+    noises = iter([0.3, 0.2, 0.01])
+    monkeypatch.setattr(bench_plans, "noise_of", lambda rounds: next(noises))
+    times, noise = bench_plans.measure(Arena(1 << 12), made, problem, {"a": plan}, 0)
+    exchange = [sum(problem.cost(p)[1] for p in plan.pieces(r)) for r in range(2)]
+    assert noise == 0.01 and len(list(drawn)) == 1
+    assert times["a"][0] == pytest.approx(max(3 + exchange[0], 7 + exchange[1]))
+    assert times["a"][1] == pytest.approx((10 + sum(exchange)) / 2) and times["a"][2] == pytest.approx(max(exchange))

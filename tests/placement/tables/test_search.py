@@ -17,6 +17,7 @@ from skirl.placement.tables.problem import Problem, Ranks, canonical
 from skirl.placement.tables.search import search
 from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import TERMS
+from skirl.placement.tables.uneven import _Gift
 from tests.cases import cases
 
 MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6, 1e-5, 1e-6, 1e-6)
@@ -154,6 +155,32 @@ def test_time_that_is_up_still_gives_a_plan():
     found = search(problem, seconds=2, now=lambda: float(next(ticks)))
     assert max(over_caps(problem, found.placed)) == 0 and not found.in_time
     check_cover(problem.specs, [piece for item in found.placed.items for piece in item])
+
+
+@pytest.mark.parametrize("seconds", [20.0, 60.0])
+def test_a_deadline_is_kept_where_all_moves_of_a_state_take_long(seconds):
+    at = [0.0]
+
+    class Long(Problem):
+        def improved(self, *args, **more):
+            at[0] += 0.9
+            return super().improved(*args, **more)
+
+    specs, ranks = task(3, 0.95, tables=40, ranks=5)
+    found = search(Long([specs[n] for n in canonical(specs)], ranks, costs(5)), seconds=seconds, now=lambda: at[0])
+    assert seconds * 0.9 <= found.seconds <= seconds and not found.in_time
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_given_so_that_two_ranks_are_busy_alike(seed):
+    rng = np.random.default_rng(seed)
+    big = spec(0, int(rng.integers(2000, 9000)), 16, 40)
+    specs = [big, spec(1, 500, 16, float(rng.integers(1, 20)))]
+    problem = Problem(specs, Ranks((1 << 40,) * 2, (1.0, 2.0), (1.0, 1.0)), costs(2))
+    gift = _Gift(problem, problem.at(problem.root(), np.array([0, 1])), problem.root()[0][0], 0, 1, None)
+    [(stays, goes)] = gift.cuts(("rows",))
+    apart = [abs(np.subtract(*gift.loads(gift.cut(moved)))) for moved in range(1, big.rows)]  # every one of them
+    assert stays.rows + goes.rows == big.rows and abs(goes.rows - 1 - int(np.argmin(apart))) <= 1
 
 
 def test_a_state_that_is_over_leads_back():

@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -170,7 +172,8 @@ def tight(tasks: int, seed: int, seconds: float) -> dict[str, Any]:
 
 
 def times(seed: int) -> dict[str, Any]:
-    """Seconds of searches of three sizes, with cuts by rows and by columns, and whether one second gives a plan.
+    """Seconds of searches of three sizes, with cuts by rows and by columns, by a sum of terms and by a net, and whether one
+    second gives a plan.
 
     **Arguments**
 
@@ -180,12 +183,27 @@ def times(seed: int) -> dict[str, Any]:
     sizes, all_sound = [], True
     warm(made)
     for tables, ranks, allowed in SIZES:
-        problem = problem_of(task(made, tables, ranks, np.random.default_rng(seed), full=0.9), columns="always")
-        found = search(problem, seconds=allowed, seed=seed)
-        short = search(fresh(problem), seconds=1.0, seed=seed)
-        all_sound = all_sound and sound(problem, found.placed) and sound(problem, short.placed)
-        sizes.append(_time_of(tables, ranks, found, short) | _their_time(problem))
+        of = task(made, tables, ranks, np.random.default_rng(seed), full=0.9)
+        problem = problem_of(of, columns="always")
+        by_net = problem_of(of, columns="always", costs=replace(shipped(LINK, ranks), kind="net"))
+        found, cpu = _timed(problem, allowed, seed)
+        short, _ = _timed(fresh(problem), 1.0, seed)
+        net, net_cpu = _timed(by_net, allowed, seed)
+        all_sound = all_sound and all(sound(problem, each.placed) for each in (found, short, net))
+        load = net.placed.load
+        sizes.append(
+            {"tables": tables, "ranks": ranks, "seconds": found.seconds, "cpu_seconds": cpu}
+            | _time_of(found, short)
+            | {"net_seconds": net.seconds, "net_cpu_seconds": net_cpu, "net_balance": float(load.max() / load.mean())}
+            | _their_time(problem)
+        )
     return {"sizes": sizes, "all_valid": all_sound}
+
+
+def _timed(problem: Problem, seconds: float, seed: int) -> tuple[Found, float]:
+    """What a search finds, and its seconds of CPU."""
+    began = process_time()
+    return search(problem, seconds=seconds, seed=seed), process_time() - began
 
 
 def fresh(problem: Problem) -> Problem:
@@ -220,10 +238,10 @@ def _their_time(problem: Problem) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _time_of(tables: int, ranks: int, found: Found, short: Found) -> dict[str, Any]:
-    load = found.placed.load
+def _time_of(found: Found, short: Found) -> dict[str, Any]:
+    load, tables = found.placed.load, len({piece.table for item in found.placed.items for piece in item})
     return {
-        "tables": tables, "ranks": ranks, "seconds": found.seconds, "states": found.states,
-        "cut": len(found.placed.items) - tables, "balance": float(load.max() / load.mean()), "busiest_ms": float(load.max()),
+        "states": found.states, "in_time": found.in_time, "cut": len(found.placed.items) - tables,
+        "balance": float(load.max() / load.mean()), "busiest_ms": float(load.max()),
         "one_second_takes": short.seconds, "one_second_costs": float(short.placed.load.max() / load.max()),
     }  # fmt: skip

@@ -74,15 +74,16 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             for name, of in result["by_setting"].items()
         } | {"mean": f"{result['vs_full']:.3f}, after {result['calibration_seconds']:.0f} s of calibration"}
     if result["part"] == "plans":
-        low, high = result["vs_greedy_95"]
+        (low, high), said = result["vs_greedy_95"], result["predicted"]
         return {
             "greedy": f"{result['vs_greedy']:.3f} of the time of {result['greedy']}, the best single rule ({low:.3f} to "
             f"{high:.3f}); {result['gap_closed']:.0%} of the way to its perfect balance",
+            "predicted": f"{said['vs_greedy']:.3f} of its time, {said['gap_closed']:.0%} of the way",
             "cells": ", ".join(f"{cell} {ratio:.3f}" for cell, ratio in result["by_cell"].items()),
             "cuts": ", ".join(f"{name} {ratio:.3f}" for name, ratio in result["by_split"].items()),
             "others": ", ".join(f"{name} {ratio:.3f}" for name, ratio in result["vs"].items()),
             "check": f"with --check {result['with_check']:.3f} of the rule's time, {result['check_vs_without']:.3f} of that "
-            "without",
+            f"without; {result['gap_closed_with_check']:.0%} of the way",
             "torchrec": ", ".join(
                 f"{name.partition(' ')[2]} {ratio:.3f}" for name, ratio in result["vs_torchrec_by"].items()
             )
@@ -92,7 +93,8 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             "exchange": f"{result['exchange_share']:.0%} of the busiest rank's time at most; counted, not measured",
         }
     return {
-        f"{of['tables']} on {of['ranks']}": f"{of['seconds']:.1f} s, {of['cut']} cuts, busiest {of['balance']:.3f} of the "
+        f"{of['tables']} on {of['ranks']}": f"{of['seconds']:.1f} s ({of['cpu_seconds']:.1f} of CPU; by a net "
+        f"{of['net_seconds']:.1f} and {of['net_cpu_seconds']:.1f}), {of['cut']} cuts, busiest {of['balance']:.3f} of the "
         f"mean; --seconds 1 took {of['one_second_takes']:.2f} s and costs {of['one_second_costs']:.3f} times as much; "
         + _their_time(of)
         for of in result["sizes"]

@@ -172,6 +172,18 @@ class Corrected:
         return getattr(self.inner, name)
 
 
+def corrected(problem: Problem, factors: Mapping[str, float]) -> Problem:
+    """The same with what was measured of its tables.
+
+    **Arguments**
+
+    - `problem`: tables, ranks and costs.
+    - `factors`: by the name of a table, by what its costs are multiplied.
+    """
+    costs: Any = Corrected(problem.costs, factors)
+    return Problem(problem.specs, problem.ranks, costs, problem.columns, problem.rows)
+
+
 @dataclass
 class Tried:
     """A plan that was measured.
@@ -259,9 +271,9 @@ def checked(
     while not late() and waited < PATIENCE:
         climbs += 1
         factors |= learned(bench, result.best, late)
-        costs: Any = Corrected(problem.costs, factors)
-        corrected = Problem(problem.specs, problem.ranks, costs, problem.columns, problem.rows)
-        found = find(corrected, seconds=SEARCH * (seconds - (now() - began)), seed=seed + climbs).placed
+        found = find(
+            corrected(problem, factors), seconds=SEARCH * (seconds - (now() - began)), seed=seed + climbs
+        ).placed
         plan = problem.at(found.items, found.at)
         if plan.score[0] or cells(plan) in known:
             waited += 1
@@ -289,7 +301,10 @@ def better(bench: Bench, best: Tried, other: Tried) -> Tried:
 
 
 def learned(bench: Bench, best: Tried, late: Callable[[], bool]) -> dict[str, float]:
-    """By how much the tables of a plan differ from what is predicted: of each its pieces alone, together as the ranks.
+    """By how much the tables of a plan differ from what is predicted: of each its pieces alone, all together as the ranks.
+
+    With costs by net a piece alone is held against what the net says of it alone, and ranks against what it makes of
+    these: so its factor of a rank is not counted twice.
 
     **Arguments**
 
@@ -300,13 +315,16 @@ def learned(bench: Bench, best: Tried, late: Callable[[], bool]) -> dict[str, fl
     problem = bench.problem
     pieces = [piece for item in best.placed.items for piece in item]
     alone = bench.ms([[piece] for piece in pieces], late)
-    together = float((best.compute / problem.ranks.slow).sum()) / max(float(alone.sum()), 1e-9)
-    sums: dict[str, tuple[float, float]] = {}
-    for piece, ms in zip(pieces, alone.tolist(), strict=True):
+    said = problem.costs.together([[(problem.specs[p.table], p.rows, p.dim)] for p in pieces])
+    sums: dict[str, np.ndarray] = {}
+    for piece, ms in zip(pieces, zip(alone, said, strict=True), strict=True):
         name = problem.specs[piece.table].name
-        was, said = sums.get(name, (0.0, 0.0))
-        sums[name] = was + ms * together, said + problem.cost(piece)[0]
-    return {name: was / said for name, (was, said) in sums.items() if was > 0 and said > 0}
+        sums[name] = sums.get(name, np.zeros(2)) + ms
+    factors = {name: float(was / said) for name, (was, said) in sums.items() if was > 0 and said > 0}
+    placed, slow = best.placed, problem.ranks.slow
+    predicted = corrected(problem, factors).at(placed.items, placed.at).load - exchange_of(problem, placed)
+    together = float((best.compute / slow).sum() / max((predicted / slow).sum(), 1e-9))
+    return {name: factor * together for name, factor in factors.items()}
 
 
 def cells(placed: Placed) -> frozenset[tuple[Piece, int]]:

@@ -3,10 +3,8 @@
 The file is JSON with a digest. Nothing in it is run or unpickled.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +16,8 @@ from skirl.placement.tables.nets import SUMS, ComputeNet, features_of
 from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import TERMS, terms_of
 from skirl.placement.tables.wire import Wire
-from skirl.tools.os_errors import writing
-from skirl.tools.shape_of import AMOUNT, ANY, TEXT, misfit
+from skirl.tools.sealed_json import Readable
+from skirl.tools.shape_of import AMOUNT, ANY, TEXT
 
 FORMAT, VERSION = "skirl-costs", 2
 SHIPPED = Path(__file__).with_name("costs_cpu.json")
@@ -29,6 +27,10 @@ _FORM = {
     "backend": TEXT, "terms": [TEXT], "noise": ANY, "ms": {...: [AMOUNT]}, "chosen": TEXT, "net": ANY, "report": {...: ANY},
     "exchange": ANY,
 }  # fmt: skip
+FILES = Readable(
+    FORMAT, VERSION, "file of costs", "skirl place costs", _FORM, most=_MOST, what="costs", again="measure again"
+)
+"""The files."""
 _FLOAT = 4
 _NOTHING = np.zeros(SUMS)
 Kind = Literal["additive", "net"]
@@ -153,15 +155,12 @@ def save_costs(costs: Costs, path: Path) -> None:
     - `costs`: of a backend.
     - `path`: a JSON file.
     """
-    body = {
-        "format": FORMAT, "format_version": VERSION, "backend": costs.backend, "terms": list(TERMS),
-        "noise": costs.noise, "ms": {name: list(of) for name, of in costs.ms.items()}, "chosen": costs.kind,
+    FILES.write(path, {
+        "backend": costs.backend, "terms": list(TERMS), "noise": costs.noise,
+        "ms": {name: list(of) for name, of in costs.ms.items()}, "chosen": costs.kind,
         "net": None if costs.net is None else costs.net.body(), "report": dict(costs.report),
         "exchange": None if costs.wire is None else costs.wire.body(),
-    }  # fmt: skip
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(body | {"digest": digest(body)}, indent=1) + "\n", encoding="utf-8")
+    })  # fmt: skip
 
 
 def load_costs(path: Path, *, link: float, ranks: int, backend: str = "skirl-cpu") -> Costs:
@@ -173,18 +172,7 @@ def load_costs(path: Path, *, link: float, ranks: int, backend: str = "skirl-cpu
     - `link`, `ranks`: as `Costs` has them.
     - `backend`: that it has to be of.
     """
-    if not path.is_file():
-        raise ValueError(f"{path} is no file: name costs that `skirl place costs` wrote")
-    if path.stat().st_size > _MOST:
-        raise ValueError(f"{path} is too large for costs: name a file that `skirl place costs` wrote")
-    try:
-        body = json.loads(path.read_bytes().decode(), parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is cut short, or no JSON ({error}): measure again") from None
-    try:
-        return _parsed(body, link, ranks, backend)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return FILES.load(path, lambda text: _parsed(text, link, ranks, backend))
 
 
 def shipped(link: float, ranks: int) -> Costs:
@@ -197,25 +185,8 @@ def shipped(link: float, ranks: int) -> Costs:
     return load_costs(SHIPPED, link=link, ranks=ranks)
 
 
-def digest(body: Mapping[str, Any]) -> str:
-    """What tells a file that was changed by accident.
-
-    **Arguments**
-
-    - `body`: of the file, but for its digest.
-    """
-    return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _parsed(body: Any, link: float, ranks: int, backend: str) -> Costs:
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise ValueError("it is no file of costs: name one that `skirl place costs` wrote")
-    if body.get("format_version") != VERSION:
-        raise ValueError(f"its format is {_brief(body.get('format_version'))}, skirl reads {VERSION}: measure again")
-    if "digest" in body and body.pop("digest") != digest(body):
-        raise ValueError("it was changed since it was written: measure again, or leave its digest out if you meant to")
-    if (wrong := misfit(body, _FORM)) is not None:
-        raise ValueError(f"{wrong}: measure again")
+def _parsed(text: str, link: float, ranks: int, backend: str) -> Costs:
+    body = FILES.body(text)
     if body["backend"] != backend:
         raise ValueError(
             f"it is of backend {_brief(body['backend'])}, and {backend!r} is to be placed: measure that one"
@@ -232,10 +203,6 @@ def _parsed(body: Any, link: float, ranks: int, backend: str) -> Costs:
         raise ValueError(f"{error}: measure again") from None
     numbers = {name: tuple(of) for name, of in body["ms"].items()}
     return Costs(numbers, link, ranks, backend, noise, net, body["chosen"], body["report"], wire)
-
-
-def _refused(text: str) -> float:
-    raise ValueError(f"it has {text}, which is no number")
 
 
 def _brief(value: Any, most: int = 40) -> str:

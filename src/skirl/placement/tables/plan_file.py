@@ -11,7 +11,7 @@ import numpy as np
 from skirl.placement.tables.pieces import Piece, check_cover
 from skirl.placement.tables.problem import Placed, Problem
 from skirl.placement.tables.spec import TableSpec
-from skirl.tools.sealed_json import Plans
+from skirl.tools.sealed_json import Readable
 from skirl.tools.shape_of import COUNT, TEXT
 
 FORMAT, VERSION = "skirl-table-plan", 1
@@ -20,7 +20,7 @@ _FORM = {
     "ranks": COUNT,
     "tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT, "optimizer": TEXT, "pieces": [_PIECE]}],
 }
-PLANS = Plans(FORMAT, VERSION, "plan of tables", "skirl place tables", _FORM, most=256 << 20)
+PLANS = Readable(FORMAT, VERSION, "plan of tables", "skirl place tables", _FORM, most=256 << 20)
 """The files."""
 
 

@@ -120,6 +120,8 @@ class Problem:
     _adds: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
     _last: tuple[Any, ...] = (None,)
     """Of the items that were asked for last: theirs is asked for again and again."""
+    _cut: tuple[Any, ...] = (None,)
+    """The same of the items of which one was cut last."""
     _last_adds: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -183,6 +185,18 @@ class Problem:
             self._last_adds = None
         ranks = self.ranks
         return *self._last[1:], ranks.slow if slow is None else slow, ranks.far, ranks.bytes_of
+
+    def with_cut(self, items: tuple[Item, ...], number: int, pair: tuple[Piece, Piece]) -> tuple[Item, ...]:
+        """Items with one of them in two; of the others nothing is asked again, of which there may be a thousand."""
+        if self._cut[0] is not items:
+            self.arrays(items)
+            self._cut = self._last
+        found = (*items[:number], *items[number + 1 :], (pair[0],), (pair[1],))
+        fixed = self.pinned[pair[0].table]
+        more = zip(*((*self.cost(piece), fixed) for piece in pair))
+        self._last = (found, *(np.append(np.delete(was, number), now) for was, now in zip(self._cut[1:], more)))
+        self._last_adds = None
+        return found
 
     def greedy(self, items: tuple[Item, ...], order: np.ndarray) -> Placed:
         """Items to the least busy rank, one after the other."""

@@ -12,10 +12,11 @@ from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.problem import Item, Placed, Problem
 from skirl.placement.tables.uneven import fill, level, tidied
 
-WIDTH, WIDEST, TOGETHER = 3, 24, 120
-"""States that a beam keeps: more where there are few tables, so that all of them have about so many."""
-CANDIDATES = 10
-"""Items of a state that are cut."""
+WIDTH, WIDEST, TOGETHER = 3, 60, 8000
+"""States that a beam keeps: more where there are few tables, times the square of their number about
+so many. Few tables on many ranks need cuts of several of them at once, which a narrow beam drops on the way."""
+CANDIDATES, MORE_CANDIDATES, FEW = 10, 20, 24
+"""Items of a state that are cut, and where there are at most so many tables."""
 PATIENCE = 3
 """Depths without gain after which the beam ends."""
 MEMORY_WEIGHTS = (0.0, 0.5, 2.0, 8.0)
@@ -24,6 +25,8 @@ COARSE = (1.0, 0.5, 0.25)
 """Of the mean load: starts in which every larger item is cut in halves until it is smaller."""
 WORTH = 0.8
 """Of a piece's time, what a half of it may take in those starts: what is exchanged does not become less by cuts of rows."""
+LEVELLED = 8
+"""Numbers of cuts, of each of which the best state of the beam is cut anywhere."""
 KICKS = 60
 WORTH_LEVELLING = 1.05
 """Of the best, what a state may take to be cut anywhere."""
@@ -32,6 +35,10 @@ TINY, TINY_KICKS = 16, 8
 SMALL = 150
 """Items up to which each state is also placed from nothing, and shaken."""
 _LEAST_GAIN = 1e-6
+BEAM, BEAM_ALONE = 0.5, 0.8
+"""Of the time, when the beam ends at the latest: where shaking comes after it, and where nothing but cuts anywhere does."""
+_SPARED = 0.05
+"""Of the time, the most that is left over so that what comes before the next look at the clock does not take more of it."""
 
 
 @dataclass
@@ -97,15 +104,21 @@ class _Search:
         self.problem, self.seed, self.uneven, self.most_pieces = problem, seed, uneven, most_pieces
         self.told = told
         self.now, self.began, self.seconds = now, now(), seconds
+        self.looked, self.longest, self.ended = 0.0, 0.0, False
         self.memo: dict[frozenset[Piece], Placed] = {}
         self.found: Found | None = None
         self.whole = {item for item in problem.root() if len(item) == 1}
+        self.beam_ends = BEAM if len(problem.root()) <= SMALL else BEAM_ALONE
 
     def late(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is over."""
+        """Whether this share of the time is over, or would be at the next look if that came as late as any before."""
         if self.found is not None:
             self.told(len(self.memo), self.found.placed.score[1])
-        return self.now() - self.began >= self.seconds * share
+        at = self.now() - self.began
+        self.longest, self.looked = max(self.longest, at - self.looked), at
+        late = at + min(self.longest, _SPARED * self.seconds) >= self.seconds * share
+        self.ended = self.ended or late
+        return late
 
     def run(self, others: int) -> Found:
         problem, root = self.problem, self.problem.root()
@@ -118,14 +131,23 @@ class _Search:
         assert self.found is not None
         if self.uneven:
             self.take(self.levelled(self.found.placed))
+            least = dict[int, Placed]()  # of each number of cuts: fewer may gain more by what follows
+            for placed in self.best(len(self.memo) if len(root) <= SMALL else 0):
+                least.setdefault(len(placed.items), placed)
+            for placed in list(least.values())[:LEVELLED]:
+                self.take(self.levelled(placed))
         if len(self.found.placed.items) <= SMALL:
             self.take(self.shaken(self.found.placed, KICKS, self.uneven))
         self.found.seconds, self.found.states = self.now() - self.began, len(self.memo)
-        self.found.in_time = not self.late()
-        fitting = [placed for placed in self.memo.values() if placed.score[0] == 0]
-        for placed in sorted(fitting, key=lambda placed: placed.score)[:others]:
+        self.found.in_time = not self.ended
+        for placed in self.best(others):
             self.found.others.append(self.levelled(placed) if self.uneven else placed)
         return self.found
+
+    def best(self, count: int) -> list[Placed]:
+        """Of the states of the beam within all memory, so many."""
+        fitting = [placed for placed in self.memo.values() if placed.score[0] == 0]
+        return sorted(fitting, key=lambda placed: placed.score)[:count]
 
     def take(self, placed: Placed) -> None:
         """Keep it if it is the best."""
@@ -178,7 +200,7 @@ class _Search:
                     continue
                 rest += [(piece,) for piece in pair]
             state = tuple(sorted(items))
-            if len(items) > len(root) and self.key(state) not in self.memo and not self.late(0.5):
+            if len(items) > len(root) and self.key(state) not in self.memo and not self.late(self.beam_ends):
                 self.memo[self.key(state)] = made = self.placed_anew(state)
                 self.take(made)
                 placed.append(made)
@@ -195,14 +217,15 @@ class _Search:
 
     def beam(self, states: list[Placed]) -> None:
         best, waited = min(state.score for state in states), 0
-        width = max(WIDTH, min(WIDEST, TOGETHER // len(states[0].items)))
-        while waited < PATIENCE and not self.late(0.5):
+        width = max(WIDTH, min(WIDEST, TOGETHER // len(states[0].items) ** 2))
+        while waited < PATIENCE and not self.late(self.beam_ends):
             children = list[Placed]()
             for state in states:
+                key = self.key(state.items)
                 for item, pair in self.cuts(state):
-                    if self.late(0.5):
+                    if self.late(self.beam_ends):
                         break
-                    child = self.child(state, item, pair)
+                    child = self.child(state, key, item, pair)
                     if child is not None:
                         self.take(child)
                         children.append(child)
@@ -219,6 +242,7 @@ class _Search:
         ms = compute + exchange
         over = state.used - state.caps
         picked = list[int]()
+        most = MORE_CANDIDATES if len(problem.root()) <= FEW else CANDIDATES
 
         def pick(sizes: np.ndarray, which: np.ndarray, most: int) -> None:
             order = np.argsort(-np.where(which, sizes, -1), kind="stable")
@@ -226,9 +250,9 @@ class _Search:
             picked.extend(may[:most])
 
         if over.max() > 0:
-            pick(nbytes, state.at == over.argmax(), CANDIDATES // 3)
-        pick(ms, state.at == state.load.argmax(), CANDIDATES // 2)
-        pick(ms, np.ones(len(ms), bool), CANDIDATES - len(picked))
+            pick(nbytes, state.at == over.argmax(), most // 3)
+        pick(ms, state.at == state.load.argmax(), most // 2)
+        pick(ms, np.ones(len(ms), bool), most - len(picked))
         return [
             (i, pair)
             for i in picked
@@ -236,13 +260,13 @@ class _Search:
             for pair in problem.parted(state.items[i])
         ]
 
-    def child(self, state: Placed, item: int, pair: tuple[Piece, Piece]) -> Placed | None:
-        """A state with one more cut, unless it was there already."""
+    def child(self, state: Placed, key: frozenset[Piece], item: int, pair: tuple[Piece, Piece]) -> Placed | None:
+        """A state with one more cut, unless it was there already; key: of the state."""
         problem = self.problem
-        items = (*state.items[:item], *state.items[item + 1 :], (pair[0],), (pair[1],))
-        key = self.key(items)
+        key = key - {state.items[item][0]} | set(pair)
         if key in self.memo:
             return None
+        items = problem.with_cut(state.items, item, pair)
         at = np.delete(state.at, item)
         warm = problem.at(items, np.concatenate([at, [state.at[item], state.load.argmin()]]))
         best = problem.improved(warm, clock=self.late)

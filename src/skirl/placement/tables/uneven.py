@@ -11,6 +11,8 @@ from skirl.placement.tables.spec import MULTIPLE
 
 GAIN = 2e-4
 """What a cut has to take off the busiest rank, as a share."""
+CLOSE = 1e-5
+"""Of the busiest rank's time, by what two ranks may differ that are busy alike."""
 TAKERS = 4
 GIVEN = 8
 
@@ -167,15 +169,24 @@ class _Gift:
                     (stays, goes) for stays, goes in ((one, other), (other, one)) if self.problem.cost(goes)[2] <= room
                 )
         most = min(piece.rows - 1, room // (self.problem.cost(piece)[2] // piece.rows))
-        if "rows" not in ways or most < 1 or self.more(1) <= 0:
+        if "rows" not in ways or most < 1 or (above := self.more(1)) <= 0:
             return
-        low, high = 1, most
-        if self.more(most) > 0:
-            low = most
-        while high - low > max(1, piece.rows >> 14):
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.more(middle) > 0 else (low, middle)
-        yield self.cut(low)
+        yield self.cut(most if (below := self.more(most)) > 0 else self._alike(1, above, most, below))
+
+    def _alike(self, low: int, above: float, high: int, below: float) -> int:
+        """How many rows go so that giver and taker are busy alike, between two numbers of them: where a line through both is
+        0, or the middle after a line that did not halve what is between, since loads are nearly lines in rows."""
+        close, by_line = CLOSE * float(self.placed.load[self.giver]), True
+        while high - low > max(1, self.piece.rows >> 14):
+            width = high - low
+            at = low + int(width * above / (above - below)) if by_line else (low + high) // 2
+            at = min(max(at, low + 1), high - 1)
+            more = self.more(at)
+            if abs(more) <= close:
+                return at
+            low, above, high, below = (at, more, high, below) if more > 0 else (low, above, at, more)
+            by_line = high - low <= width // 2
+        return low
 
     def cut(self, moved: int) -> tuple[Piece, Piece]:
         """So many rows go, from the side where the taker has a neighbour."""
