@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from skirl.data.files.encoded import gather_from
+from skirl.tools.jit import read_only
 
 
 def taken(rows: Any, places: np.ndarray) -> Any:
@@ -39,5 +40,5 @@ def _lists(column: Any, places: np.ndarray) -> Any:
     if own[-1] > np.iinfo(np.int32).max:
         return column.take(pa.array(places))
     out = np.empty(own[-1], values.dtype)
-    gather_from(values, begins, sizes, out)
+    gather_from(read_only(values), begins, sizes, out)
     return pa.ListArray.from_arrays(pa.array(own.astype(np.int32)), pa.array(out), type=column.type)
