@@ -173,7 +173,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
                 "test": test.nodeid,
                 "outcome": kind,
                 "seconds": round(getattr(test, "duration", 0), 3),
-                **dict(test.user_properties),
+                **dict(getattr(test, "user_properties", ())),
             }
             for kind, tests in outcomes.items()
             for test in tests

@@ -42,7 +42,8 @@ def kernel(function: F) -> F:
         # Compiled code wraps and divides silently; numpy's scalars would warn each time.
         return np.errstate(all="ignore")(function)
     # Nobody calls it from C, so no function for that is compiled beside it.
-    compiled: Any = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
+    options: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+    compiled: Any = njit(**options)(function)
     cache = cache_for(function)
     if cache is not None:
         compiled._cache = cache

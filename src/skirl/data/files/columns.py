@@ -71,8 +71,8 @@ def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     if len(column) == 0 or offsets is None:
         return read_only(np.zeros(len(column) + 1, np.int32)), read_only(np.empty(0, np.uint8))
     view = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    empty = data is None or data.size == 0
-    return read_only(view), read_only(np.empty(0, np.uint8) if empty else np.frombuffer(data, np.uint8))
+    text = np.empty(0, np.uint8) if data is None or data.size == 0 else np.frombuffer(data, np.uint8)
+    return read_only(view), read_only(text)
 
 
 def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
