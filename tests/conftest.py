@@ -169,7 +169,12 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
         "exit_status": int(exitstatus),
         **{kind: len(tests) for kind, tests in outcomes.items()},
         "tests": [
-            {"test": test.nodeid, "outcome": kind, "seconds": round(test.duration, 3), **dict(test.user_properties)}
+            {
+                "test": test.nodeid,
+                "outcome": kind,
+                "seconds": round(getattr(test, "duration", 0), 3),
+                **dict(getattr(test, "user_properties", ())),
+            }
             for kind, tests in outcomes.items()
             for test in tests
         ],

@@ -5,9 +5,10 @@ import signal
 
 import numpy as np
 import pytest
+from numba import config
 from numba.core import event
 
-from skirl.tools.jit import kernel
+from skirl.tools.jit import kernel, read_only
 from tests.zygote import Python
 
 SCRIPT = """
@@ -46,6 +47,23 @@ def run_script(python: Python, **environment: str) -> str:
 
 def test_uncompiled_kernels_give_the_same_bits(python: Python):
     assert run_script(python, NUMBA_DISABLE_JIT="1") == run_script(python, NUMBA_DISABLE_JIT="0")
+
+
+@pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
+def test_what_is_only_read_is_of_one_kind():
+    @kernel
+    def first(x):
+        return x[0]
+
+    frozen = np.arange(3)
+    frozen.flags.writeable = False
+    for x in (np.arange(3), frozen):
+        assert first(read_only(x)) == 0
+    assert len(first.signatures) == 1
+    kept = np.arange(3)
+    with pytest.raises(ValueError, match="read-only"):
+        read_only(kept)[0] = 1
+    kept[0] = 1  # the array itself is as it was
 
 
 def test_a_ctrl_c_waits_for_the_compiler():

@@ -140,7 +140,9 @@ class Given:
 def gather(raw, rows, out):
     """out[i] = raw[rows[i]]; both uint8."""
     for i in range(rows.size):
-        out[i, :] = raw[rows[i], :]
+        row = rows[i]
+        for j in range(raw.shape[1]):  # to assign to a slice takes seconds to compile
+            out[i, j] = raw[row, j]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

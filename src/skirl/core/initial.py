@@ -116,6 +116,7 @@ class InitialTable:
                 case _:
                     raise TypeError(f"init is {initial!r}, set it to a skirl Uniform, Normal or Constant")
         quantiles = normal_quantiles() if NORMAL in kinds else np.zeros(1, np.float32)
+        quantiles.flags.writeable = False  # one compiled kernel for both
         return cls(np.array(kinds, np.int32), np.array(scales, dtype), quantiles)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from skirl.core.initial import mix
 from skirl.core.keys import ROW_BITS
-from skirl.tools.jit import kernel
+from skirl.tools.jit import kernel, read_only
 
 Use = Literal["ranks", "store", "sites"]
 By = Literal["hash", "rows"]
@@ -173,7 +173,7 @@ class Placement:
     def site_of(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
         """The site of each row."""
         out = np.empty(len(keys), np.int32)
-        args: Any = (keys, *self.arrays, out)
+        args: Any = (read_only(keys), *self.arrays, out)
         _sites(*args)
         return out
 

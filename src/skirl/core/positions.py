@@ -101,7 +101,8 @@ def _by_table(parts, local, out, first, at):
         first[t + 1] += first[t]
         at[t + 1] += at[t]
     place, n = np.zeros(len(first) + 1, np.int64), 0
-    place[1:] = first
+    for t in range(len(first)):  # to assign to a slice takes seconds to compile
+        place[t + 1] = first[t]
     for part in parts:
         t = local[part[0]] + 1
         to = place[t]

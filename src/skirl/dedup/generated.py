@@ -12,6 +12,7 @@ from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.sessions import Sessions
 from skirl.dedup.finish import Shape, with_keys
 from skirl.dedup.row_hash import session_hashes
+from skirl.tools.jit import read_only
 
 UNIT = 96 << 20
 """Bytes of rows that `skirl convert --by session` sorts at once in 1 GiB."""
@@ -35,7 +36,7 @@ def columns_of(sparse: KeyedJagged, lists: Collection[str], tables: Mapping[str,
         ids = np.ascontiguousarray(values[own[0] : own[-1]])
         if tables is not None:
             prints = np.empty(len(ids), np.uint64)
-            hash_numbers(ids, seed_of(tables[name]), prints)
+            hash_numbers(read_only(ids), seed_of(tables[name]), prints)
             ids = prints.view(np.int64)
         array = pa.array(ids)
         if name in lists:

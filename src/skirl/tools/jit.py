@@ -41,11 +41,20 @@ def kernel(function: F) -> F:
     if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
         # Compiled code wraps and divides silently; numpy's scalars would warn each time.
         return np.errstate(all="ignore")(function)
-    compiled: Any = njit(nogil=True, error_model="numpy")(function)
+    # Nobody calls it from C, so no function for that is compiled beside it.
+    options: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+    compiled: Any = njit(**options)(function)
     cache = cache_for(function)
     if cache is not None:
         compiled._cache = cache
     return cast(F, compiled)
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view that nothing writes to. A kernel is compiled for each kind of array: of what it only reads, this is one."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 AHEAD = 32

@@ -50,6 +50,12 @@ def _stamp(path: Path) -> tuple[int, int]:
 _AT_START = _stamps()
 """The sources when this process began: one that changes later may or may not have been imported before."""
 
+_BELOW: dict[Path, list[Path]] = {}
+"""The sources below each folder."""
+for _path in _AT_START:
+    for _folder in _path.parents:
+        _BELOW.setdefault(_folder, []).append(_path)
+
 
 class _Source(NamedTuple):
     digest: bytes
@@ -67,7 +73,7 @@ def _files(dotted: str) -> list[Path]:
     """The file of `skirl` + dotted; of a package every file below it, since any of them may be meant."""
     place = PACKAGE.joinpath(*dotted.split(".")[1:])
     module = place.with_suffix(".py")
-    return [module] if module in _AT_START else [path for path in _AT_START if place in path.parents]
+    return [module] if module in _AT_START else _BELOW.get(place, [])
 
 
 def sources_of(path: Path) -> set[Path]:

@@ -9,6 +9,7 @@ import pyarrow.compute
 import pyarrow.types as pt
 
 from skirl.data.files.hashing import BAD, DIGITS, GOOD, NONE, parse_hex
+from skirl.tools.jit import read_only
 
 pc: Any = pyarrow.compute
 """Arrow makes its functions at import, where type checkers do not see them."""
@@ -68,9 +69,10 @@ def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Offsets [n + 1] and bytes of a column of texts, where they lie."""
     _, offsets, data = column.buffers()
     if len(column) == 0 or offsets is None:
-        return np.zeros(len(column) + 1, np.int32), np.empty(0, np.uint8)
+        return read_only(np.zeros(len(column) + 1, np.int32)), read_only(np.empty(0, np.uint8))
     view = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    return view, np.empty(0, np.uint8) if data is None or data.size == 0 else np.frombuffer(data, np.uint8)
+    text = np.empty(0, np.uint8) if data is None or data.size == 0 else np.frombuffer(data, np.uint8)
+    return read_only(view), read_only(text)
 
 
 def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -29,7 +29,7 @@ from skirl.data.files.repeats import is_shared, is_views, shared_lists
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.files.session_order import sessions_of
 from skirl.data.files.times import DATE, NUMBER, Span, begins_with_dates, hours_of, is_date, seconds_of
-from skirl.tools.jit import kernel
+from skirl.tools.jit import kernel, read_only
 
 FITS = "a number that fits a float32"
 """What is expected of labels and dense values, which a model gets as float32."""
@@ -354,7 +354,7 @@ class Encoder:
             outside = (values < 0) | (values >= rows) | (kinds != GOOD)
             return np.where(outside, 0, values), kinds, outside, f"a row from 0 to {rows - 1}, as the schema sets rows"
         fingerprints = np.empty(len(column), np.uint64)
-        hash_numbers(values, seed_of(table), fingerprints)
+        hash_numbers(read_only(values), seed_of(table), fingerprints)
         return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
 
     def _kept(self, raw: Raw, column: Any, name: str, marks: Marks) -> pa.Array:

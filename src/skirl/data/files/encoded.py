@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from skirl.core.shared import pays
 from skirl.data.files.schema import FileSchema
-from skirl.tools.jit import kernel
+from skirl.tools.jit import kernel, read_only
 
 
 @dataclass
@@ -82,7 +82,7 @@ def lists_at(
         starts = np.cumsum(sizes) - sizes
     own = sizes[rows]
     out = np.empty(int(own.sum()), values.dtype)
-    gather_from(values, starts[rows], own, out)
+    gather_from(read_only(values), starts[rows], own, out)
     return out, own
 
 
@@ -117,7 +117,7 @@ def used(
         values, starts = values[first:end], begins - first
     else:
         out = np.empty(int(sizes.sum()), values.dtype)
-        gather_from(values, begins, sizes, out)
+        gather_from(read_only(values), begins, sizes, out)
         values = out
     return values, sizes, which, starts
 

@@ -62,24 +62,25 @@ def improve(compute, exchange, nbytes, fixed, slow, far, caps, at, load, used, m
     """
     ranks, done = len(caps), 0
     while done < most:
-        worst, most_over = -1, 0
+        worst, most_over = np.int64(-1), np.int64(0)  # no literals: for each `_change` would be compiled again
         for r in range(ranks):
             over = _over(used[r], caps[r])
             if over > most_over:
                 worst, most_over = r, over
         tight = worst >= 0
         if not tight:
-            worst = 0
+            worst = np.int64(0)
             for r in range(ranks):
                 if load[r] > load[worst]:
                     worst = r
         changed = _change(worst, tight, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used)
         if not changed and tight:  # no byte less over; it may still be less busy
-            worst = 0
+            worst = np.int64(0)
             for r in range(ranks):
                 if load[r] > load[worst]:
                     worst = r
-            changed = _change(worst, False, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used)
+            tight = np.bool_(False)
+            changed = _change(worst, tight, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used)
         if not changed:
             break
         done += 1
@@ -93,7 +94,7 @@ def improve(compute, exchange, nbytes, fixed, slow, far, caps, at, load, used, m
 @kernel
 def _change(b, tight, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used):
     """The best move or swap of an item of rank b, made if it gains."""
-    best_i, best_j, best_r = -1, -1, -1
+    best_i, best_j, best_r = np.int64(-1), np.int64(-1), np.int64(-1)  # as above, for `_put`
     best_over, best_busy = 0, load[b] * (1 - EPS)
     over_b = _over(used[b], caps[b])
     if tight:

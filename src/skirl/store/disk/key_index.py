@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.store.disk.records import INDEX_BITS, Keys, Number, hash_key
 from skirl.store.memory.arena import Arena
-from skirl.tools.jit import kernel
+from skirl.tools.jit import kernel, read_only
 
 _FULL, _AFTER_GROWTH, _AS_LOADED = 0.9, 0.818, 0.86
 _PAD = 1 << 16  # room behind the table for what does not fit at its end; pages not touched take no memory
@@ -234,7 +234,8 @@ def _spread(
             words[place] = hashes[i] & kept
             positions[place] = held[i]
             after = place + 1
-    shape[:] = new
+    for i in range(shape.size):  # to assign to a slice takes seconds to compile
+        shape[i] = new[i]
 
 
 @kernel
@@ -373,7 +374,7 @@ class KeyIndex:
     def locate(self, keys: Keys) -> NDArray[np.int64]:
         """The position of each key, -1 where it is not held."""
         out = np.empty(keys.size, np.int64)
-        _locate(*self._table.arrays, self._base, keys, out)
+        _locate(*self._table.arrays, self._base, read_only(keys), out)
         return out
 
     def standing(self, keys: Keys, first: int) -> NDArray[np.int64]:
@@ -387,7 +388,7 @@ class KeyIndex:
 
         By slot: ends counts records, live those that are the newest of their key, sums is the running hash of keys.
         """
-        done = 0
+        done, keys = 0, read_only(keys)
         while True:
             done = int(_place(*self._table.arrays, self._base, self._count, keys, done, first, ends, live, sums))
             if done == keys.size:

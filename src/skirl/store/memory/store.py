@@ -14,7 +14,7 @@ from skirl.store.gate import Gate
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
 from skirl.store.memory.frozen import PIECE, FrozenRows, frozen_rows, identity_of
-from skirl.tools.jit import kernel
+from skirl.tools.jit import kernel, read_only
 
 _WORTH = 2
 """Frozen files may take this many times the bytes of the rows held; beyond that all rows are written again."""
@@ -119,7 +119,7 @@ class MemoryStore(Store):
                             held.reserve(keys[piece].size)
                     positions = held.directory.place(keys[piece])
                 held.changing(positions)
-                _scatter(held.rows.array, positions, rows[piece])
+                _scatter(held.rows.array, positions, read_only(rows[piece]))
             finally:
                 self._gate.copied()
 
@@ -196,7 +196,7 @@ class MemoryStore(Store):
                     kind = kinds[self.layout.kind(keys, rows)]
                     kind.reserve(keys.size)
                     positions = kind.directory.place(keys)
-                    _scatter(kind.rows.array, positions, rows)
+                    _scatter(kind.rows.array, positions, read_only(rows))
                     if changed:  # against the files of the frozen state
                         kind.changing(positions)
         ready()
