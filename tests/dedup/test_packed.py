@@ -103,7 +103,7 @@ def test_a_bucket_gives_back_its_rows_in_order(
 def test_every_byte_of_a_frame_is_checked(tmp_path: Path, part: str) -> None:
     spill = Spill(tmp_path, 1)
     table = with_keys(pa.table({"at": np.arange(9)}), np.ones((9, 2), np.uint64), np.zeros(9))
-    list(spill.add(table, np.zeros(9, np.int64), np.zeros(9, np.int64)))
+    spill.add(table, np.zeros(9, np.int64), np.zeros(9, np.int64))
     [path] = tmp_path.iterdir()
     raw = bytearray(path.read_bytes())
     raw[{"header": 8, "keys": 70, "rows": len(raw) - 64 - 4}[part]] ^= 1

@@ -81,7 +81,7 @@ def test_frames_say_as_many_bytes_however_rows_are_cut(tmp_path: Path) -> None:
         (folder := tmp_path / str(number)).mkdir()
         spill = Spill(folder, 1)
         for low, high in zip([0, *cuts], cuts):
-            list(spill.add(rows.slice(low, high - low), *np.zeros((2, high - low), np.int64)))
+            spill.add(rows.slice(low, high - low), *np.zeros((2, high - low), np.int64))
         spill.close()
         bucket = Bucket(folder, 0, spill.sizes[0], "")
         assert len(bucket.frames) == len(cuts)

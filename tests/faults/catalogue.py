@@ -688,8 +688,8 @@ LAYOUTS = [
           "before += len(piece.ids[feature])", "before += int(sizes.sum())"),
     Fault("lists that are left begin where they did among all", "data.files.encoded:used",
           "starts - first", "starts"),
-    Fault("a frame's stretch of time is not summed", "dedup.spill:_sum_of",
-          "zlib.crc32(struct.pack('<4q', *said))", "0"),
+    Fault("a frame's stretch of time is not summed", "dedup.spill:_sum_of_keys",
+          "zlib.crc32(struct.pack('<3q', partition, rows, length))", "0"),
 ]  # fmt: skip
 
 PLACEMENT = [

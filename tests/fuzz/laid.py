@@ -12,8 +12,8 @@ from skirl.data.files.columnar import KEY
 from skirl.data.files.errors import BadFile
 from skirl.data.files.mind import MIND
 from skirl.data.files.schema import FileSchema
-from skirl.dedup.finish import LAYOUTS
-from skirl.dedup.spill import Bucket, Spill, path_of
+from skirl.dedup.finish import LAYOUTS, with_keys
+from skirl.dedup.spill import Bucket, Spill, packing_of, path_of
 from tests.data.files.read import outcome
 from tests.fuzz.loop import READ, REFUSED, Target, clean
 from tests.fuzz.mutate import Draw, mutated, mutated_text
@@ -73,19 +73,28 @@ class Spilled(Target):
 
     def prepare(self, folder: Path) -> None:
         rows = pa.table({"a": np.arange(40), "b": pa.array([[n] * (n % 3) for n in range(40)])})
+        self._packing = packing_of(rows.schema)
+        rows = with_keys(rows, np.arange(80, dtype=np.uint64).reshape(40, 2), np.arange(40.0))
         spill = Spill(folder, 1)
         spill.add(rows, np.zeros(40, np.int64), np.arange(40) // 25)
         spill.add(rows, np.zeros(40, np.int64), np.zeros(40, np.int64))
         spill.close()
-        self._schema, self._size, self._data = rows.schema, spill.sizes[0], path_of(folder, 0).read_bytes()
+        self._size, self._data = spill.sizes[0], path_of(folder, 0).read_bytes()
         self._rows = self._read(folder)
 
     def _read(self, folder: Path) -> list[tuple[int, Any]]:
-        bucket = Bucket(folder, 0, self._size, self._schema, "remove it")
+        bucket = Bucket(folder, 0, self._size, "remove it")
+        found = []
         try:
-            return [(frame.partition, bucket.read(frame).to_pylist()) for frame in bucket.frames]
+            for frame in bucket.frames:
+                *keys, sizes = bucket.keys(frame)
+                rows = np.empty(frame.length, np.uint8)
+                bucket.read(frame, rows)
+                table = self._packing.columns(rows, np.cumsum(sizes) - sizes)
+                found.append((frame.partition, [key.tolist() for key in keys], table.to_pylist()))
         finally:
             bucket.close()
+        return found
 
     def draw(self, draw: Draw, folder: Path) -> None:
         data = mutated(draw, self._data)

@@ -144,21 +144,23 @@ class Spill:
         self.sizes = [0] * buckets
         """Bytes of each file."""
 
-    def add(self, table: Any, buckets: np.ndarray, partitions: np.ndarray) -> Iterator[tuple[int, Frame]]:
-        """Write rows, each to its bucket; those of a bucket and partition stay in order. Yields what was written.
+    def add(self, table: Any, buckets: np.ndarray, partitions: np.ndarray) -> list[tuple[int, Frame]]:
+        """Write rows, each to its bucket; those of a bucket and partition stay in order. The frames, and their buckets.
 
         **Arguments**
 
         - `table`: the rows.
         - `buckets`, `partitions`: int64, of each.
         """
+        written = []
         for each in framed(table, buckets, partitions):
             path = path_of(self._folder, each.bucket)
             with writing(path), path.open("ab") as file:
                 for piece in each.pieces:
                     file.write(piece)
                 self.sizes[each.bucket] = file.tell()
-            yield each.bucket, each.frame
+            written.append((each.bucket, each.frame))
+        return written
 
     def close(self) -> None:
         """See to it that all files survive a crash of the machine."""

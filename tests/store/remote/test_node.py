@@ -75,7 +75,9 @@ def test_a_stopped_node_is_named_after_the_time_limit_and_another_process_takes_
     with monkeypatch.context() as patch:
         patch.setenv("SKIRL_PATIENCE", "3")
         store = filled_on(nodes)
-    os.kill(nodes.pids()[0], signal.SIGSTOP)
+    stopped = nodes.pids()[0]
+    os.kill(stopped, signal.SIGSTOP)
+    os.waitpid(stopped, os.WUNTRACED)  # it may answer until it has been told
     began = time.monotonic()
     with pytest.raises(
         NodeError, match=r"node 0 failed in `count` .* after 3\.\d s \(it did not answer in time; limit 3 s\)"
