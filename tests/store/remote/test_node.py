@@ -70,14 +70,24 @@ def test_a_killed_node_is_named_and_rows_come_back_from_the_frozen_state(nodes: 
     assert contents(again) == held
 
 
+def stop(pid: int) -> None:
+    """Stop a process; one of its threads may answer until it has been told."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    until = time.monotonic() + 20
+    while threads.exists() and time.monotonic() < until:
+        states = {(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads.iterdir()}
+        if states == {"T"}:
+            return
+        time.sleep(0.01)
+
+
 def test_a_stopped_node_is_named_after_the_time_limit_and_another_process_takes_its_place(nodes: Nodes, monkeypatch):
     leave()
     with monkeypatch.context() as patch:
         patch.setenv("SKIRL_PATIENCE", "3")
         store = filled_on(nodes)
-    stopped = nodes.pids()[0]
-    os.kill(stopped, signal.SIGSTOP)
-    os.waitpid(stopped, os.WUNTRACED)  # it may answer until it has been told
+    stop(nodes.pids()[0])
     began = time.monotonic()
     with pytest.raises(
         NodeError, match=r"node 0 failed in `count` .* after 3\.\d s \(it did not answer in time; limit 3 s\)"
