@@ -47,6 +47,9 @@ def test_only_torchs_own_dropout_counts():
     plain = nn.Dropout()
     assert dropouts(nn.Sequential(plain, Mine(), nn.Dropout2d(), nn.AlphaDropout(), bound)) == [plain]
     assert dropouts(lambda x: x) == []
+    compiled = nn.Sequential(nn.Dropout())
+    compiled.compile(backend="eager")
+    assert dropouts(compiled) == [], "its code has been made with torch's own"
 
 
 @pytest.mark.parametrize("at", ["before", "between", "after", "never"])

@@ -14,9 +14,11 @@ def dropouts(model: Any) -> list[nn.Dropout]:
 
     **Arguments**
 
-    - `model`: one that is no module has none.
+    - `model`: one that is no module, or is compiled, has none.
     """
-    modules = model.modules() if isinstance(model, nn.Module) else ()
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules):
+        return []
     return [module for module in modules if type(module) is nn.Dropout and "forward" not in vars(module)]
 
 
