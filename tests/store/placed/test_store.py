@@ -1,5 +1,6 @@
 """Rows over several stores: a store like any other, whatever the sites and the cuts."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,43 @@ def test_sites_on_disk_take_all_or_nothing_and_know_their_placement(tmp_path):
         assert contents(store) == held
     with on_disks(tmp_path / "a", plan) as store, pytest.raises(ValueError, match="another placement"):
         store.write(table_keys(1, [0]), random_rows(1, 1, 0))
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_a_site_that_lost_its_rows_is_refused_and_gets_them_from_a_checkpoint(tmp_path, gone):
+    """As where a disk is not mounted, or a folder of the plan has another name."""
+    lost_site(tmp_path, gone)
+
+
+def lost_site(folder: Path, gone: int = 0) -> None:
+    plan = plan_for(LAYOUT, [Cut.even([0, 1, 2])])
+    about = {f"t{n}": "zeros()" for n in range(7)}
+    with on_disks(folder / "a", plan) as store:
+        store.remember(about)
+        store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
+        held = contents(store)
+        frozen.save(store, folder / "saved")
+    shutil.rmtree(folder / "a" / f"s{gone}")
+    with on_disks(folder / "a", plan) as store:
+        assert store.about == about, "as the sites say that have rows"
+        with pytest.raises(ValueError, match=rf"site 's{gone}' .* is empty and was never told of the rows at site"):
+            store.read(table_keys(1, [0]), random_rows(1, 1, 0).copy())
+        with pytest.raises(ValueError, match="is empty and was never told"):
+            store.freeze(folder / "torn", None)
+        frozen.load(store, folder / "saved")
+        assert contents(store) == held
+    with on_disks(folder / "a", plan) as store:
+        assert contents(store) == held and store.about == about
+
+
+def test_a_site_that_never_had_rows_is_not_missed(tmp_path):
+    plan = plan_for(LAYOUT, [Cut((0,), (1,))])
+    with on_disks(tmp_path, plan) as store:
+        store.remember({f"t{n}": "zeros()" for n in range(7)})
+        store.write(table_keys(1, range(9)), random_rows(1, 9, 1))
+        held = contents(store)
+    with on_disks(tmp_path, plan) as store:
+        assert contents(store) == held and not len(store.stores[0])
 
 
 KINDS = (("memory", "disk", "link"), ("disk", "memory", "disk"))

@@ -114,25 +114,41 @@ class PlacedStore(Store):
         return f"{self.placement.digest} site {site}"
 
     def _read_about(self) -> None:
-        keeps = next((store for store in self.stores if store.frozen_kind == DISK_ROWS), self.stores[0])
+        """What rows begin from: as sites on disk say, those that have rows before those that are empty."""
+        on_disk = [store for store in self.stores if store.frozen_kind == DISK_ROWS] or self.stores[:1]
+        keeps = min(on_disk, key=lambda store: not len(store))
         self.about = {name: of for name, of in keeps.about.items() if name != MARK}
 
     def _found_misplaced(self) -> str | None:
-        """Why rows would not be found, where a site has rows of another placement."""
-        for number, (site, store) in enumerate(zip(self.plan.sites, self.stores)):
-            if len(store) and store.about.get(MARK) != self._mark(number):
+        """Why rows would not be found: a site has rows of another placement, or not those that it once had."""
+        sites = list(zip(self.plan.sites, self.stores))
+        kept = next((site.name for site, store in sites if len(store)), None)
+        if kept is None:
+            return None
+        for number, (site, store) in enumerate(sites):
+            if store.about.get(MARK) == self._mark(number):
+                continue  # if it has no rows, none are to be there
+            if len(store):
                 return (
                     f"site {site.name!r} ({store!r}) has rows that another placement put there: load a checkpoint, which "
                     "moves them, or use the plan that they were placed by"
                 )
-        kept = next((site.name for site, store in zip(self.plan.sites, self.stores) if len(store)), None)
-        if self.mixed and kept is not None:
+            if store.frozen_kind == DISK_ROWS:
+                return (
+                    f"site {site.name!r} ({store!r}) is empty and was never told of the rows at site {kept!r}: see whether "
+                    "its disk is mounted and its folder the one that it had, or load a checkpoint"
+                )
+        if self.mixed:
             gone = next(s.name for s, of in zip(self.plan.sites, self.stores) if of.frozen_kind == MEMORY_ROWS)
             return (
                 f"site {kept!r} on disk has the rows of a run whose site {gone!r} was in memory and is gone: load a "
                 "checkpoint, or begin with empty folders"
             )
         return None
+
+    def _check_placed(self) -> None:
+        if self._misplaced is not None:
+            raise ValueError(self._misplaced)
 
     def remember(self, about: Mapping[str, Any]) -> None:
         """As `Store.remember` says; and the tables have to be those of the plan.
@@ -152,8 +168,7 @@ class PlacedStore(Store):
 
     def _by_site(self, keys: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
         """Each site that has some of these rows, and which."""
-        if self._misplaced is not None:
-            raise ValueError(self._misplaced)
+        self._check_placed()
         starts, order = np.zeros(len(self.stores) + 1, np.int64), np.empty(keys.size, np.int64)
         cut.by_site(self.placement.site_of(keys), starts, order)
         ends = starts.tolist()
@@ -219,6 +234,7 @@ class PlacedStore(Store):
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         """As `Store.freeze` says. The facts name the placement; a store of any kind of rows takes them whole."""
         self._check_open()
+        self._check_placed()
         parts = None if since is None else cut.own_parts(since, self.placement.digest)
         frozen: list[Frozen] = []
         try:
@@ -290,7 +306,7 @@ class PlacedStore(Store):
         for number, store in enumerate(self.stores):
             if before[number].get(MARK) != self._mark(number):
                 store.flush()
-                about = {name: of for name, of in store.about.items() if name != MARK}
+                about = self.about | {name: of for name, of in store.about.items() if name != MARK}
                 store.remember(about if mark(number) is None else {**about, MARK: mark(number)})
 
     def flush(self) -> None:
