@@ -1,6 +1,7 @@
 """`skirl place`: a plan that fits, what it prints, what it refuses; and loads as an executed run counts them."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ from skirl.cli import main
 from skirl.core.placement import Cut, Placement
 from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.core.tables import Table
-from skirl.placement import bench, bench_runs
+from skirl.placement import bench, bench_runs, calibrate
 from skirl.placement.bench import PlaceBench
 from skirl.placement.bench_runs import trained
 from skirl.placement.commands import Calibrate, Place
 from skirl.placement.loads import Loads, Moves
 from skirl.placement.plan import plan_for
+from skirl.store import Link, LinkStore, MemoryStore, link
 from skirl.train.recipe import Recipe
 
 TINY = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "24", "--quiet"]
@@ -109,8 +111,48 @@ def test_wrong_flags_are_one_sentence_and_no_file(tmp_path, capsys, flags, text,
 def test_a_store_is_measured_and_nothing_stays(tmp_path):
     found = Calibrate(f"disk:{tmp_path}/new", width=5, rows=100, seconds=0.01).run()
     assert found["bytes_a_second"] == min(found["read"], found["written"]) > 0 and not list(tmp_path.iterdir())
-    slow = Calibrate("link:8Mbit,0us:memory", width=25, rows=100, seconds=0.02).run()
-    assert 0 < slow["bytes_a_second"] <= 1e6 * 1.001  # never faster than the link
+
+
+class Clock:
+    """Time that passes where something sleeps, and a second in each draw by chance."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def default_rng(self, seed: int) -> Any:
+        rng, clock = np.random.Generator(np.random.PCG64(seed)), self
+
+        class Drawn:
+            def __getattr__(self, name: str) -> Any:
+                clock.sleep(1)
+                return getattr(rng, name)
+
+        return Drawn()
+
+
+def test_the_rate_of_a_link_is_found_and_memory_is_bounded(monkeypatch):
+    """Nothing but the store's calls is between the two times of the clock, and rows are written anew from some number on."""
+    clock, written = Clock(), set[int]()
+
+    class Watched(MemoryStore):
+        def _write(self, kind, keys, rows) -> None:
+            written.update(keys.tolist())
+            super()._write(kind, keys, rows)
+
+    monkeypatch.setattr(link, "time", clock)
+    monkeypatch.setattr(calibrate, "time", clock)
+    monkeypatch.setattr(np.random, "default_rng", clock.default_rng)
+    monkeypatch.setattr(calibrate, "_MOST_BYTES", 4 * 10_000 + 100)
+    monkeypatch.setattr(calibrate, "open_store", lambda spec, layout: LinkStore(Watched(layout), Link(rate=1e6)))
+    found = Calibrate("link:8Mbit,0us:memory", width=25, rows=100, seconds=0.1).run()  # 10 ms a call
+    for name in ("read", "written", "bytes_a_second"):
+        assert found[name] == pytest.approx(1e6, rel=0.1)
+    assert found["rate"] == "8Mbit" and len(written) == 400
 
 
 # Plans of loads made by hand
