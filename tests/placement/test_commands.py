@@ -11,13 +11,15 @@ from skirl.core.placement import Cut, Placement
 from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.core.tables import Table
 from skirl.placement import bench, bench_runs, calibrate
+from skirl.placement import place as place_module
 from skirl.placement.bench import PlaceBench
 from skirl.placement.bench_runs import trained
 from skirl.placement.commands import Calibrate, Place
 from skirl.placement.loads import Loads, Moves
-from skirl.placement.plan import plan_for
+from skirl.placement.plan import bound_of, plan_for
 from skirl.store import Link, LinkStore, MemoryStore, link
 from skirl.train.recipe import Recipe
+from tests.placement.test_shares import bound
 
 TINY = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "24", "--quiet"]
 TINY += ["--cache", "touched:40%"]
@@ -49,12 +51,15 @@ def test_equal_sites_get_a_hash(tmp_path, capsys):
     assert sum(site["held"] for site in found["sites"]) == found["held"]
 
 
-def test_unlike_sites_are_busy_equally_long_and_keep_to_their_memory(tmp_path, capsys):
+def test_unlike_sites_are_busy_equally_long_and_keep_to_their_memory(tmp_path, capsys, monkeypatch):
     found = place(tmp_path, capsys, "--rates", "4Gbit", "2Gbit", "1Gbit")
     assert not found["even"] and found["even_vs_this"] > 1.3
     held = found["held"]
     tight = [str(held // 4), str(held // 3), str(held // 2)]
+    planned = []
+    monkeypatch.setattr(place_module, "plan_for", lambda *args: planned.append(plan_for(*args)) or planned[-1])
     found = place(tmp_path, capsys, "--rates", "4Gbit", "2Gbit", "1Gbit", "--memory", *(f"{n}B" for n in tight))
+    assert len(planned) == 1 and planned[0].plan == PlacementPlan.load(tmp_path / "plan.json")
     assert all(site["held"] <= site["memory"] for site in found["sites"]) and found["even_over_memory"]
 
 
@@ -217,6 +222,17 @@ def test_no_site_is_over_its_memory_by_a_byte(seed):
         short = [Site(s.name, memory=(s.memory or 0) // 2, rate=s.rate) for s in sites]
         with pytest.raises(ValueError, match=r"bytes too few: give them more memory, or add \d+ more such sites"):
             plan_for(loads, tables, short, slice(0, 3))
+
+
+def test_the_bound_is_that_of_the_memory_there_is():
+    """And not of what a plan leaves free, so that rows divided by chance pass no site's memory."""
+    with loads_of(np.random.default_rng(2), 4) as loads:
+        which = slice(2, None)
+        read, written, held = loads.of_tables(which)
+        caps, rates = [int(held.sum() * part) for part in (0.3, 0.3, 0.45)], [4.0, 2.0, 1.0]
+        sites = [Site(f"s{n}", memory=cap, rate=rate) for n, (cap, rate) in enumerate(zip(caps, rates))]
+        moved = max(read, written, key=sum)
+        assert bound_of(loads, sites, which) == pytest.approx(bound(moved, held, rates, caps), rel=1e-6)
 
 
 def test_more_sites_than_rows():

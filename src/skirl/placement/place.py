@@ -19,7 +19,7 @@ from skirl.placement.flags import MOST_SITES, SiteFlags, WindowFlags, parsed_byt
 from skirl.placement.loads import Loads, Scored, plan_run
 from skirl.placement.moves import Moved, Old, near
 from skirl.placement.picture import Steps, drawn
-from skirl.placement.plan import Planned, over_memory, plan_for, run_seconds
+from skirl.placement.plan import Planned, bound_of, over_memory, plan_for, run_seconds
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress, size
 from skirl.train.flags import CacheFlags, MovementFlags, OptimizerFlags, ShowFlags
@@ -71,7 +71,7 @@ def placed(flags: Placing) -> dict[str, Any]:
             old = Old.seen_from(flags.where.old, sites)
             before, moved = old.placement(), _moved(flags, loads, old, chosen, first)
             chosen = replace(chosen, plan=moved.plan)
-        result = _result(flags, loads, chosen, tables, rest) | _compared(flags, loads, chosen.plan, before, rest)
+        result = _result(flags, loads, chosen, rest) | _compared(flags, loads, chosen.plan, before, rest)
         result["exchange"] = None if exchange is None else exchange.facts()
         result |= {"moves": None if moved is None else moved.nbytes, "whole": moved is None or moved.whole}
         result["sentence"] = _sentence(flags, chosen, result)
@@ -188,7 +188,7 @@ def _together(found: Scored, rates: Sequence[float], step: float, prefetch: int)
     return run_seconds(found.bytes_read, found.bytes_written, rates, 0.0, step, prefetch)
 
 
-def _result(flags: Placing, loads: Loads, chosen: Planned, tables: Sequence[Table], rest: slice) -> dict[str, Any]:
+def _result(flags: Placing, loads: Loads, chosen: Planned, rest: slice) -> dict[str, Any]:
     plan, where = chosen.plan, flags.where
     found = loads.scored(plan.placement, rest)
     even = loads.scored(Placement.even(len(plan.sites), "sites"), rest)
@@ -196,7 +196,7 @@ def _result(flags: Placing, loads: Loads, chosen: Planned, tables: Sequence[Tabl
     rates = [site.rate or 1.0 for site in plan.sites]
     scored = max(1, len(found.rows_read))
     seconds, even_seconds = found.seconds(rates), even.seconds(rates)
-    bound = plan_for(loads, tables, plan.sites, rest).bound
+    bound = bound_of(loads, plan.sites, rest)
     known = all(site.rate is not None for site in plan.sites)
     hidden = None
     if known and where.step_ms is not None:

@@ -25,9 +25,6 @@ class Planned:
     plan: PlacementPlan
     even: bool
     """All tables are cut evenly, because sites are equal and no memory binds."""
-    bound: float
-    """Seconds in which the busiest site moves what it is to move of the steps planned by, if hashes divide exactly; without
-    rates, as if all sites had one byte a second."""
 
 
 def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first: slice) -> Planned:
@@ -43,8 +40,7 @@ def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first
     rows = sum(table.rows for table in tables)
     if len(sites) > rows:
         raise ValueError(f"there are {len(sites)} sites for {rows} rows: set fewer sites than rows")
-    read, written, held = loads.of_tables(first)
-    moved = read if read.sum() >= written.sum() else written  # the busier direction
+    moved, held = _moved_and_held(loads, first)
     rates = [1.0 if site.rate is None else site.rate for site in sites]
     caps = _caps(sites)
     if held.sum() > caps.sum():
@@ -53,22 +49,42 @@ def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first
     if len(set(rates)) == 1:
         plan = _plan(sites, tables, [even] * len(tables))
         if not _over(loads, plan, caps).any():
-            return Planned(plan, True, float(moved.sum() / sum(rates)))
+            return Planned(plan, True)
     allowed = caps.copy()
     for _ in range(_TRIES):
         try:
-            shares, bound = least_busy(moved.tolist(), held.tolist(), rates, allowed.tolist())
+            shares, _ = least_busy(moved.tolist(), held.tolist(), rates, allowed.tolist())
         except NoRoom:
             break
         plan = _plan(sites, tables, [Cut.weighted(of.tolist()) for of in np.where(shares < 1e-9, 0, shares)])
         over = _over(loads, plan, caps)
         if not over.any():
-            return Planned(plan, False, bound)
+            return Planned(plan, False)
         allowed -= np.where(over > 0, over + 1e-4 * caps, 0)  # a hash divides rows up to chance
     raise ValueError(
         f"the rows take {size(float(held.sum()))} of the {size(float(caps.sum()))} that all sites hold, too close for a "
         "hash to divide them without passing one: give the sites a little more memory"
     )
+
+
+def bound_of(loads: Loads, sites: Sequence[Site], which: slice) -> float:
+    """The least seconds in which the busiest site can move what moves in some steps, if hashes divided exactly.
+
+    **Arguments**
+
+    - `loads`: what moves.
+    - `sites`: the places, which hold all rows; without rates, as if each had one byte a second.
+    - `which`: the steps.
+    """
+    moved, held = _moved_and_held(loads, which)
+    rates = [1.0 if site.rate is None else site.rate for site in sites]
+    return least_busy(moved.tolist(), held.tolist(), rates, _caps(sites).tolist())[1]
+
+
+def _moved_and_held(loads: Loads, which: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of each table in the busier direction of some steps, and of its rows."""
+    read, written, held = loads.of_tables(which)
+    return read if read.sum() >= written.sum() else written, held
 
 
 def _plan(sites: Sequence[Site], tables: Sequence[Table], cuts: Sequence[Cut]) -> PlacementPlan:
@@ -94,7 +110,7 @@ def _caps(sites: Sequence[Site]) -> np.ndarray:
 def _over(loads: Loads, plan: PlacementPlan, caps: np.ndarray) -> np.ndarray:
     if np.isinf(caps).all():
         return np.zeros(len(caps))
-    held = loads.scored(plan.placement, slice(0)).held
+    held = loads.held(plan.placement)
     return np.where(np.isinf(caps), 0, np.maximum(held - np.where(np.isinf(caps), 0, caps), 0))
 
 
