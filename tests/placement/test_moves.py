@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from skirl.cli import main
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.placement.flags import rates_of
 from skirl.placement.loads import Loads, Moves
 from skirl.placement.moves import Old, moved_bytes, near, shares_of, shifted
 from skirl.placement.plan import over_memory
@@ -150,6 +152,24 @@ def test_from_a_plan_with_a_bound_and_a_page(tmp_path, capsys):
     assert half["before"]["vs_this"] > 1 and PlacementPlan.load(new).sites == tuple(
         replace(site, rate=rate) for site, rate in zip(PlacementPlan.load(old).sites, (5e5, 125e3, 125e3), strict=True)
     )
+
+
+def old_plan(path: Path, rows: int = 0) -> None:
+    """Of two sites with rates; `rows`: how many more than the model each table has."""
+    tables = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4).tables()
+    sites = tuple(Site(f"site-{n}", rate=5e8) for n in range(2))
+    PlacementPlan(sites, tuple(PlacedTable(t.name, t.rows + rows, t.dim, Cut.even(range(2))) for t in tables)).save(
+        path
+    )
+
+
+def test_rates_of_some_sites_are_refused(tmp_path, capsys):
+    """A site without one would count as one byte a second."""
+    old_plan(tmp_path / "old.json")
+    flags = ["place", *TINY, "--from", str(tmp_path / "old.json"), "--out", str(tmp_path / "new.json"), "--sites", "3"]
+    assert main(flags) in (1, 2)
+    assert "site 'site-0' has a rate and site 'site-2' has none: set --rates, one for each" in capsys.readouterr().err
+    assert not (tmp_path / "new.json").exists() and rates_of([Site("a"), Site("b")]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

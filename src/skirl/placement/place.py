@@ -15,7 +15,7 @@ from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.oracle.options import Plan
 from skirl.placement.exchange import Exchange, ids_of
-from skirl.placement.flags import MOST_SITES, SiteFlags, WindowFlags, parsed_bytes
+from skirl.placement.flags import MOST_SITES, SiteFlags, WindowFlags, parsed_bytes, rates_of
 from skirl.placement.loads import Loads, Scored, plan_run
 from skirl.placement.moves import Moved, Old, near
 from skirl.placement.picture import Steps, drawn
@@ -92,7 +92,7 @@ def _round_robin(sites: Sequence[Site], tables: Sequence[Table]) -> Placement:
 
 
 def _moved(flags: Placing, loads: Loads, old: Old, chosen: Planned, first: slice) -> Moved:
-    rates, where = [site.rate or 1.0 for site in chosen.plan.sites], flags.where
+    rates, where = rates_of(chosen.plan.sites), flags.where
     at_most = None if where.move_at_most is None else parsed_bytes(where.move_at_most, "move_at_most")
     return near(
         loads, old, chosen.plan, at_most,
@@ -107,7 +107,7 @@ def _compared(
     """What the plan is compared with: the tables in turns, or the plan of --from."""
     known = len(plan.sites)
     was, now = loads.scored(before, rest), loads.scored(plan.placement, rest)
-    rates = [site.rate or 1.0 for site in plan.sites]
+    rates = rates_of(plan.sites)
     rates += [sum(rates) / known] * (before.sites - known)  # of those that are left out it is not known
     seconds = now.seconds(rates[:known])
     return {
@@ -193,7 +193,7 @@ def _result(flags: Placing, loads: Loads, chosen: Planned, rest: slice) -> dict[
     found = loads.scored(plan.placement, rest)
     even = loads.scored(Placement.even(len(plan.sites), "sites"), rest)
     whole = loads.scored(Placement.even(1, "sites"))
-    rates = [site.rate or 1.0 for site in plan.sites]
+    rates = rates_of(plan.sites)
     scored = max(1, len(found.rows_read))
     seconds, even_seconds = found.seconds(rates), even.seconds(rates)
     bound = bound_of(loads, plan.sites, rest)

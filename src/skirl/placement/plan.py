@@ -9,6 +9,7 @@ import numpy as np
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.core.tables import Table
+from skirl.placement.flags import rates_of
 from skirl.placement.loads import Loads
 from skirl.placement.shares import NoRoom, least_busy
 from skirl.tools.progress import size
@@ -41,7 +42,7 @@ def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first
     if len(sites) > rows:
         raise ValueError(f"there are {len(sites)} sites for {rows} rows: set fewer sites than rows")
     moved, held = _moved_and_held(loads, first)
-    rates = [1.0 if site.rate is None else site.rate for site in sites]
+    rates = rates_of(sites)
     caps = _caps(sites)
     if held.sum() > caps.sum():
         raise ValueError(_no_room(tables, held, caps))
@@ -77,7 +78,7 @@ def bound_of(loads: Loads, sites: Sequence[Site], which: slice) -> float:
     - `which`: the steps.
     """
     moved, held = _moved_and_held(loads, which)
-    rates = [1.0 if site.rate is None else site.rate for site in sites]
+    rates = rates_of(sites)
     return least_busy(moved.tolist(), held.tolist(), rates, _caps(sites).tolist())[1]
 
 
