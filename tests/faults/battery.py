@@ -369,6 +369,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "measured": test_check.test_the_best_measured_is_given_out_and_climbed_from,
         "shares": test_moves.some_shares,
         "a bound": lambda: test_moves.test_no_more_moves_than_may_and_more_time_is_won_the_more_may(0),
+        "where rows will be": test_moves.test_memory_is_kept_to_where_rows_will_be,
         "left out": test_moves.test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to,
         "vectors": lambda: test_exchange.some_vectors(0),
         "shared bags": test_exchange.test_samples_that_share_a_bag_ask_for_its_rows_once,

@@ -752,6 +752,8 @@ PLACEMENT = [
           "min(end - begin, lacks.get(site, 0))", "0"),
     Fault("more rows move than may", "placement.moves:near",
           "made[1] <= at_most", "made[1] <= at_most * 1.2"),
+    Fault("memory is counted where rows will not be", "placement.plan:plan_for",
+          "over = _over(loads, laid(plan), caps)", "over = _over(loads, plan, caps)"),
     Fault("sites that are left out keep rows", "placement.moves:_part_way",
           "at[here:] = 0", ""),
     Fault("a row is sent to its own owner", "placement.exchange:Exchange.add",

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from skirl.oracle.options import Plan
 from skirl.placement.exchange import Exchange, ids_of
 from skirl.placement.flags import MOST_SITES, SiteFlags, WindowFlags, parsed_bytes, rates_of
 from skirl.placement.loads import Loads, Scored, plan_run
-from skirl.placement.moves import Moved, Old, near
+from skirl.placement.moves import Moved, Old, near, on_the_way
 from skirl.placement.picture import Steps, drawn
 from skirl.placement.plan import Planned, bound_of, over_memory, plan_for, run_seconds
 from skirl.tools.os_errors import writing
@@ -60,15 +61,18 @@ def placed(flags: Placing) -> dict[str, Any]:
         movement=MovementFlags(prefetch=window.prefetch),
     )
     tables, trainers = recipe.tables(), flags.where.trainers
+    if flags.where.from_ is not None:
+        flags.where.old.check([(table.name, table.rows, table.dim) for table in tables])
     exchange = None if trainers is None else Exchange([(table.name, table.dim) for table in tables], trainers)
     with _counted(recipe, flags, exchange) as loads:
         first, rest = slice(0, len(loads) // 2), slice(len(loads) // 2, None)
         sites = _sites(flags, loads)
-        chosen = plan_for(loads, tables, sites, first)
         before, moved = _round_robin(sites, tables), None
-        if flags.where.from_ is not None:
-            flags.where.old.check([(table.name, table.rows, table.dim) for table in tables])
+        if flags.where.from_ is None:
+            chosen = plan_for(loads, tables, sites, first)
+        else:
             old = Old.seen_from(flags.where.old, sites)
+            chosen = plan_for(loads, tables, sites, first, partial(on_the_way, old))
             before, moved = old.placement(), _moved(flags, loads, old, chosen, first)
             chosen = replace(chosen, plan=moved.plan)
         result = _result(flags, loads, chosen, rest) | _compared(flags, loads, chosen.plan, before, rest)

@@ -1,7 +1,7 @@
 """From counted loads to a plan: even where sites are equal, else the least time of the busiest under memory caps."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,13 @@ class Planned:
     """All tables are cut evenly, because sites are equal and no memory binds."""
 
 
-def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first: slice) -> Planned:
+def plan_for(
+    loads: Loads,
+    tables: Sequence[Table],
+    sites: Sequence[Site],
+    first: slice,
+    laid: Callable[[PlacementPlan], PlacementPlan] = lambda plan: plan,
+) -> Planned:
     """Where rows are to live.
 
     **Arguments**
@@ -37,6 +43,8 @@ def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first
     - `tables`: of the model.
     - `sites`: the places; memory and rate of each as far as they are known.
     - `first`: the steps that the cuts come from.
+    - `laid`: puts the shares of a plan where they will be, as near to an old plan; memory is kept to there. By default
+      where the plan has them.
     """
     rows = sum(table.rows for table in tables)
     if len(sites) > rows:
@@ -49,7 +57,7 @@ def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first
     even = Cut.even(range(len(sites)))
     if len(set(rates)) == 1:
         plan = _plan(sites, tables, [even] * len(tables))
-        if not _over(loads, plan, caps).any():
+        if not _over(loads, laid(plan), caps).any():
             return Planned(plan, True)
     allowed = caps.copy()
     for _ in range(_TRIES):
@@ -58,7 +66,7 @@ def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first
         except NoRoom:
             break
         plan = _plan(sites, tables, [Cut.weighted(of.tolist()) for of in np.where(shares < 1e-9, 0, shares)])
-        over = _over(loads, plan, caps)
+        over = _over(loads, laid(plan), caps)
         if not over.any():
             return Planned(plan, False)
         allowed -= np.where(over > 0, over + 1e-4 * caps, 0)  # a hash divides rows up to chance
