@@ -16,6 +16,7 @@ from skirl.placement.bench import PlaceBench
 from skirl.placement.bench_runs import trained
 from skirl.placement.commands import Calibrate, Place
 from skirl.placement.loads import Loads, Moves
+from skirl.placement.place import fewest
 from skirl.placement.plan import bound_of, plan_for
 from skirl.store import Link, LinkStore, MemoryStore, link
 from skirl.train.recipe import Recipe
@@ -67,6 +68,16 @@ def test_the_fewest_sites_that_hide(tmp_path, capsys):
     found = place(tmp_path, capsys, "--sites", "auto", "--rates", "10Mbit", "--step-ms", "1")
     assert len(found["sites"]) > 1 and found["hidden"] > 0.9
     assert len(place(tmp_path, capsys, "--sites", "auto", "--rates", "10Gbit", "--step-ms", "1")["sites"]) == 1
+
+
+def test_few_numbers_are_tried_for_the_fewest():
+    """Each of them is a pass over the run."""
+    for least, wanted, most in [(1, 1, 9), (1, 2, 9), (5, 9, 9), (7, 7, 7), (3, 700, 1024), (1, 1024, 1024)]:
+        tried: list[int] = []
+        assert fewest(lambda n, tried=tried, wanted=wanted: tried.append(n) or n >= wanted, least, most) == wanted
+        assert len(tried) <= 2 * int(wanted - least + 1).bit_length() and len(set(tried)) == len(tried)
+        assert max(tried) <= 2 * wanted - least
+    assert fewest(lambda n: False, 1, 1024) is None and fewest(lambda n: True, 1025, 1024) is None
 
 
 def test_what_people_read(tmp_path, capsys):

@@ -134,7 +134,7 @@ def test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to():
 
 
 def test_memory_is_kept_to_where_rows_will_be():
-    """Near an old plan sites have other ranges of the hash than the shares alone would give them, and by chance more rows."""
+    """Near an old plan sites have other ranges of the hash than the shares alone would give them: by chance more rows."""
     tables, passed = [Table(f"t{n}", 1 << 20, 1) for n in range(3)], 0
     for seed in range(4):
         with loads_of(seed) as loads:

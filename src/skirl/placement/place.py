@@ -1,7 +1,7 @@
 """What `skirl place` does: one planned run, a plan from its first steps, scored by the rest."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -171,21 +171,50 @@ def _sites(flags: Placing, loads: Loads) -> list[Site]:
         return where.made(where.count)
     [site] = where.made(1)
     assert where.step_ms is not None and site.rate is not None
-    step = where.step_ms / 1e3
+    step, rate, memory = where.step_ms / 1e3, site.rate, site.memory
+    most = HIDDEN * len(loads) * step
     moved = loads.scored(Placement.even(1, "sites"))
-    enough = float(moved.busiest.max()) / (site.rate * len(loads) * step * HIDDEN)
-    count = max(1, int(np.ceil(enough)), 1 if site.memory is None else -(-int(moved.held.sum()) // site.memory))
-    while count <= MOST_SITES:
+    least = max(1, int(np.ceil(moved.busiest.max() / (rate * most))))
+    least = least if memory is None else max(least, -(-int(moved.held.sum()) // memory))
+
+    def hides(count: int) -> bool:
         found = moved if count == 1 else loads.scored(Placement.even(count, "sites"))
-        if _together(found, [site.rate] * count, step, flags.window.prefetch) <= HIDDEN * len(loads) * step and (
-            site.memory is None or found.held.max() <= site.memory
-        ):
-            return where.made(count)
-        count += 1
-    raise ValueError(
-        f"no number of sites up to {MOST_SITES} hides the movement behind {where.step_ms:g} ms a step: set a higher rate, a "
-        "larger cache or a longer step"
-    )
+        fits = memory is None or int(found.held.max()) <= memory
+        return fits and _together(found, [rate] * count, step, flags.window.prefetch) <= most
+
+    count = fewest(hides, least, MOST_SITES)
+    if count is None:
+        raise ValueError(
+            f"no number of sites up to {MOST_SITES} hides the movement behind {where.step_ms:g} ms a step: set a higher "
+            "rate, a larger cache or a longer step"
+        )
+    return where.made(count)
+
+
+def fewest(enough: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The least number that is enough, where any larger one is too: in steps that double, then in halves. None: none is.
+
+    Numbers that are far above it are not tried: what a long run moves at a thousand sites takes gigabytes to count.
+
+    **Arguments**
+
+    - `enough`: what is asked of a number.
+    - `least`, `most`: the first that may be, and the last.
+
+    >>> fewest(lambda count: count >= 700, 3, 1024), fewest(lambda count: False, 3, 1024)
+    (700, None)
+    """
+    below, count, more = least - 1, least, 1
+    if least > most:
+        return None
+    while not enough(count):
+        if count == most:
+            return None
+        below, count, more = count, min(most, count + more), 2 * more
+    while count - below > 1:
+        middle = (below + count) // 2
+        below, count = (below, middle) if enough(middle) else (middle, count)
+    return count
 
 
 def _together(found: Scored, rates: Sequence[float], step: float, prefetch: int) -> float:
