@@ -306,6 +306,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
     from tests.placement.tables import test_check, test_evenly, test_nets, test_search, test_tables
     from tests.placement.torchrec import test_laid_out
     from tests.store.placed import test_store
+    from tests.tools import test_sealed_json
 
     def wrong_files(folder: Path) -> None:
         check: Any = test_placement_plan.test_a_wrong_file_is_refused_in_a_sentence
@@ -359,6 +360,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "noise": test_nets.test_no_net_is_trained_on_noise,
         "exchanges": test_nets.test_an_exchange_waits_for_the_last_and_for_the_most,
         "wrong nets": in_folder(wrong_nets),
+        "a plan that stays": in_folder(lambda folder: test_sealed_json.plan_stays(folder, pytest.MonkeyPatch())),
         "changed costs": in_folder(test_nets.test_costs_that_were_changed_or_cut_are_refused),
         "costs of a piece": test_search.test_costs_and_cuts_are_those_of_the_piece,
         "every bit": test_store.TestPlacedStore().test_every_bit_comes_back,

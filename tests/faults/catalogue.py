@@ -480,9 +480,9 @@ CHECKPOINTS = [
           "sync_folder(self._path.parent)", "pass"),
     Fault("the dense part is not synced", "checkpoint.dense:write",
           "to_disk(file)", ""),
-    Fault("a header is not synced before its rename", "tools.sealed_json:write_sealed",
+    Fault("a header is not synced before its rename", "tools.sealed_json:put_whole",
           "to_disk(file)", ""),
-    Fault("the rename of a checkpoint's header is not synced", "tools.sealed_json:write_sealed",
+    Fault("the rename of a checkpoint's header is not synced", "tools.sealed_json:put_whole",
           "os.replace(draft, path)\n"
           "sync_folder(path.parent)",
           "os.replace(draft, path)"),
@@ -788,6 +788,8 @@ PLACEMENT = [
           "starts.max(axis=1, keepdims=True)", "starts.min(axis=1, keepdims=True)"),
     Fault("costs that were changed are read", "tools.sealed_json:Readable.body",
           "body.pop('digest') != _digest(body)", "not body.pop('digest')"),
+    Fault("a plan is written over the one that rows are placed by", "tools.sealed_json:Readable.write",
+          "put_whole(path, self.text(body).encode(), secrets.token_hex(8))", "path.write_text(self.text(body)[:99])"),
     Fault("an array of another shape is read", "placement.tables.nets:unpacked",
           "of.get('shape') != list(shape)", "False"),
 ]  # fmt: skip
