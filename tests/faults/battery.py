@@ -306,6 +306,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
     from tests.placement.tables import test_check, test_evenly, test_nets, test_search, test_tables
     from tests.placement.torchrec import test_laid_out
     from tests.store.placed import test_store
+    from tests.tools import test_sealed_json
 
     def wrong_files(folder: Path) -> None:
         check: Any = test_placement_plan.test_a_wrong_file_is_refused_in_a_sentence
@@ -359,14 +360,18 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "noise": test_nets.test_no_net_is_trained_on_noise,
         "exchanges": test_nets.test_an_exchange_waits_for_the_last_and_for_the_most,
         "wrong nets": in_folder(wrong_nets),
+        "a plan that stays": in_folder(lambda folder: test_sealed_json.plan_stays(folder, pytest.MonkeyPatch())),
         "changed costs": in_folder(test_nets.test_costs_that_were_changed_or_cut_are_refused),
         "costs of a piece": test_search.test_costs_and_cuts_are_those_of_the_piece,
         "every bit": test_store.TestPlacedStore().test_every_bit_comes_back,
+        "half loaded": in_folder(test_store.half_loaded),
+        "a lost site": in_folder(test_store.lost_site),
         "rows that move": in_folder(lambda folder: test_store.rows_move(folder, test_store.CUTS[::-1])),
         "sites on disk": in_folder(test_store.test_sites_on_disk_take_all_or_nothing_and_know_their_placement),
         "measured": test_check.test_the_best_measured_is_given_out_and_climbed_from,
         "shares": test_moves.some_shares,
         "a bound": lambda: test_moves.test_no_more_moves_than_may_and_more_time_is_won_the_more_may(0),
+        "where rows will be": test_moves.test_memory_is_kept_to_where_rows_will_be,
         "left out": test_moves.test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to,
         "vectors": lambda: test_exchange.some_vectors(0),
         "shared bags": test_exchange.test_samples_that_share_a_bag_ask_for_its_rows_once,

@@ -67,6 +67,12 @@ def test_a_killed_measurement_goes_on(arena, tmp_path):
     assert len(rounds_of(arena, ready, 9, 0, late=lambda: True)) == 2
     with pytest.raises(ValueError, match="has measurements of something else"):
         Rounds(path, {"seed": 1})
+    text = path.read_text()
+    for line in ("[0.1, 0.", "{}", '["a"]', "[NaN]"):
+        path.write_text(f"{text}{line}\n")
+        with pytest.raises(ValueError, match=r"r, line 7: it is no round of measurements: remove the line"):
+            Rounds(path, what)
+        assert path.read_text() == f"{text}{line}\n"
 
 
 def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch):
