@@ -364,6 +364,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "every bit": test_store.TestPlacedStore().test_every_bit_comes_back,
         "rows that move": in_folder(lambda folder: test_store.rows_move(folder, test_store.CUTS[::-1])),
         "sites on disk": in_folder(test_store.test_sites_on_disk_take_all_or_nothing_and_know_their_placement),
+        "forbidden": test_check.test_what_tables_forbid_is_told,
         "measured": test_check.test_the_best_measured_is_given_out_and_climbed_from,
         "shares": test_moves.some_shares,
         "a bound": lambda: test_moves.test_no_more_moves_than_may_and_more_time_is_won_the_more_may(0),

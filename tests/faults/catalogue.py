@@ -740,6 +740,8 @@ PLACEMENT = [
           "spec.rank if spec.rank is not None else -1", "-1"),
     Fault("what was measured of tables is forgotten", "placement.tables.check:checked",
           "learned(bench, result.best, late)", "{}"),
+    Fault("a plan that breaks a pin may be the best", "placement.tables.allowed:forbidden",
+          "pin >= 0 and rank != pin", "False"),
     Fault("what a rank exchanges is left out of what is measured", "placement.tables.check:checked",
           "ms + exchange_of(problem, plan)", "ms"),
     Fault("a site gives all its rows away to get some back", "placement.moves:shifted",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from skirl.placement.tables import baselines
+from skirl.placement.tables.allowed import forbidden
 from skirl.placement.tables.measure import Arena, Lookups, Part, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Made
@@ -340,7 +341,7 @@ def cells(placed: Placed) -> frozenset[tuple[Piece, int]]:
 
 
 def candidates(problem: Problem, found: Found) -> dict[str, Placed]:
-    """The best few plans of a search; and simple ones, where nothing forbids them.
+    """The best few plans of a search, and simple ones, of which none is over a rank's memory or does what tables forbid.
 
     **Arguments**
 
@@ -349,13 +350,10 @@ def candidates(problem: Problem, found: Found) -> dict[str, Placed]:
     """
     plans = {"predicted 1": found.placed}
     plans |= {f"predicted {n}": placed for n, placed in enumerate(found.others, start=2)}
-    if all(spec.rank is None and spec.group is None for spec in problem.specs):
-        plans["longest first"] = baselines.by_costs(problem)
-        if problem.rows and all(spec.split in ("any", "rows") for spec in problem.specs):
-            plans["row-wise"] = baselines.row_wise(problem)
+    plans |= {"longest first": baselines.by_costs(problem), "row-wise": baselines.row_wise(problem)}
     seen, kept = set(), {}
     for name, placed in plans.items():
-        if placed.score[0] == 0 and cells(placed) not in seen:
+        if placed.score[0] == 0 and forbidden(problem, placed) is None and cells(placed) not in seen:
             seen.add(cells(placed))
             kept[name] = placed
     return kept

@@ -250,7 +250,8 @@ def _before(result: dict[str, Any]) -> str:
     else:
         ratio = result["busiest_ms"] / before["busiest_ms"]
     moves = "" if before["name"] == "round robin" else f"; from there {size(before['moves'])} of rows move"
-    return f"{text}{over}; this plan takes {ratio:.3f} of that{moves}"
+    but = f", but {before['forbidden']}" if before["forbidden"] else ""
+    return f"{text}{over}{but}; this plan takes {ratio:.3f} of that{moves}"
 
 
 @dataclass(frozen=True)
