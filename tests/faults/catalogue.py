@@ -769,7 +769,7 @@ PLACEMENT = [
     Fault("rows that are cut unevenly are given to TorchRec", "placement.torchrec.sharding:laid_out",
           "ordered == sorted(of for of in even if of[0].rows)", "len(ordered) == ranks"),
     Fault("a rank without rows has no shard", "placement.torchrec.sharding:laid_out",
-          "return 'row_wise', even", "return 'row_wise', ordered"),
+          "return ROWS, even", "return ROWS, ordered"),
     Fault("a search forgets what parts cost together", "placement.tables.problem:together",
           "ranks.slow * self.costs.factors(sums)", "ranks.slow.copy()"),
     Fault("a net is told the lookups of the whole table", "placement.tables.nets:features_of",

@@ -90,6 +90,26 @@ def test_memory_constraints_pins_and_groups_are_kept(tmp_path):
     assert str(again) == str(planner.plan(model))
 
 
+def test_sharding_types_are_those_that_constraints_allow():
+    """One table beside small ones, which everything would have cut by columns."""
+    model = model_of((4000, 64, 1), (50, 4, 1))
+    for types, kinds in (
+        (["table_wise", "column_wise"], {"column_wise"}),
+        (["table_wise", "table_column_wise"], {"table_wise"}),
+        (["table_wise", "row_wise", "table_row_wise"], {"row_wise"}),
+        (["row_wise", "data_parallel"], {"row_wise"}),
+    ):
+        said = constraint(sharding_types=types, pooling_factors=[100.0])
+        plan = SkirlPlanner(topology(2), 64, constraints=said, optimizer="sgd", seconds=0.2).plan(model)
+        assert plan.plan["inner.ebc"]["t0"].sharding_type in kinds, types
+    one = SkirlPlanner(topology(1), constraints=constraint(sharding_types=["row_wise"]), seconds=0.05).plan(model)
+    assert one.plan["inner.ebc"]["t0"].sharding_type == "row_wise"
+    halves = tuple((Piece(0, 0, 50, at, at + 4), at // 4) for at in (0, 4))
+    columns = TablePlan(2, (("t0", 50, 8, "sgd"),), (halves,))
+    with pytest.raises(ValueError, match="table 't0' is column_wise in the plan, and its constraints allow table_wise"):
+        sharding_plan(columns, model_of((50, 8, 1)), constraints=constraint(sharding_types=["table_wise"]))
+
+
 def batch(seed: int) -> Any:
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 4, (3 * 8,), generator=draw)
@@ -130,6 +150,15 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"constraints": {"min_partition": 8}}, "set min_partition, which skirl does not plan: leave it out"),
     ({"constraints": {"compute_kernels": ["dense"]}}, "allow dense: skirl plans fused, allow it"),
     ({"constraints": {"sharding_types": ["data_parallel"]}}, "allow data_parallel: skirl plans table_wise"),
+    *(
+        (
+            {"constraints": {"sharding_types": types}},
+            f"allow {', '.join(types)}, and skirl may find a table best whole: allow",
+        )
+        for types in (["column_wise"], ["row_wise", "column_wise"])
+    ),
+    ({"constraints": {"sharding_types": ["table_column_wise"]}}, "allow table_column_wise: skirl plans table_wise"),
+    ({"constraints": {"sharding_types": ["row_wise"]}, "rows": False}, "table 't0' has to be cut by rows, and rows is"),
     ({"constraints": {"pooling_factors": [1.0, 2.0, 3.0]}}, "have 3 pooling_factors for 1 features: give one each"),
     ({"constraints": {"pooling_factors": [float("nan")]}}, "set them to 0 or more"),
     ({"constraints": {"pooling_factors": [0.0]}}, "table 't0' has 0 ids a batch"),

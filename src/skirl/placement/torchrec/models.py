@@ -19,8 +19,9 @@ OPTIMIZERS = {
     "Adam": "adam", "ADAM": "adam",
 }  # fmt: skip
 """Names of classes, and of FBGEMM's kinds, as skirl calls them."""
-_WHOLE, _COLUMNS, _ROWS = "table_wise", ("column_wise", "table_column_wise"), "row_wise"
-_PLANNED = (_WHOLE, *_COLUMNS, _ROWS)
+WHOLE, COLUMNS, ROWS = "table_wise", "column_wise", "row_wise"
+"""Ways to shard a table that skirl plans, as TorchRec calls them."""
+_PLANNED = (WHOLE, COLUMNS, ROWS)
 _REFUSED = ("min_partition", "cache_params", "key_value_params", "device_group")
 
 
@@ -179,13 +180,15 @@ def _ways(who: str, constraint: Any) -> tuple[Any, bool]:
     types = constraint.sharding_types
     if not types:
         return "any", False
-    if not set(types) & set(_PLANNED):
-        raise ValueError(
-            f"the constraints of table {who!r} allow {', '.join(types)}: skirl plans {', '.join(_PLANNED)}, allow one"
-        )
-    rows, columns = _ROWS in types, bool(set(types) & set(_COLUMNS))
-    split = "any" if rows and columns else "rows" if rows else "columns" if columns else "no"
-    return split, rows and not columns and _WHOLE not in types
+    mine, said = set(types) & set(_PLANNED), f"the constraints of table {who!r} allow {', '.join(types)}"
+    if not mine:
+        raise ValueError(f"{said}: skirl plans {', '.join(_PLANNED)}, allow one")
+    if mine == {ROWS}:
+        return "rows", True
+    if WHOLE not in mine:
+        raise ValueError(f"{said}, and skirl may find a table best whole: allow {WHOLE} as well, or only {ROWS}")
+    rows, columns = ROWS in mine, COLUMNS in mine
+    return "any" if rows and columns else "rows" if rows else "columns" if columns else "no", False
 
 
 def _expected(who: str, config: Any, constraint: Any, asked: Asked) -> tuple[int, float, float, tuple[float, ...]]:

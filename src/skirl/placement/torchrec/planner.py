@@ -32,7 +32,8 @@ class SkirlPlanner:
     - `topology`: TorchRec's; its memory (of the device that computes) and its bandwidth between ranks are kept to.
     - `batch_size`: samples of one rank in a step; TorchRec's 512 if not given. Not used where there are batches.
     - `storage_reservation`: TorchRec's; if not given, 15% of a GPU's memory are left free, and nothing on a CPU.
-    - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be kept to is refused.
+    - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be kept to is
+      refused, as types without table_wise, but for row_wise alone.
     - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted, not expected.
     - `optimizer`: of rows, as skirl calls it; if not given, the one applied in backward or of the sharder's `fused_params`,
       or SGD, which is what TorchRec's kernel falls back to.
