@@ -198,6 +198,34 @@ def test_models_that_cannot_be_planned_are_refused():
         SkirlPlanner(topology(2)).collective_plan(model_of((50, 8, 1)))
 
 
+@pytest.mark.parametrize("fails", ["no room", "a fault"])
+def test_whatever_the_first_rank_meets_every_rank_is_told(monkeypatch, fails):
+    from torchrec.distributed.planner.types import PlannerError
+
+    class Reservation:
+        def reserve(self, **_: Any) -> None:
+            raise (
+                PlannerError("The reserved topology has negative memory. \n \n Note: ...")
+                if fails == "no room"
+                else KeyError(3)
+            )
+
+    planner, said, ranks = SkirlPlanner(topology(2), storage_reservation=Reservation()), list[Any](), iter(range(2))
+
+    def heard(mine: Any, pg: Any) -> Any:
+        said.append(mine)
+        return said[0]
+
+    monkeypatch.setattr("skirl.placement.torchrec.planner.told", heard)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda pg=None: next(ranks))
+    no_room = "^the storage reservation leaves no memory for tables: The reserved topology has negative memory.$"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=no_room if fails == "no room" else "^KeyError: 3$"):
+            planner.collective_plan(model_of((50, 8, 1)))
+    assert len(said) == 2 and said[1] is None
+
+
 def test_without_torchrec_it_is_one_sentence(monkeypatch):
     import sys
 

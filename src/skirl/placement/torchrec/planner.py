@@ -109,17 +109,18 @@ class SkirlPlanner:
 
         if pg is None and not dist.is_initialized():
             raise ValueError("there is no process group: call torch.distributed.init_process_group first, or use plan")
-        found, said = None, None
+        found, said, why = None, None, None
         if dist.get_rank(pg) == 0:
             try:
                 found = self.plan(module, sharders)
                 assert self.table_plan is not None
                 said = {"plan": PLANS.text(self.table_plan.body())}
-            except ValueError as error:
-                said = {"wrong": str(error)}
+            except Exception as error:  # whatever it is: the others wait to be told
+                named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+                said, why = {"wrong": f"{named}{error}"}, error
         said = told(said, pg)
         if "wrong" in said:
-            raise ValueError(said["wrong"])
+            raise ValueError(said["wrong"]) from why
         if found is None:
             self._found = None
             self.table_plan = TablePlan.parsed(said["plan"])
@@ -156,10 +157,16 @@ class SkirlPlanner:
         """Bytes that tables may take at each rank."""
         gpu, topology = self.topology.compute_device != "cpu", self.topology
         if self.reservation is not None:
-            topology = self.reservation.reserve(
-                topology=topology, batch_size=self.asked.batch_size, module=module, sharders=sharders,
-                constraints=self.constraints,
-            )  # fmt: skip
+            from torchrec.distributed.planner.types import PlannerError
+
+            try:
+                topology = self.reservation.reserve(
+                    topology=topology, batch_size=self.asked.batch_size, module=module, sharders=sharders,
+                    constraints=self.constraints,
+                )  # fmt: skip
+            except PlannerError as error:  # its text goes on for paragraphs
+                first = str(error).partition("\n")[0].strip()
+                raise ValueError(f"the storage reservation leaves no memory for tables: {first}") from error
         elif gpu:
             return [int(device.storage.hbm * (1 - HBM_RESERVED)) for device in topology.devices]
         return [int(device.storage.hbm if gpu else device.storage.ddr) for device in topology.devices]
