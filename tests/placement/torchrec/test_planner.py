@@ -298,6 +298,23 @@ def test_cache_statistics_are_those_of_an_lru_cache():
         assert 0 < stats.cacheability < 1 and stats.expected_lookups > 0
 
 
+@pytest.mark.parametrize("wrong", [50, -1])
+def test_ids_that_are_no_rows_are_refused(wrong):
+    """Of TorchRec's ids nothing is known before: a compiled loop would write beside its array."""
+    batches, model = [batch(n) for n in range(2)], model_of((50, 8, 2), (60, 4, 1))
+    first = int(batches[1]["f0"].values().numel())
+    batches[1].values()[first] = wrong  # of f1
+    said = f"feature 'f1' has an id {wrong}, and table 't0' has rows 0 to 49: give ids of its rows"
+    for use in (
+        lambda: cache_statistics(model, batches, 2),
+        lambda: SkirlPlanner(topology(2), batches=batches, seconds=0.05).plan(model),
+    ):
+        with pytest.raises(ValueError, match=said):
+            use()
+    with pytest.raises(ValueError, match="there are 1 batches for 2 ranks"):
+        cache_statistics(model, batches[:1], 2)
+
+
 def test_the_kernel_that_is_timed_is_a_step_and_its_costs_are_used(tmp_path):
     from skirl.placement.tables.costs import save_costs
     from skirl.placement.tables.terms import TERMS
