@@ -349,6 +349,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "counts of sites": test_store.test_every_row_is_where_the_plan_says_and_is_counted,
         "wrong plans of tables": wrong_table_plans,
         "even rows": test_evenly.test_small_tables_are_cut_as_they_have_to_be,
+        "blocks": test_evenly.test_blocks_together_take_what_each_takes,
         "TorchRec's names": test_laid_out.test_ways_have_torchrecs_names_and_order,
         "what TorchRec cannot run": test_laid_out.test_what_torchrec_would_run_otherwise_is_refused,
         "every cell": lambda: [test_search.every_cell(seed, 0.95) for seed in range(3)],

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skirl.placement.tables import balance
 from skirl.placement.tables.bench_search import least
 from skirl.placement.tables.costs import Costs
 from skirl.placement.tables.pieces import Piece, check_cover, halves, joined
@@ -17,7 +18,7 @@ from skirl.placement.tables.problem import Problem, Ranks, canonical
 from skirl.placement.tables.search import search
 from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import TERMS
-from skirl.placement.tables.uneven import _Gift
+from skirl.placement.tables.uneven import _Gift, fill
 from tests.cases import cases
 
 MS = (0.01, 1e-4, 1e-6, 2e-4, 3e-6, 1e-6, 1e-6, 1e-5, 1e-6, 1e-6)
@@ -190,6 +191,15 @@ def test_a_state_that_is_over_leads_back():
     problem = Problem(big, ranks, costs(2))
     found = search(problem, uneven=False)
     assert found.placed.score[0] == 0 and found.curve[0][1] > 0  # halves alone bring it within
+
+
+def test_what_is_over_is_made_to_fit_without_time_for_moves(monkeypatch):
+    big = [spec(n, 1000, 16, 5) for n in range(3)]
+    cap = 3 * big[0].nbytes(1000, 16) // 2
+    problem = Problem(big, Ranks.like(2, cap), costs(2))
+    first = problem.at(problem.root(), np.array([0, 0, 1]))
+    monkeypatch.setattr(balance, "improve", lambda *args: pytest.fail("moves were made"))
+    assert first.score[0] > 0 and fill(problem, first, lambda: True).score[0] == 0
 
 
 def test_splits_by_rows_gain_where_one_table_is_large():
