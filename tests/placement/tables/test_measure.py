@@ -8,12 +8,12 @@ import pytest
 
 from skirl.cli import main
 from skirl.core.optim import row_optimizer
-from skirl.placement.tables import bench_plans, calibrate
+from skirl.placement.tables import bench_plans, calibrate, measure
 from skirl.placement.tables import training as training_of_nets
 from skirl.placement.tables.bench_search import problem_of
 from skirl.placement.tables.calibrate import training
 from skirl.placement.tables.costs import load_costs, shipped
-from skirl.placement.tables.measure import Arena, Lookups, Part, Rounds, noise_of, rounds_of
+from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, noise_of, rounds_of, run_ms
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import pool, task
 from skirl.placement.tables.terms import TERMS
@@ -30,7 +30,7 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer, plain):
     [made] = pool(1, batch=32, max_dim=4, seed=3, optimizer=optimizer)
     made = replace(made, spec=replace(made.spec, rows=3000, dim=8))
     lookups = Lookups(made, 0)
-    part = Part(arena, lookups, Piece(0, 1000, 2500, 0, 8))
+    part = Ready(arena, lookups, Piece(0, 1000, 2500, 0, 8))
     ids, bags = lookups.of(Piece(0, 1000, 2500, 0, 8))
     assert len(ids) and ids.min() >= 0 and ids.max() < 1500
     part.cache[:] = np.random.default_rng(0).random(part.cache.shape)
@@ -45,6 +45,14 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer, plain):
     assert set(changed) <= set(ids) and len(changed) > 0.9 * len(set(ids))
     width = row_optimizer(optimizer)().width(8)
     assert part.cache.shape[1] == width
+
+
+def test_batches_that_are_larger_than_the_arena_get_room(monkeypatch):
+    monkeypatch.setattr(measure, "OUTPUTS", 1 << 9)
+    arena, [made] = Arena(1 << 12, plain=True), pool(1, batch=100, max_dim=4, seed=3)
+    small, large = (Ready(arena, Lookups(made, 0), Piece(0, 0, made.spec.rows, 0, dim)) for dim in (4, 20))
+    assert small.out.shape == (100, 4) and large.out.shape == large.grads.shape == (100, 20)
+    assert not np.shares_memory(large.out, large.grads) and run_ms(arena, [small, large]) > 0
 
 
 def test_parts_of_a_table_have_its_ids_between_them():

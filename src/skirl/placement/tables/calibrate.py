@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from skirl.placement.tables.costs import Costs, Kind, Part, save_costs
-from skirl.placement.tables.measure import Arena, Lookups, Rounds, noise_of, rounds_of
-from skirl.placement.tables.measure import Part as Ready
+from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, noise_of, rounds_of
 from skirl.placement.tables.nets import features_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Made, pool
@@ -233,7 +232,7 @@ def tau(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.round((a * b)[upper].mean(), 3))
 
 
-def calibrated(
+def machine_costs(
     optimizers: Sequence[str],
     minutes: float,
     count: int,

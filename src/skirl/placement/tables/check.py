@@ -9,7 +9,7 @@ import numpy as np
 
 from skirl.placement.tables import baselines
 from skirl.placement.tables.allowed import forbidden
-from skirl.placement.tables.measure import Arena, Lookups, Part, noise_of, rounds_of
+from skirl.placement.tables.measure import Arena, Lookups, Ready, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Made
 from skirl.placement.tables.problem import Placed, Problem
@@ -80,13 +80,13 @@ class Bench:
         self.problem, self.seed, self.arena = problem, seed, arena or Arena()
         self._heads = heads
         self._lookups: dict[int, Lookups] = {}
-        self._parts: dict[Piece, Part] = {}
+        self._parts: dict[Piece, Ready] = {}
         self.noise: list[float] = []
         """Of each comparison."""
         self.least: dict[tuple[Piece, ...], float] = {}
         """Of each list of pieces, the least so far: what a neighbour does only adds."""
 
-    def _part(self, piece: Piece) -> Part:
+    def _part(self, piece: Piece) -> Ready:
         if piece not in self._parts:
             if piece.table not in self._lookups:
                 spec = self.problem.specs[piece.table]
@@ -95,7 +95,7 @@ class Bench:
                     self._lookups[piece.table] = Drawn(Made(spec, 0.0), number)
                 else:
                     self._lookups[piece.table] = Lookups(Made(spec, self._heads[piece.table]), number)
-            self._parts[piece] = Part(self.arena, self._lookups[piece.table], piece)
+            self._parts[piece] = Ready(self.arena, self._lookups[piece.table], piece)
         return self._parts[piece]
 
     def ms(self, pieces: Sequence[Sequence[Piece]], late: Callable[[], bool]) -> np.ndarray:

@@ -302,12 +302,12 @@ class MeasureCosts:
         """Measure, fit, write."""
         import sys
 
-        from skirl.placement.tables.calibrate import calibrated
+        from skirl.placement.tables.calibrate import machine_costs
         from skirl.placement.tables.costs import SHIPPED, load_costs
 
         to = sys.stderr if self.json else sys.stdout
         start = load_costs(self.start or SHIPPED, link=1.0, ranks=1)
-        return calibrated(
+        return machine_costs(
             self.optimizers, self.minutes, self.combinations, self.seed, self.out, start=start, exchange=self.exchange,
             quiet=self.quiet, to=to,
         )  # fmt: skip

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from skirl.placement.tables.costs import Costs, shipped
+from skirl.placement.tables.costs import Costs, Part, shipped
 from skirl.placement.tables.pool import pool
-from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import fitted
 from skirl.placement.torchrec.models import Asked, ids_of, needed, steps_of, tables_of
 from skirl.placement.torchrec.sharding import sharders_of
@@ -17,8 +16,6 @@ _INT, _FLOAT = 8, 4
 _TABLES, _BATCHES = 120, (256, 512, 1024, 4096)
 BINS = 1000
 """Of a miss ratio curve."""
-Part = tuple[TableSpec, int, int]
-"""A table, and rows and columns of a part of it."""
 
 
 def sizes_of(parts: Iterable[Part]) -> np.ndarray:
