@@ -1,6 +1,7 @@
 """Plans for TorchRec: every number of every table once, what it would run otherwise refused, plans of its own read."""
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -335,5 +336,8 @@ def test_the_kernel_that_is_timed_is_a_step_and_its_costs_are_used(tmp_path):
     model = model_of((50, 8, 1), (60, 4, 1))
     plans = [SkirlPlanner(topology(2), costs=of, seconds=0.2).plan(model) for of in (costs, tmp_path / "c.json")]
     assert str(plans[0]) == str(plans[1])
+    save_costs(replace(costs, backend="cuda"), tmp_path / "c.json")
+    with pytest.raises(ValueError, match="of backend 'cuda', and 'fbgemm-cpu' or 'skirl-cpu' is to be placed"):
+        SkirlPlanner(topology(2), costs=tmp_path / "c.json").plan(model)
     with pytest.raises(ValueError, match="optimizer is 'ftrl': set it to one of sgd, "):
         measure_costs("ftrl")

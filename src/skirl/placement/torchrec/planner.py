@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from skirl.placement.tables.costs import BACKEND as OURS
 from skirl.placement.tables.costs import Costs, load_costs, shipped
 from skirl.placement.tables.place import planned
 from skirl.placement.tables.plan_file import PLANS, TablePlan
@@ -178,7 +179,7 @@ class SkirlPlanner:
         if isinstance(self.costs, Costs):
             return replace(self.costs, link=link, ranks=topology.world_size)
         if self.costs is not None:
-            return _read(Path(self.costs), link, topology.world_size)
+            return load_costs(Path(self.costs), link=link, ranks=topology.world_size, backends=(BACKEND, OURS))
         if topology.compute_device != "cpu":
             warnings.warn(
                 f"tables are planned for {topology.compute_device} with costs of skirl's CPU kernels: set costs to some of "
@@ -186,13 +187,3 @@ class SkirlPlanner:
                 stacklevel=3,
             )
         return shipped(link, topology.world_size)
-
-
-def _read(path: Path, link: float, ranks: int) -> Costs:
-    """Costs of skirl's kernels, or of the one that TorchRec runs."""
-    try:
-        return load_costs(path, link=link, ranks=ranks, backend=BACKEND)
-    except ValueError as error:
-        if "is to be placed" not in str(error):
-            raise
-    return load_costs(path, link=link, ranks=ranks)
