@@ -11,11 +11,12 @@ import pytest
 from skirl.cli import main
 from skirl.placement.tables.allowed import forbidden
 from skirl.placement.tables.baselines import row_wise
-from skirl.placement.tables.check import Bench, candidates, cells, checked, corrected, drawn, exchange_of, learned
+from skirl.placement.tables.check import Bench, candidates, cells, checked, corrected, exchange_of, learned
 from skirl.placement.tables.costs import shipped
 from skirl.placement.tables.measure import Arena
 from skirl.placement.tables.pieces import Piece, halves, whole
 from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.pool import drawn
 from skirl.placement.tables.problem import Problem, Ranks, canonical
 from skirl.placement.tables.search import Found, search
 from skirl.placement.tables.spec import TableSpec, reuse_of, specs_text

@@ -16,6 +16,7 @@ from skirl.placement.tables.costs import load_costs, shipped
 from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, noise_of, rounds_of, run_ms
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import pool, task
+from skirl.placement.tables.spec import TableSpec, specs_text
 from skirl.placement.tables.terms import TERMS
 
 
@@ -77,7 +78,26 @@ def test_a_killed_measurement_goes_on(arena, tmp_path):
         Rounds(path, {"seed": 1})
 
 
-def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch):
+OWN = [TableSpec(f"own {n}", 900 + n, 12, 64, 64.0 * n, 9.0 * n) for n in range(1, 10)]
+
+
+def test_ones_own_tables_are_dealt_and_looked_up_by_smaller_batches():
+    own = calibrate.Own.of(OWN, 3)
+    assert len(own.judges) == 2 and {*own.learned} | {*own.judges} == {*OWN} and len(own.learned) == 7
+    assert (own.batches, own.other_batches) == ((16, 32, 64), (24, 48))
+    for batch, some in ((16, own.learned), (48, own.judges)):
+        for combination in calibrate.training("adam", 3, 0, (batch,), own=some):
+            for spec, rows, _ in combination.pieces:
+                [of] = [of for of in some if of.name == spec.name]
+                assert (spec.batch, spec.ids, spec.optimizer) == (batch, of.ids * batch / 64, "adam") and rows <= of.rows
+                assert 0 < spec.distinct <= min(of.distinct, spec.ids) and sum(spec.reuse) == pytest.approx(1)
+    assert calibrate.Own.of([replace(spec, batch=4096) for spec in OWN], 3).batches == calibrate.BATCHES
+    with pytest.raises(ValueError, match="there are 3 tables: list at least 4, of which one judges the costs"):
+        calibrate.Own.of(OWN[:3], 0)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch, own):
     monkeypatch.setattr(calibrate, "DIMS", (4, 8))
     monkeypatch.setattr(calibrate, "BATCHES", (16,))
     monkeypatch.setattr(calibrate, "OTHER_BATCHES", (24,))
@@ -87,12 +107,15 @@ def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(calibrate, "Arena", lambda: Arena(1 << 20))
     out = tmp_path / "c.json"
     flags = ["--minutes", "0", "--combinations", "10", "--optimizers", "sgd", "--out", str(out)]
+    if own:
+        (tmp_path / "t.json").write_text(specs_text(OWN))
+        flags += ["--tables", str(tmp_path / "t.json")]
     assert main(["place", "costs", *flags]) == 0
     said = capsys.readouterr().out
     for text in ("14 combinations of tables, 2 rounds", f"use --costs {out}", "on tables that neither has seen"):
         assert text in said
     costs = load_costs(out, link=1e9, ranks=2)
-    assert set(costs.ms) == {"sgd"} and sum(costs.ms["sgd"]) > 0 and list(tmp_path.iterdir()) == [out]
+    assert set(costs.ms) == {"sgd"} and sum(costs.ms["sgd"]) > 0 and len(list(tmp_path.iterdir())) == 1 + own
     assert costs.net is not None and costs.report["held_out"] == 4 and costs.report["learned"] == 10
 
 
@@ -119,6 +142,7 @@ def test_few_measurements_go_on_from_costs_of_another_machine(monkeypatch):
         (["--combinations", "3"], "--combinations is 3: set it to 10 or more"),
         (["--exchange", "1"], "--exchange is 1: set it to 2 to 64, or to 0"),
         (["--start", "none.json"], "none.json is no file: name costs that `skirl place costs` wrote"),
+        (["--tables", "none.json"], "none.json is no file: name one that lists tables"),
         (["--out", "c.txt"], "--out is 'c.txt': name a file that ends in .json"),
     ],
 )

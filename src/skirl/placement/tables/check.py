@@ -26,43 +26,6 @@ SEARCH = 0.25
 """Of the time that is left, what a search may take that knows what was measured."""
 
 
-def drawn(spec: TableSpec, rng: np.random.Generator) -> np.ndarray:
-    """Rows that a batch looks up, by chance: as many, as many distinct ones, and as often as is known of the table.
-
-    **Arguments**
-
-    - `spec`: the table.
-    - `rng`: chance.
-
-    >>> ids = drawn(TableSpec("a", rows=1000, dim=8, batch=4, ids=64.0, distinct=9.0), np.random.default_rng(0))
-    >>> len(ids), len(np.unique(ids))
-    (64, 9)
-    """
-    count = max(1, round(spec.distinct))
-    begins = np.arange(count + 1) * spec.rows // count
-    rows = begins[:-1] + (rng.random(count) * np.diff(begins)).astype(np.int64)  # one in each stretch
-    if spec.reuse:
-        often = 2.0 ** np.repeat(np.arange(len(spec.reuse)), rng.multinomial(count, np.array(spec.reuse))) - 1
-    else:
-        often = 1 / np.arange(1.0, count + 1)
-    rng.shuffle(often)
-    more = max(0, round(spec.ids) - count)
-    often = often if often.sum() > 0 else np.ones(count)
-    ids = np.repeat(rows, 1 + rng.multinomial(more, often / often.sum()))
-    rng.shuffle(ids)
-    return ids
-
-
-@dataclass
-class Drawn(Lookups):
-    """A batch of a table of which no more is known than its spec says."""
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng(self.seed)
-        self.ids = drawn(self.made.spec, rng)
-        self.bags = np.sort(rng.integers(0, self.made.spec.batch, len(self.ids)))
-
-
 class Bench:
     """Where the plans of a problem are measured.
 
@@ -75,7 +38,7 @@ class Bench:
     """
 
     def __init__(
-        self, problem: Problem, seed: int, heads: Sequence[float] | None = None, arena: Arena | None = None
+        self, problem: Problem, seed: int, heads: Sequence[float | None] | None = None, arena: Arena | None = None
     ) -> None:
         self.problem, self.seed, self.arena = problem, seed, arena or Arena()
         self._heads = heads
@@ -91,10 +54,8 @@ class Bench:
             if piece.table not in self._lookups:
                 spec = self.problem.specs[piece.table]
                 number = self.seed * 1000 + piece.table
-                if self._heads is None:
-                    self._lookups[piece.table] = Drawn(Made(spec, 0.0), number)
-                else:
-                    self._lookups[piece.table] = Lookups(Made(spec, self._heads[piece.table]), number)
+                head = None if self._heads is None else self._heads[piece.table]
+                self._lookups[piece.table] = Lookups(Made(spec, head), number)
             self._parts[piece] = Ready(self.arena, self._lookups[piece.table], piece)
         return self._parts[piece]
 

@@ -209,7 +209,7 @@ class _Rest(Problem):
     def __init__(self, of: Problem, cut: frozenset[int], blocks: _Blocks) -> None:
         self.of, self.cut, tables = of, cut, len(of.specs)
         known, adds, stay = dict(of._known), dict(of._adds), list[TableSpec]()
-        for rank, (compute, exchange, nbytes, *sums) in enumerate(blocks.of(sorted(cut)).tolist() if cut else ()):
+        for rank, (compute, exchange, nbytes, *sums) in enumerate(blocks.of(sorted(cut)).tolist()):
             if nbytes:
                 key = (tables + len(stay), 1, 1)
                 known[key], adds[key] = (compute, exchange, int(nbytes)), np.array(sums)
