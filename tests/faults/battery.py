@@ -353,6 +353,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "TorchRec's names": test_laid_out.test_ways_have_torchrecs_names_and_order,
         "what TorchRec cannot run": test_laid_out.test_what_torchrec_would_run_otherwise_is_refused,
         "every cell": lambda: [test_search.every_cell(seed, 0.95) for seed in range(3)],
+        "halves": lambda: test_search.test_no_placement_of_halves_is_much_better(*test_search.SMALL[0]),
         "pins and groups": test_search.test_what_may_not_move_or_be_cut_stays,
         "nets": test_nets.test_what_a_net_says_is_what_it_is_by_hand,
         "a search by a net": test_nets.test_a_search_goes_by_what_ranks_have_together,

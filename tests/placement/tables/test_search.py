@@ -104,12 +104,16 @@ def test_the_order_of_tables_changes_nothing_but_their_numbers():
         assert [(p[1:], r) for p, r in other.pieces[number]] == [(p[1:], r) for p, r in plan.pieces[n]]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_no_placement_of_halves_is_much_better(seed):
-    specs, ranks = task(seed, 0.6, tables=3, ranks=2)
+SMALL = [(3, 4, 0.95), *((seed, 3, 0.6) for seed in range(5))]
+"""Seed, tables, and how full: the first fits only with cuts that no start has."""
+
+
+@pytest.mark.parametrize(("seed", "tables", "full"), SMALL)
+def test_no_placement_of_halves_is_much_better(seed, tables, full):
+    specs, ranks = task(seed, full, tables=tables, ranks=2)
     problem = Problem([specs[n] for n in canonical(specs)], ranks, costs(2))
     best = np.inf
-    for way in itertools.product(("", "rows", "columns"), repeat=3):  # by hand: each cut, each place
+    for way in itertools.product(("", "rows", "columns"), repeat=tables):  # by hand: each cut, each place
         pieces = []
         for n, cut in enumerate(way):
             piece = Piece(n, 0, problem.specs[n].rows, 0, problem.specs[n].dim)
@@ -120,7 +124,7 @@ def test_no_placement_of_halves_is_much_better(seed):
                 best = min(best, placed.score[1])
     assert least(problem) == pytest.approx(best)
     found = search(problem, uneven=False, most_pieces=2).placed
-    assert best == np.inf or (found.score[0] == 0 and best * (1 - 1e-9) <= found.score[1] <= best * 1.05)
+    assert best == np.inf or (found.score[0] == 0 and best * (1 - 1e-9) <= found.score[1] <= best * 1.01)
 
 
 def test_what_may_not_move_or_be_cut_stays():
