@@ -8,7 +8,7 @@ import pytest
 
 from skirl.cli import main
 from skirl.core.optim import row_optimizer
-from skirl.placement.tables import bench_plans, calibrate, measure
+from skirl.placement.tables import bench_plans, bench_tables, calibrate, measure
 from skirl.placement.tables import training as training_of_nets
 from skirl.placement.tables.bench_search import problem_of
 from skirl.placement.tables.calibrate import training
@@ -89,7 +89,11 @@ def test_ones_own_tables_are_dealt_and_looked_up_by_smaller_batches():
         for combination in calibrate.training("adam", 3, 0, (batch,), own=some):
             for spec, rows, _ in combination.pieces:
                 [of] = [of for of in some if of.name == spec.name]
-                assert (spec.batch, spec.ids, spec.optimizer) == (batch, of.ids * batch / 64, "adam") and rows <= of.rows
+                assert (spec.batch, spec.ids, spec.optimizer) == (
+                    batch,
+                    of.ids * batch / 64,
+                    "adam",
+                ) and rows <= of.rows
                 assert 0 < spec.distinct <= min(of.distinct, spec.ids) and sum(spec.reuse) == pytest.approx(1)
     assert calibrate.Own.of([replace(spec, batch=4096) for spec in OWN], 3).batches == calibrate.BATCHES
     with pytest.raises(ValueError, match="there are 3 tables: list at least 4, of which one judges the costs"):
@@ -171,6 +175,14 @@ def test_figures_of_plans_are_ratios_by_hand():
     assert found["vs_row_wise"] == pytest.approx((4.5 + 5.4) / 16)
     assert found["by_split"]["whole"] == pytest.approx(7 / 9) and len(TERMS) == 10
     json.dumps(found)
+
+
+@pytest.mark.parametrize(("there", "why"), [(False, "no GPU"), (True, "costs are measured on CPUs alone")])
+def test_what_is_not_run_on_a_gpu_says_so(monkeypatch, there, why):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    monkeypatch.setattr(bench_tables.bench_model, "model", lambda seed: {})
+    monkeypatch.setattr(bench_tables.bench_plans, "plans", lambda count, seed: {})
+    assert [bench_tables.measured(part, 1, 0) for part in ("model", "plans")] == [{"gpu": f"not run: {why}"}] * 2
 
 
 def test_plans_are_measured_until_it_has_settled(monkeypatch):
