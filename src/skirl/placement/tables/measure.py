@@ -53,8 +53,11 @@ class Arena:
         return self.rows[: len(self.rows) // width * width].reshape(-1, width)
 
     def output(self, bags: int, dim: int) -> np.ndarray:
-        """A place for pooled vectors: the next one, from the beginning again when there is none."""
+        """A place for pooled vectors: the next one, from the beginning again when there is none; it gets room if need be."""
         floats = bags * dim
+        if floats > len(self.outputs):  # what was given out keeps its place
+            self.outputs, self._next = empty(2 * -(-floats // _LINE) * _LINE, np.float32), 0
+            self.outputs[:] = 1.0
         if self._next + floats > len(self.outputs):
             self._next = 0
         begin, self._next = self._next, self._next + -(-floats // _LINE) * _LINE
@@ -89,7 +92,7 @@ class Lookups:
         return self.ids[mine] - piece.row, self.bags[mine]
 
 
-class Part:
+class Ready:
     """A part of a table, ready to be run.
 
     **Arguments**
@@ -136,7 +139,7 @@ class Part:
         )  # fmt: skip
 
 
-def run_ms(arena: Arena, parts: Sequence[Part]) -> float:
+def run_ms(arena: Arena, parts: Sequence[Ready]) -> float:
     """Milliseconds of CPU that a rank with these parts takes for a step; of its threads, the one that takes most.
 
     **Arguments**
@@ -162,7 +165,7 @@ def run_ms(arena: Arena, parts: Sequence[Part]) -> float:
 
 def rounds_of(
     arena: Arena,
-    combinations: Sequence[Sequence[Part]],
+    combinations: Sequence[Sequence[Ready]],
     rounds: int,
     seed: int,
     *,
