@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import cli
+from skirl.data.files.schema import BUILT_IN
 from skirl.data.flags import DataFlags
 from skirl.dedup import order
 from skirl.dedup.by_session import convert_by_session
@@ -24,7 +25,7 @@ from skirl.store.disk.errors import DiskError
 from skirl.store.disk.lock import Lock
 from skirl.tools.os_errors import NotWritten
 from tests.cases import cases
-from tests.dedup.rows import Row, schema, write
+from tests.dedup.rows import SCHEMA, Row, schema, write
 from tests.zygote import Python
 
 WANTED = Wanted(None, None, None, None, BASE, "rows", "zstd", False)
@@ -143,6 +144,45 @@ def test_a_session_that_is_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.M
     assert max(map(len, sessions_in(files, wanted))) == 40
 
 
+@pytest.mark.parametrize("unit", ["milliseconds", "microseconds"])
+def test_times_count_what_the_schema_says(tmp_path: Path, unit: str) -> None:
+    """The same sessions and files as of seconds; and the file says what its times count."""
+    times = {"milliseconds": 1000, "microseconds": 1_000_000}[unit]
+    wanted = replace(WANTED, user="user", gap="20s", partition="100s")
+    rows = made(200, 12)
+    long = [row | {"when": times * (1_700_000_000 + row["when"])} for row in rows]
+    (tmp_path / "schema.toml").write_text(f'time_unit = "{unit}"\n{SCHEMA}')
+    data = write(tmp_path / "in.parquet", long)
+    source = DataFlags(data, schema=str(tmp_path / "schema.toml")).files()
+    convert_by_session(source, str(tmp_path / "out"), wanted, force=False, json=True, quiet=True)
+    files = [pq.read_table(path).to_pylist() for path in sorted((tmp_path / "out").iterdir())]
+    back = [[row | {"when": row["when"] // times - 1_700_000_000} for row in each] for each in files]
+    assert sessions_in(back, wanted) == expected(rows, wanted)
+    assert DataFlags(f"parquet:{tmp_path / 'out'}").files().encoder.schema.time_unit == unit
+
+
+def test_days_and_sessions_of_avazu(tmp_path: Path) -> None:
+    """Its hours are YYMMDDHH: two users, each with two sessions a day, over a border of months."""
+    columns = BUILT_IN["avazu"].text.columns
+    lines = [",".join(columns)]
+    for day in ("141030", "141031", "141101"):
+        for hour in ("03", "04", "20"):
+            for user in ("a1", "b2"):
+                given = {"click": "1", "hour": day + hour, "device_ip": user}
+                lines.append(",".join(given.get(name, "1") for name in columns))
+    (tmp_path / "train.csv").write_text("\n".join(lines) + "\n")
+    flags = ["--by", "session", "--user", "device_ip", "--gap", "2h", "--partition", "1d", "--quiet"]
+    data = f"avazu:{tmp_path / 'train.csv'}"
+    assert cli.main(["convert", "--data", data, "--out", str(tmp_path / "plain.parquet"), "--quiet"]) == 0
+    for number, each in enumerate([data, f"parquet:{tmp_path / 'plain.parquet'}"]):
+        out = tmp_path / f"out-{number}"
+        assert cli.main(["convert", "--data", each, "--out", str(out), *flags]) == 0
+        tables = [pq.read_table(path) for path in sorted(out.iterdir())]
+        days = [{int(when) // 100 for when in table.column("time").to_pylist()} for table in tables]
+        assert days == [{141030}, {141031}, {141101}]
+        assert [len(set(table.column("session").to_pylist())) for table in tables] == [4, 4, 4]
+
+
 def test_same_says_that_nothing_else_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, by = write(tmp_path / "in.parquet", made(300, 20)), schema(tmp_path)
     out = str(tmp_path / "out")
@@ -248,8 +288,16 @@ MISTAKES = {
         "row 2 of row group 1: session column sometimes is nothing",
     ),
     "a time that is NaN": (
-        ["--schema", "{nan}"],
+        ["--schema", "{real}"],
         "row 3 of row group 1: time column real is nan, expected a finite number",
+    ),
+    "a time that counts milliseconds": (
+        ["--schema", "{late}", "--partition", "1d"],
+        "row 2 of row group 1: time column late is 1700000000000, expected seconds since 1970, 1e11 at most (if it",
+    ),
+    "a time that is no hour": (
+        ["--schema", "{hours}"],
+        "row 4 of row group 1: time column hours is 14102124, expected a day and an hour as YYMMDDHH",
     ),
     "gap alone": (
         ["--gap", "30m"],
@@ -277,12 +325,16 @@ def test_a_mistake_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
     table = table.append_column("sometimes", pa.array([1, None, 3, 4])).append_column(
         "real", pa.array([1.0, 2.0, float("nan"), 4.0])
     )
+    table = table.append_column("late", pa.array([5, 1_700_000_000_000, 7, 8]))
+    table = table.append_column("hours", pa.array([14102100, 14102101, 14102123, 14102124]))
     pq.write_table(table, folder / "in.parquet")
     by = Path(schema(tmp_path)).read_text()
     (tmp_path / "bare.toml").write_text(by.replace('session = "visit"', ""))
-    (tmp_path / "nan.toml").write_text(by.replace('"when"', '"real"'))
+    for name in ("real", "late"):
+        (tmp_path / f"{name}.toml").write_text(by.replace('"when"', f'"{name}"'))
+    (tmp_path / "hours.toml").write_text(by.replace('"when"', '"hours"\ntime_unit = "YYMMDDHH"'))
     more, sentence = MISTAKES[what]
-    names = {"bare": tmp_path / "bare.toml", "nan": tmp_path / "nan.toml", "folder": folder}
+    names = {name: tmp_path / f"{name}.toml" for name in ("bare", "real", "late", "hours")} | {"folder": folder}
     given = {
         "--data": f"parquet:{folder}/in.parquet",
         "--out": str(tmp_path / "out"),

@@ -73,7 +73,8 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
             f"two columns would be written under the name {twice[0]!r}: give one another name in the schema, and set "
             "its column to what it is called in the file"
         )
-    kept, called = {}, {}
+    kept: dict[str, str] = {}
+    called: dict[str, Any] = {}
     for what in ("session", "time"):
         if (column := getattr(schema, what)) is not None:
             # Under the name that it has, unless that is a feature's, which is not written as it was read.
@@ -81,7 +82,9 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
             called[what] = next((name for name, its in kept.items() if its == column), free[0])
             kept[called[what]] = column
             names.append(called[what])
-    return FileSchema(labels, tuple(dense), tuple(ids), missing=("",), text=Text(), **called), kept
+    return FileSchema(
+        labels, tuple(dense), tuple(ids), **called, time_unit=schema.time_unit, missing=("",), text=Text()
+    ), kept
 
 
 def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:

@@ -32,7 +32,8 @@ class Analyze:
     user: str | None = None
     """The column of users, where no column says the session: one ends where gap passes without a row."""
     gap: str | None = None
-    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds."""
+    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds,
+    or what time_unit in the schema says."""
     batch: int = 4096
     """Samples of a batch, for what is looked up and the least cache."""
     compression: Literal["none", "snappy", "lz4", "zstd"] = "none"

@@ -26,7 +26,8 @@ class Convert(InOneFile):
     user: str | None = None
     """By session: the column of users, where no column says the session: one ends where gap passes without a row."""
     gap: str | None = None
-    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds."""
+    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds,
+    or what time_unit in the schema says."""
     partition: str | None = None
     """By session: no file or session crosses a border of so much time, such as 1d, and files are in its order."""
     memory: str = "1GiB"
