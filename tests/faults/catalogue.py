@@ -369,6 +369,10 @@ TRAINING = [
           "for i in range(end - begin - 1):\n"
           "    if values[begin + i] != values[low + i]:\n"
           "        return False"),
+    Fault("a bag that no sample has is trained", "core.ids:_of_samples",
+          "inverse.used()", "None", by="unused bags"),
+    Fault("weights take the gradient of bags that were left out", "nn.lookup:_weight_grad",
+          "captured.left is None", "True", by="unused bags"),
     Fault("an epoch does not see the inverse", "pipeline.epoch:_digest",
           "int(_sum(bank.values, bank.parts)) ^ bank.inverse", "int(_sum(bank.values, bank.parts))"),
 ]  # fmt: skip
