@@ -193,6 +193,37 @@ def test_same_says_that_nothing_else_changed(tmp_path: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["same"] is True
 
 
+@pytest.mark.parametrize("by", [["--user", "user", "--gap", "20s"], ["--session", "item"]], ids=["users", "another"])
+@pytest.mark.parametrize("named", ["visit", "session"])
+def test_same_compares_columns_and_not_what_they_stand_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], by: list[str], named: str
+) -> None:
+    """Sessions made of users, and those of another column, are no column that the data has under this name."""
+    data, file = write(tmp_path / "in.parquet", made(60, 9)), Path(schema(tmp_path))
+    if named != "visit":
+        table = pq.read_table(tmp_path / "in.parquet")
+        names = [named if name == "visit" else name for name in table.column_names]
+        pq.write_table(table.rename_columns(names), tmp_path / "in.parquet")
+        file.write_text(SCHEMA.replace('"visit"', f'"{named}"'))
+    out = f"parquet:{tmp_path / 'out'}"
+    given = ["--data", data, "--schema", str(file), "--quiet"]
+    assert cli.main(["convert", "--out", str(tmp_path / "out"), "--by", "session", *by, *given]) == 0
+    asked = ["same", "--as", out, "--json", *given, *(by if by[0] == "--session" else [])]
+    capsys.readouterr()
+    assert cli.main(asked) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["same"] and "time" in told["compared"]
+    if by[0] == "--session":
+        assert "session" in told["compared"] and not told["not_compared"]
+        return
+    assert told["not_compared"] == [f"{named} of --data", f"{'session' if named == 'visit' else 'session_'} of --as"]
+    rows = made(60, 9)
+    rows[7]["when"] += 1
+    write(tmp_path / "in.parquet", rows)
+    if named == "visit":
+        assert cli.main(asked) == 1
+
+
 KILLED = """
 import os, sys
 from skirl import cli

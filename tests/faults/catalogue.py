@@ -649,6 +649,8 @@ SESSIONS = [
     Fault("a window's sessions are those of its first piece", "data.files.windows:joined",
           "_all_or_none([p.sessions for p in pieces])",
           "_all_or_none([np.full(len(p), n) for n, p in enumerate(pieces)])"),
+    Fault("times are taken for seconds whatever they count", "dedup.wanted:_times",
+          "since_1970(times, unit)", "times", by="units"),
     Fault("rows of a session that left the sample stay", "dedup.sample:Sample.add",
           "self._keep(self._chosen(each))", "self._keep(self._chosen(each.slice(1)))"),
 ]  # fmt: skip

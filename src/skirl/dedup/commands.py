@@ -143,6 +143,8 @@ class Same:
     """A TOML file that names the columns of data; converted files, criteo:, avazu: and mind: have one built in."""
     as_schema: str | None = None
     """The same of those to compare with."""
+    session: str | None = None
+    """The column of data that says which rows belong together, where convert was given one; the schema's if not set."""
     workers: int = 0
     """Processes that read files; 0: this one does."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -161,7 +163,7 @@ class Same:
             DataFlags(data, schema=schema, workers=self.workers, bad_rows=self.bad_rows).files()
             for data, schema in ((self.data, self.schema), (self.as_, self.as_schema))
         ]
-        found = same(*sides, json=self.json, quiet=self.quiet)
+        found = same(*sides, session=self.session, json=self.json, quiet=self.quiet)
         took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
         return {"command": "same", **asdict(self), **found, **took}
 
@@ -170,6 +172,7 @@ class Same:
         return {
             "samples": f"{result['samples']:,} and {result['samples_as']:,} in {clock(result['seconds'])}",
             "compared": ", ".join(result["compared"]),
+            **({"left out": ", ".join(result["not_compared"])} if result["not_compared"] else {}),
             "same": "yes, whatever the order" if result["same"] else "no",
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }

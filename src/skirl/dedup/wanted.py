@@ -78,16 +78,17 @@ def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
     needs = "a gap" if wanted.user else "a partition" if wanted.partition else None
     if needs and schema.time is None:
         raise BadSchema(f'{needs} needs times, and the schema names none: write time = "COLUMN" at its top')
+    own = converted(schema, None)[0].session  # whose name no other column gets: `skirl same` would compare the two
     unit = schema.time_unit or ("seconds" if needs else "")
     schema = replace(schema, session=session)
+    written, kept = converted(schema, files.encoder.rows if wanted.as_rows else None)
+    schema = replace(schema, time_unit=unit)
     rows_of = files.encoder.rows_of if wanted.as_rows else Fingerprints()
     files = replace(files, encoder=replace(files.encoder, schema=schema, rows_of=rows_of))
-    written, kept = converted(schema, files.encoder.rows if wanted.as_rows else None)
-    files = replace(files, encoder=replace(files.encoder, schema=replace(schema, time_unit=unit)))
-    names = [c.name for c in (*written.labels, *written.dense, *written.ids)]
     named = ""
     if wanted.user:
-        named = next(n for n in (SESSION, f"{SESSION}_", f"{SESSION} of user") if n not in (*names, *kept))
+        taken = {c.name for c in (*written.labels, *written.dense, *written.ids)} | {*kept, own}
+        named = next(n for n in (SESSION, f"{SESSION}_", f"{SESSION} of user") if n not in taken)
         written = replace(written, session=named)
     read = [column for column in (wanted.user or session, schema.time) if column is not None]
     columns = tuple(dict.fromkeys(read))
