@@ -19,10 +19,12 @@ from skirl.data.files.schema import BUILT_IN
 from skirl.data.flags import DataFlags
 from skirl.dedup import order
 from skirl.dedup.by_session import convert_by_session
+from skirl.dedup.commands import Convert
 from skirl.dedup.spill import path_of
 from skirl.dedup.wanted import BASE, Wanted
 from skirl.store.disk.errors import DiskError
 from skirl.store.disk.lock import Lock
+from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import NotWritten
 from tests.cases import cases
 from tests.dedup.rows import SCHEMA, Row, schema, write
@@ -340,7 +342,15 @@ MISTAKES = {
         ["--data", "parquet:{folder}", "--out", "{folder}/a/b"],
         "which is read: name a folder beside it",
     ),
-    "out is there": (["--out", "{folder}"], "which is there: name another folder, or add --force to replace it"),
+    "out that a pattern finds": (
+        ["--data", "parquet:{folder}/**/*.parquet", "--out", "{folder}/a/b"],
+        "/in/**/*.parquet, which is read: name a folder beside it",
+    ),
+    "unfinished files that a pattern finds": (
+        ["--data", "parquet:{folder}/*.parquet,{folder}/*.unfinished/*/*", "--out", "{folder}/b"],
+        "/in/*.unfinished/*/*, which is read: name a folder beside it",
+    ),
+    "out is there": (["--out", "{folder}/a"], "which is there: name another folder, or add --force to replace it"),
 }
 
 
@@ -384,7 +394,63 @@ def test_two_converts_into_one_folder_are_refused(tmp_path: Path) -> None:
     data = DataFlags(write(tmp_path / "in.parquet", made(5, 2)), schema=schema(tmp_path))
     with pytest.raises(DiskError, match=r"out.unfinished is in use by process \d+"):
         convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, json=True, quiet=True)
+    (tmp_path / "out").mkdir()  # what a convert with --force replaces at its end
+    for force in (True, False):
+        with pytest.raises(DiskError, match=r"out.unfinished is in use by process \d+"):
+            Convert(data.data, str(tmp_path / "out"), by="session", schema=data.schema, force=force, quiet=True).run()
+        assert lock.is_there
     lock.release()
+
+
+def test_a_folder_that_goes_before_it_is_locked_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another convert may end between the two."""
+    data = DataFlags(write(tmp_path / "in.parquet", made(5, 2)), schema=schema(tmp_path))
+    tries = []
+
+    class Slow(Lock):
+        def __init__(self, folder: Path) -> None:
+            tries.append(folder)
+            if len(tries) == 2:
+                shutil.rmtree(folder)  # before the lock is opened
+            super().__init__(folder)
+            if len(tries) == 1:
+                shutil.rmtree(folder)  # before it is looked at
+
+    monkeypatch.setattr("skirl.dedup.by_session.Lock", Slow)
+    convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, json=True, quiet=True)
+    assert len(tries) == 3 and not (tmp_path / "out.unfinished").exists()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_left_behind_the_last_step_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    data = DataFlags(write(tmp_path / "in.parquet", made(50, 5)), schema=schema(tmp_path))
+    go = {"json": True, "quiet": True}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("skirl.dedup.by_session.shutil.rmtree", _ended_behind)
+        convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=True, **go)
+    assert (tmp_path / "out.unfinished" / "spilled.json").is_file()
+    if force:
+        convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=True, **go)
+    else:
+        with pytest.raises(WrongFlags, match="out, which is there: name another folder, or add --force"):
+            convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, **go)
+    assert not (tmp_path / "out.unfinished").exists() and pq.read_table(tmp_path / "out").num_rows == 50
+
+
+def _ended_behind(path: Path, ignore_errors: bool = False) -> None:
+    if path.name == "out.unfinished":
+        raise KeyboardInterrupt
+
+
+def test_a_slash_behind_out_changes_nothing(tmp_path: Path) -> None:
+    """As a shell completes a folder; the second time it is there."""
+    data, by = write(tmp_path / "in.parquet", made(50, 5)), schema(tmp_path)
+    for force in (False, True):
+        Convert(data, f"{tmp_path}/out/", by="session", schema=by, force=force, quiet=True).run()
+        assert pq.read_table(tmp_path / "out").num_rows == 50
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.parquet", "out", "schema.toml"]
 
 
 def test_a_full_disk_is_a_sentence_and_then_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

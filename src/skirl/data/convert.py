@@ -120,7 +120,8 @@ def write(
     from skirl.data.files.columnar import KEY, SLICE
     from skirl.data.files.windows import cut, joined
 
-    unfinished = f"{path}.{os.getpid()}.part"
+    place = Path(path)  # without a slash at its end
+    unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     writer: Any = None
     kept: list[Any] = []
     rows = 0
@@ -152,10 +153,10 @@ def write(
             raise ValueError(f"{path}: there is no row to write: give more files")
         with writing(path):
             writer.close()
-            os.replace(unfinished, path)
+            os.replace(unfinished, place)
     finally:
         with suppress(OSError):  # what is wrong was said
             if writer is not None:
                 writer.close()
         with suppress(OSError):
-            Path(unfinished).unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)

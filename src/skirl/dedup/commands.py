@@ -2,14 +2,13 @@
 
 import time
 from dataclasses import KW_ONLY, asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from skirl.data.commands import Convert as InOneFile
 from skirl.data.commands import timed
 from skirl.data.flags import DataFlags, check_in_and_out
+from skirl.dedup.folders import check_apart
 from skirl.tools.durations import parse_seconds
-from skirl.tools.flags import WrongFlags
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import clock, size
 from skirl.tools.sizes import parse_bytes
@@ -46,13 +45,8 @@ class Convert(InOneFile):
                     raise ValueError(f"{name} is for folders by session: set by to session, or leave {name} out")
             super().__post_init__()
             return
-        check_in_and_out(self.data, self.out)
-        for path in self.data.partition(":")[2].split(","):
-            folder, out = Path(path.strip()), Path(self.out).resolve()
-            if folder.is_dir() and (out == folder.resolve() or folder.resolve() in out.parents):
-                raise ValueError(
-                    f"out is {self.out!r}, inside of {path.strip()}, which is read: name a folder beside it"
-                )
+        check_in_and_out(self.data, self.out, folder=True)
+        check_apart(self.data, self.out)
         if self.engine != "spark" and self.master is not None:
             raise ValueError(
                 f"master is {self.master!r}, and engine is not spark: set engine to spark, or leave master out"
@@ -82,14 +76,11 @@ class Convert(InOneFile):
         """Read everything, write it in the other format."""
         if self.by is None:
             return super().run()
-        from skirl.dedup.by_session import clean, convert_by_session
+        from skirl.dedup.by_session import convert_by_session
         from skirl.dedup.local import Local
         from skirl.dedup.spark import Spark
         from skirl.dedup.wanted import Wanted
 
-        clean(self.out)
-        if Path(self.out).exists() and not self.force:
-            raise WrongFlags(f"out is {self.out}, which is there: name another folder, or add --force to replace it")
         names = ("session", "user", "gap", "partition", "layout")
         wanted = Wanted(
             **{name: getattr(self, name) for name in names},
