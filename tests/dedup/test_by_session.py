@@ -24,6 +24,7 @@ from skirl.dedup.spill import path_of
 from skirl.dedup.wanted import BASE, Wanted
 from skirl.store.disk.errors import DiskError
 from skirl.store.disk.lock import Lock
+from skirl.tools import progress
 from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import NotWritten
 from tests.cases import cases
@@ -451,6 +452,34 @@ def test_a_slash_behind_out_changes_nothing(tmp_path: Path) -> None:
         Convert(data, f"{tmp_path}/out/", by="session", schema=by, force=force, quiet=True).run()
         assert pq.read_table(tmp_path / "out").num_rows == 50
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in.parquet", "out", "schema.toml"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_bar_knows_how_much_there_is_to_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(progress, "ELSEWHERE", 0)
+    monkeypatch.setattr("skirl.dedup.commands._PART", 1 << 12)
+    monkeypatch.setattr(Wanted, "load", 1 << 11)
+    rows = [{**row, "seen": [1], "bought": [2]} for row in made(300, 20)]
+    data = write(tmp_path / "in.parquet", rows, 50)
+    if kind == "csv":
+        names = list(rows[0])
+        lines = [
+            ",".join(names),
+            *(",".join(str(v[0] if isinstance(v, list) else v) for v in r.values()) for r in rows),
+        ]
+        (tmp_path / "in.csv").write_text("\n".join(lines) + "\n")
+        Path(schema(tmp_path)).write_text(SCHEMA.replace("list = true", 'list = true\nseparator = "|"'))
+        data = f"csv:{tmp_path / 'in.csv'}"
+    by = str(tmp_path / "schema.toml") if kind == "csv" else schema(tmp_path)
+    Convert(data, str(tmp_path / "out"), by="session", schema=by).run()
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line[8:].partition(" · ")[0].split("/") for line in lines if line.startswith("convert ")]
+    assert len(shown) > 2 and len({total for _, total in shown}) == 1
+    assert shown[0][0] != shown[-1][0] == shown[-1][1]
+    if kind == "parquet":
+        assert shown[-1] == ["300", "300"]
 
 
 def test_a_full_disk_is_a_sentence_and_then_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from skirl.data.files.stream import Files
 from skirl.dedup.folders import folders_of
+from skirl.dedup.how_far import HowFar
 from skirl.dedup.local import Local
 from skirl.dedup.spark import Spark
 from skirl.dedup.wanted import Wanted, shaped
@@ -54,7 +55,8 @@ def convert_by_session(
                 (work / "parts").mkdir()
         with engine:
             if manifest is None:
-                with Progress("convert", steps=None, to=to, quiet=quiet) as progress:
+                here = isinstance(engine, Local)
+                with HowFar("convert", files, here=here, to=to, quiet=quiet) as progress:
                     manifest = _noted(engine.spill(files, shape, wanted, work, progress), work)
             units = manifest["units"]
             with Progress("write", steps=len(units), to=to, quiet=quiet) as progress:
