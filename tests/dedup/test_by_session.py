@@ -459,7 +459,7 @@ def test_a_bar_knows_how_much_there_is_to_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(progress, "ELSEWHERE", 0)
-    monkeypatch.setattr("skirl.dedup.commands._PART", 1 << 12)
+    monkeypatch.setattr("skirl.dedup.commands.PART", 1 << 10)
     monkeypatch.setattr(Wanted, "load", 1 << 11)
     rows = [{**row, "seen": [1], "bought": [2]} for row in made(300, 20)]
     data = write(tmp_path / "in.parquet", rows, 50)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from skirl.data.commands import Convert as InOneFile
 from skirl.data.commands import timed
 from skirl.data.flags import DataFlags, check_in_and_out
+from skirl.dedup.asked import LENGTH, MEMORY, PART, check_sessions, parsed
 from skirl.dedup.folders import check_apart
 from skirl.tools.durations import parse_seconds
 from skirl.tools.machine import machine, peak_bytes
@@ -29,7 +30,7 @@ class Convert(InOneFile):
     or what time_unit in the schema says."""
     partition: str | None = None
     """By session: no file or session crosses a border of so much time, such as 1d, and files are in its order."""
-    memory: str = "1GiB"
+    memory: str = MEMORY
     """By session: memory of the whole process; what does not fit is on disk, beside out."""
     layout: Literal["once", "window", "rows"] = "once"
     """By session: once leaves a list out that equals the row above's; window is for lists that shift; rows writes all."""
@@ -47,30 +48,20 @@ class Convert(InOneFile):
             return
         check_in_and_out(self.data, self.out, folder=True)
         check_apart(self.data, self.out)
+        self._check_engine()
+        check_sessions(self.session, self.user, self.gap)
+        if self.partition is not None:
+            parsed("partition", self.partition, parse_seconds, LENGTH)
+        if parsed("memory", self.memory, parse_bytes, "a size such as 1GiB") < LEAST_MEMORY:
+            raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
+
+    def _check_engine(self) -> None:
         if self.engine != "spark" and self.master is not None:
             raise ValueError(
                 f"master is {self.master!r}, and engine is not spark: set engine to spark, or leave master out"
             )
         if self.engine == "spark" and self.workers:
             raise ValueError(f"workers is {self.workers}, and Spark's processes read: leave workers out, or engine")
-        if self.user is not None and self.session is not None:
-            raise ValueError("session and user are both set: leave one of them out")
-        if self.user is None and self.gap is not None:
-            raise ValueError(f"gap is {self.gap!r}, and no user is named: set user to a column, or leave gap out")
-        if self.user is not None and self.gap is None:
-            raise ValueError(f"user is {self.user!r}, and no gap: set gap to a length of time such as 30m")
-        for name in ("gap", "partition"):
-            if (text := getattr(self, name)) is not None:
-                try:
-                    parse_seconds(text)
-                except ValueError:
-                    raise ValueError(f"{name} is {text!r}: set it to a length of time such as 30m or 1d") from None
-        try:
-            memory = parse_bytes(self.memory)
-        except ValueError:
-            raise ValueError(f"memory is {self.memory!r}: set it to a size such as 1GiB") from None
-        if memory < LEAST_MEMORY:
-            raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
 
     def run(self) -> dict[str, Any]:
         """Read everything, write it in the other format."""
@@ -90,7 +81,7 @@ class Convert(InOneFile):
         )
         say = {"force": self.force, "json": self.json, "quiet": self.quiet}
         engine = Spark(self.master) if self.engine == "spark" else Local()
-        files = self.flags().files(_PART)
+        files = self.flags().files(PART)
         return timed("convert", self, lambda: convert_by_session(files, self.out, wanted, engine, **say))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -117,8 +108,6 @@ class Convert(InOneFile):
 
 _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
 LEAST_MEMORY = 640 << 20
-_PART = 1 << 18
-"""Bytes of text that are read at a time: rows of it may be many times as large."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from skirl.data.files.columns import (
     is_list,
     is_text,
     kinds_of,
+    one,
     pc,
     plain,
     texts_of,
@@ -299,8 +300,7 @@ class Encoder:
                     f"{raw.file}: column {spec.name!r} holds no lists: set its separator in the schema, or list to false"
                 )
             column = pc.split_pattern(column, spec.separator)
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
+        column = one(column)
         starts = None
         if is_views(column.type):
             starts, sizes = (of.to_numpy().astype(np.int64) for of in (column.offsets, column.sizes))
@@ -368,7 +368,7 @@ class Encoder:
         return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
 
     def _kept(self, raw: Raw, column: Any, name: str, marks: Marks) -> pa.Array:
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        column = one(column)
         if name != self.schema.time or not is_text(column.type):
             return column
         dated = begins_with_dates(column)
