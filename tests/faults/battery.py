@@ -145,6 +145,14 @@ def weights_of_shared_bags() -> None:
     test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none()
 
 
+def unused_bags() -> None:
+    """Bags that no sample has train no row, and their weights get no gradient."""
+    from tests.nn import test_shared
+
+    test_shared.test_bags_that_no_sample_has_are_not_trained(skirl.EmbeddingBagCollection, False)
+    test_shared.test_weights_of_bags_that_no_sample_has_get_no_gradient()
+
+
 def encoded() -> None:
     """Encoders, and models over histories, are those of every sample by itself."""
     from skirl.models import DCAT, DIN
@@ -173,6 +181,7 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
         "another inverse": other_inverse,
         "trained weights": lambda: trained_weights(True, "cpu"),
         "weights of shared bags": weights_of_shared_bags,
+        "unused bags": unused_bags,
         "shards": lambda: shards(shift),
         "tree": lambda: tree(shift),
         "encoded": encoded,
@@ -240,12 +249,14 @@ def sessions(shift: int) -> dict[str, Callable[[], object]]:
     """Sessions shuffled in chunks, states of them, and what is found of their lists."""
     from tests.data.files.test_session_order import check_chunks, check_states, check_windows
     from tests.dedup.test_analyze import test_a_sample_has_whole_sessions_and_keeps_to_its_memory as sample
+    from tests.dedup.test_by_session import test_times_count_what_the_schema_says as units
 
     return {
         "chunks": lambda: in_folder(check_chunks, 150, 20, 3, 70, 7, shift),
         "windows": lambda: in_folder(check_windows, shift),
         "states": lambda: in_folder(check_states, shift),
         "sample": sample,
+        "units": lambda: in_folder(units, "milliseconds"),
     }
 
 

@@ -369,6 +369,10 @@ TRAINING = [
           "for i in range(end - begin - 1):\n"
           "    if values[begin + i] != values[low + i]:\n"
           "        return False"),
+    Fault("a bag that no sample has is trained", "core.ids:_of_samples",
+          "inverse.used()", "None", by="unused bags"),
+    Fault("weights take the gradient of bags that were left out", "nn.lookup:_weight_grad",
+          "captured.left is None", "True", by="unused bags"),
     Fault("an epoch does not see the inverse", "pipeline.epoch:_digest",
           "int(_sum(bank.values, bank.parts)) ^ bank.inverse", "int(_sum(bank.values, bank.parts))"),
 ]  # fmt: skip
@@ -645,6 +649,8 @@ SESSIONS = [
     Fault("a window's sessions are those of its first piece", "data.files.windows:joined",
           "_all_or_none([p.sessions for p in pieces])",
           "_all_or_none([np.full(len(p), n) for n, p in enumerate(pieces)])"),
+    Fault("times are taken for seconds whatever they count", "dedup.wanted:_times",
+          "since_1970(times, unit)", "times", by="units"),
     Fault("rows of a session that left the sample stay", "dedup.sample:Sample.add",
           "self._keep(self._chosen(each))", "self._keep(self._chosen(each.slice(1)))"),
 ]  # fmt: skip
@@ -678,11 +684,11 @@ LAYOUTS = [
           "min(most + 1, count)", "count"),
     Fault("a buffer equals a list that only begins alike", "dedup.window_layout:_is_at",
           "return k == count", "return k >= count - 1"),
-    Fault("a window behind its buffer is read", "data.files.repeats:_number",
+    Fault("a window behind its buffer is read", "data.files.repeats:_number_windows",
           "begin[row] + size[row] > ids[inverse[row]]", "False"),
-    Fault("a window before its buffer is read", "data.files.repeats:_number",
+    Fault("a window before its buffer is read", "data.files.repeats:_number_windows",
           "begin[row] < 0", "False"),
-    Fault("windows alike of two buffers are one list", "data.files.repeats:_number",
+    Fault("windows alike of two buffers are one list", "data.files.repeats:_number_windows",
           "inverse[row] == inverse[row - 1]", "True"),
     Fault("joined pieces count lists that lie over each other", "data.files.windows:_joined_starts",
           "before += len(piece.ids[feature])", "before += int(sizes.sum())"),
