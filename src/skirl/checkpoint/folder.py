@@ -123,6 +123,23 @@ def sweep(folder: Path, start: int | None = None) -> None:
     What there is, is listed first, and that this start is the newest is seen last: so nothing goes that a newer one makes.
 
     **Arguments**
+def drop_newer(folder: Path, number: int, start: int | None) -> None:
+    """Remove the headers of checkpoints newer than the one that a start goes on from: it found them damaged.
+
+    Else the next start might find one of them whole, and go on from steps that this one has trained, and written down, anew.
+
+    **Arguments**
+
+    - `folder`: the folder.
+    - `number`: the checkpoint that the run goes on from.
+    - `start`: this start of the run; nothing goes where there is a newer one.
+    """
+    newer = [n for n in numbers(folder) if n > number]
+    if starts.is_newest(folder, start):
+        for n in newer:
+            _remove(header(folder, n))
+
+
 
     - `folder`: the folder.
     - `start`: this start of the run.
