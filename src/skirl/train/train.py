@@ -105,7 +105,7 @@ def train(
         recipe.lookahead(model, stream, trace=log.trace) as batches,
         Keeper(saving.save, **keep, **saved, data=batches) as keeper,
         _progress("train", recipe, show) as progress,
-        run.begin(batches, meter),
+        run.begin(batches, meter, keeper.check),
     ):
         for line in told([change for change in run.changed if change["flag"] in LEARNING]):
             logger.warning("%s", line)
