@@ -62,7 +62,7 @@ class Keeper:
         self._told_to_stop = False
         """SIGTERM came."""
         self._stopped = False
-        """The run ended by it."""
+        """The run ended by it, before its end."""
         self._folder, self._every, self._minutes, self._keep = folder, every, minutes, keep or 2
         self._resume, self._first, self._whole = resume, first, whole
         self._best = folder / best.NAME if keep_best and folder is not None else None
@@ -157,7 +157,7 @@ class Keeper:
             self._save(is_best=is_best)
         if stop:
             self._settle()
-            self._stopped = True
+            self._stopped = not last
         return stop
 
     def facts(self) -> dict[str, Any]:

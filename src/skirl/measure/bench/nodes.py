@@ -190,7 +190,7 @@ def _train(flags: dict[str, Any]) -> None:
     from multiprocessing.synchronize import Event
 
     from skirl.peers.job import fail, leave
-    from skirl.peers.start import die_with_launcher
+    from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
     from skirl.train.commands import Train
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it has inherited what the launcher does
@@ -200,13 +200,13 @@ def _train(flags: dict[str, Any]) -> None:
     die_with_launcher()
     try:
         found = Train.of(**flags).run()
-        leave()
+        leave(whole=not (found["failed"] or found["begins_again"]))
     except Exception as error:
         print(f"rank {os.environ.get('RANK')}: {error}", file=sys.stderr, flush=True)
         fail(error)
         os._exit(1)
-    if found["failed"]:
-        os._exit(1)
+    if found["failed"] or found["begins_again"]:
+        os._exit(1 if found["failed"] else BEGINS_AGAIN)
 
 
 def _words(flags: Mapping[str, Any], port: int) -> list[str]:
