@@ -70,6 +70,8 @@ class Faults:
     """Steps between two checkpoints: as many may be lost."""
     patience: float = 5.0
     """Seconds that trainers wait for each other."""
+    silence: int = 30
+    """Seconds without a word after which launchers take a node for lost; fewer, and a busy machine loses nodes that live."""
     limit: float = 180.0
     """Seconds after which a run is said to hang."""
     gigabytes: float = 0.0
@@ -84,7 +86,7 @@ class Faults:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "runs", "steps", "batch", "every", "at_once")
+        at_least_one(self, "runs", "steps", "batch", "every", "silence", "at_once")
 
     def run(self) -> dict[str, Any]:
         """Every run, one after the other."""
@@ -316,7 +318,7 @@ class Run:
         more = {"store": store, "resume": True, "peer_patience": self._bench.patience}
         more |= {"prefetch": 0, "link": f"10Gbit,{DELAY.get(self._fault.what, 50)}ms"}
         log = self._folder / f"node-{number}.log"
-        self.nodes.append(Node(self._flags | more, self._port, log, not self._bench.cold))
+        self.nodes.append(Node(self._flags | more, self._port, log, not self._bench.cold, self._bench.silence))
 
     @property
     def step(self) -> int:
