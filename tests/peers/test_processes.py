@@ -79,10 +79,10 @@ def test_a_launcher_that_starts_trainers_again_is_not_watched(monkeypatch, whole
         (1, "/usr/lib/systemd/systemd", True),
         (1, PermissionError(), True),
         (1, "/usr/bin/bash", True),
-        (1, "/opt/bin/python3.11", False),
+        (1, "/usr/bin/python3.11", False),
         (700, "/usr/lib/systemd/systemd", True),
         (700, "/usr/bin/bash", False),
-        (700, "/opt/bin/python3.11", False),
+        (700, "/usr/bin/python3.11", False),
         (700, PermissionError(), False),
     ],
 )
