@@ -195,8 +195,9 @@ def test_what_a_killed_export_has_left_goes_a_day_later(tmp_path: Path) -> None:
     names = ["export-ab_cd123", "export-of mine", "export-12345678"]
     for name in names:
         (tmp_path / name / "rows").mkdir(parents=True)
+    long_ago = time.time() - folders.LEFT - 60
     for name in names[:2]:
-        os.utime(tmp_path / name, (time.time() - folders.LEFT - 60,) * 2)
+        os.utime(tmp_path / name, (long_ago, long_ago))
     folders.sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
