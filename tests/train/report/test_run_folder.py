@@ -1,5 +1,7 @@
 """The folder of a run that is started again, while an older start of it may still write; and what a resumed run writes."""
 
+import errno
+import io
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -69,6 +71,32 @@ def test_an_older_start_that_puts_its_lines_there_late_takes_none_away(tmp_path)
     draft.touch()
     with started(tmp_path, 5):
         assert not draft.exists()
+
+
+class Stale(io.FileIO):
+    def __init__(self) -> None:
+        super().__init__(os.devnull)
+
+    def fileno(self) -> int:
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    def seek(self, *_: Any) -> int:
+        return self.fileno()
+
+
+def test_what_another_machine_has_removed_is_told(tmp_path):
+    """A file system of a network lets nobody read it any more, and later lines are written all the same."""
+    with started(tmp_path, 0) as run:
+        lines(run, 1)
+        (tmp_path / METRICS).unlink()
+        assert run._lines is not None
+        run._lines._file._file.close()
+        run._lines._file._file = Stale()
+        lines(run, 2, 3)
+    assert [line["step"] for line in lines_of(tmp_path)] == [2, 3]
+    assert run.missing == [
+        "a part of metrics.jsonl is missing: an older start of the run on another machine has replaced it"
+    ]
 
 
 def test_lines_are_on_disk_when_a_checkpoint_is_made(tmp_path, monkeypatch):

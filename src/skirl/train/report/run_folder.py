@@ -245,7 +245,10 @@ class RunFolder:
             return
         self._check()
         with suppress(OSError):  # it is told where a line cannot be written
-            self._lines.again()
+            if not self._lines.again():
+                self._missing.add(
+                    f"a part of {METRICS}", "an older start of the run on another machine has replaced it"
+                )
         self._check()
 
     def _config(self) -> dict[str, Any]:

@@ -44,12 +44,20 @@ class Appended:
         except OSError as error:  # another machine did it
             return error.errno == errno.ESTALE
 
-    def again(self) -> None:
-        """Put the file back in its place, with all that it held; an OSError if that cannot be done."""
-        self._file.seek(0)
-        new = _begun(self.path, self._file.readall())
-        self._file.close()
+    def again(self) -> bool:
+        """Put the file back in its place; whether with all that it held. An OSError if that cannot be done.
+
+        What another machine has removed cannot be read any more: pieces then go behind what is there.
+        """
+        held: bytes | None = None
+        with suppress(OSError):
+            self._file.seek(0)
+            held = self._file.readall()
+        new = self.path.open("a+b", buffering=0) if held is None else _begun(self.path, held)
+        with suppress(OSError):
+            self._file.close()
         self._file = new
+        return held is not None
 
     def sync(self) -> None:
         """Return once all pieces would survive a crash of the machine."""
