@@ -130,6 +130,14 @@ def other_inverse() -> None:
     test_an_epoch_sees_the_inverse()
 
 
+def lines_of_two_starts() -> None:
+    """The log of a run that two starts write to has all lines of the newer one."""
+    from tests.train.report.test_run_folder import test_an_older_start_that_puts_its_lines_there_late_takes_none_away
+
+    with tempfile.TemporaryDirectory() as folder:
+        test_an_older_start_that_puts_its_lines_there_late_takes_none_away(Path(folder))
+
+
 def found() -> None:
     """Bags found to repeat are those that do: batches of few bags, and hashes that are all alike."""
     from tests.core.test_find import check
@@ -439,6 +447,7 @@ def run_battery(
         checks = dict(
             list(CHECKS.items())[: 1 if third is not None else None]
         )  # tests/checkpoint/test_saving.py has all
+        checks |= {} if third is not None else {"lines of two starts": lines_of_two_starts}
     if area == "placement":
         checks = placement(sound)
     if area == "trainers":
