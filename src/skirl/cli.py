@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.tools.command_line import in_flags, joined, read_flags
-from skirl.tools.config import read_config
+from skirl.tools.config import LEFT, read_config
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
 from skirl.tools.progress import listed
@@ -178,7 +178,8 @@ CONFIG = Flag(
     name="config",
     type=Path | None,
     default=None,
-    help="Flags out of a TOML file, or out of the config.json of a run to repeat it; flags beside it win.",
+    help="Take flags from a TOML file, or from the folder of a run or a sweep to repeat it. Flags beside it win; --no-NAME "
+    "unsets one that takes no value.",
     group="",
 )
 OVERVIEW = """usage: skirl COMMAND [flags]
@@ -189,6 +190,11 @@ skirl COMMAND --help lists the flags; skirl --version says which skirl this is.
 Exit codes: 0 done; 1 the run, or what it checks, failed; 2 a wrong flag or value; 130 stopped by Ctrl-C; 141 nobody reads
 its output any more.
 SKIRL_TRACEBACK=1 in the environment shows where an error came from."""
+FAMILY = """usage: skirl {word} NAME [flags]
+
+{commands}
+
+skirl {word} NAME --help lists the flags."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -225,7 +231,7 @@ def _main(args: list[str]) -> int:
         return _print(_overview())
     words = next((n for n in (2, 1) if " ".join(args[:n]) in COMMANDS), 0)
     if not words:
-        return _unknown(args)
+        return _print(_overview(args[0])) if args[1:] in (["-h"], ["--help"]) and _family(args[0]) else _unknown(args)
     name = " ".join(args[:words])
     try:
         try:
@@ -282,14 +288,14 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:
-            train = _command("train")
-            given = read_config(path, flags, others=flags_of(train), of_one_run=train.of_one_run)
+            given = _out_of(path, kind, flags)
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
             example = None if positional in given else example
         flags |= {CONFIG.name: CONFIG}
+    more = ", ".join(f"skirl {member}" for member in _family(name))
     values = read_flags(
         f"skirl {name}",
-        f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}.",
+        f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}." + (f" There are also {more}." if more else ""),
         flags,
         joined(flags, args, getattr(kind, "repeated", ())),
         common=getattr(kind, "common", ()),
@@ -328,6 +334,16 @@ def _check_launched(words: tuple[str, ...]) -> None:
     _parse(" ".join(words[:count]), list(words[count:]))
 
 
+def _out_of(path: Path, kind: Any, flags: Mapping[str, Flag]) -> dict[str, Any]:
+    """The flags that a file sets for a command. What another command left in it under a name of its own is not asked for."""
+    left = {name: _command(name) for name in LEFT.values()}
+    own = getattr(kind, "of_one_run", ())
+    others = {name for command in left.values() for name in flags_of(command)}
+    return read_config(
+        path, flags, others=others, of_one_run={name: {*command.of_one_run, *own} for name, command in left.items()}
+    )
+
+
 def _config_of(args: list[str]) -> Path | None:
     """The file whose flags are the defaults of all others, and so has to be known before they are read."""
     for arg, after in zip(args, [*args[1:], ""]):
@@ -342,19 +358,33 @@ def _command(name: str) -> Any:
     return getattr(import_module(module), owner)
 
 
+def _family(word: str) -> list[str]:
+    """The commands of two words that begin with this one.
+
+    >>> _family("place")[:2], _family("train")
+    (['place calibrate', 'place tables'], [])
+    """
+    return [name for name in COMMANDS if name.startswith(f"{word} ")]
+
+
 def _unknown(args: list[str]) -> int:
-    given = " ".join(args[:2] if args[:1] == ["bench"] else args[:1])
+    family = _family(args[0]) if args else []
+    given = " ".join(args[:2] if family else args[:1])
     near = difflib.get_close_matches(given, COMMANDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     said = f"{given!r} is no command{hint}" if args else "no command is named: write one of those below"
+    if family and len(args) == 1:
+        said = f"{given!r} is several commands: write one of those below"
     print(f"skirl: {said}", file=sys.stderr)
-    print(f"\n{_overview()}", file=sys.stderr)
+    print(f"\n{_overview(args[0] if family else None)}", file=sys.stderr)
     return 2
 
 
-def _overview() -> str:
-    lines = [f"  {name:<18}{text}" for name, (_, text) in COMMANDS.items()]
-    return OVERVIEW.format(commands="\n".join(lines))
+def _overview(word: str | None = None) -> str:
+    """All commands, or those that begin with a word."""
+    names = list(COMMANDS) if word is None else [name for name in (word, *_family(word)) if name in COMMANDS]
+    lines = "\n".join(f"  {name:<18}{COMMANDS[name][1]}" for name in names)
+    return OVERVIEW.format(commands=lines) if word is None else FAMILY.format(word=word, commands=lines)
 
 
 def _print(text: str) -> int:
