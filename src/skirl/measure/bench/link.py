@@ -14,8 +14,6 @@ from skirl.store.link import Link as Emulated
 from skirl.tools.machine import machine
 from skirl.train.report.plot import Chart, svg
 
-BOUND = 1.2
-"""Times the roof that an iteration may take."""
 LOOPBACK = "loopback"
 RATIOS = {
     "vs_roof": "a step beside its roof",
