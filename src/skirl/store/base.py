@@ -276,11 +276,11 @@ class Store(ABC):
           not written again. None: write all.
         """
 
-    @abstractmethod
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
         """Take frozen rows, with their identity and generation; what the store held before is gone.
 
-        Anything wrong is a `CheckpointError` that names the file, and the store is as it was.
+        Anything wrong is a `CheckpointError` that names the file, and the store is as it was. A store implements this, or
+        `thaw_parts`, by which it is done otherwise.
 
         **Arguments**
 
@@ -288,6 +288,8 @@ class Store(ABC):
         - `facts`: what `Frozen.write` gave.
         - `over`: keys and rows that replace the frozen ones: those that were in the cache.
         """
+        self._check_open()
+        self.thaw_parts(folder, [Part(facts, over)], facts.get("identity", ""), facts.get("generation", 0))
 
     def thaw_parts(
         self,
@@ -310,6 +312,8 @@ class Store(ABC):
             raise ValueError(
                 f"{self!r} takes the rows of one trainer, all of them: set store='memory' or 'disk:FOLDER'"
             )
+        if type(self).thaw is Store.thaw:
+            raise NotImplementedError(f"{type(self).__name__} takes no frozen rows: implement thaw, or thaw_parts")
         ready()
         self.thaw(folder, parts[0].facts, parts[0].over)
         self.identity, self.generation = identity, generation
