@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.progress import size
 
 
@@ -76,7 +77,7 @@ class Import:
     """What stands before the tables' names: embedding_bags. say."""
     pooling: Literal["sum", "mean"] = "sum"
     """Of all tables."""
-    optimizer: Literal["rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl"] | None = None
+    optimizer: OptimizerName | None = None
     """That will train the rows; that of a file of skirl export if not set, else rowwise-adagrad. Its state comes along from
     such a file, if it is of the same optimizer, and begins anew otherwise."""
     store: str = "memory"

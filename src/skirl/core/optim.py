@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from math import inf, isfinite, sqrt
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from skirl.core.optimizer_names import OptimizerName
 
 KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM, KIND_MOMENTUM, KIND_FTRL = 0, 1, 2, 3, 4, 5
 
@@ -347,14 +349,8 @@ class FTRL(_Rule):
 
 
 RowOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam | FTRL
-ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
-    "rowwise-adagrad": RowwiseAdagrad,
-    "sgd": SGD,
-    "sgd-momentum": partial(SGD, momentum=0.9),
-    "adagrad": Adagrad,
-    "adam": Adam,
-    "ftrl": FTRL,
-}
+_MAKERS = (RowwiseAdagrad, SGD, partial(SGD, momentum=0.9), Adagrad, Adam, FTRL)
+ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = dict(zip(get_args(OptimizerName), _MAKERS, strict=True))
 
 
 def row_optimizer(name: str) -> Callable[..., RowOptimizer]:

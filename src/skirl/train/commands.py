@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Literal, get_args
 
 from tyro.conf import Positional
 
+from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed, flags_of
 from skirl.tools.progress import clock, hidden, malformed, size
-from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, OptimizerName, SaveFlags, ShowFlags
+from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, SaveFlags, ShowFlags
 from skirl.train.recipe import Recipe
 
 

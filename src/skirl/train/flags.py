@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-OptimizerName = Literal["rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl"]
+from skirl.core.optimizer_names import OptimizerName
+
 RUNS = "SKIRL_RUNS"
 """The environment variable that says where run folders are made if no flag does; "none": nowhere."""
 _HIGHEST = 1e37
