@@ -116,11 +116,6 @@ class Owner(Generic[Item]):
         """Steps before `number` are done."""
         self._planner.executed(number)
 
-    @property
-    def window_end(self) -> int:
-        """The batch after the last one in the window."""
-        return self._planner.end_number + self._planner.window
-
 
 class Driven:
     """All trainers of a job, one after the other in this thread.
