@@ -149,7 +149,12 @@ class DataFlags:
         )
 
     def files(self, part_bytes: int | None = None) -> "Files":
-        """The batches of files, before an open vocabulary gives ids rows. part_bytes: of text, read at a time."""
+        """The batches of files, before an open vocabulary gives ids rows.
+
+        **Arguments**
+
+        - `part_bytes`: bytes of text that are read at a time; None: as many as suit text.
+        """
         return self._files(part_bytes, labelled=True)
 
     def _files(self, part_bytes: int | None, *, labelled: bool) -> "Files":

@@ -155,7 +155,12 @@ class Collection(nn.Module):
 
     @uncompiled
     def forward(self, sparse: Sparse) -> Pooled:
-        """Look the ids of one batch up: of all its features, or of some of them, as often as a step needs."""
+        """Look the ids of one batch up: of all its features, or of some of them, as often as a step needs.
+
+        **Arguments**
+
+        - `sparse`: the ids: a `KeyedJagged`, or anything with the methods of a TorchRec KeyedJaggedTensor.
+        """
         self.engine.check()
         if not (self.training and torch.is_grad_enabled()):
             return self._peek(sparse)
@@ -206,7 +211,10 @@ class Collection(nn.Module):
     def looked_up(self, sparse: Sparse, remembered: Remembered | None = None) -> LookedUp:
         """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way.
 
-        remembered: those of batches before, and where to keep these; they are then pooled here as well.
+        **Arguments**
+
+        - `sparse`: as for `forward`.
+        - `remembered`: rows of batches before, and where to keep these; they are then pooled here as well. None: neither.
         """
         with self._looking:
             return self._look(sparse, remembered)
@@ -351,7 +359,12 @@ class Collection(nn.Module):
         self.alone.forget()
 
     def opened(self, loop: Loop | None) -> None:
-        """Called by a lookahead that begins; with `None` when it ends."""
+        """Called by a lookahead when it begins and when it ends.
+
+        **Arguments**
+
+        - `loop`: the lookahead; None when it ends.
+        """
         self.current.opened(loop)
         self.alone.forget()
 

@@ -367,7 +367,12 @@ class Sweep:
         return all(contender.embeddings.training for contender in self.racing)
 
     def opened(self, loop: Any) -> None:
-        """Called by a lookahead that begins; with `None` when it ends."""
+        """Called by a lookahead when it begins and when it ends.
+
+        **Arguments**
+
+        - `loop`: the lookahead; None when it ends.
+        """
         if loop is not None and self.lookahead is not None:
             raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
         self.lookahead = loop
@@ -375,14 +380,25 @@ class Sweep:
             contender.embeddings.opened_by_sweep(loop)
 
     def expect(self, work: Work, micro: int) -> None:
-        """A batch comes into the loop."""
+        """A batch comes into the loop.
+
+        **Arguments**
+
+        - `work`: what the plan says of its step.
+        - `micro`: its number among the micro-batches of the step.
+        """
         self._check_round()
         ends = self.lookahead is None or self.lookahead.ends_step
         for contender in self.racing:
             contender.expect(work.packs[contender.name], micro, ends)
 
     def finish(self, apply: bool = True) -> None:
-        """The step in the loop is over."""
+        """The step in the loop is over.
+
+        **Arguments**
+
+        - `apply`: whether it is applied; otherwise it never happened.
+        """
         if apply:
             self._check_round()
         for contender in self.racing:
