@@ -647,7 +647,7 @@ MISTAKES = [
     M(
         "a trace without a batch",
         "skirl bench traffic --trace ids.npy",
-        "skirl bench traffic: --batch is missing: add --batch INT (accesses a batch; a last, shorter batch is dropped)",
+        "skirl bench traffic: --batch is missing: add --batch INT (accesses in a batch; a last, shorter batch is dropped)",
     ),
     M(
         "a capacity in words",

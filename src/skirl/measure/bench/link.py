@@ -28,23 +28,23 @@ class LinkSpeed:
     """Flags of `skirl bench link`."""
 
     links: tuple[str, ...] = ("1Gbit,0us", "10Gbit,0us")
-    """Rate and delay of the link between two trainers, such as 1Gbit,100us; or loopback, which is not limited."""
+    """Rate and delay of each link to measure, such as 1Gbit,100us; loopback is not limited."""
     dense: tuple[int, ...] = (100_000, 400_000, 1_600_000)
-    """Numbers of the model's dense part."""
+    """Dense weights of the model, one measurement for each number."""
     batch: int = 4096
-    """Samples of a step, of both trainers together."""
+    """Samples in a step, over both trainers."""
     dim: int = 64
-    """Of the rows."""
+    """Numbers in a row."""
     steps: int = 16
-    """Of a turn."""
+    """Steps in a turn."""
     rounds: int = 3
     """Turns of each way."""
     ways: tuple[str, ...] = WAYS
-    """hidden: as it is; all_critical: nothing travels early or late."""
+    """hidden: as skirl trains; all_critical: nothing travels early or late."""
     seed: int = 0
-    """Of ids and weights."""
+    """Seed of ids and weights."""
     plot: Path | None = None
-    """An .svg file to draw all points in: ratios over dense sizes, a line for each link, and what a step took."""
+    """An .svg file for the charts: ratios over dense sizes with a line for each link, and the time of a step."""
     json: bool = False
     """Print one line of JSON."""
 

@@ -37,25 +37,26 @@ class NodeFaults:
     """Runs over several memory nodes on this machine, each hit at a random moment; one and two trainers take turns."""
 
     runs: int = 10
-    """How many; they take turns at what befalls them."""
+    """The number of runs; kinds of faults take turns."""
     first: int = 0
-    """The number of the first, to run some of them again."""
+    """The number of the first run; to repeat some of them."""
     nodes: int = 2
-    """Memory nodes of a run."""
+    """Memory nodes in a run."""
     seed: int = 0
-    """Of the moments, and of which node is hit."""
+    """Seed of the moments of faults, and of which node they hit."""
     steps: int = 40
-    """Of a run."""
+    """Steps in a run."""
     batch: int = 64
-    """Samples of a step."""
+    """Samples in a step."""
     every: int = 6
-    """Steps between two checkpoints: as many may be lost."""
+    """Steps between two checkpoints; up to this many may be lost."""
     patience: float = 8.0
     """Seconds that a call to a node may take, and that trainers wait for each other."""
     limit: float = 300.0
-    """Seconds after which a run is said to hang."""
+    """Seconds after which a run counts as hung."""
     folder: Path | None = None
-    """Where runs are, each until it is over; the system's for temporary files otherwise. A run that fails stays."""
+    """Where to keep the folder of each run until it ends; the system's temporary folder if not given. The folder of a
+    run that fails stays."""
     json: bool = False
     """Print one line of JSON."""
 

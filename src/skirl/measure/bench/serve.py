@@ -24,7 +24,7 @@ class ServeSpeed:
     """
 
     rows: int = 20_000
-    """Rows of a call."""
+    """Rows in a call."""
     dim: int = 64
     """Numbers in a row."""
     held: int = 1_000_000
