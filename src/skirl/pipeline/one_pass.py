@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skirl.engine.work import Flight, Item
+from skirl.core.item import Item
+from skirl.engine.work import Flight
 from skirl.nn.collection import Collection
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch

@@ -13,9 +13,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from skirl.core.item import Item
 from skirl.engine.capacity import Split
 from skirl.engine.engine import Engine, Leaving
-from skirl.engine.work import Flight, Item
+from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
 from skirl.oracle.together import Together
 from skirl.pipeline.epoch import Epoch
