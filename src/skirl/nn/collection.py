@@ -102,12 +102,7 @@ class Collection(nn.Module):
         self._set_frozen(tables, True)
 
     def unfreeze(self, *tables: str) -> None:
-        """Train the rows of these tables again.
-
-        **Arguments**
-
-        - `tables`: their names, or patterns such as "user_*".
-        """
+        """Train the rows of these tables again, named as for `freeze`."""
         self._set_frozen(tables, False)
 
     def _set_frozen(self, patterns: Sequence[str], frozen: bool) -> None:
@@ -459,8 +454,8 @@ class EmbeddingBagCollection(Collection):
       `clip_grad_norm_(model.parameters())` leaves them out, and says so: its `clip` bounds the gradient of each row.
     - `cache`: rows on the device: a number of rows, a share of all rows ("10%"), bytes with their unit ("4GiB"), or "auto":
       half of the memory that is free. Each choice gives the same bits. `skirl size` says what your data needs.
-    - `store`: where all other rows are: "memory", "disk:FOLDER", "checkpoint" (those of the checkpoint that is loaded, to
-      read only), or a `skirl.store.Store`. In memory by default, since it needs no folder.
+    - `store`: where all other rows are: in "memory", which needs no folder; "disk:FOLDER"; "rpc://HOST:PORT", memory nodes;
+      "placed:PLAN.json"; "checkpoint", those of the checkpoint that is loaded, to read only; or a `skirl.store.Store`.
     - `device`: where rows are computed on: "cpu", "cuda" or "cuda:N".
     - `seed`: of the rows' initial values, which are a function of seed, table and row; a store that has rows knows theirs.
     - `dtype`: of rows: float32, as torch's default; float64; on a GPU also bfloat16 or float16, rounded stochastically.
