@@ -49,7 +49,9 @@ def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_pat
 
 
 def test_what_is_of_one_run_goes_by_the_command_that_left_the_file(tmp_path):
-    (tmp_path / "sweep.json").write_text(json.dumps({"command": "sweep", "flags": {"rate": 2.0, "out": "x"}}))
+    (tmp_path / "sweep.json").write_text(
+        json.dumps({"command": "sweep", "flags": {"rate": 2.0, "out": "x", "batch": None}})
+    )
     assert read_config(tmp_path, FLAGS, of_one_run=OF_ONE_RUN) == {"out": Path("x")}
 
 

@@ -33,7 +33,8 @@ def read_config(
     if path.is_dir():
         path = next((path / name for name in LEFT if (path / name).is_file()), path / "config.json")
     found = _parsed(path)
-    if set(found) >= {"command", "flags"}:  # a command left it
+    left = set(found) >= {"command", "flags"}  # by a command
+    if left:
         left_out = of_one_run.get(str(found["command"]), ())
         found = {name: value for name, value in found["flags"].items() if name not in left_out}
     values = {}
@@ -44,6 +45,8 @@ def read_config(
             try:
                 values[name] = read_as(flags[name].type, value)
             except TypeError as expected:
+                if left and value is None:  # that command may do without it
+                    continue
                 raise ValueError(f"{path}: {key} is {json.dumps(value, default=str)}: set it to {expected}") from None
         elif name not in others:
             near = difflib.get_close_matches(name, flags, n=1)
