@@ -599,8 +599,8 @@ MISTAKES = [
     M(
         "an export without a file",
         "skirl export checkpoints",
-        "skirl export: no out is named: write skirl export CHECKPOINT OUT (the file: .safetensors; .pt for a "
-        "state dict; .parquet)",
+        "skirl export: no out is named: write skirl export CHECKPOINT OUT (the file to write: "
+        ".safetensors, .pt for a state dict, or .parquet)",
     ),
     M(
         "an export of no checkpoint",

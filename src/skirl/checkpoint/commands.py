@@ -17,7 +17,7 @@ class Export:
     checkpoint: Positional[Path]
     """A folder of checkpoints, or the header of one."""
     out: Positional[Path]
-    """The file to write; its ending says what it is: .safetensors, .pt for a state dict, or .parquet."""
+    """The file to write: .safetensors, .pt for a state dict, or .parquet."""
     table: str | None = None
     """The table to write; all tables if not given."""
     state_dict: bool = False

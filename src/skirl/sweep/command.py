@@ -147,7 +147,7 @@ class Export(ExportRows):
     checkpoint: Positional[Path]
     """A folder of checkpoints, or the header of one; with --variant, the folder of a sweep or of its checkpoints."""
     out: Positional[Path]
-    """The file to write; its ending says what it is: .safetensors, .pt for a state dict, or .parquet."""
+    """The file to write: .safetensors, .pt for a state dict, or .parquet."""
     variant: str | None = None
     """The variant of a sweep whose rows are exported."""
 
