@@ -43,7 +43,7 @@ def import_rows(
     - `model`: the model, or the collection itself.
     - `source`: a state dict; a file of one (.safetensors, or what torch.save wrote); a file that `skirl.export` wrote;
       or a folder of checkpoints, from which rows alone are taken.
-    - `names`: by table, what the source calls its weight; needed only where that is none of `weight`, `TABLE`,
+    - `names`: for each table, what the source calls its weight; needed only where that is none of `weight`, `TABLE`,
       `TABLE.weight` and does not end with `.TABLE.weight`.
 
     >>> import skirl

@@ -190,7 +190,7 @@ class Synthetic:
         return self.held_out
 
     def sharded(self, first: int, last: int, of: int) -> "Synthetic":
-        """Of each batch, only shards first .. last - 1 of `of`, a micro-batch each; nothing else is drawn.
+        """Only shards first .. last - 1 of `of` of each batch, a micro-batch each; nothing else is drawn.
 
         **Arguments**
 

@@ -132,7 +132,7 @@ class Collection(nn.Module):
         **Arguments**
 
         - `features`: names of features of the collection's tables.
-        - `pooled`: of an `EmbeddingCollection`: "sum" or "mean" gives bags, [batch, dim]; None, one row for each id.
+        - `pooled`: for an `EmbeddingCollection`: "sum" or "mean" gives bags, [batch, dim]; None, one row for each id.
 
         >>> import skirl
         >>> items = EmbeddingCollection(
@@ -456,9 +456,9 @@ class EmbeddingBagCollection(Collection):
       half of the memory that is free. Each choice gives the same bits. `skirl size` says what your data needs.
     - `store`: where all other rows are: in "memory", which needs no folder; "disk:FOLDER"; "rpc://HOST:PORT", memory nodes;
       "placed:PLAN.json"; "checkpoint", those of the checkpoint that is loaded, to read only; or a `skirl.store.Store`.
-    - `device`: where rows are computed on: "cpu", "cuda" or "cuda:N".
-    - `seed`: of the rows' initial values, which are a function of seed, table and row; a store that has rows knows theirs.
-    - `dtype`: of rows: float32, as torch's default; float64; on a GPU also bfloat16 or float16, rounded stochastically.
+    - `device`: what computes on the rows: "cpu", "cuda" or "cuda:N".
+    - `seed`: seeds the rows' initial values, a function of seed, table and row; a store that has rows knows theirs.
+    - `dtype`: type of the rows: float32, as in torch; float64; on a GPU also bfloat16 or float16, rounded stochastically.
     - `resume`: go on with the rows that the store already has. By default a store that has rows is refused.
     - `grad_scaler`: the loop's `torch.amp.GradScaler`, with mixed precision; without it the scaler's first step is refused.
     """

@@ -401,7 +401,7 @@ class Lookahead:
         }
 
     def _of_all(self, batches: int) -> int:
-        """Of so many batches of this trainer, how many all have: steps are whole where there are several trainers."""
+        """How many batches all trainers have, where this one has so many: with several trainers steps are whole."""
         if self._peers is None:
             return batches
         return batches // self._reader.micros * self._shards * self._accumulate

@@ -80,8 +80,8 @@ class Sweep:
     - `cache`: what the caches of all variants take together, such as "4GiB"; or rows of each.
     - `store`: where all other rows are: "memory", or "disk:FOLDER", in which each variant has a folder of its name. Or a
       function that gives the store of a variant, by its name.
-    - `optimizer`: of the rows of variants that have no other.
-    - `seed`: of variants that have no other: of rows' initial values, and of the random generator.
+    - `optimizer`: trains the rows of variants that have no other.
+    - `seed`: for variants that have no other: seeds the rows' initial values and the random generator.
     - `loss`: gives a variant's loss of a batch, `loss(model, batch)`, for `sweep.step`; or the loss and what to keep as
       `variant.kept`. By default `model.loss(batch)`.
     - `pooled`: whether ids of a feature are pooled; False: embeddings are as an `EmbeddingCollection`.
@@ -245,7 +245,7 @@ class Sweep:
 
         **Arguments**
 
-        - `name`: of a variant still in the race.
+        - `name`: a variant still in the race.
         - `why`: what it is said to have left for.
         """
         contender = self[name]

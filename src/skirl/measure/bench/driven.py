@@ -57,7 +57,7 @@ class Timed:
 
 
 def critical(before: Step | None, step: Step, after: Step | None, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each request whether the loop waits for its value, and whether it waits for its gradient.
+    """Whether the loop waits for the value of each request, and whether it waits for its gradient.
 
     **Arguments**
 

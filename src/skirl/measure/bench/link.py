@@ -79,7 +79,7 @@ class LinkSpeed:
         )
 
     def _points(self, link: str) -> list[dict[str, Any]]:
-        """Of each dense size, over one link."""
+        """A point for each dense size, over one link."""
         emulated = Emulated() if link == LOOPBACK else Emulated.parse(link)
         jobs = [
             Job(dense, self.batch, self.dim, steps=self.steps, rounds=self.rounds, delay=emulated.delay, seed=self.seed)
@@ -111,7 +111,7 @@ class LinkSpeed:
 
 
 def measured(size: int, jobs: Sequence[Job], ways: Sequence[str], namespaces: Sequence[str] = ()) -> list[Any]:
-    """Of each job what each of some trainers measured, which are processes.
+    """What each trainer, a process, measured of each job.
 
     **Arguments**
 

@@ -61,7 +61,7 @@ class ServeSpeed:
         )
 
     def _cores(self) -> list[int]:
-        """Of the owner and of the node; -1: any."""
+        """The cores of the owner and of the node; -1: any."""
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         return [cores[0], cores[-1]] if len(cores) > 1 else [-1, -1]
 
