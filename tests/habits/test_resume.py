@@ -378,7 +378,7 @@ def exported(path: Path, out: Path) -> Path:
 def test_rows_come_without_the_state_of_another_optimizer(halfway):
     result = Train.of(**{**SMALL, "steps": 3}, from_=halfway, optimizer="adam").run()
     assert result["from"]["row_state"] is False
-    assert "whose optimizer's state begins anew" in Train.of(**SMALL).summary(result)["begun"]
+    assert "whose optimizer's state starts from zero" in Train.of(**SMALL).summary(result)["begun"]
 
 
 def test_rows_alone_leave_the_dense_weights_as_they_begin(halfway, tmp_path, caplog):

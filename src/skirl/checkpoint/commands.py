@@ -107,7 +107,9 @@ class Import:
         """The result as people read it."""
         steps = result["steps"]
         told = (
-            "its state begins anew" if steps is None else f"its state came along, after {max(steps.values()):,} steps"
+            "its state starts from zero"
+            if steps is None
+            else f"its state came along, after {max(steps.values()):,} steps"
         )
         lines = {name: f"{n:,} rows" for name, n in result["tables"].items()}
         return lines | {"optimizer": f"{result['optimizer']}; {told}", "saved": f"in {result['out']}"}
