@@ -179,7 +179,7 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     assert not records[:, 4:].any() and records[:, :4].any()
     with pytest.raises(ValueError, match=r"item.sum is \[6, 1\] in the state dict, Adagrad has \[6, 4\]: leave it out"):
         skirl.import_rows(adaptive(RULES[2]), load_file(file))
-    with pytest.raises(ValueError, match="has ids of 'item', and not how many rows it has: export it anew"):
+    with pytest.raises(ValueError, match="has ids of 'item', and not how many rows it has: export it again"):
         save_file(load_file(file), tmp_path / "bare.safetensors")
         Import(tmp_path / "bare.safetensors", tmp_path / "i").run()
 

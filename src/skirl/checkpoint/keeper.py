@@ -90,7 +90,7 @@ class Keeper:
         else:
             for collection in collections_of(self._whole["model"]).values():
                 if len(store := collection.engine.store):
-                    raise ValueError(f"{folder} holds no checkpoint, and {store!r} rows: remove these to begin anew")
+                    raise ValueError(f"{folder} holds no checkpoint, and {store!r} rows: remove these to start over")
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._stop)
             self._handles = True

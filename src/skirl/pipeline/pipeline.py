@@ -208,7 +208,7 @@ class Pipeline:
             for engine, split in zip(self._engines, splits, strict=True):
                 engine.split_anew(split)
         except BaseException as error:
-            self._lose(f"the cache was being split anew, and then: {why(error)}", error)
+            self._lose(f"the cache was being split again, and then: {why(error)}", error)
             raise
         with self._lock:
             self._split_at = self.done

@@ -93,7 +93,7 @@ class Reader:
         return hasattr(self._loader, "__next__")
 
     def check_fresh(self) -> None:
-        """Refuse to begin anew what can be read only once."""
+        """Refuse to start over what can be read only once."""
         if self._read and self.reads_once:
             raise RuntimeError(
                 "the loader is an iterator: batches that were read ahead are gone from it. Go on with the same pass (keep "

@@ -130,7 +130,7 @@ class NodeFaults:
         return {
             "faults": f"{result['faults']} in {self.runs} runs over {self.nodes} memory nodes",
             "same bits": f"{result['same_bits']} of {self.runs} runs: all losses, rows and dense weights",
-            "went on": f"{result['went_on']} runs, which no trainer had to begin anew",
+            "went on": f"{result['went_on']} runs, which no trainer had to start over",
             "recovery": f"{took['median']} s from a fault to the first new step, {took['worst']} s at worst",
             "lost steps": f"{result['lost_steps']} at most; saved every {self.every}",
         }
