@@ -21,8 +21,9 @@ from skirl.checkpoint import numbers
 from skirl.checkpoint.folder import header, read
 from skirl.engine.engine import Damaged
 from skirl.measure.sizing.commands import Size
+from skirl.sweep.command import SweepCommand
 from skirl.tools import command_line
-from skirl.tools.flags import flags_of, option
+from skirl.tools.flags import Flag, flags_of, option
 from skirl.train.commands import Train, Verify
 from tests.zygote import COMMAND, DEVNULL, PIPE, Python
 
@@ -98,7 +99,7 @@ def test_python_m_is_the_command():
     [
         ([], "no command is named"),
         (["trian"], "'trian' is no command; did you mean 'train'?"),
-        (["bench"], "'bench' is no command"),
+        (["bench"], "'bench' is several commands: write one of those below"),
         (["bench", "trafic"], "did you mean 'bench traffic'?"),
         (["--steps", "3"], "'--steps' is no command"),
     ],
@@ -107,6 +108,51 @@ def test_a_wrong_command_is_exit_code_2(capsys, args, said):
     assert exit_code(*args) == 2
     caught = capsys.readouterr()
     assert said in caught.err and not caught.out
+
+
+def test_a_word_that_begins_several_commands_lists_these(capsys):
+    assert exit_code("bench", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "\n  bench train " in shown and "\n  bench faults " in shown and "\n  train " not in shown
+    assert exit_code("bench", "trafic") == 2
+    assert "\n  bench traffic " in capsys.readouterr().err
+    assert exit_code("place", "--help") == 0
+    assert "skirl place calibrate, skirl place tables" in one_line(capsys.readouterr().out)
+
+
+def test_keep_means_checkpoints_to_train_and_configurations_to_a_sweep(tmp_path):
+    race, run = SweepCommand.of(vary=("lr=1,2",), keep=2, save_every=5, save=tmp_path / "saved"), tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": "sweep", "flags": race.flat()}))
+    flags = Train.of(keep=5, save=tmp_path / "saved", dim=8).flat()
+    (run / "config.json").write_text(json.dumps({"command": "train", "flags": flags}))
+    again, _ = cli._parse("sweep", ["--config", str(tmp_path)])
+    assert (again.race.keep, again.vary.vary, again.save.save, again.save.save_every) == (2, ("lr=1,2",), None, None)
+    beside, _ = cli._parse("sweep", ["--config", str(run), "--vary", "lr=1,2"])
+    assert (beside.race.keep, beside.recipe.model.dim) == (1, 8)
+    alone, _ = cli._parse("train", ["--config", str(tmp_path)])
+    assert alone.save.keep is None and alone.recipe.data == race.recipe.data
+
+
+def test_a_flag_that_takes_no_value_can_be_set_and_unset_over_one_that_is_set(capsys):
+    flags = {"resume": Flag("resume", bool, True, "Go on.", ""), "quiet": Flag("quiet", bool, False, "No word.", "")}
+
+    def read(*args: str) -> dict[str, Any]:
+        return command_line.read_flags("skirl x", "", flags, args)
+
+    assert read() == read("--resume") == {"resume": True, "quiet": False}
+    assert read("--no-resume", "--quiet") == {"resume": False, "quiet": True}
+    assert read("--no-quiet") == {"resume": True, "quiet": False}
+    for args, said in (
+        (["--resume", "--no-resume"], "--resume and --no-resume are both given: leave one of them out"),
+        (["--no-resum"], "there is no flag --no-resum: did you mean --resume?"),
+    ):
+        with pytest.raises(SystemExit):
+            read(*args)
+        assert capsys.readouterr().err == f"skirl x: {said}\n"
+    with pytest.raises(SystemExit):
+        read("--help")
+    assert "Go on. (set: --no-resume unsets it)" in one_line(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", ["train", "verify", "size"])

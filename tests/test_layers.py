@@ -65,6 +65,10 @@ def test_a_room_imports_only_from_floors_below(path: Path):
         assert same_room or floor_of(target) < floor_of(path), f"{path}:{line} imports {target}, which is not below it"
 
 
+def test_the_reader_knows_no_engine():
+    assert all(target.parts[0] != "engine" for _, target in imports_of(Path("pipeline/reader.py")))
+
+
 def test_no_two_files_need_each_other():
     needs = {path: {target for _, target in imports_of(path)} for path in FILES}
     done: set[Path] = set()

@@ -409,7 +409,7 @@ MISTAKES = [
     M(
         "an empty file",
         "skirl train --data csv:empty.csv --schema s.toml",
-        "skirl train: empty.csv is empty: remove it, or get it anew",
+        "skirl train: empty.csv is empty: remove it, or get it again",
     ),
     M(
         "a file packed by zip",
@@ -463,7 +463,7 @@ MISTAKES = [
         "a column of another name in Parquet",
         "skirl train --data parquet:renamed.parquet --schema s.toml $QUIET",
         "skirl train: renamed.parquet: it has no column 'app_id', did you mean 'appid'? (there are click, "
-        "price, appid): name the column in the schema as the file does, or write the file anew",
+        "price, appid): name the column in the schema as the file does, or write the file again",
     ),
     M(
         "neither header nor columns",
@@ -525,13 +525,13 @@ MISTAKES = [
     M(
         "a truncated Parquet file",
         "skirl train --data parquet:cut.parquet --schema s.toml $QUIET",
-        "skirl train: cut.parquet is truncated: its ... bytes do not end as such a file does: get it anew, or"
-        " write it anew",
+        "skirl train: cut.parquet is truncated: its ... bytes do not end as such a file does: get it again, or"
+        " write it again",
     ),
     M(
         "a truncated gzip file",
         "skirl train --data csv:cut.csv.gz --schema s.toml $QUIET",
-        "skirl train: cut.csv.gz is damaged: what follows byte 0 of its text cannot be unpacked (...): get it anew",
+        "skirl train: cut.csv.gz is damaged: what follows byte 0 of its text cannot be unpacked (...): get it again",
     ),
     M(
         "a vocabulary without a place",
@@ -599,8 +599,8 @@ MISTAKES = [
     M(
         "an export without a file",
         "skirl export checkpoints",
-        "skirl export: no out is named: write skirl export CHECKPOINT OUT (the file: .safetensors; .pt for a "
-        "state dict; .parquet)",
+        "skirl export: no out is named: write skirl export CHECKPOINT OUT (the file to write: "
+        ".safetensors, .pt for a state dict, or .parquet)",
     ),
     M(
         "an export of no checkpoint",
@@ -647,7 +647,7 @@ MISTAKES = [
     M(
         "a trace without a batch",
         "skirl bench traffic --trace ids.npy",
-        "skirl bench traffic: --batch is missing: add --batch INT (accesses a batch; a last, shorter batch is dropped)",
+        "skirl bench traffic: --batch is missing: add --batch INT (accesses in a batch; a last, shorter batch is dropped)",
     ),
     M(
         "a capacity in words",
@@ -1158,7 +1158,7 @@ MISTAKES = [
     M(
         "nothing to size in an empty file",
         "skirl size csv:empty.csv --schema s.toml --quiet",
-        "skirl size: empty.csv is empty: remove it, or get it anew",
+        "skirl size: empty.csv is empty: remove it, or get it again",
     ),
     M(
         "a malformed row left out, and no other",

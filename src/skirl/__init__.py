@@ -59,6 +59,8 @@ __all__ = [
     "save",
 ]
 
+_PACKAGES = ("data", "dedup", "lightning", "models", "nn", "store", "torchrec", "train")
+
 __getattr__ = lazily(
     __name__,
     {
@@ -78,10 +80,10 @@ __getattr__ = lazily(
         "sweep.variants": ("Variant",),
         "tools.sealed_json": ("CheckpointError",),
         "train.report.run_folder": ("lines_of",),
-        **dict.fromkeys(("data", "dedup", "lightning", "models", "nn", "store", "torchrec", "train"), ()),
+        **dict.fromkeys(_PACKAGES, ()),
     },
 )
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "data", "dedup", "models", "nn", "store", "torchrec", "train"})
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -17,7 +17,7 @@ from typing import Any
 
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
 from skirl.tools.command_line import in_flags, joined, read_flags
-from skirl.tools.config import read_config
+from skirl.tools.config import LEFT, read_config
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
 from skirl.tools.progress import listed
@@ -30,82 +30,88 @@ COMMANDS = {
     ),
     "size": (
         "skirl.measure.sizing.commands:Size",
-        "how much cache a run needs: traffic against cache size, and what to choose",
+        "show how much cache a run needs: traffic against cache size, and what to choose",
     ),
     "place": (
         "skirl.placement.commands:Place",
-        "where rows are to live: a plan for several stores, from what each would move",
+        "plan where rows live among several stores, from what each would move",
     ),
-    "place calibrate": ("skirl.placement.commands:Calibrate", "how fast a store moves rows"),
+    "place calibrate": ("skirl.placement.commands:Calibrate", "measure how fast a store moves rows"),
     "place tables": (
         "skirl.placement.tables.commands:PlaceTables",
-        "where tables are to live that trainers keep themselves: a plan for the ranks, from what each would compute",
+        "plan where tables live among trainers that keep all their rows, from what each would compute",
     ),
     "place score": (
         "skirl.placement.tables.score:ScoreTables",
-        "what is predicted of a plan of tables, of skirl or of TorchRec's planner",
+        "predict what a plan of tables costs, made by skirl or by TorchRec's planner",
     ),
     "place list": (
         "skirl.placement.tables.commands:ListTables",
-        "the tables of a model and what batches look up in them, for `skirl place tables`",
+        "list the tables of a model and what batches look up in them, for `skirl place tables`",
     ),
     "place costs": (
         "skirl.placement.tables.commands:MeasureCosts",
-        "what parts of tables cost on this machine, for `skirl place tables`",
+        "measure what parts of tables cost on this machine, for `skirl place tables`",
     ),
     "simulate": (
         "skirl.measure.scaling.commands:Simulate",
-        "the time of a step with 8 to 512 trainers and a link: what bounds it, and where the curve bends",
+        "predict the time of a step with 8 to 512 trainers and a link: what bounds it, and where the curve bends",
     ),
     "sweep": (
         "skirl.sweep.command:SweepCommand",
-        "train several variants of a model on one stream; those that are surely behind leave",
+        "train several variants of a model on one stream, and drop those that are surely behind",
     ),
     "report": (
         "skirl.sweep.command:Report",
-        "what a run or a sweep did: losses, AUC, throughput, movement, stalls; a page with plots",
+        "show what a run or a sweep did: losses, AUC, throughput, movement, stalls; a page with plots",
     ),
     "launch": (
         "skirl.peers.launch:Launch",
-        "several trainers of one job on this machine: skirl launch -n 2 -- train ...",
+        "start several trainers of one job on this machine: skirl launch -n 2 -- train ...",
     ),
     "serve": (
         "skirl.store.remote.serve:Serve",
         "keep rows for trainers on other machines, as one of several memory nodes",
     ),
-    "evaluate": ("skirl.train.predict_commands:Evaluate", "metrics of a trained model on the data that you name"),
-    "predict": ("skirl.train.predict_commands:Predict", "predictions of a trained model, as Parquet"),
+    "evaluate": (
+        "skirl.train.predict_commands:Evaluate",
+        "compute the metrics of a trained model on the data that you name",
+    ),
+    "predict": ("skirl.train.predict_commands:Predict", "write the predictions of a trained model as Parquet"),
     "vocab": (
         "skirl.data.commands:Vocab",
-        "give the ids of data files rows of their own, in one pass and bounded memory",
+        "give the ids in data files rows of their own, in one pass and bounded memory",
     ),
     "convert": ("skirl.dedup.commands:Convert", "write data files as Parquet that is read several times faster"),
     "analyze": (
         "skirl.dedup.analyze_command:Analyze",
-        "whether it pays to write data by session, and what it would give",
+        "find out whether it pays to write data by session, and what it would save",
     ),
-    "same": ("skirl.dedup.commands:Same", "whether two data sets hold the same rows, in whatever order and layout"),
+    "same": ("skirl.dedup.commands:Same", "check whether two data sets hold the same rows, in any order and layout"),
     "export": (
         "skirl.sweep.command:Export",
-        "rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
+        "write the rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
     ),
-    "import": ("skirl.checkpoint.commands:Import", "a checkpoint of the rows of a trained PyTorch model"),
-    "info": ("skirl.measure.info.commands:Info", "what a checkpoint, store, vocabulary, data file or run folder is"),
+    "import": ("skirl.checkpoint.commands:Import", "make a checkpoint of the rows of a trained PyTorch model"),
+    "info": (
+        "skirl.measure.info.commands:Info",
+        "tell what a checkpoint, store, vocabulary, data file or run folder is",
+    ),
     "bench oracle": (
         "skirl.measure.bench.oracle:Oracle",
-        "time the planner: ids a second, slots and grouping included",
+        "time the planner, in ids a second, slots and grouping included",
     ),
     "bench disk": (
         "skirl.measure.bench.disk:Disk",
-        "reads and writes through the disk store, beside the device's own rates",
+        "time reads and writes through the disk store, beside the device's own rates",
     ),
     "bench train": (
         "skirl.measure.bench.train:TrainSpeed",
-        "training speed beside every row resident, torch, FBGEMM, LRU, on demand",
+        "time training beside all rows resident, torch, FBGEMM, LRU and rows on demand",
     ),
     "bench curves": (
         "skirl.measure.bench.curves:Curves",
-        "CPU time of a step as batch, tables, dim, depth, rows and threads grow",
+        "measure the CPU time of a step as batch, tables, dim, depth, rows and threads grow",
     ),
     "bench traffic": (
         "skirl.measure.bench.traffic:Traffic",
@@ -114,15 +120,15 @@ COMMANDS = {
     "bench rows": ("skirl.measure.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
     "bench dedup": (
         "skirl.dedup.bench:Dedup",
-        "lists that repeat in a batch, looked up once, beside the same batches expanded",
+        "time lists that repeat in a batch, looked up once, beside the same batches expanded",
     ),
     "bench kernels": (
         "skirl.measure.bench.kernels:Kernels",
-        "the kernels of a GPU against the rate at which it copies memory",
+        "time the kernels of a GPU beside the rate at which it copies memory",
     ),
     "bench checkpoint": (
         "skirl.measure.bench.checkpoint:Checkpoint",
-        "how long training stands still at a checkpoint, its bytes and memory",
+        "measure how long a checkpoint pauses training, its bytes and its memory",
     ),
     "bench faults": (
         "skirl.measure.bench.faults:Faults",
@@ -134,35 +140,35 @@ COMMANDS = {
     ),
     "bench readers": (
         "skirl.measure.bench.readers:Readers",
-        "rows a second out of text and Parquet, beside TorchRec, and memory over a long stream",
+        "time reading text and Parquet beside TorchRec, and measure memory over a long stream",
     ),
     "bench network": (
         "skirl.measure.bench.network:Network",
-        "what trainers exchange: the sum of dense gradients beside the backend's own",
+        "measure what trainers exchange, and the sum of dense gradients beside the backend's own",
     ),
     "bench link": (
         "skirl.measure.bench.link:LinkSpeed",
-        "trainers over a link of limited rate, beside the least that compute, bytes and cores allow",
+        "time trainers over a link of limited rate, beside the least that compute, bytes and cores allow",
     ),
     "bench serve": (
         "skirl.measure.bench.serve:ServeSpeed",
-        "calls to a memory node, beside a gather and a memcpy, and torch's default transports",
+        "time calls to a memory node, beside a gather and a memcpy, and torch's default transports",
     ),
     "bench serve-large": (
         "skirl.measure.bench.serve_large:ServeLarge",
-        "ten times the caches in touched rows on memory nodes with disks, and what each process takes of memory",
+        "train on memory nodes with disks, with ten times the caches in touched rows, and measure each process's memory",
     ),
     "bench serve-link": (
         "skirl.measure.bench.serve_link:ServeLink",
-        "training over a link of limited rate to a memory node, beside the least that compute, bytes and cores allow",
+        "time training over a link of limited rate to a memory node, beside the least that compute, bytes and cores allow",
     ),
     "bench place": (
         "skirl.placement.bench:PlaceBench",
-        "loads of sites as planned against those of an executed run, and placements against each other",
+        "compare planned loads of sites with those of an executed run, and placements with each other",
     ),
     "bench sweep": (
         "skirl.sweep.bench:SweepBench",
-        "what a race of variants saves, and how often it drops the best",
+        "measure what a race of variants saves, and how often it drops the best",
     ),
     "bench start": (
         "skirl.measure.bench.start:Start",
@@ -179,7 +185,8 @@ CONFIG = Flag(
     name="config",
     type=Path | None,
     default=None,
-    help="Flags out of a TOML file, or out of the config.json of a run to repeat it; flags beside it win.",
+    help="Take flags from a TOML file, or from the folder of a run or a sweep to repeat it. Flags beside it win; --no-NAME "
+    "unsets one that takes no value.",
     group="",
 )
 OVERVIEW = """usage: skirl COMMAND [flags]
@@ -190,6 +197,11 @@ skirl COMMAND --help lists the flags; skirl --version says which skirl this is.
 Exit codes: 0 done; 1 the run, or what it checks, failed; 2 a wrong flag or value; 75 stopped before the end, on one of
 several machines; 130 stopped by Ctrl-C; 141 nobody reads its output any more.
 SKIRL_TRACEBACK=1 in the environment shows where an error came from."""
+FAMILY = """usage: skirl {word} NAME [flags]
+
+{commands}
+
+skirl {word} NAME --help lists the flags."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -227,7 +239,7 @@ def _main(args: list[str]) -> int:
         return _print(_overview())
     words = next((n for n in (2, 1) if " ".join(args[:n]) in COMMANDS), 0)
     if not words:
-        return _unknown(args)
+        return _print(_overview(args[0])) if args[1:] in (["-h"], ["--help"]) and _family(args[0]) else _unknown(args)
     name = " ".join(args[:words])
     try:
         try:
@@ -287,14 +299,14 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:
-            train = _command("train")
-            given = read_config(path, flags, others=flags_of(train), of_one_run=train.of_one_run)
+            given = _out_of(path, kind, flags)
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
             example = None if positional in given else example
         flags |= {CONFIG.name: CONFIG}
+    more = ", ".join(f"skirl {member}" for member in _family(name))
     values = read_flags(
         f"skirl {name}",
-        f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}.",
+        f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}." + (f" There are also {more}." if more else ""),
         flags,
         joined(flags, args, getattr(kind, "repeated", ())),
         common=getattr(kind, "common", ()),
@@ -333,6 +345,16 @@ def _check_launched(words: tuple[str, ...]) -> None:
     _parse(" ".join(words[:count]), list(words[count:]))
 
 
+def _out_of(path: Path, kind: Any, flags: Mapping[str, Flag]) -> dict[str, Any]:
+    """The flags that a file sets for a command. What another command left in it under a name of its own is not asked for."""
+    left = {name: _command(name) for name in LEFT.values()}
+    own = getattr(kind, "of_one_run", ())
+    others = {name for command in left.values() for name in flags_of(command)}
+    return read_config(
+        path, flags, others=others, of_one_run={name: {*command.of_one_run, *own} for name, command in left.items()}
+    )
+
+
 def _config_of(args: list[str]) -> Path | None:
     """The file whose flags are the defaults of all others, and so has to be known before they are read."""
     for arg, after in zip(args, [*args[1:], ""]):
@@ -347,19 +369,33 @@ def _command(name: str) -> Any:
     return getattr(import_module(module), owner)
 
 
+def _family(word: str) -> list[str]:
+    """The commands of two words that begin with this one.
+
+    >>> _family("place")[:2], _family("train")
+    (['place calibrate', 'place tables'], [])
+    """
+    return [name for name in COMMANDS if name.startswith(f"{word} ")]
+
+
 def _unknown(args: list[str]) -> int:
-    given = " ".join(args[:2] if args[:1] == ["bench"] else args[:1])
+    family = _family(args[0]) if args else []
+    given = " ".join(args[:2] if family else args[:1])
     near = difflib.get_close_matches(given, COMMANDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     said = f"{given!r} is no command{hint}" if args else "no command is named: write one of those below"
+    if family and len(args) == 1:
+        said = f"{given!r} is several commands: write one of those below"
     print(f"skirl: {said}", file=sys.stderr)
-    print(f"\n{_overview()}", file=sys.stderr)
+    print(f"\n{_overview(args[0] if family else None)}", file=sys.stderr)
     return 2
 
 
-def _overview() -> str:
-    lines = [f"  {name:<18}{text}" for name, (_, text) in COMMANDS.items()]
-    return OVERVIEW.format(commands="\n".join(lines))
+def _overview(word: str | None = None) -> str:
+    """All commands, or those that begin with a word."""
+    names = list(COMMANDS) if word is None else [name for name in (word, *_family(word)) if name in COMMANDS]
+    lines = "\n".join(f"  {name:<18}{COMMANDS[name][1]}" for name in names)
+    return OVERVIEW.format(commands=lines) if word is None else FAMILY.format(word=word, commands=lines)
 
 
 def _print(text: str) -> int:

@@ -78,7 +78,12 @@ class Rows(Callback):
         return self._accumulate or self.trainer.accumulate_grad_batches
 
     def begin(self, loader: "_First") -> OnePass:
-        """A pass over a loader: from the beginning of an epoch, or from where a checkpoint was written."""
+        """A pass over a loader: from the beginning of an epoch, or from where a checkpoint was written.
+
+        **Arguments**
+
+        - `loader`: what `loader` wrapped.
+        """
         k, resumes, self._resumes = self.accumulate, self._resumes, False
         place = self.place if resumes else {**self.place, "batches": 0, "loader": None}
         if resumes and place["batches"] and place["accumulate"] != k:
@@ -111,11 +116,21 @@ class Rows(Callback):
         return self._place or nowhere
 
     def resume(self, place: dict[str, Any]) -> None:
-        """The next pass goes on there: rows were loaded from a checkpoint."""
+        """Rows were loaded from a checkpoint: the next pass goes on where it was saved.
+
+        **Arguments**
+
+        - `place`: where: the state of a lookahead.
+        """
         self._place, self._resumes = place, True
 
     def close(self, apply: bool = True) -> None:
-        """End the lookahead. A step of which only some micro-batches came never happened, as for the dense parameters."""
+        """End the lookahead. A step of which only some micro-batches came never happened, as for the dense parameters.
+
+        **Arguments**
+
+        - `apply`: whether a step whose micro-batches all came is applied; it is by default.
+        """
         ahead, self.ahead, self.passing, self._made_with = self.ahead, None, None, None
         if ahead is not None:
             ahead.close(apply and ahead.ends_step)

@@ -18,7 +18,7 @@ from torch import nn
 
 import skirl
 from skirl.checkpoint.folder import header, numbers, read
-from skirl.checkpoint.without_model import open_rows
+from skirl.checkpoint.without_model import opened
 from skirl.tools import rng_state
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.cases import cases
@@ -470,8 +470,8 @@ def test_rows_without_their_model_are_refused_by_file(saved: Path, tmp_path: Pat
     del body["~sha256"]
     change(body["definition"]["rows"])
     (tmp_path / "copy" / HEADER).write_bytes(seal(body))
-    with pytest.raises(CheckpointError, match=words) as refused:
-        open_rows(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match=words) as refused, opened(tmp_path / "copy"):
+        pass
     assert str(tmp_path / "copy" / HEADER) in str(refused.value)
 
 

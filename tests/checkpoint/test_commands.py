@@ -13,7 +13,7 @@ from torch import nn
 
 import skirl
 from skirl.checkpoint.commands import Import
-from skirl.checkpoint.without_model import open_rows
+from skirl.checkpoint.without_model import opened
 from skirl.cli import main
 from skirl.engine.access import peek
 
@@ -179,7 +179,7 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     assert not records[:, 4:].any() and records[:, :4].any()
     with pytest.raises(ValueError, match=r"item.sum is \[6, 1\] in the state dict, Adagrad has \[6, 4\]: leave it out"):
         skirl.import_rows(adaptive(RULES[2]), load_file(file))
-    with pytest.raises(ValueError, match="has ids of 'item', and not how many rows it has: export it anew"):
+    with pytest.raises(ValueError, match="has ids of 'item', and not how many rows it has: export it again"):
         save_file(load_file(file), tmp_path / "bare.safetensors")
         Import(tmp_path / "bare.safetensors", tmp_path / "i").run()
 
@@ -221,8 +221,8 @@ def test_parquet_has_the_touched_rows(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
     assert {row["table"] for row in table} == {"user", "item"}
     assert len(table) == len(model.rows.engine.seen)  # type: ignore[union-attr,arg-type]
-    rows, *_ = open_rows(tmp_path / "c")
-    for row in table[:: len(table) // 9]:
-        number = [t.name for t in TABLES].index(row["table"])
-        record = peek(rows.engine, torch.tensor([row["row"] | number << 48]).numpy(), 0)[0][0]
-        assert row["weight"] == record[:8].tolist()
+    with opened(tmp_path / "c") as found:
+        for row in table[:: len(table) // 9]:
+            number = [t.name for t in TABLES].index(row["table"])
+            record = peek(found.rows.engine, torch.tensor([row["row"] | number << 48]).numpy(), 0)[0][0]
+            assert row["weight"] == record[:8].tolist()

@@ -176,7 +176,7 @@ CASES = [
     Case("test-set-without-label", raw(text([row[1:] for row in ROWS])), ("line 1: the line has 39 columns",), skipped=6),
     Case("bom-twice", raw(b"\xef\xbb\xbf" * 2 + text()), ("line 1: the line begins with a byte order mark",), skipped=1),
     # Files.
-    Case("empty", raw(b""), ("is empty", "get it anew")),
+    Case("empty", raw(b""), ("is empty", "get it again")),
     Case("only-bom", raw(b"\xef\xbb\xbf"), ("no row is left to read",)),
     Case("zeros", raw(bytes(5000)), ("is no text: there is a zero byte at 0",)),
     Case("binary", raw(b"\x7fELF\x02\x01\x01\0" + bytes(range(256)) * 10), ("is no text: there is a zero byte at 7",)),
@@ -191,7 +191,7 @@ CASES = [
     Case("folder-of-others", lambda path: (path.mkdir(), (path / "README.md").write_text("x")), ("holds no data files",)),
     # gzip.
     Case("gzip-cut", raw(packed(MANY)[:-2000]), ("is damaged: what follows", "cannot be unpacked (Truncated")),
-    Case("gzip-cut-at-once", raw(packed(MANY)[:5]), ("is damaged", "get it anew")),
+    Case("gzip-cut-at-once", raw(packed(MANY)[:5]), ("is damaged", "get it again")),
     Case("gzip-checksum", raw(packed(MANY)[:-8] + bytes(8)), ("is damaged", "incorrect data check")),
     Case("gzip-junk-after", raw(packed(text()) + b"junk" * 10), ("is damaged",)),
     Case("gzip-of-nothing", raw(packed(b"")), ("no row is left to read",)),
@@ -199,9 +199,9 @@ CASES = [
     Case("gzip-twice", raw(packed(packed(MANY))), ("is no text",)),
     Case("gzip-bomb", raw(packed(b"0" * (40 << 20))), ("a line is longer than 1 MiB",)),
     # Parquet and Arrow.
-    Case("parquet-cut", cut(parquet(), lambda b: b[: len(b) // 2]), ("is truncated: its ", "get it anew"), *OURS),
-    Case("parquet-head-only", raw(b"PAR1"), ("is truncated: its ", "get it anew"), *OURS),
-    Case("parquet-no-tail", cut(parquet(), lambda b: b[:-4]), ("is truncated: its ", "get it anew"), *OURS),
+    Case("parquet-cut", cut(parquet(), lambda b: b[: len(b) // 2]), ("is truncated: its ", "get it again"), *OURS),
+    Case("parquet-head-only", raw(b"PAR1"), ("is truncated: its ", "get it again"), *OURS),
+    Case("parquet-no-tail", cut(parquet(), lambda b: b[:-4]), ("is truncated: its ", "get it again"), *OURS),
     Case("parquet-footer-size", cut(parquet(), lambda b: b[:-8] + b"\xff\xff\xff\x7f" + b[-4:]), ("is damaged",), *OURS),
     Case("parquet-page", cut(parquet(), lambda b: b[:4] + bytes(60) + b[64:]), ("row group 0 cannot be read",), *OURS),
     Case("parquet-no-column", parquet(item=None), ("has no column 'item'", "there are y, x, tags"), *OURS),
@@ -231,8 +231,8 @@ CASES = [
     Case("parquet-negative-row", parquet(item=[1, -1, 3, 4]), ("column item is -1", "a row from 0 to 99"), *ROW, 1),
     Case("parquet-row-beyond", parquet(item=[1, 2, 100, 4]), ("column item is 100", "a row from 0 to 99"), *ROW, 1),
     Case("parquet-without-schema", parquet(), ("nothing says what its columns mean", "set schema"), "parquet"),
-    Case("arrow-cut", cut(arrow, lambda b: b[: len(b) // 2]), ("is truncated: its ", "get it anew"), *OURS),
-    Case("arrow-head-only", raw(b"ARROW1\0\0"), ("is truncated: its ", "get it anew"), *OURS),
+    Case("arrow-cut", cut(arrow, lambda b: b[: len(b) // 2]), ("is truncated: its ", "get it again"), *OURS),
+    Case("arrow-head-only", raw(b"ARROW1\0\0"), ("is truncated: its ", "get it again"), *OURS),
     Case("arrow-no-column", lambda path: feather.write_feather(pa.table({"y": [0]}), path), ("has no column 'x'",), *OURS),
     # CSV with a schema, and headers.
     Case("csv-header-without-column", raw(b"y,x,thing\n0,1,2\n"), ("line 1: label y is 'y'", LABEL), *PLAIN, 1),

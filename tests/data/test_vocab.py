@@ -248,7 +248,7 @@ def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: P
     Vocab(f"criteo:{tsv}", texts, min_count=1, schema=str(tmp_path / "texts.toml"), quiet=True).run()
     Convert(f"criteo:{tsv}", out, quiet=True).run()
     list(DataFlags(f"parquet:{out}", vocab=hexes).stream())
-    with pytest.raises(BadVocabulary, match="its ids of 'C1' are texts, not hex: make it anew with this data"):
+    with pytest.raises(BadVocabulary, match="its ids of 'C1' are texts, not hex: make it again with this data"):
         DataFlags(f"parquet:{out}", vocab=texts)
     again = str(tmp_path / "again")  # and a vocabulary of the converted file fits the original
     Vocab(f"parquet:{out}", again, min_count=1, quiet=True).run()
@@ -268,7 +268,7 @@ def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: P
     some = '[[id]]\nname = "C1"\ncolumn = ""\ntype = "int"\nof = ""\nencode = '
     (tmp_path / "mixed.toml").write_text(mixed.replace(f'{some}"row"', f'{some}"hash"'))
     save(texts, Facts({"C1": "numbers", "C2": "hex"}, 1, 1), {t: (np.array([5], np.uint64),) * 2 for t in ("C1", "C2")})
-    with pytest.raises(BadVocabulary, match="it has ids of 'C2', which is a row in this data already: make it anew"):
+    with pytest.raises(BadVocabulary, match="it has ids of 'C2', which is a row in this data already: make it again"):
         DataFlags(f"parquet:{rows}", vocab=texts, schema=str(tmp_path / "mixed.toml"))
 
 

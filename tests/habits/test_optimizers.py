@@ -194,7 +194,7 @@ OF_ALL, OF_TOP = Tower.parameters, lambda tower: tower.top.parameters()
 def test_a_grad_scaler_that_rows_do_not_know_is_refused_at_its_first_step(parameters: Any):
     says = (
         r"^a GradScaler steps torch\.optim\.SGD, and rows were trained with gradients that it had scaled, for the "
-        r"embeddings do not know it: begin anew, and pass it to them, EmbeddingBagCollection\(\.\.\., grad_scaler=scaler\), "
+        r"embeddings do not know it: start over, and pass it to them, EmbeddingBagCollection\(\.\.\., grad_scaler=scaler\), "
         r"or set embeddings\.grad_scaler = scaler before the first backward\. If it scales another loss than theirs, pass "
         r"them torch\.amp\.GradScaler\(enabled=False\)$"
     )

@@ -378,7 +378,7 @@ def exported(path: Path, out: Path) -> Path:
 def test_rows_come_without_the_state_of_another_optimizer(halfway):
     result = Train.of(**{**SMALL, "steps": 3}, from_=halfway, optimizer="adam").run()
     assert result["from"]["row_state"] is False
-    assert "whose optimizer's state begins anew" in Train.of(**SMALL).summary(result)["begun"]
+    assert "whose optimizer's state starts from zero" in Train.of(**SMALL).summary(result)["begun"]
 
 
 def test_rows_alone_leave_the_dense_weights_as_they_begin(halfway, tmp_path, caplog):
@@ -427,7 +427,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, cap
     assert 1 < step < 20 and not result["stopped_early"]
     assert result["failed"].startswith(("the loss is ", "predictions are not finite"))
     assert f" at step {step}, for the first time, and training stopped" in result["failed"]
-    assert "Set --lr and --dense-lr lower, or --warmup higher, and begin anew" in result["failed"]
+    assert "Set --lr and --dense-lr lower, or --warmup higher, and start over" in result["failed"]
     # The step itself is not saved. What was saved before it gave that loss, and is named as of no use, too.
     steps = [at for at, _ in best.headers_with_steps(tmp_path / "saved")]
     assert steps == list(range(step - 1, -1, -1))
@@ -447,7 +447,7 @@ def test_a_loss_that_is_no_number_is_exit_code_1(capsys):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if value is not True]
     assert main(["train", *flags, "--quiet", "--dense-lr", "1e30"]) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("skirl train: ") and " at step " in line and line.endswith("and begin anew")
+    assert line.startswith("skirl train: ") and " at step " in line and line.endswith("and start over")
 
 
 def test_held_out_predictions_that_are_no_numbers_name_the_step(monkeypatch, tmp_path):

@@ -370,7 +370,7 @@ def test_a_table_that_a_vocabulary_has_not_is_refused(folder: Path) -> None:
         ValueError, match=r"ids\.vocab: it has no table 'items': there are 'item', 'shop', 'price', 'size'"
     ):
         skirl.InVocabulary(folder / "ids.vocab", "items")
-    with pytest.raises(ValueError, match=r"its ids of 'item' are texts, not numbers: make it anew with this data"):
+    with pytest.raises(ValueError, match=r"its ids of 'item' are texts, not numbers: make it again with this data"):
         skirl.InVocabulary(folder / "ids.vocab", "item", type="int")
 
 

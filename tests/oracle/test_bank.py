@@ -137,7 +137,7 @@ def test_memory_follows_cache_and_window_however_long_the_stream(policy):
         wanted = {key for key, _ in cache.slots.values()}
         wanted |= {key for batch in batches[number + 1 : ends[number]] for key in batch.tolist()}
         wanted |= {key for n in range(max(0, number - hold), number + 1) for key, _ in cache.left[n]}
-        assert planner.rows_known == len(wanted)
+        assert planner._rows is not None and planner._rows.hashed_rows == len(wanted)
         rows, uses = planner._known, planner._uses
         sizes.append((len(rows.key), len(rows.index.keys), len(uses.batch) << uses.bits))
     assert len(cache.uses) > 4500

@@ -163,4 +163,5 @@ class Trainers:
             if None in planned:
                 assert planned == [None] * len(planned), "some plan and others wait"
                 return
-            yield [(*of, owner.window_end) for of, owner in zip(planned, self.owners, strict=True) if of is not None]
+            ends = [owner._planner.end_number + owner._planner.window for owner in self.owners]
+            yield [(*of, end) for of, end in zip(planned, ends, strict=True) if of is not None]

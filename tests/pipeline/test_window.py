@@ -5,7 +5,8 @@ import torch
 
 from skirl import Batch, KeyedJagged
 from skirl.core.ids import capture
-from skirl.engine.work import Item, Micro
+from skirl.core.item import Item
+from skirl.engine.work import Micro
 from skirl.oracle.options import Plan
 from skirl.pipeline.window import FIRST_WINDOW, Window
 from tests.loops import collection, stream

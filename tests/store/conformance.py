@@ -25,7 +25,6 @@ from tests.store import frozen
 
 LAYOUT = Layout({0: Record(4), 1: Record(9), 2: Record(4), 5: Record(3, "float64"), 6: Record(3)})
 TABLES = sorted(LAYOUT.records)
-MOST_TABLE = 6
 
 
 def key(table: int, row: int) -> int:

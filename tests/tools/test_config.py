@@ -23,24 +23,36 @@ class Flags:
 
 
 FLAGS = flags_of(Flags)
+OF_ONE_RUN = {"train": ("out",), "sweep": ("rate",)}
 
 
 def read(path: Path, text: str) -> dict[str, object]:
     path.write_text(text)
-    return read_config(path, FLAGS, others=("lr",), of_one_run=("out",))
+    return read_config(path, FLAGS, others=("lr",), of_one_run=OF_ONE_RUN)
 
 
 def test_toml_and_json_give_the_same_flags(tmp_path):
-    toml = 'batch = 8\nrate = 1\ndepth = "epoch"\nlayers = [4, 2]\nout = "x"\nname-of-run = "a"\nlr = 3.0\n'
-    flags = {"batch": 8, "rate": 1, "depth": "epoch", "layers": [4, 2], "out": "x", "name_of_run": "a", "lr": 3.0}
-    expected = {"batch": 8, "rate": 1.0, "depth": "epoch", "layers": (4, 2), "out": Path("x"), "name_of_run": "a"}
+    toml = (
+        'batch = 8\nrate = 1\ndepth = "epoch"\nlayers = [4, 2]\nout = "x"\nquiet = true\nname-of-run = "a"\nlr = 3.0\n'
+    )
+    flags = {"batch": 8, "rate": 1, "depth": "epoch", "layers": [4, 2], "out": "x", "quiet": True}
+    flags |= {"name_of_run": "a", "lr": 3.0}
+    expected = {"batch": 8, "rate": 1.0, "depth": "epoch", "layers": (4, 2), "out": Path("x"), "quiet": True}
+    expected["name_of_run"] = "a"
     assert read(tmp_path / "a.toml", toml) == read(tmp_path / "a.json", json.dumps(flags)) == expected
 
 
 def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_path):
     of_run = json.dumps({"command": "train", "flags": {"batch": 8, "rate": None, "out": "x"}, "begun_at": 0})
     assert read(tmp_path / "config.json", of_run) == {"batch": 8, "rate": None}
-    assert read_config(tmp_path, FLAGS, of_one_run=("out",)) == {"batch": 8, "rate": None}
+    assert read_config(tmp_path, FLAGS, of_one_run=OF_ONE_RUN) == {"batch": 8, "rate": None}
+
+
+def test_what_is_of_one_run_goes_by_the_command_that_left_the_file(tmp_path):
+    (tmp_path / "sweep.json").write_text(
+        json.dumps({"command": "sweep", "flags": {"rate": 2.0, "out": "x", "batch": None}})
+    )
+    assert read_config(tmp_path, FLAGS, of_one_run=OF_ONE_RUN) == {"out": Path("x")}
 
 
 @pytest.mark.parametrize(

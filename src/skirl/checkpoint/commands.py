@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.progress import size
 
 
@@ -16,19 +17,20 @@ class Export:
     checkpoint: Positional[Path]
     """A folder of checkpoints, or the header of one."""
     out: Positional[Path]
-    """The file: .safetensors; .pt for a state dict; .parquet."""
+    """The file to write: .safetensors, .pt for a state dict, or .parquet."""
     table: str | None = None
-    """One table; all if not given."""
+    """The table to write; all tables if not given."""
     state_dict: bool = False
-    """Every row of the tables, named as in a state dict (always so in .pt): TABLE.weight, or weight with --table."""
+    """Write every row of the tables, named as in a state dict: TABLE.weight, or weight with --table. A .pt file always
+    is one."""
     prefix: str = ""
-    """Stands before TABLE.weight in a state dict: embedding_bags. for TorchRec."""
+    """What to write before TABLE.weight in a state dict, such as embedding_bags. for TorchRec."""
     dense: bool = False
-    """Also the dense parameters and buffers, by their names in the model."""
+    """Also write the dense parameters and buffers, by their names in the model."""
     limit: str = "16GiB"
-    """A larger file is refused."""
+    """Refuse to write a file larger than this."""
     force: bool = False
-    """Replace the file if there is one."""
+    """Replace the file if it exists."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -67,20 +69,22 @@ class Import:
     """Make a checkpoint of the rows of a trained PyTorch model; `skirl.import_rows(model, FOLDER)` takes them from there."""
 
     source: Positional[Path]
-    """A state dict: .safetensors, or what torch.save wrote; or a file of skirl export."""
+    """A state dict, as .safetensors or as written by torch.save, or a file written by `skirl export`."""
     out: Positional[Path]
-    """The folder of the checkpoint."""
+    """The folder to write the checkpoint to."""
     tables: tuple[str, ...] = ()
-    """Names of the tables, each the end of a weight's name; every two-dimensional NAME.weight under --prefix otherwise."""
+    """Names of the tables, each the end of a weight's name; if not given, every two-dimensional NAME.weight under
+    --prefix."""
     prefix: str = ""
-    """What stands before the tables' names: embedding_bags. say."""
+    """What comes before the tables' names, such as embedding_bags."""
     pooling: Literal["sum", "mean"] = "sum"
-    """Of all tables."""
-    optimizer: Literal["rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl"] | None = None
-    """That will train the rows; that of a file of skirl export if not set, else rowwise-adagrad. Its state comes along from
-    such a file, if it is of the same optimizer, and begins anew otherwise."""
+    """How all tables are pooled."""
+    optimizer: OptimizerName | None = None
+    """The optimizer that will train the rows; if not given, that of a file of `skirl export`, else rowwise-adagrad.
+    Such a file also gives the optimizer's state, if the optimizer is the same; otherwise the state starts from
+    zero."""
     store: str = "memory"
-    """memory, or disk:FOLDER for tables that are larger."""
+    """Where rows are held while they are imported: memory, or disk:FOLDER for tables larger than memory."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -103,7 +107,9 @@ class Import:
         """The result as people read it."""
         steps = result["steps"]
         told = (
-            "its state begins anew" if steps is None else f"its state came along, after {max(steps.values()):,} steps"
+            "its state starts from zero"
+            if steps is None
+            else f"its state came along, after {max(steps.values()):,} steps"
         )
         lines = {name: f"{n:,} rows" for name, n in result["tables"].items()}
         return lines | {"optimizer": f"{result['optimizer']}; {told}", "saved": f"in {result['out']}"}

@@ -40,7 +40,7 @@ def export(
     - `model`: the model, or the collection itself.
     - `path`: the file to write, whose suffix decides; it is replaced only once the new one is complete.
     - `table`: the table to write; None, the default, writes all.
-    - `untouched`: of .safetensors: write every row of the tables instead, those never trained with their initial values,
+    - `untouched`: for .safetensors: write every row of the tables instead, those never trained with their initial values,
       and `weight` alone. False because a table may have billions of rows that nobody has used.
     - `limit`: a file larger than this is refused, in bytes or as text; the default keeps a slip from filling the disk.
 

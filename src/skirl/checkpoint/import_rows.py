@@ -43,7 +43,7 @@ def import_rows(
     - `model`: the model, or the collection itself.
     - `source`: a state dict; a file of one (.safetensors, or what torch.save wrote); a file that `skirl.export` wrote;
       or a folder of checkpoints, from which rows alone are taken.
-    - `names`: by table, what the source calls its weight; needed only where that is none of `weight`, `TABLE`,
+    - `names`: for each table, what the source calls its weight; needed only where that is none of `weight`, `TABLE`,
       `TABLE.weight` and does not end with `.TABLE.weight`.
 
     >>> import skirl
@@ -201,7 +201,7 @@ class Tensors:
         else:
             wrong = misfit(known, {...: {"rows": COUNT, "steps": COUNT}})
         if wrong is not None:
-            raise ValueError(f"{self.where} does not say what its tables are ({wrong}): export it anew")
+            raise ValueError(f"{self.where} does not say what its tables are ({wrong}): export it again")
         return known.get(base.removesuffix("."), next(iter(known.values())) if not base and len(known) == 1 else {})
 
     def optimizer(self, base: str) -> str | None:
@@ -213,7 +213,7 @@ class Tensors:
         else:
             wrong = misfit(by_table, {...: TEXT})
         if wrong is not None:
-            raise ValueError(f"{self.where} does not say what trained its tables ({wrong}): export it anew")
+            raise ValueError(f"{self.where} does not say what trained its tables ({wrong}): export it again")
         return by_table.get(base.removesuffix("."), self.about.get("optimizer"))
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -309,7 +309,7 @@ def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptim
     if steps is None and optimizer.counts_steps:
         raise ValueError(
             f"{tensors.where} has {optimizer.name}'s state of table {table.name!r}, and not after how many steps: "
-            f"export it anew, name the file itself, or leave {', '.join(base + name for name in places)} out"
+            f"export it again, name the file itself, or leave {', '.join(base + name for name in places)} out"
         )
     return _State(tuple(places), None if steps is None else int(steps))
 

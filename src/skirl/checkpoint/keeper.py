@@ -108,7 +108,7 @@ class Keeper:
         else:
             for collection in collections.values():
                 if len(store := collection.engine.store):
-                    raise ValueError(f"{folder} holds no checkpoint, and {store!r} rows: remove these to begin anew")
+                    raise ValueError(f"{folder} holds no checkpoint, and {store!r} rows: remove these to start over")
         if self._start is not None:
             number = claimed({name: of.engine for name, of in collections.items()}, folder, self._start)
             drop_newer(folder, number, self._start)

@@ -87,7 +87,12 @@ class Saving:
         starts.check(self.folder, self.start)
 
     def run(self, write: Callable[[], None]) -> None:
-        """Write in the background; `write` has to clean up after itself."""
+        """Write in the background.
+
+        **Arguments**
+
+        - `write`: writes all of it, and cleans up after itself where it fails.
+        """
 
         def guarded() -> None:
             try:

@@ -57,17 +57,6 @@ class Opened(NamedTuple):
     """The header of the checkpoint that it is."""
 
 
-def open_rows(path: str | Path, *, store: str = "memory") -> Opened:
-    """Embeddings with the rows of the newest whole checkpoint, and what else it has.
-
-    **Arguments**
-
-    - `path`: the folder of checkpoints, or the header of one.
-    - `store`: where the rows go; rows of a disk store need "disk:FOLDER", for they may not fit in memory.
-    """
-    return _newest(folder.headers(Path(path)), store, Votes(Alone()))
-
-
 def _newest(candidates: list[Path], store: str, votes: Votes) -> Opened:
     """The first of these that is whole, for all trainers."""
     first: CheckpointError | None = None
@@ -96,7 +85,9 @@ def _newest(candidates: list[Path], store: str, votes: Votes) -> Opened:
 
 @contextmanager
 def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
-    """As `open_rows`, for the length of a block. Rows of a disk store are second names of files beside the checkpoint.
+    """Embeddings with the rows of the newest whole checkpoint, and what else it has, for the length of a block.
+
+    Rows of a disk store are second names of files beside the checkpoint.
 
     **Arguments**
 

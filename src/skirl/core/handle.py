@@ -73,7 +73,7 @@ class TorchHandle(torch.optim.Optimizer):
         return False
 
     def settings(self) -> list[Setting]:
-        """Of each group, what the next backward takes."""
+        """What the next backward takes of each group."""
         assert self._groups is not None
         for i, (group, fixed) in enumerate(zip(self.param_groups, self._fixed, strict=True)):
             if not fixed.isdisjoint(group):

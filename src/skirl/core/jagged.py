@@ -361,17 +361,17 @@ class KeyedJagged:
     def with_bags(
         self, bags: Mapping[str, torch.Tensor], groups: Mapping[tuple[str, ...], torch.Tensor] | None = None
     ) -> "KeyedJagged":
-        """Of some features these bags, in this order, and of the others those that they have.
+        """These bags for some features, in this order; the other features keep those that they have.
 
         **Arguments**
 
-        - `bags`: by feature, int64: places among its bags.
+        - `bags`: for a feature, int64: places among its bags.
         - `groups`: which of them each sample has afterwards, as `inverse`; None: its own.
         """
         first = self._first_bags()
         ends = self.offsets()[first].tolist()
         parts: list[tuple[torch.Tensor, Any]] = []
-        """Of each feature: lengths of its bags, and where its ids are."""
+        """Lengths of the bags of each feature, and where its ids are."""
         for f, name in enumerate(self._keys):
             lengths = self.lengths()[first[f] : first[f + 1]]
             if name not in bags:

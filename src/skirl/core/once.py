@@ -49,6 +49,10 @@ class Distinct(NamedTuple):
         """What each bag has, `[bags, ...]`, given to its samples: `[batch, ...]`.
 
         Backward sums over the samples of a bag, ascending, from 0.
+
+        **Arguments**
+
+        - `per_bag`: a number, a vector or more for each bag.
         """
         return per_bag if self.plain else expand(per_bag, self.inverse)
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from math import inf, isfinite, sqrt
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from skirl.core.optimizer_names import OptimizerName
 
 KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM, KIND_MOMENTUM, KIND_FTRL = 0, 1, 2, 3, 4, 5
 
@@ -61,11 +63,20 @@ class _Rule:
         return False
 
     def state_width(self, dim: int) -> int:
-        """How many numbers of state a row of `dim` weights has."""
+        """How many numbers of state a row has.
+
+        **Arguments**
+
+        - `dim`: numbers of its weight.
+        """
         return len(self.state_names) * dim
 
     def width(self, dim: int) -> int:
         """How many numbers a record has.
+
+        **Arguments**
+
+        - `dim`: numbers of the weight.
 
         >>> SGD().width(64), RowwiseAdagrad().width(64), Adagrad().width(64), Adam().width(64)
         (64, 65, 128, 192)
@@ -74,6 +85,10 @@ class _Rule:
 
     def unpack(self, dim: int) -> dict[str, slice]:
         """Where each part of a record is.
+
+        **Arguments**
+
+        - `dim`: numbers of the weight.
 
         >>> Adam().unpack(8)
         {'weight': slice(0, 8, None), 'exp_avg': slice(8, 16, None), 'exp_avg_sq': slice(16, 24, None)}
@@ -85,7 +100,12 @@ class _Rule:
         return parts
 
     def numbers(self, lr: float, weight_decay: float, step: int) -> tuple[float, ...]:
-        """What the kernels need for one table at its update number `step`: its clip, its weight decay, and the rule's own.
+        """What the kernels need for one update of one table: its clip, its weight decay, and the rule's own.
+
+        **Arguments**
+
+        - `lr`, `weight_decay`: the table's.
+        - `step`: the number of the update, from 1 on.
 
         >>> SGD(clip=2.0).numbers(lr=0.5, weight_decay=0.0, step=7)
         (2.0, 0.0, 0.5)
@@ -96,7 +116,11 @@ class _Rule:
     def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """`numbers` of several tables, [tables, k] in the dtype of the rows, rounded once from float64.
 
-        table_steps: how many updates each table has had, this one included.
+        **Arguments**
+
+        - `lr`: the learning rate of all of them.
+        - `table_steps`: how many updates each table has had, this one included.
+        - `dtype`: of the rows; float32 as nearly all are.
         """
         return np.array([self.numbers(lr, self.weight_decay, int(t)) for t in table_steps], dtype)
 
@@ -326,6 +350,10 @@ class FTRL(_Rule):
     def follows(self, weight: NDArray[Any], z: NDArray[Any], n: NDArray[Any]) -> bool:
         """Whether weights are those of this state with this lr, beta, l1 and l2, as far as they have had gradients.
 
+        **Arguments**
+
+        - `weight`, `z`, `n`: numbers of rows, side by side.
+
         >>> z, n = np.array([0.5]), np.array([4.0])
         >>> FTRL(lr=0.1).follows(np.array([-0.5 / 30]), z, n), FTRL(lr=0.2).follows(np.array([-0.5 / 30]), z, n)
         (True, False)
@@ -347,14 +375,8 @@ class FTRL(_Rule):
 
 
 RowOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam | FTRL
-ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
-    "rowwise-adagrad": RowwiseAdagrad,
-    "sgd": SGD,
-    "sgd-momentum": partial(SGD, momentum=0.9),
-    "adagrad": Adagrad,
-    "adam": Adam,
-    "ftrl": FTRL,
-}
+_MAKERS = (RowwiseAdagrad, SGD, partial(SGD, momentum=0.9), Adagrad, Adam, FTRL)
+ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = dict(zip(get_args(OptimizerName), _MAKERS, strict=True))
 
 
 def row_optimizer(name: str) -> Callable[..., RowOptimizer]:

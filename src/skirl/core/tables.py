@@ -120,7 +120,7 @@ class Schema:
         **Arguments**
 
         - `tables`: all of a collection.
-        - `records`: of each table, what its records are; None: all are alike.
+        - `records`: what the records of each table are; None: all are alike.
         - `banks`: the tables of each bank, where that is decided: all of a bank have records that are alike.
         """
         tables = tuple(tables)

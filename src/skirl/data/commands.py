@@ -17,26 +17,26 @@ class Vocab:
     """Flags of `skirl vocab`."""
 
     data: str
-    """The files: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
     """The vocabulary file to write."""
     _: KW_ONLY
     min_count: int = 10
-    """An id has a row of its own if it came at least so many times; all others share one."""
+    """Give an id a row of its own if it occurs at least this many times; all other ids share one row."""
     memory: str = "1GiB"
-    """Memory for counting; counts that do not fit go to disk."""
+    """Memory to use for counting; counts that do not fit go to disk."""
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     valid: str | None = None
-    """What will be held out of training, as for `skirl train`: it is not counted."""
+    """What training will hold out, as for `skirl train`; it is not counted."""
     workers: int = 0
-    """Processes that read files; 0: this one does."""
+    """Processes that read files; with 0 this process reads them."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
-    """What to do with a malformed row: refuse, or skip the row and count it."""
+    """What to do with a malformed row: refuse the files, or skip the row and count it."""
     folder: str | None = None
-    """Where counts that do not fit in memory are written; beside the vocabulary if not set."""
+    """Where to write counts that do not fit in memory; beside the vocabulary if not given."""
     force: bool = False
-    """Replace the vocabulary file if there is one: checkpoints of runs over it can then not go on."""
+    """Replace the vocabulary file if it exists. Runs that used it can then no longer be resumed."""
     json: bool = False
     """Print the results as one line of JSON."""
     quiet: bool = False
@@ -96,24 +96,25 @@ class Convert:
     """Flags of `skirl convert`."""
 
     data: str
-    """The files: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
     """The Parquet file to write."""
     _: KW_ONLY
     rows: str | None = None
-    """Write ids as rows of tables of this size, as for `skirl train`; as fingerprints if neither this nor vocab is set."""
+    """Write ids as rows of tables of this size, as for `skirl train`; fingerprints are written if neither this nor
+    --vocab is given."""
     vocab: str | None = None
     """Write ids as rows of this vocabulary."""
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     compression: Literal["none", "snappy", "lz4", "zstd"] = "none"
-    """What pages are packed with: none is read fastest, zstd is smallest."""
+    """How to compress pages: none is the fastest to read, zstd the smallest."""
     workers: int = 0
-    """Processes that read files; 0: this one does."""
+    """Processes that read files; with 0 this process reads them."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
-    """What to do with a malformed row: refuse, or leave the row out and count it."""
+    """What to do with a malformed row: refuse the files, or leave the row out and count it."""
     force: bool = False
-    """Replace the file if there is one."""
+    """Replace the file if it exists."""
     json: bool = False
     """Print the results as one line of JSON."""
     quiet: bool = False

@@ -51,54 +51,58 @@ class DataFlags:
 
     data: str = "synthetic:criteo-kaggle"
     """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte, sessions), or files:
-    criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or several
-    with commas between."""
+    criteo:PATH, avazu:PATH, mind:PATH, csv:PATH, parquet:PATH. PATH is a file, a folder, a pattern like day_*, or
+    several of these separated by commas."""
     _: KW_ONLY
     batch: int = 4096
-    """Samples a step."""
+    """Samples in a step."""
     epochs: int = 1
     """Passes over the files."""
     steps: int | None = None
-    """Steps of the whole run; as many as the epochs give if not set, 1000 for a synthetic stream."""
+    """Steps of the whole run; if not given, as many as the epochs have, or 1000 for a synthetic stream."""
     valid: str | None = None
-    """What to hold out for evaluation: 20% (the last rows in order), or a time: time>=14102900, time>=2026-03-01."""
+    """What to hold out for evaluation: a share, 20% (the last rows in order), or a time: time>=14102900,
+    time>=2026-03-01."""
     seed: int = 0
-    """Decides data, initial rows and initial weights."""
+    """Seed of the data, the initial rows and the initial weights."""
     rows_scale: float = 1.0
-    """Multiplies the rows of synthetic tables."""
+    """With synthetic data: multiply the number of rows of each table by this."""
     pooling_factor: int = 1
-    """Ids of a feature in a synthetic sample, on average; 1 is exactly one. A list of synthetic:sessions: 75 if not set."""
+    """With synthetic data: ids of a feature in a sample, on average; 1 means exactly one. Lists of synthetic:sessions
+    have 75 if not given."""
     per_session: float = 16.5
-    """Of synthetic:sessions: samples of a session, on average."""
+    """With synthetic:sessions: samples in a session, on average."""
     change: float = 0.05
-    """Of synthetic:sessions: the probability that a list differs from that of the sample before."""
+    """With synthetic:sessions: the probability that a list differs from that of the sample before."""
     lists: int = 3
-    """Of synthetic:sessions: how many lists a sample has."""
+    """With synthetic:sessions: lists in a sample."""
     drift: Literal["redraw", "shift"] = "redraw"
-    """Of synthetic:sessions: a list that changes is drawn anew, or gets one id more and loses its oldest."""
+    """With synthetic:sessions: redraw: a list that changes is drawn anew; shift: it gets one new id and loses its oldest."""
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     rows: str | None = None
-    """Rows that ids are hashed to: a number for every table, or 100000,C3=2000000; the schema's, or 1000000, if not set."""
+    """Rows that ids are hashed to: one number for every table, or 100000,C3=2000000; if not given, those of the
+    schema, or 1000000."""
     vocab: str | None = None
-    """Ids get rows of their own instead of a hash: a file that `skirl vocab` made, or open: one that grows."""
+    """Give ids rows of their own instead of hashing them: a file made by `skirl vocab`, or open for a vocabulary that
+    grows."""
     admit: int = 10
-    """Of an open vocabulary: which appearance of an id gives it a row of its own."""
+    """With --vocab open: the occurrence of an id that gives it a row of its own."""
     stale: int | None = None
-    """Of an open vocabulary: an id is forgotten when this many batches came without it; none is if not set."""
+    """With --vocab open: forget an id that has not occurred in this many batches; if not given, none is forgotten."""
     shuffle: int = 0
-    """Rows in the window that is shuffled; 0: in order."""
+    """Rows in the shuffle window; 0 keeps the order of the files."""
     session_order: Literal["keep", "shuffle"] = "keep"
-    """keep: rows come as they are in the files; shuffle: chunks of rows of one session change places."""
+    """keep: rows come in the order of the files; shuffle: chunks of rows of a session are shuffled."""
     most_rows: int | Literal["all"] = 8
-    """Of session-order shuffle: rows of a session in a chunk."""
+    """With --session-order shuffle: how many rows of a session stay together at most."""
     mix: int = 65536
-    """Of session-order shuffle: rows in the window that is shuffled."""
+    """With --session-order shuffle: rows in the shuffle window."""
     repeats: Literal["stored", "find"] = "stored"
-    """stored: batches share lists that files leave out; find: they share all that repeat in a batch, for files of others
-    whose sessions follow each other."""
+    """stored: batches share the lists that files leave out; find: batches share every list that repeats in them, for
+    files of others in which sessions are contiguous."""
     workers: int = 0
-    """Processes that read files; 0: the training process does. Batches are the same for any number."""
+    """Processes that read files; with 0 the training process reads them. Batches are the same for any number."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """What to do with a malformed row: refuse the run, or skip the row and count it."""
 
@@ -149,7 +153,12 @@ class DataFlags:
         )
 
     def files(self, part_bytes: int | None = None) -> "Files":
-        """The batches of files, before an open vocabulary gives ids rows. part_bytes: of text, read at a time."""
+        """The batches of files, before an open vocabulary gives ids rows.
+
+        **Arguments**
+
+        - `part_bytes`: bytes of text that are read at a time; None: as many as suit text.
+        """
         return self._files(part_bytes, labelled=True)
 
     def _files(self, part_bytes: int | None, *, labelled: bool) -> "Files":

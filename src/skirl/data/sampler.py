@@ -29,7 +29,7 @@ class ShardSampler(Sampler[list[int]]):
     - `rank`, `ranks`: which trainer of how many; None for both takes those of torch.distributed or, before that has
       begun, those that `skirl launch` or torchrun has set; one trainer without either.
     - `shuffle`: whether indices come in another order in each epoch. A sampler has its own order, and takes False.
-    - `seed`: with the epoch, names that order; the same on all trainers.
+    - `seed`: decides that order, with the epoch; the same on all trainers.
 
     >>> for rank in range(2):
     ...     print(list(ShardSampler(range(11), batch_size=4, shards=4, rank=rank, ranks=2)))

@@ -63,7 +63,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Shards:
-    """Of every batch shards `first` .. `last` - 1 of `of` equal ones, a micro-batch each; a smaller last batch is left out.
+    """Shards `first` .. `last` - 1 of `of` equal ones of every batch, a micro-batch each; a smaller last batch is left out.
 
     >>> Shards(1, 3, 4).cuts(19, 8)
     [[(2, 4), (4, 6)], [(10, 12), (12, 14)]]
@@ -98,7 +98,7 @@ class Shards:
             raise ValueError(f"a batch of {batch:,} samples is not {self.of} equal shards: set batch to {more:,}")
 
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
-        """Of each whole batch, its shards."""
+        """The shards of each whole batch."""
         each = batch // self.of if self.cut else batch
         mine = range(self.first * each, self.last * each, each) if self.cut else (0,)
         return [[(low + at, low + at + each) for at in mine] for low in range(0, samples - batch + 1, batch)]
@@ -134,7 +134,7 @@ class Turn:
         return self.of > 1
 
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
-        """Of each round, the batch whose turn it is."""
+        """The batch whose turn it is in each round."""
         rounds = range(self.rank * batch, samples + self.rank * batch, self.of * batch)
         return [[(min(low, samples), min(low + batch, samples))] for low in rounds]
 

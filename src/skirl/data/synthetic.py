@@ -181,11 +181,16 @@ class Synthetic:
         return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in self.shapes[self.name].rows.items()}
 
     def held_out_at(self, state: Any) -> "Synthetic | None":
-        """The same: what is held out does not depend on where a run is."""
+        """As `held_out`: what is held out does not depend on where a run is.
+
+        **Arguments**
+
+        - `state`: where: what `state_dict` gave.
+        """
         return self.held_out
 
     def sharded(self, first: int, last: int, of: int) -> "Synthetic":
-        """Of each batch, only shards first .. last - 1 of `of`, a micro-batch each; nothing else is drawn.
+        """Only shards first .. last - 1 of `of` of each batch, a micro-batch each; nothing else is drawn.
 
         **Arguments**
 
@@ -271,7 +276,12 @@ class Synthetic:
         return {"next": self._next} | {name: getattr(self, name) for name in self._identity}
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse a state of another stream, saying what differs; nothing else happens."""
+        """Refuse a state of another stream, saying what differs; nothing else happens.
+
+        **Arguments**
+
+        - `state`: what `state_dict` gave.
+        """
         if "name" not in state:
             raise ValueError("the state is of no synthetic stream: set data to what it was")
         for name in self._identity:
@@ -279,7 +289,12 @@ class Synthetic:
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set {name} to that")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+        """Make the next pass go on where a state was taken; one of another stream is refused.
+
+        **Arguments**
+
+        - `state`: what `state_dict` gave.
+        """
         self.check_state(state)
         self._resume = self._next = int(state["next"])
 

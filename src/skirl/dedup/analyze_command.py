@@ -26,38 +26,39 @@ class Analyze:
     """Where samples come from: files, as for `skirl convert`, or synthetic:sessions."""
     _: KW_ONLY
     session: str | None = None
-    """The column that says which rows belong together; the schema's session if not set."""
+    """The column that says which rows belong together; the schema's session column if not given."""
     user: str | None = None
-    """The column of users, where no column says the session: one ends where gap passes without a row."""
+    """The column of users, if no column says the session: a session ends where --gap passes without a row."""
     gap: str | None = None
     """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds,
     or what time_unit in the schema says."""
     batch: int = 4096
-    """Samples of a batch, for what is looked up and the least cache."""
+    """Samples in a batch, for what is looked up and the smallest cache."""
     compression: Literal["none", "snappy", "lz4", "zstd"] = "none"
-    """What pages would be packed with."""
+    """How pages would be compressed."""
     sample: str = "64MiB"
-    """Rows that are kept; fewer sessions are looked at where they have more."""
+    """Rows to keep; with more rows, fewer sessions are looked at."""
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     workers: int = 0
-    """Processes that read files; 0: this one does."""
+    """Processes that read files; with 0 this process reads them."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
-    """What to do with a malformed row: refuse, or leave the row out."""
+    """What to do with a malformed row: refuse the files, or leave the row out."""
     samples: int = 50_000
-    """Of synthetic:sessions: how many samples."""
+    """With synthetic:sessions: the number of samples."""
     per_session: float = 16.5
-    """Of synthetic:sessions: samples of a session, on average."""
+    """With synthetic:sessions: samples in a session, on average."""
     change: float = 0.05
-    """Of synthetic:sessions: the probability that a list differs from that of the sample before."""
+    """With synthetic:sessions: the probability that a list differs from that of the sample before."""
     lists: int = 3
-    """Of synthetic:sessions: how many lists a sample has."""
+    """With synthetic:sessions: lists in a sample."""
     drift: Literal["redraw", "shift"] = "redraw"
-    """Of synthetic:sessions: a list that changes is drawn anew, or gets one id more and loses its oldest."""
+    """With synthetic:sessions: redraw: a list that changes is drawn anew; shift: it gets one new id and loses its
+    oldest."""
     pooling_factor: int = 1
-    """Of synthetic:sessions: ids of a list, on average; 75 if not set."""
+    """With synthetic:sessions: ids in a list, on average; 75 if not given."""
     seed: int = 0
-    """Of synthetic:sessions: decides the samples."""
+    """With synthetic:sessions: seed of the samples."""
     json: bool = False
     """Print the results as one line of JSON."""
     quiet: bool = False

@@ -23,27 +23,28 @@ class Dedup(Step):
     samples; cache: what a cache sees of them."""
     _: KW_ONLY
     samples: int = 200_000
-    """Samples of the files."""
+    """Samples in the files."""
     rows_scale: float = 100.0
-    """Multiplies the ids that the files' samples are drawn from: 2 million items."""
+    """Multiply the ids that samples are drawn from, 2 million items, by this."""
     change: float = 0.05
-    """Of the files: the probability that a list differs from that of the sample before."""
+    """In the files: the probability that a list differs from that of the sample before."""
     at_once: tuple[int, ...] = (1_000, 10_000)
-    """Sessions that run at the same time, in the files in order of time."""
+    """Sessions that run at the same time, in the files that are in order of time."""
     compression: Literal["none", "snappy", "zstd"] = "none"
-    """Of the files that are read: of clustered rows and of those that leave lists out; none, as `skirl convert` writes."""
+    """Compression of the files that are read, clustered ones and those that leave lists out; none by default, as
+    `skirl convert` writes."""
     mind: str | None = None
-    """A behaviors.tsv, whose files are measured too; that of $SKIRL_DATA if not set and there is one."""
+    """A behaviors.tsv whose files are measured too; if not given, that of $SKIRL_DATA if there is one."""
     model: tuple[Literal["dcat", "dlrm", "din"], ...] = ("dcat", "dlrm", "din")
-    """Of training: dcat and din with three lists, of which they attend to one; dlrm (the small one) with six."""
+    """For part train: dcat and din with three lists, of which they attend to one; dlrm (the small one) with six."""
     train_batch: int = 1024
-    """Of training: samples a batch."""
+    """For part train: samples in a batch."""
     train_steps: int = 3
-    """Of training: batches of the file that each side reads again and again."""
+    """For part train: batches in the file that each side reads again and again."""
     train_rounds: int = 3
-    """Of training: passes over the file that are timed, each side in turns."""
+    """For part train: passes over the file that are timed; the sides take turns."""
     seeds: int = 3
-    """Of order: runs of each order."""
+    """For part order: runs of each order."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,11 +20,13 @@ class Convert(InOneFile):
     """Flags of `skirl convert`: those of one file, and of a folder whose rows are put in order."""
 
     by: Literal["session"] | None = None
-    """Write a folder of files instead, rows of a session one after the other; one file in the order of data if not set."""
+    """Write a folder of files with the rows of a session one after the other; if not given, one file in the order of
+    the data."""
     session: str | None = None
-    """By session: the column that says which rows belong together; the schema's session if not set."""
+    """With --by session: the column that says which rows belong together; the schema's session column if not given."""
     user: str | None = None
-    """By session: the column of users, where no column says the session: one ends where gap passes without a row."""
+    """With --by session: the column of users, if no column says the session: a session ends where --gap passes without
+    a row."""
     gap: str | None = None
     """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds,
     or what time_unit in the schema says."""
@@ -33,11 +35,13 @@ class Convert(InOneFile):
     memory: str = MEMORY
     """By session: memory of the whole process; what does not fit is on disk, beside out."""
     layout: Literal["once", "window", "rows"] = "once"
-    """By session: once leaves a list out that equals the row above's; window is for lists that shift; rows writes all."""
+    """With --by session: once leaves out a list that equals that of the row above; window is for lists that shift;
+    rows writes all lists."""
     engine: Literal["local", "spark"] = "local"
-    """By session: what moves rows, this process or Apache Spark; files are the same to the byte."""
+    """With --by session: what moves rows, this process or Apache Spark; the files are the same to the byte."""
     master: str | None = None
-    """Of engine spark: where it runs, such as local[4], spark://HOST:7077 or sc://HOST; Spark's own default if not set."""
+    """With --engine spark: where it runs, such as local[4], spark://HOST:7077 or sc://HOST; Spark's own default if not
+    given."""
 
     def __post_init__(self) -> None:
         if self.by is None:
@@ -115,7 +119,7 @@ class Same:
     """Flags of `skirl same`."""
 
     data: str
-    """Files, as for `skirl convert`."""
+    """The files, as for `skirl convert`."""
     as_: str
     """The files to compare them with."""
     _: KW_ONLY
@@ -126,9 +130,9 @@ class Same:
     session: str | None = None
     """The column of data that says which rows belong together, where convert was given one; the schema's if not set."""
     workers: int = 0
-    """Processes that read files; 0: this one does."""
+    """Processes that read files; with 0 this process reads them."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
-    """What to do with a malformed row: refuse, or leave the row out."""
+    """What to do with a malformed row: refuse the files, or leave the row out."""
     json: bool = False
     """Print the results as one line of JSON."""
     quiet: bool = False

@@ -22,8 +22,6 @@ MIX = 65_536
 RATES = (0.02, 0.005, 0.00125)
 """Learning rates of rows: a list whose samples are all in one batch is updated once, so orders differ in the best one."""
 GLOBAL = "global"
-DEFAULT = "shuffle 8"
-"""What `skirl train --session-order shuffle` does."""
 HELD_OUT = "20%"
 
 

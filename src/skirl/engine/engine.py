@@ -217,7 +217,7 @@ class Engine:
             self.drop_caches()
             self.allocate(split)
         except BaseException as error:
-            self.lose(f"the cache was being split anew, and then: {why(error)}", error)
+            self.lose(f"the cache was being split again, and then: {why(error)}", error)
             raise
 
     def drop_caches(self) -> None:

@@ -8,26 +8,13 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds, Captured, Resolver
+from skirl.core.item import Item
 from skirl.core.positions import Positions
 from skirl.core.tree import leaves
 from skirl.engine.capacity import Split
 from skirl.engine.kernels.tree import Parts
 from skirl.oracle.halves import Reads
 from skirl.oracle.step import Step
-
-
-@dataclass(slots=True)
-class Item:
-    """One micro-batch of the user's loader."""
-
-    batch: Any
-    """What the loop gets."""
-    captured: Captured
-    """Its ids."""
-    nbytes: int = 0
-    """What the user's batch takes in memory."""
-    loader_state: Any = None
-    """The loader's own state after this batch, where it has one."""
 
 
 @dataclass(slots=True)

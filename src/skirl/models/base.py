@@ -62,7 +62,12 @@ class Model(nn.Module):
 
     @classmethod
     def row_dim(cls, dim: int) -> int:
-        """The dim of the tables for vectors of `dim` numbers."""
+        """The dim of the tables that the model needs.
+
+        **Arguments**
+
+        - `dim`: numbers in a vector.
+        """
         return dim
 
     @classmethod
@@ -98,8 +103,22 @@ class Model(nn.Module):
         """
         return cls(embeddings, dense_features, **{**cls.small, **sizes})
 
+    def forward(self, batch: Batch) -> Tensor:
+        """The logit of each sample's click, [batch].
+
+        **Arguments**
+
+        - `batch`: its ids, and its dense features.
+        """
+        raise NotImplementedError
+
     def loss(self, batch: Batch) -> Tensor:
-        """Mean binary cross-entropy of a batch."""
+        """Mean binary cross-entropy of a batch.
+
+        **Arguments**
+
+        - `batch`: as for `forward`, with a label for each sample.
+        """
         logits = self(batch)
         if batch.labels.shape != logits.shape:
             raise ValueError(

@@ -18,3 +18,4 @@ MODELS: dict[str, type[Model]] = {
     "din": DIN,
     "dcat": DCAT,
 }
+"""The class of each model by the name that `--model` takes; `NAME-tiny` is its `tiny`."""

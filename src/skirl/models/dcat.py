@@ -39,8 +39,8 @@ class DCAT(OfHistory):
     - `target`: without such a list, the feature that attends to the others; None: that of most rows, which says most about
       what is shown.
     - `width`: numbers in a state of the transformer.
-    - `heads`: of its attention; they divide `width`.
-    - `layers`: of the transformer.
+    - `heads`: heads of its attention; they divide `width`.
+    - `layers`: layers of the transformer.
     - `newest`: how many ids of a history it sees at most, the last ones: attention takes time with their square.
     - `deep`: hidden layers.
 
@@ -103,7 +103,7 @@ class Transformer(nn.Module):
 
     - `dim`: numbers in a row.
     - `width`: in a state.
-    - `heads`: of each layer's attention.
+    - `heads`: heads of each layer's attention.
     - `layers`: how many.
     """
 
@@ -138,7 +138,7 @@ class Layer(nn.Module):
     **Arguments**
 
     - `width`: numbers in a state.
-    - `heads`: of the attention.
+    - `heads`: heads of the attention.
     """
 
     def __init__(self, width: int, heads: int) -> None:

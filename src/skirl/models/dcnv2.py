@@ -19,7 +19,7 @@ class CrossNetwork(nn.Module):
 
     - `width`: numbers in a vector.
     - `layers`: how many cross layers.
-    - `rank`: of each layer's matrix; None: full.
+    - `rank`: rank of each layer's matrix; None: full.
 
     >>> CrossNetwork(width=6, layers=2, rank=3)(torch.ones(5, 6)).shape
     torch.Size([5, 6])
@@ -57,8 +57,8 @@ class DCNv2(Model):
     - `embeddings`: looks ids up; all its tables have one dim.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `cross`: how many cross layers.
-    - `rank`: of their matrices; None: full, as in the paper's main results. 13 dense features and 26 vectors of 48 make 1.6
-      million weights a layer of full rank, and a tenth of that with rank 64.
+    - `rank`: rank of their matrices; None: full, as in the paper's main results. 13 dense features and 26 vectors of 48 make
+      1.6 million weights a layer of full rank, and a tenth of that with rank 64.
     - `deep`: hidden layers.
     - `structure`: the hidden layers stand behind the cross layers ("stacked") or beside them ("parallel").
     """

@@ -29,8 +29,8 @@ class DeepCross(Model):
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `bottom`: hidden layers that dense features go through; one of the tables' dim follows them.
     - `cross`: how many cross layers.
-    - `rank`: of the cross layers' matrices; None: full. 8 by default: over 27 vectors of 48 a layer then has 20,736 weights,
-      and 1.7 million at full rank.
+    - `rank`: rank of the cross layers' matrices; None: full. 8 by default: over 27 vectors of 48 a layer then has 20,736
+      weights, and 1.7 million at full rank.
     - `top`: hidden layers behind the cross layers; one of width 1, the logit, follows them.
     """
 

@@ -21,9 +21,9 @@ class ModelFlags:
     group: ClassVar[str] = "model"
 
     model: ModelName = "dlrm"
-    """The model, with the sizes of its paper; with -tiny some thousand weights."""
+    """The model, with the sizes of its paper; NAME-tiny has some thousand weights."""
     dim: int = 48
-    """Numbers in the vector of one row; wide-deep and deepfm keep one more beside it, its first-order weight."""
+    """Numbers in the vector of a row; wide-deep and deepfm keep one more beside it, the first-order weight."""
 
     @property
     def name(self) -> str:
@@ -63,34 +63,34 @@ class LayerFlags:
 
     _: KW_ONLY
     bottom: tuple[int, ...] | None = None
-    """Of dlrm and deep-cross: hidden layers that dense features go through; those of the paper, or of -tiny, if not set."""
+    """For dlrm and deep-cross: hidden layers for the dense features; those of the paper, or of -tiny, if not given."""
     top: tuple[int, ...] | None = None
-    """Of dlrm and deep-cross: hidden layers behind dot products, or cross layers."""
+    """For dlrm and deep-cross: hidden layers after the dot products or the cross layers."""
     deep: tuple[int, ...] | None = None
-    """Of wide-deep, deepfm, dcnv2, din and dcat: hidden layers."""
+    """For wide-deep, deepfm, dcnv2, din and dcat: hidden layers."""
     rows_in_deep: bool | None = None
-    """Of wide-deep: whether the hidden layers take rows; False: dense features alone."""
+    """For wide-deep: whether the hidden layers take the rows (True) or the dense features alone (False)."""
     dropout: float | None = None
-    """Of deepfm: share of each hidden layer that a step leaves out."""
+    """For deepfm: the share of each hidden layer that dropout zeroes in a step."""
     cross: int | None = None
-    """Of deep-cross and dcnv2: how many cross layers."""
+    """For deep-cross and dcnv2: the number of cross layers."""
     rank: int | Literal["full"] | None = None
-    """Of deep-cross and dcnv2: of the cross layers' matrices."""
+    """For deep-cross and dcnv2: the rank of the cross layers' matrices."""
     structure: Literal["stacked", "parallel"] | None = None
-    """Of dcnv2: hidden layers behind the cross layers, or beside them."""
+    """For dcnv2: whether the hidden layers follow the cross layers or stand beside them."""
     activation: int | None = None
-    """Of din: width of the activation unit."""
+    """For din: the width of the activation unit."""
     width: int | None = None
-    """Of dcat: numbers in a state of its transformer."""
+    """For dcat: the width of the transformer."""
     heads: int | None = None
-    """Of dcat: of the transformer's attention; twice as many divide its width."""
+    """For dcat: the transformer's attention heads; twice this number has to divide its width."""
     layers: int | None = None
-    """Of dcat: layers of the transformer."""
+    """For dcat: the transformer's layers."""
     newest: int | None = None
-    """Of dcat: how many ids of a history the transformer sees at most, the last ones."""
+    """For dcat: the most ids of a history that the transformer sees, the last ones."""
     target: str | None = None
-    """Of din and dcat, over data without a list of ids from another feature's table: the feature that attends to the others;
-    the one with the largest table if not set."""
+    """For din and dcat, over data without a list that shares a table with a single id: the feature that attends to the
+    others; that of the largest table if not given."""
 
     def __post_init__(self) -> None:
         for name, value in self._set().items():

@@ -53,7 +53,12 @@ class OfHistory(Model):
 
     @staticmethod
     def pairs(tables: Sequence[Table], lists: Sequence[str]) -> dict[str, str]:
-        """Each list that is a history, and the feature that is its target: the first single one of its table."""
+        """Each list that is a history, and the feature that is its target: the first single one of its table.
+
+        **Arguments**
+
+        - `tables`, `lists`: as for `pools`.
+        """
         pairs = {}
         for table in tables:
             single = [name for name in table.features if name not in lists]
@@ -67,7 +72,13 @@ class OfHistory(Model):
 
     @classmethod
     def target_of(cls, tables: Sequence[Table], lists: Sequence[str], wanted: str | None) -> str | None:
-        """The one feature that attends to the others; None where each list has a target of its own."""
+        """The one feature that attends to the others; None where each list has a target of its own.
+
+        **Arguments**
+
+        - `tables`, `lists`: as for `pools`.
+        - `wanted`: the feature that a flag or an argument names; None: that of the largest table.
+        """
         if pairs := cls.pairs(tables, lists):
             if wanted is not None:
                 by_table = ", ".join(f"{name} has {target}" for name, target in pairs.items())

@@ -25,7 +25,7 @@ class Seats(NamedTuple):
 
     @classmethod
     def of(cls, bags: Distinct, roomy: float = 1.0) -> "Seats":
-        """Of the samples of a batch, those of a bag in their order.
+        """Seats for the samples of a batch, those of a bag in their order.
 
         **Arguments**
 

@@ -28,7 +28,7 @@ class DenseGradients:
         self._kept: list[tuple[Tensor, int, ref[Tensor], int]] = []
         """Weights that have a gradient after a backward: each with its version, its gradient and that one's version."""
         self._thread = get_ident()
-        """Of the loop; weights of other loops are theirs, which may write their gradients now."""
+        """The loop's weights; those of other loops are theirs, which may write their gradients now."""
         self._smallest: Tensor | None = None
         """The values of the first: `weight.data -= ...` leaves its version as it is."""
 

@@ -36,7 +36,7 @@ class EmbeddingBag(nn.Module):
     - `include_last_offset`: as in torch: whether `offsets` has one entry more, the number of ids.
     - `padding_idx`: as in torch: ids that are neither looked up nor trained, and do not count in a mean.
     - `device`: where the cache is; None is the CPU.
-    - `dtype`: of the rows; None is float32.
+    - `dtype`: type of the rows; None is float32.
     - `optimizer`: how rows change in backward. It has no default, since rows are trained by it and by nothing else.
     - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB"). No default suits every
       table.

@@ -102,12 +102,7 @@ class Collection(nn.Module):
         self._set_frozen(tables, True)
 
     def unfreeze(self, *tables: str) -> None:
-        """Train the rows of these tables again.
-
-        **Arguments**
-
-        - `tables`: their names, or patterns such as "user_*".
-        """
+        """Train the rows of these tables again, named as for `freeze`."""
         self._set_frozen(tables, False)
 
     def _set_frozen(self, patterns: Sequence[str], frozen: bool) -> None:
@@ -137,7 +132,7 @@ class Collection(nn.Module):
         **Arguments**
 
         - `features`: names of features of the collection's tables.
-        - `pooled`: of an `EmbeddingCollection`: "sum" or "mean" gives bags, [batch, dim]; None, one row for each id.
+        - `pooled`: for an `EmbeddingCollection`: "sum" or "mean" gives bags, [batch, dim]; None, one row for each id.
 
         >>> import skirl
         >>> items = EmbeddingCollection(
@@ -155,7 +150,12 @@ class Collection(nn.Module):
 
     @uncompiled
     def forward(self, sparse: Sparse) -> Pooled:
-        """Look the ids of one batch up: of all its features, or of some of them, as often as a step needs."""
+        """Look the ids of one batch up: of all its features, or of some of them, as often as a step needs.
+
+        **Arguments**
+
+        - `sparse`: the ids: a `KeyedJagged`, or anything with the methods of a TorchRec KeyedJaggedTensor.
+        """
         self.engine.check()
         if not (self.training and torch.is_grad_enabled()):
             return self._peek(sparse)
@@ -206,7 +206,10 @@ class Collection(nn.Module):
     def looked_up(self, sparse: Sparse, remembered: Remembered | None = None) -> LookedUp:
         """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way.
 
-        remembered: those of batches before, and where to keep these; they are then pooled here as well.
+        **Arguments**
+
+        - `sparse`: as for `forward`.
+        - `remembered`: rows of batches before, and where to keep these; they are then pooled here as well. None: neither.
         """
         with self._looking:
             return self._look(sparse, remembered)
@@ -351,7 +354,12 @@ class Collection(nn.Module):
         self.alone.forget()
 
     def opened(self, loop: Loop | None) -> None:
-        """Called by a lookahead that begins; with `None` when it ends."""
+        """Called by a lookahead when it begins and when it ends.
+
+        **Arguments**
+
+        - `loop`: the lookahead; None when it ends.
+        """
         self.current.opened(loop)
         self.alone.forget()
 
@@ -446,11 +454,11 @@ class EmbeddingBagCollection(Collection):
       `clip_grad_norm_(model.parameters())` leaves them out, and says so: its `clip` bounds the gradient of each row.
     - `cache`: rows on the device: a number of rows, a share of all rows ("10%"), bytes with their unit ("4GiB"), or "auto":
       half of the memory that is free. Each choice gives the same bits. `skirl size` says what your data needs.
-    - `store`: where all other rows are: "memory", "disk:FOLDER", "checkpoint" (those of the checkpoint that is loaded, to
-      read only), or a `skirl.store.Store`. In memory by default, since it needs no folder.
-    - `device`: where rows are computed on: "cpu", "cuda" or "cuda:N".
-    - `seed`: of the rows' initial values, which are a function of seed, table and row; a store that has rows knows theirs.
-    - `dtype`: of rows: float32, as torch's default; float64; on a GPU also bfloat16 or float16, rounded stochastically.
+    - `store`: where all other rows are: in "memory", which needs no folder; "disk:FOLDER"; "rpc://HOST:PORT", memory nodes;
+      "placed:PLAN.json"; "checkpoint", those of the checkpoint that is loaded, to read only; or a `skirl.store.Store`.
+    - `device`: what computes on the rows: "cpu", "cuda" or "cuda:N".
+    - `seed`: seeds the rows' initial values, a function of seed, table and row; a store that has rows knows theirs.
+    - `dtype`: type of the rows: float32, as in torch; float64; on a GPU also bfloat16 or float16, rounded stochastically.
     - `resume`: go on with the rows that the store already has. By default a store that has rows is refused.
     - `grad_scaler`: the loop's `torch.amp.GradScaler`, with mixed precision; without it the scaler's first step is refused.
     """

@@ -43,7 +43,7 @@ def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if _scaled():
             raise RuntimeError(
                 f"a GradScaler steps {_name(optimizer)}, and rows were trained with gradients that it had scaled, for the "
-                "embeddings do not know it: begin anew, and pass it to them, EmbeddingBagCollection(..., "
+                "embeddings do not know it: start over, and pass it to them, EmbeddingBagCollection(..., "
                 "grad_scaler=scaler), or set embeddings.grad_scaler = scaler before the first backward. If it scales "
                 "another loss than theirs, pass them torch.amp.GradScaler(enabled=False)"
             )

@@ -93,7 +93,12 @@ class Pooled(Mapping[str, Tensor]):
         return again
 
     def only(self, names: Collection[str]) -> Self:
-        """Those of some features, out of the same lookup."""
+        """Those of some features, out of the same lookup.
+
+        **Arguments**
+
+        - `names`: the features; others than those of the batch are passed over.
+        """
         chosen = [name for name in self._schema.features if name in names]
         if len(chosen) == len(self._schema.features):
             return self
@@ -216,13 +221,22 @@ class Unpooled(Pooled):
         """A feature's rows as [batch, longest, dim], zeros behind each sample's last, and [batch, longest]: True where a
         row is.
 
-        longest: ids of the batch's longest sample. Nothing flows back from the zeros.
+        `longest` is the number of ids of the batch's longest sample. Nothing flows back from the zeros.
+
+        **Arguments**
+
+        - `name`: the feature.
         """
         return padded(self[name], self._offsets(name))
 
     @uncompiled
     def nested(self, name: str) -> Tensor:
-        """A feature's rows as a nested tensor of torch's jagged layout, [batch, (ids of a sample), dim]."""
+        """A feature's rows as a nested tensor of torch's jagged layout, [batch, (ids of a sample), dim].
+
+        **Arguments**
+
+        - `name`: the feature.
+        """
         return nested(self[name], self._offsets(name))
 
     @uncompiled

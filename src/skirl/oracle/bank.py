@@ -163,11 +163,6 @@ class BankPlanner:
         """Of each step planned and not known to be executed, for a rollback."""
         self._resident = resident, resident_next
 
-    @property
-    def rows_known(self) -> int:
-        """Rows outside the array of states that memory is spent on: resident, in the window, or evicted lately."""
-        return 0 if self._rows is None else self._rows.hashed_rows
-
     def enter(self, batch: Positions | np.ndarray, next_uses: np.ndarray | None = None) -> None:
         """The next batch enters the window. After an error only `rollback` may be called.
 

@@ -25,9 +25,10 @@ class Launch:
     """
 
     trainers: int = 2
-    """How many; -n is the same."""
+    """The number of trainers; -n is short for it."""
     restarts: int = 0
-    """How often all of them are started again after one has failed; give --save and --resume to what they run."""
+    """How many times to start all of them again after one has failed; give --save and --resume to the command that
+    they run."""
 
     def __post_init__(self) -> None:
         if self.trainers < 1:

@@ -179,7 +179,12 @@ class Lookahead:
         return self.collections[0].engine
 
     def moves(self, engine: Engine) -> bool:
-        """Whether these are rows that the batches use."""
+        """Whether the batches use the rows of an engine.
+
+        **Arguments**
+
+        - `engine`: of a collection, or of one variant of a sweep.
+        """
         return any(own.stands_for(engine) for own in self.engines)
 
     @property
@@ -244,7 +249,10 @@ class Lookahead:
     def close(self, apply: bool = True) -> None:
         """End the pass and let the embeddings go; the with-block does it.
 
-        apply: a step of which only some micro-batches came back is applied, otherwise it never happened.
+        **Arguments**
+
+        - `apply`: whether a step of which only some micro-batches came back is applied, as it is by default; otherwise it
+          never happened.
         """
         with uninterrupted():
             if not self._entered:
@@ -393,7 +401,7 @@ class Lookahead:
         }
 
     def _of_all(self, batches: int) -> int:
-        """Of so many batches of this trainer, how many all have: steps are whole where there are several trainers."""
+        """How many batches all trainers have, where this one has so many: with several trainers steps are whole."""
         if self._peers is None:
             return batches
         return batches // self._reader.micros * self._shards * self._accumulate
@@ -405,13 +413,23 @@ class Lookahead:
         return batches // (self._shards * self._accumulate) * self._reader.micros
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there: the next pass skips what was done of it."""
+        """Go on there: the next pass skips what was done of it.
+
+        **Arguments**
+
+        - `state`: what `state_dict` gave.
+        """
         self.check_state(state)
         here = Place(state["step"], state["epochs"], self._own(state["batches"]), state["loader"], state["start"])
         self._in_loop, self._loaded = InLoop(state["step"], here, here), True
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse a state that this lookahead cannot go on from."""
+        """Refuse a state that this lookahead cannot go on from; nothing else happens.
+
+        **Arguments**
+
+        - `state`: what `state_dict` gave.
+        """
         if self.iterating:
             raise RuntimeError(
                 "this lookahead is already iterating: load before its loop, or make a new lookahead and load into that"

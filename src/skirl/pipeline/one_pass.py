@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skirl.engine.work import Flight, Item
+from skirl.core.item import Item
+from skirl.engine.work import Flight
 from skirl.nn.collection import Collection
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
@@ -95,11 +96,11 @@ class OnePass:
         if self._ended:
             raise StopIteration
         if self.closed:
-            raise RuntimeError("this pass is over: the lookahead was closed or iterated over anew")
+            raise RuntimeError("this pass is over: the lookahead was closed or iterated over again")
         if self._inside:
             raise RuntimeError(
                 "this pass was interrupted or failed while it brought a batch, and cannot go on without losing it: iterate "
-                "over the lookahead again to begin anew, or resume from a checkpoint"
+                "over the lookahead again to start over, or resume from a checkpoint"
             )
         self._inside = True
         self._computed()

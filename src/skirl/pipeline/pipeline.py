@@ -13,9 +13,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from skirl.core.item import Item
 from skirl.engine.capacity import Split
 from skirl.engine.engine import Engine, Leaving
-from skirl.engine.work import Flight, Item
+from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
 from skirl.oracle.together import Together
 from skirl.pipeline.epoch import Epoch
@@ -207,7 +208,7 @@ class Pipeline:
             for engine, split in zip(self._engines, splits, strict=True):
                 engine.split_anew(split)
         except BaseException as error:
-            self._lose(f"the cache was being split anew, and then: {why(error)}", error)
+            self._lose(f"the cache was being split again, and then: {why(error)}", error)
             raise
         with self._lock:
             self._split_at = self.done

@@ -16,8 +16,8 @@ import numpy as np
 from skirl.core.batch import Sparse
 from skirl.core.id_hash import hashes_of
 from skirl.core.ids import BadIds, Captured, Resolver, capture
+from skirl.core.item import Item
 from skirl.core.positions import Positions
-from skirl.engine.work import Item
 from skirl.oracle.reach import Vote
 from skirl.oracle.together import Together
 from skirl.pipeline.batch_copy import own, own_state, weigh
@@ -93,7 +93,7 @@ class Reader:
         return hasattr(self._loader, "__next__")
 
     def check_fresh(self) -> None:
-        """Refuse to begin anew what can be read only once."""
+        """Refuse to start over what can be read only once."""
         if self._read and self.reads_once:
             raise RuntimeError(
                 "the loader is an iterator: batches that were read ahead are gone from it. Go on with the same pass (keep "

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from skirl.core.ids import BadIds, distinct
+from skirl.core.item import Item
 from skirl.core.positions import Positions
 from skirl.engine.capacity import Split
 from skirl.engine.engine import Engine
 from skirl.engine.too_small import DoesNotFit
-from skirl.engine.work import Flight, Item, Micro, Work
+from skirl.engine.work import Flight, Micro, Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners

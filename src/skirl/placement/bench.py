@@ -49,21 +49,22 @@ class PlaceBench:
     ones; transfer: plans after a minute of calibration, beside full training; torchrec: plans that TorchRec runs in two
     processes, against plain torch and its own planner's."""
     sites: tuple[int, ...] = (1, 2, 3, 4, 8)
-    """Numbers of sites; of stores, 4 and 8 if not given."""
+    """Numbers of sites; for part stores, 4 and 8 if not given."""
     batch: int = 512
-    """Samples of a step."""
+    """Samples in a step."""
     steps: int = 40
-    """Of each run."""
+    """Steps of each run."""
     rows_scale: float = 0.01
-    """Multiplies the rows of tables that are like those of Criteo Kaggle."""
+    """Multiply the rows of tables, which are like those of Criteo Kaggle, by this."""
     share: float = 0.1
-    """Of the touched rows, that the cache holds; at least what a batch needs."""
+    """The share of the touched rows that the cache holds; at least what a batch needs."""
     link_ms: float = 250.0
-    """Of stores: what the links take for a step at the least; all else that a step takes should be small beside it."""
+    """For part stores: the least milliseconds that the links take for a step; all else in a step should be small
+    beside it."""
     tasks: int | None = None
-    """Of tables over ranks: how many; as many as make the figure if not given."""
+    """For tables over ranks: the number of tasks; if not given, as many as make the figure."""
     seed: int = 0
-    """Of the data."""
+    """Seed of the data."""
     json: bool = False
     """Print one line of JSON."""
 

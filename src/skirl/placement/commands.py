@@ -123,13 +123,14 @@ class Calibrate:
     common: ClassVar[tuple[str, ...]] = ("store", "width", "rows", "seconds")
 
     store: str
-    """Which one: disk:FOLDER, link:RATE,DELAY:STORE or memory. On disk a folder inside it is used, and removed."""
+    """The store to measure: disk:FOLDER, link:RATE,DELAY:STORE or memory. On disk, a folder inside FOLDER is used and
+    removed."""
     width: int = 65
-    """Numbers of a record, with its optimizer state."""
+    """Numbers in a record, with its optimizer state."""
     rows: int = 4096
-    """Of a call."""
+    """Rows in a call."""
     seconds: float = 2.0
-    """How long to write, and how long to read."""
+    """Seconds to write, and seconds to read."""
     json: bool = False
     """Print one line of JSON."""
 

@@ -97,7 +97,12 @@ class Layout:
 
     @classmethod
     def from_facts(cls, facts: Any) -> "Layout":
-        """What `facts` said; a TypeError or ValueError where it is none."""
+        """A layout out of what `facts` gave; a TypeError or ValueError where it is none.
+
+        **Arguments**
+
+        - `facts`: table, width and dtype of each table.
+        """
         return cls({table: Record(width, dtype) for table, width, dtype in facts})
 
     def facts(self) -> list[list[Any]]:
@@ -116,6 +121,10 @@ class Layout:
     def against(self, other: "Layout") -> tuple[str, str]:
         """The first difference to another layout: what this one has, and what the other.
 
+        **Arguments**
+
+        - `other`: the layout to compare with.
+
         >>> Layout({0: Record(5), 1: Record(5)}).against(Layout({0: Record(5), 1: Record(9)}))
         ('of 5 float32 for table 1', 'of 9 float32')
         """
@@ -127,7 +136,13 @@ class Layout:
         return "of the same tables", "of the same"
 
     def kind(self, keys: NDArray[np.int64], rows: Rows) -> int:
-        """Check keys and rows of one call; the index of their kind in `kinds`."""
+        """Check keys and rows of one call; the index of their kind in `kinds`.
+
+        **Arguments**
+
+        - `keys`: int64 `[n]`.
+        - `rows`: `[n, width]`, contiguous.
+        """
         if not isinstance(keys, np.ndarray) or keys.dtype != np.int64 or keys.ndim != 1:
             raise TypeError(f"keys are {_shown(keys)}: pass an int64 array of one dimension")
         if not isinstance(rows, np.ndarray) or rows.ndim != 2 or len(rows) != len(keys):
@@ -146,7 +161,13 @@ class Layout:
         return kind
 
     def stranger(self, keys: NDArray[np.int64], record: Record) -> int:
-        """The first key whose table has no such records, -1 when there is none."""
+        """The first key whose table has no such records, -1 when there is none.
+
+        **Arguments**
+
+        - `keys`: int64 `[n]`.
+        - `record`: what they should have.
+        """
         return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
 
     def _refusal(self, key: int, given: Record) -> str:
@@ -202,6 +223,10 @@ class Store(ABC):
 
         A store that outlives its process keeps the digests with its rows; to make one reads all of an array. One that does
         not is refused when rows that began from an array are to be trained further.
+
+        **Arguments**
+
+        - `about`: what rows begin from, by table, as `about` has it.
         """
         self.about = dict(about)
 
@@ -276,11 +301,11 @@ class Store(ABC):
           not written again. None: write all.
         """
 
-    @abstractmethod
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
         """Take frozen rows, with their identity and generation; what the store held before is gone.
 
-        Anything wrong is a `CheckpointError` that names the file, and the store is as it was.
+        Anything wrong is a `CheckpointError` that names the file, and the store is as it was. A store implements this, or
+        `thaw_parts`, by which it is done otherwise.
 
         **Arguments**
 
@@ -288,6 +313,8 @@ class Store(ABC):
         - `facts`: what `Frozen.write` gave.
         - `over`: keys and rows that replace the frozen ones: those that were in the cache.
         """
+        self._check_open()
+        self.thaw_parts(folder, [Part(facts, over)], facts.get("identity", ""), facts.get("generation", 0))
 
     def thaw_parts(
         self,
@@ -311,6 +338,8 @@ class Store(ABC):
             raise ValueError(
                 f"{self!r} takes the rows of one trainer, all of them: set store='memory' or 'disk:FOLDER'"
             )
+        if type(self).thaw is Store.thaw:
+            raise NotImplementedError(f"{type(self).__name__} takes no frozen rows: implement thaw, or thaw_parts")
         ready()
         self.thaw(folder, parts[0].facts, parts[0].over)
         self.identity, self.generation = identity, generation

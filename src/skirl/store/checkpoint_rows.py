@@ -1,7 +1,7 @@
 """The rows of a checkpoint, for reading: where they lie, in files that stay as they are."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.store.base import DISK_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
-from skirl.store.disk.frozen import point_of
 from skirl.store.disk.store import DiskStore
 from skirl.store.frozen import Part
 from skirl.store.memory.mapped import MappedRows
@@ -53,11 +52,6 @@ class CheckpointRows(Store):
     def __repr__(self) -> str:
         return "the rows of a checkpoint"
 
-    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """As `Store.thaw` says. The files have to stay; they may lose their names."""
-        self._check_open()
-        self.thaw_parts(folder, [Part(facts, over)], *point_of(folder, facts, self.layout))
-
     def thaw_parts(
         self,
         folder: Path,
@@ -66,7 +60,7 @@ class CheckpointRows(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """As `Store.thaw_parts` says, and `thaw`."""
+        """As `Store.thaw_parts` says. The files have to stay; they may lose their names."""
         self._check_open()
         if all(part.facts.get("kind") != DISK_ROWS for part in parts):
             found = MappedRows(folder, parts, self.layout)

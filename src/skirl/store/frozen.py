@@ -43,7 +43,7 @@ class Part:
     mine: Mine | None = None
 
     def own(self, pairs: Iterable[tuple[NDArray[np.int64], Any]]) -> Iterator[tuple[NDArray[np.int64], Any]]:
-        """Of keys and rows those to take."""
+        """Those of some keys and rows that are to be taken."""
         for keys, rows in pairs:
             if self.mine is None:
                 yield keys, rows

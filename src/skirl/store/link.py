@@ -47,7 +47,12 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> "Link":
-        """A link as flags name it: RATE,DELAY."""
+        """A link as flags name it.
+
+        **Arguments**
+
+        - `text`: RATE,DELAY, such as 1Gbit,100us.
+        """
         rate, _, delay = text.partition(",")
         bits, wait = _RATE.fullmatch(rate.strip()), _DELAY.fullmatch(delay.strip())
         if not bits or not wait or float(bits[1]) == 0:
@@ -55,7 +60,12 @@ class Link:
         return cls(float(bits[1]) * _BITS[bits[2]] / 8, round(float(wait[1]) * _SECONDS[wait[2]], 12))
 
     def seconds(self, nbytes: int) -> float:
-        """What one call of so many bytes takes while the link is free."""
+        """What one call takes while the link is free.
+
+        **Arguments**
+
+        - `nbytes`: bytes of the call.
+        """
         return self.delay + nbytes / self.rate
 
 

@@ -38,15 +38,15 @@ class SweepBench(Composed):
     runs, one after the other and as many at a time as cores. once: what is read, hashed and planned for 1, 8 and 32. exact:
     every bit of all models beside each other, alone and in plain Python."""
     variants: tuple[int, ...] = (16, 32)
-    """Of which races."""
+    """Numbers of variants of the races."""
     counts: tuple[int, ...] = (1, 8, 32)
-    """For once: of how many variants."""
+    """For part once: numbers of variants."""
     races: int = 10_000
-    """Simulated ones, of each kind of noise."""
+    """Simulated races for each kind of noise."""
     alpha: float = 0.05
-    """The probability of an error that a deficit is taken for sure at."""
+    """The highest probability that a variant is dropped by mistake."""
     losses: Path | None = None
-    """A .npz file that the losses of all variants are kept in; where it is there, they are read and nothing is trained."""
+    """A .npz file that keeps the losses of all variants; if it exists, they are read from it and nothing is trained."""
 
     together: tuple[int, ...] = (8,)
     """For speed: how many variants train on one stream; of several numbers each is held against the same lone runs."""
@@ -57,9 +57,9 @@ class SweepBench(Composed):
     stores: tuple[Literal["memory", "disk"], ...] = ("memory", "disk")
     """and stores."""
     timed: int = 30
-    """For speed: steps of each run that are timed, after as many that warm up."""
+    """For part speed: steps of each run that are timed, after as many to warm up."""
     repeats: int = 3
-    """For speed: runs of each; medians count."""
+    """For part speed: runs of each kind; medians are reported."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "races", "timed", "repeats")

@@ -48,9 +48,9 @@ class SweepCommand(Composed):
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
     log_every: int | None = None
-    """Steps between two lines of metrics, and of where all stand; by default such that there are 100 to 200 of them."""
+    """Steps between two lines of metrics and of the standing; chosen to give 100 to 200 of them if not given."""
     plan: bool = False
-    """Print variants, rows, bytes, memory and a predicted time, and end: nothing is trained."""
+    """Print variants, rows, bytes, memory and a predicted time, and train nothing."""
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
@@ -145,11 +145,11 @@ class Export(ExportRows):
     """Write the rows of a checkpoint to a file that others read."""
 
     checkpoint: Positional[Path]
-    """A folder of checkpoints, or the header of one; with --variant the folder of a sweep, or that it was saved to."""
+    """A folder of checkpoints, or the header of one; with --variant, the folder of a sweep or of its checkpoints."""
     out: Positional[Path]
-    """The file: .safetensors; .pt for a state dict; .parquet."""
+    """The file to write: .safetensors, .pt for a state dict, or .parquet."""
     variant: str | None = None
-    """The variant of a sweep whose rows these are."""
+    """The variant of a sweep whose rows are exported."""
 
     def run(self) -> dict[str, Any]:
         """Write it."""

@@ -37,11 +37,11 @@ class VaryFlags:
     group: ClassVar[str] = "sweep"
 
     vary: tuple[str, ...] = ()
-    """A flag and its values, such as lr=0.01,0.02; given several times, every combination is a variant.
-    Sizes of layers have an x between: top=64x32,128x64."""
+    """A flag and its values, such as lr=0.01,0.02; given several times, every combination is a variant. Sizes of
+    layers are joined by x: top=64x32,128x64."""
     variants: Path | None = None
-    """A file of variants: TOML with a table for each, CSV with a line, or JSON lines; with --vary, each of them with every
-    combination."""
+    """A file of variants: TOML with a table for each, CSV with a line for each, or JSON lines; with --vary, each of
+    them is combined with every combination."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +56,16 @@ class SearchFlags:
     group: ClassVar[str] = "sweep"
 
     search: tuple[str, ...] = ()
-    """A flag and what Optuna draws its value from: lr=log:1e-3..1, lr=0.1..0.5 or optimizer=sgd,adam. Given several times,
-    each trial has a value of each; with --vary seed=0,1 it is trained with each seed. Needs skirl[sweep]."""
+    """A flag and what Optuna draws its value from: lr=log:1e-3..1, lr=0.1..0.5 or optimizer=sgd,adam. Given several
+    times, each trial has a value for each; with --vary seed=0,1 it is trained with each seed. Needs skirl[sweep]."""
     trials: int | None = None
-    """How many are drawn."""
+    """How many variants are drawn."""
     sampler: Literal["tpe", "random", "qmc"] = "tpe"
-    """How: tpe learns from the trials of earlier sweeps in the study; random; qmc covers the space evenly, with scipy."""
+    """How they are drawn: tpe learns from the trials of earlier sweeps in the study; random does not; qmc covers the
+    space evenly, and needs scipy."""
     study: str | None = None
-    """Where Optuna keeps the trials, for later sweeps to learn from: a file, or one of its URLs, such as sqlite:///study.db."""
+    """Where Optuna keeps the trials for later sweeps to learn from: a file, or one of its URLs, such as
+    sqlite:///study.db."""
 
     def __post_init__(self) -> None:
         if not self.search:
@@ -101,11 +103,11 @@ class RaceFlags:
     group: ClassVar[str] = "sweep"
 
     alpha: float = 0.05
-    """The probability that the best variant is dropped for a deficit that was taken for sure; 0: none leaves for one."""
+    """The highest probability that the best variant is dropped by mistake; 0: none is dropped for a deficit."""
     keep: int = 1
-    """Configurations that are trained to the end; seeds of one configuration leave and stay together."""
+    """How many configurations are trained to the end; the seeds of one configuration leave and stay together."""
     rungs: str | None = None
-    """After each of these only half as many configurations go on: steps, or shares of the run, as 5%,10%,20%,30%."""
+    """After each of these only half as many configurations go on: steps, or shares of the run, such as 5%,10%,20%,30%."""
 
     def __post_init__(self) -> None:
         Rules(alpha=self.alpha, keep=self.keep)

@@ -24,11 +24,12 @@ class KeepFlags:
     group: ClassVar[str] = "save"
 
     save: Path | None = None
-    """A folder for checkpoints, with one of each variant in it; saved at the end, and at SIGTERM or Ctrl-C, which end it."""
+    """A folder for checkpoints, with one of each variant in it; the sweep is saved at its end, and at SIGTERM or
+    Ctrl-C, which end it."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     resume: bool = False
-    """Go on from the checkpoint in --save, the race too; where there is none yet, begin."""
+    """Resume from the checkpoint in --save, the race too; if there is none yet, start the sweep."""
 
     def __post_init__(self) -> None:
         if self.save is None and (self.save_every or self.resume):

@@ -80,8 +80,8 @@ class Sweep:
     - `cache`: what the caches of all variants take together, such as "4GiB"; or rows of each.
     - `store`: where all other rows are: "memory", or "disk:FOLDER", in which each variant has a folder of its name. Or a
       function that gives the store of a variant, by its name.
-    - `optimizer`: of the rows of variants that have no other.
-    - `seed`: of variants that have no other: of rows' initial values, and of the random generator.
+    - `optimizer`: trains the rows of variants that have no other.
+    - `seed`: for variants that have no other: seeds the rows' initial values and the random generator.
     - `loss`: gives a variant's loss of a batch, `loss(model, batch)`, for `sweep.step`; or the loss and what to keep as
       `variant.kept`. By default `model.loss(batch)`.
     - `pooled`: whether ids of a feature are pooled; False: embeddings are as an `EmbeddingCollection`.
@@ -246,7 +246,7 @@ class Sweep:
 
         **Arguments**
 
-        - `name`: of a variant still in the race.
+        - `name`: a variant still in the race.
         - `why`: what it is said to have left for.
         """
         contender = self[name]
@@ -368,7 +368,12 @@ class Sweep:
         return all(contender.embeddings.training for contender in self.racing)
 
     def opened(self, loop: Any) -> None:
-        """Called by a lookahead that begins; with `None` when it ends."""
+        """Called by a lookahead when it begins and when it ends.
+
+        **Arguments**
+
+        - `loop`: the lookahead; None when it ends.
+        """
         if loop is not None and self.lookahead is not None:
             raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
         self.lookahead = loop
@@ -376,14 +381,25 @@ class Sweep:
             contender.embeddings.opened_by_sweep(loop)
 
     def expect(self, work: Work, micro: int) -> None:
-        """A batch comes into the loop."""
+        """A batch comes into the loop.
+
+        **Arguments**
+
+        - `work`: what the plan says of its step.
+        - `micro`: its number among the micro-batches of the step.
+        """
         self._check_round()
         ends = self.lookahead is None or self.lookahead.ends_step
         for contender in self.racing:
             contender.expect(work.packs[contender.name], micro, ends)
 
     def finish(self, apply: bool = True) -> None:
-        """The step in the loop is over."""
+        """The step in the loop is over.
+
+        **Arguments**
+
+        - `apply`: whether it is applied; otherwise it never happened.
+        """
         if apply:
             self._check_round()
         for contender in self.racing:

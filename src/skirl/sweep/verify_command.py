@@ -22,7 +22,7 @@ class VerifyVariants(Verify):
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
 
     vary: tuple[str, ...] = ()
-    """A flag and its values, such as lr=0.01,0.02: train all variants in one sweep, and each alone."""
+    """A flag and its values, such as lr=0.01,0.02: train all variants in one sweep, and each one alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,62 +32,91 @@ def read_flags(
     - `positional`: a flag that may be given without its name.
     - `example`: a whole command line, where the positional flag has to be given.
     """
+    args, unset = _unset(prog, flags, args)
     if not _asks(args):
         _refuse_wrong(prog, flags, args)
     import tyro  # 0.1 s that an overview does not need
 
-    needed = _needed(flags, args)
-    first = [name for name in common if name in flags] + [n for n in flags if n not in common and not flags[n].group]
-    values = {name: flags[name].default for name in [*first, *(name for name in flags if name not in first)]}
-    first, groups = [name for name in first if name in needed], dict[str, list[str]]()
-    for name in (name for name in values if name in needed and name not in first):
-        groups.setdefault(flags[name].group, []).append(name)
-
-    def declared(name: str) -> tuple[str, Any, Any]:
-        flag = flags[name]
-        shown = name.upper() if get_origin(flag.type) is Annotated else metavar(flag.type)  # a word without a flag
-        shown = "" if flag.type is bool else shown
-        hint = "" if flag.default in (None, "", ()) or flag.default is False else None  # nobody types None
-        own = name.removesuffix("_") if name.endswith("_") else None
-        arg = tyro.conf.arg(name=own, help=flag.help, prefix_name=False, metavar=shown, help_behavior_hint=hint)
-        kind = Annotated[flag.type, arg]
-        return name, kind, field() if flag.default is MISSING else field(default=flag.default)
-
-    fields = [declared(name) for name in first]
-    for group, names in groups.items():
-        part = make_dataclass(group, [declared(name) for name in names], kw_only=True)
-        fields.append((f"group_{group}", Annotated[part, tyro.conf.arg(help="", name=group)], field()))
-    whole = make_dataclass("Flags", fields, kw_only=True)
     if positional is not None:
         text += f" {prog} {positional.upper()} is the same as {prog} --{positional} {positional.upper()}."
+    needed = _needed(flags, args)
+    first = [name for name in common if name in flags] + [n for n in flags if n not in common and not flags[n].group]
+    order = [flags[name] for name in dict.fromkeys([*first, *flags]) if name in needed]
     no_pairs = (tyro.conf.FlagCreatePairsOff,)  # --json, and no --no-json
-    found, unknown = tyro.cli(whole, prog=prog, args=args, description=text, config=no_pairs, return_unknown_args=True)
-    values |= {name: getattr(found, name) for name in first}
-    for group, names in groups.items():
-        values |= {name: getattr(getattr(found, f"group_{group}"), name) for name in names}
-    wrong = next((arg for arg in unknown if arg.startswith("-")), None)
-    if wrong is None and positional is not None and len(unknown) == 1:
+    found, unknown = tyro.cli(
+        _declared(order, first), prog=prog, args=args, description=text, config=no_pairs, return_unknown_args=True
+    )
+    values = {name: flag.default for name, flag in flags.items()}
+    for flag in order:
+        value = getattr(found if flag.name in first else getattr(found, f"group_{flag.group}"), flag.name)
+        if flag.type is not bool or value:  # False: it was not given
+            values[flag.name] = value
+    values |= dict.fromkeys(unset, False)
+    if positional is not None and len(unknown) == 1 and not unknown[0].startswith("-"):
         if any(arg.partition("=")[0] == f"--{positional}" for arg in args):
             _refuse(prog, f"{positional} is given twice, with its name and without it: leave one of them out")
-        values[positional], unknown = unknown[0], []
-    elif (
-        not unknown
-        and positional is not None
-        and example is not None
-        and positional not in dict(_given(flags, args)[0])
-    ):
+        values[positional] = unknown.pop()
+    elif not unknown and positional and example and positional not in dict(_given(flags, args)[0]):
         _refuse(prog, f"say which {positional}, for instance `{example}`; {prog} --help lists what else can be set")
     if unknown:
-        options = [option(name) for name in flags]
-        near = difflib.get_close_matches((wrong or unknown[0]).replace("_", "-"), options, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"{prog} --help lists them"
-        _refuse(
-            prog,
-            f"there is no flag {wrong}: {hint}"
-            if wrong
-            else f"{unknown[0]!r} follows no flag: write one before it, {hint}",
-        )
+        _refuse_unknown(prog, flags, unknown)
     return values
+
+
+def _declared(flags: Sequence[Flag], first: Collection[str]) -> type:
+    """A dataclass that tyro reads these flags by: those of `first` are its own, all others are in one for each group."""
+    from tyro.conf import arg
+
+    own, groups = [], dict[str, list[Any]]()
+    for flag in flags:
+        (own if flag.name in first else groups.setdefault(flag.group, [])).append(_field(flag))
+    for group, fields in groups.items():
+        part = make_dataclass(group, fields, kw_only=True)
+        own.append((f"group_{group}", Annotated[part, arg(help="", name=group)], field()))
+    return make_dataclass("Flags", own, kw_only=True)
+
+
+def _field(flag: Flag) -> tuple[str, Any, Any]:
+    """A flag as a field; one that takes no value is False until it is given, whatever its default."""
+    from tyro.conf import arg
+
+    name, default = flag.name, False if flag.type is bool else flag.default
+    shown = name.upper() if get_origin(flag.type) is Annotated else metavar(flag.type)  # a word without a flag
+    hint = "" if flag.default in (None, "", ()) or flag.default is False else None  # nobody types None
+    if flag.type is bool:
+        shown, hint = "", f"(set: {_off(name)} unsets it)" if flag.default is True else ""
+    own = name.removesuffix("_") if name.endswith("_") else None
+    told = arg(name=own, help=flag.help, prefix_name=False, metavar=shown, help_behavior_hint=hint)
+    return name, Annotated[flag.type, told], field() if default is MISSING else field(default=default)
+
+
+def _unset(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[str], set[str]]:
+    """A command line without its `--no-NAME`, and the flags that these unset: what a file sets can be taken back."""
+    off = {_off(name): name for name, flag in flags.items() if flag.type is bool}
+    unset = {off[arg]: arg for arg in args if arg in off}
+    for name, _ in _given(flags, args)[0]:
+        if name in unset:
+            _refuse(prog, f"{option(name)} and {unset[name]} are both given: leave one of them out")
+    return [arg for arg in args if arg not in off], set(unset)
+
+
+def _off(name: str) -> str:
+    """What unsets a flag that has no value.
+
+    >>> _off("keep_best")
+    '--no-keep-best'
+    """
+    return f"--no-{option(name).removeprefix('--')}"
+
+
+def _refuse_unknown(prog: str, flags: Mapping[str, Flag], unknown: Sequence[str]) -> NoReturn:
+    """Leave because of words that are no flag, or follow none."""
+    wrong = next((arg for arg in unknown if arg.startswith("-")), None)
+    options = [option(name) for name in flags]
+    near = difflib.get_close_matches((wrong or unknown[0]).replace("_", "-"), options, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"{prog} --help lists them"
+    said = f"there is no flag {wrong}: {hint}"
+    _refuse(prog, said if wrong else f"{unknown[0]!r} follows no flag: write one before it, {hint}")
 
 
 def joined(flags: Mapping[str, Flag], args: Sequence[str], names: Collection[str]) -> list[str]:

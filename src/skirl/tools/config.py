@@ -9,23 +9,34 @@ from typing import Any
 
 from skirl.tools.flags import Flag, read_as
 
+LEFT = {"config.json": "train", "sweep.json": "sweep"}
+"""What a command leaves in its folder, with its flags in it."""
+
 
 def read_config(
-    path: Path, flags: Mapping[str, Flag], *, others: Collection[str] = (), of_one_run: Collection[str] = ()
+    path: Path,
+    flags: Mapping[str, Flag],
+    *,
+    others: Collection[str] = (),
+    of_one_run: Mapping[str, Collection[str]] = {},
 ) -> dict[str, Any]:
     """The flags that a file sets, by name.
 
     **Arguments**
 
-    - `path`: of the file; a folder stands for the config.json in it.
+    - `path`: of the file; a folder stands for the config.json in it, or for the sweep.json.
     - `flags`: those that the command has. Any other name in the file is refused, and so is a value of another type.
     - `others`: names that are passed over, for they are flags of other commands that the file serves too.
-    - `of_one_run`: names that a config.json is not asked for, since they say where its run wrote.
+    - `of_one_run`: names that such a file is not asked for, by the command that left it: those that say where it wrote,
+      and those that mean something else to the command which reads it.
     """
-    path = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        path = next((path / name for name in LEFT if (path / name).is_file()), path / "config.json")
     found = _parsed(path)
-    if set(found) >= {"command", "flags"}:  # of a run folder
-        found = {name: value for name, value in found["flags"].items() if name not in of_one_run}
+    left = set(found) >= {"command", "flags"}  # by a command
+    if left:
+        left_out = of_one_run.get(str(found["command"]), ())
+        found = {name: value for name, value in found["flags"].items() if name not in left_out}
     values = {}
     for key, value in found.items():
         name = key.replace("-", "_")
@@ -34,6 +45,8 @@ def read_config(
             try:
                 values[name] = read_as(flags[name].type, value)
             except TypeError as expected:
+                if left and value is None:  # that command may do without it
+                    continue
                 raise ValueError(f"{path}: {key} is {json.dumps(value, default=str)}: set it to {expected}") from None
         elif name not in others:
             near = difflib.get_close_matches(name, flags, n=1)

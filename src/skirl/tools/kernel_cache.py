@@ -103,7 +103,7 @@ def kernel_folder() -> Path | None:
         except OSError:
             continue
         return place
-    log.warning("kernels are compiled anew in each process: no folder can be written to, set NUMBA_CACHE_DIR to one")
+    log.warning("kernels are compiled again in each process: no folder can be written to, set NUMBA_CACHE_DIR to one")
     return None
 
 
@@ -156,7 +156,7 @@ class _Files(IndexDataCacheFile):
         except FileNotFoundError:
             return None
         except Exception as error:  # cut off
-            log.warning("a compiled kernel in %s cannot be read, and is compiled anew: %r", self._cache_path, error)
+            log.warning("a compiled kernel in %s cannot be read, and is compiled again: %r", self._cache_path, error)
             return None
         return data if kept == key else None
 

@@ -16,29 +16,32 @@ class Chosen:
 
     _: KW_ONLY
     save: Path
-    """The folder that skirl train --save wrote, whose newest whole checkpoint is taken; or the header of one."""
+    """The folder that `skirl train --save` wrote, of which the newest whole checkpoint is taken, or the header of one
+    checkpoint."""
     data: str | None = None
-    """What to predict, as for skirl train: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not set."""
+    """What to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not
+    given."""
     held_out: bool = False
-    """Only the part that the run held out of its training."""
+    """Take only the part that the run held out of its training."""
     valid: str | None = None
-    """Only the part that this would hold out: 20% (the last rows in order), or a time: time>=14102900, time>=2026-03-01."""
+    """Take only the part that this would hold out: 20% (the last rows in order), or a time: time>=14102900,
+    time>=2026-03-01."""
     schema: str | None = None
-    """A TOML file that names the columns; the run's if not set, or what a converted file says."""
+    """A TOML file that names the columns; if not given, the run's, or that of a converted file."""
     vocab: str | None = None
-    """Where the run's vocabulary is now; where it was if not set."""
+    """Where the run's vocabulary is now; if not given, where it was."""
     batch: int | None = None
-    """Samples at a time; as in the run if not set, since the last bits of a prediction may depend on it."""
+    """Samples at a time; as in the run if not given, since the last bits of a prediction may depend on it."""
     workers: int | None = None
-    """Processes that read files; as in the run if not set."""
+    """Processes that read files; as in the run if not given."""
     bad_rows: Literal["refuse", "skip"] | None = None
-    """What to do with a malformed row; as in the run if not set."""
+    """What to do with a malformed row; as in the run if not given."""
     device: str | None = None
-    """Where the model computes: cpu, cuda or cuda:N; as in the run if not set."""
+    """Where the model computes: cpu, cuda or cuda:N; as in the run if not given."""
     threads: int | None = None
-    """Threads that compute; as in the run if not set, since the last bits of a prediction may depend on it."""
+    """Threads that compute; as in the run if not given, since the last bits of a prediction may depend on it."""
     json: bool = False
-    """Print the results as one line of JSON; progress then goes to the standard error."""
+    """Print the results as one line of JSON; progress goes to standard error."""
     quiet: bool = False
     """Show no progress."""
 

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Literal, get_args
 
 from tyro.conf import Positional
 
+from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed, flags_of
 from skirl.tools.progress import clock, hidden, malformed, size
-from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, OptimizerName, SaveFlags, ShowFlags
+from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, SaveFlags, ShowFlags
 from skirl.train.recipe import Recipe
 
 
@@ -38,7 +39,7 @@ class Train(Composed):
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
     assert_ratio: float | None = None
-    """Fail unless the run touches at least this many times the rows of the cache and fetches rows again."""
+    """Fail unless the run touches at least this many times the rows of the cache, and fetches rows again."""
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
@@ -139,11 +140,13 @@ class Verify(Composed):
     recipe: Recipe = field(default_factory=Recipe)
     show: ShowFlags = field(default_factory=ShowFlags)
     optimizer: OptimizerName | Literal["all"] = "rowwise-adagrad"
-    """The optimizer of the rows; dense weights have Adam. all: one after the other."""
+    """The optimizer of the rows; dense weights have Adam. all: each optimizer in turn."""
     trainers: str | None = None
-    """Numbers of trainers, as 1,2,4: train with each, with three caches and depths and both stores, late on purpose."""
+    """Numbers of trainers, such as 1,2,4: train with each, with three caches and depths, with both stores, and with
+    late trainers."""
     nodes: str | None = None
-    """Numbers of memory nodes, as 1,3: so many are started here and have the rows; or name those that run: --store rpc://..."""
+    """Numbers of memory nodes, such as 1,3: start that many here for the rows. For nodes that are running, give
+    --store rpc://HOST:PORT instead."""
 
     def __post_init__(self) -> None:
         most = max(self.sizes(), default=1)

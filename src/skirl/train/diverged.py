@@ -17,7 +17,7 @@ def sentence(step: int, what: str, folder: Path | None, kept: Mapping[str, Any])
     - `folder`: of the checkpoints.
     - `kept`: the facts of the run's `Keeper`.
     """
-    then = "begin anew"
+    then = "start over"
     saved = [] if folder is None or kept["newest"] is None else headers_with_steps(folder)
     sound = [each for each in saved if each[0] < step - 1]  # a state whose next loss is not finite is of no use, either
     if sound:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-OptimizerName = Literal["rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl"]
+from skirl.core.optimizer_names import OptimizerName
+
 RUNS = "SKIRL_RUNS"
 """The environment variable that says where run folders are made if no flag does; "none": nowhere."""
 _HIGHEST = 1e37
@@ -31,14 +32,14 @@ class RateFlags:
     group: ClassVar[str] = "learning"
 
     lr: float = 0.02
-    """Learning rate of the rows, at its highest."""
+    """Peak learning rate of the rows."""
     dense_lr: float = 1e-3
-    """Learning rate of the dense weights, at its highest."""
+    """Peak learning rate of the dense weights."""
     schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
-    """Of both learning rates: linear and cosine fall to 0 at the last step, step to a tenth after half of the steps and to
-    a hundredth after three quarters."""
+    """How both learning rates change: linear and cosine fall to 0 at the last step; step falls to a tenth after half
+    of the steps and to a hundredth after three quarters."""
     warmup: int = 0
-    """Steps over which both learning rates rise to their full value."""
+    """Steps over which both learning rates rise to their peak."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.dense_lr <= _HIGHEST:
@@ -52,7 +53,8 @@ class StepFlags:
     group: ClassVar[str] = "learning"
 
     shards: int = 1
-    """Parts of each batch with a forward and backward of their own, a power of two; bits depend on it."""
+    """Parts of each batch that have a forward and backward of their own, a power of two. The bits depend on this
+    number."""
 
     def __post_init__(self) -> None:
         from skirl.core.tree import check_shards
@@ -69,12 +71,13 @@ class CacheFlags:
     cache: str = "10%"
     """Rows on the device: a number, 10% (of all), 4GiB, auto (half of what is free), touched:10% (of those the run uses)."""
     depth: int | Literal["auto", "epoch"] = "auto"
-    """Batches the oracle reads ahead: a number, auto (four times the cache in rows) or epoch (the whole run, read twice)."""
+    """Batches that the oracle reads ahead: a number, auto (until they use four times as many rows as the cache has) or
+    epoch (the whole run, read twice)."""
     policy: Literal["min", "lru", "lfu", "ttl"] = "min"
-    """Which rows leave the cache: min is the optimum, the others are there to compare."""
+    """Which rows leave the cache: min is optimal, the others are there to compare with."""
     store: str = "memory"
-    """Where the other rows are: memory, disk:FOLDER, rpc://HOST:PORT for memory nodes (`skirl serve`), or placed:PLAN.json
-    for several of these (`skirl place`)."""
+    """Where the rows outside the cache are: memory, disk:FOLDER, rpc://HOST:PORT for memory nodes (`skirl serve`), or
+    placed:PLAN.json for several of these (`skirl place`)."""
 
     def __post_init__(self) -> None:
         if self.store.startswith("rpc:"):
@@ -118,11 +121,11 @@ class MovementFlags:
     group: ClassVar[str] = "cache"
 
     prefetch: int = 2
-    """Steps ahead that rows travel; changes when, never what."""
+    """How many steps ahead rows travel; this changes when they move, never the result."""
     link: str | None = None
-    """Between cache and store: RATE,DELAY such as 1Gbit,100us, emulated; none if not given."""
+    """Emulate a link between cache and store: RATE,DELAY such as 1Gbit,100us."""
     peer_patience: float | None = None
-    """Seconds that a trainer waits for another before the job ends, naming it; $SKIRL_PATIENCE or 600 if not given."""
+    """Seconds to wait for another trainer before the job ends with its name; $SKIRL_PATIENCE or 600 if not given."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= 1024:
@@ -142,11 +145,13 @@ class DeviceFlags:
     group: ClassVar[str] = "device"
 
     device: str = "cpu"
-    """Where rows are cached and the model computes: cpu, cuda, cuda:N, or interpret, the GPU's code on the CPU, to test."""
+    """Where rows are cached and the model computes: cpu, cuda, cuda:N, or interpret, which tests the GPU's code on the
+    CPU."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What rows are held in. 16 bits need a GPU: rows are updated in float32 and stored with seeded stochastic rounding."""
+    """The type that rows are stored in. The 16-bit types need a GPU; rows are updated in float32 and stored with
+    seeded stochastic rounding."""
     threads: int | None = None
-    """Threads that compute; torch's choice if not given. The bits of a run belong to its number of threads."""
+    """Threads that compute; torch's choice if not given. The bits of a run depend on this number."""
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
@@ -168,9 +173,10 @@ class EvaluationFlags:
     group: ClassVar[str] = "evaluation"
 
     eval_every: int | None = None
-    """Steps between two evaluations on the samples that --valid holds out; at the end there always is one."""
+    """Steps between two evaluations on the samples that --valid holds out; there is always one at the end."""
     patience: int | None = None
-    """Stop after so many evaluations in a row without a better test log loss; the last state stays, not the best."""
+    """Stop after this many evaluations in a row without a better test log loss. The last state stays, not the best
+    one."""
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "patience"):
@@ -193,20 +199,21 @@ class SaveFlags:
     group: ClassVar[str] = "save"
 
     save: Path | None = None
-    """A folder for checkpoints; the run is saved there at its beginning and its end, and at SIGTERM, which ends it."""
+    """A folder for checkpoints; the run is saved at its beginning, at its end and at SIGTERM, which ends it."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     save_minutes: float | None = None
     """Minutes between two checkpoints."""
     keep: int | None = None
-    """Checkpoints that stay in the folder, the newest ones: 2 if not given."""
+    """Checkpoints that stay in the folder, the newest ones; 2 if not given."""
     keep_best: bool = False
     """Also keep the checkpoint with the best held-out log loss, in SAVE/best; needs --valid and --eval-every."""
     resume: bool = False
-    """Go on from the newest checkpoint in --save that is whole; where there is none yet, begin the run."""
+    """Resume from the newest whole checkpoint in --save; if there is none yet, start the run."""
     from_: Path | None = None
-    """Begin a new run with the rows and the dense weights of another run's newest checkpoint, to fine-tune them: its folder,
-    or the header of one checkpoint. Beside --resume it is where the run begins if --save holds no checkpoint yet."""
+    """Start a new run with the rows and dense weights of another run's newest checkpoint, to fine-tune them: its
+    folder, or the header of one checkpoint. With --resume, this is where the run starts if --save holds no
+    checkpoint yet."""
 
     def __post_init__(self) -> None:
         if self.save is None and (self.save_every or self.save_minutes or self.keep or self.resume or self.keep_best):
@@ -226,13 +233,14 @@ class LogFlags:
     group: ClassVar[str] = "output"
 
     run: str = "auto"
-    """The folder for metrics, TensorBoard and result; auto: a new one under runs/ (or $SKIRL_RUNS); none: none."""
+    """The folder for metrics, TensorBoard events and the result; auto makes a new one under runs/ (or $SKIRL_RUNS),
+    none writes nothing."""
     log_every: int = 50
     """Steps between two lines of metrics."""
     wandb: str | None = None
-    """A project of Weights & Biases that gets the metrics too; needs `pip install wandb`."""
+    """A Weights & Biases project that gets the metrics too; needs `pip install wandb`."""
     trace: Path | None = None
-    """A file for the timeline of all stages, to open in https://ui.perfetto.dev: 1.3 KB a step."""
+    """A file for the timeline of all stages, 1.3 KB a step; open it in https://ui.perfetto.dev."""
 
     def __post_init__(self) -> None:
         if self.log_every < 1:
@@ -252,6 +260,6 @@ class ShowFlags:
     group: ClassVar[str] = "output"
 
     json: bool = False
-    """Print the results as one line of JSON; progress then goes to the standard error."""
+    """Print the results as one line of JSON; progress goes to standard error."""
     quiet: bool = False
     """Show no progress."""

@@ -100,7 +100,7 @@ def outcome(result: Mapping[str, Any]) -> dict[str, str]:
         scored = "" if loss is None else f", log loss {loss:.4f} on the samples held out"
         lines["best"] = f"step {best_one['step']:,}{scored}, in {best_one['folder']}"
     if (begun := result["from"]) is not None:
-        state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state begins anew"
+        state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
         lines["begun"] = f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
     if result["changes"]:
         lines["changed"] = "\n".join(told(result["changes"]))

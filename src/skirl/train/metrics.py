@@ -62,7 +62,7 @@ class Metrics:
             self._settle()
 
     def scores(self) -> Scores:
-        """Of all samples so far."""
+        """Over all samples so far."""
         loss = self.loss
         if self._scored is None or self._scored.samples != loss.samples:
             self._settle()

@@ -24,7 +24,7 @@ class Predict(Chosen):
 
     _: KW_ONLY
     into: Path
-    """The file to write; one that is there is replaced once the new one is whole."""
+    """The file to write; an existing one is replaced when the new one is complete."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,6 +28,14 @@ LEARNING = ("lr", "dense_lr", "threads")
 """Those of the free ones that change what is learned."""
 
 
+def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a checkpoint has of its run folder: `folder`, `flags` and `changes`; None where no `skirl train` saved it."""
+    for part in body["run"]["optimizers"]:
+        if part["type"] == "RunFolder":
+            return decode(part["state"], {})
+    return None
+
+
 def saved_flags(path: Path) -> dict[str, Any]:
     """The flags that the newest readable checkpoint of a folder was saved with; none of one that does not say.
 
@@ -37,11 +45,10 @@ def saved_flags(path: Path) -> dict[str, Any]:
     """
     for header in folder.headers(path):
         try:
-            parts = folder.read(header)["run"]["optimizers"]
-            return dict(next(decode(p["state"], {})["flags"] for p in parts if p["type"] == "RunFolder"))
+            return dict((run_of(folder.read(header)) or {}).get("flags", {}))
         except CheckpointError:  # whoever loads it says what is wrong with it
             continue
-        except (KeyError, TypeError, StopIteration):
+        except (KeyError, TypeError, ValueError, AttributeError):
             return {}
     return {}
 

@@ -29,6 +29,7 @@ from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.train.chosen import Chosen
 from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, StepFlags
 from skirl.train.recipe import Recipe
+from skirl.train.resumed import run_of
 from skirl.train.same_data import check_same_data
 
 log = logging.getLogger("skirl")
@@ -122,22 +123,21 @@ def _opened(header: Path, chosen: Chosen, labelled: bool) -> SavedRun:
 def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
     """The flags of the run, as its checkpoint has them; those in its folder, where an older skirl saved it."""
     known = flags_of(Recipe)
-    for part in body["run"]["optimizers"]:
-        if part["type"] == "RunFolder":
-            state = decode(part["state"], {})
-            if "flags" in state:
-                return {name: value for name, value in state["flags"].items() if name in known}
-            if state["folder"] is not None and (Path(state["folder"]) / "config.json").is_file():
-                config = Path(state["folder"]) / "config.json"
-                others = json.loads(config.read_text())["flags"].keys()
-                return read_config(config, known, others=others)
-            raise ValueError(
-                f"{header} does not have the run's flags, and its run folder {state['folder']} is gone: load it in a loop "
-                "of your own, with skirl.load"
-            )
+    state = run_of(body)
+    if state is None:
+        raise ValueError(
+            f"{header} was saved by a loop that is not skirl train's, and does not say what its model is: load it there, "
+            "with skirl.load"
+        )
+    if "flags" in state:
+        return {name: value for name, value in state["flags"].items() if name in known}
+    if state["folder"] is not None and (Path(state["folder"]) / "config.json").is_file():
+        config = Path(state["folder"]) / "config.json"
+        others = json.loads(config.read_text())["flags"].keys()
+        return read_config(config, known, others=others)
     raise ValueError(
-        f"{header} was saved by a loop that is not skirl train's, and does not say what its model is: load it there, with "
-        "skirl.load"
+        f"{header} does not have the run's flags, and its run folder {state['folder']} is gone: load it in a loop of your "
+        "own, with skirl.load"
     )
 
 

@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from skirl.checkpoint.keeper import Keeper
 from skirl.core.batch import Batch, moved
+from skirl.data.source import Source
+from skirl.nn.collection import Collection
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
@@ -74,6 +76,107 @@ def steps(
             parts, logits, losses = [], [], []
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What a run trains, and what watches it."""
+
+    recipe: Recipe
+    share: Share
+    folder: RunFolder
+    embeddings: Collection
+    model: nn.Module
+    dense: torch.optim.Optimizer
+    rates: Rates
+    stream: Source
+    """The batches of this trainer."""
+    meter: Meter
+    judge: Evaluation
+
+    @classmethod
+    def made(
+        cls,
+        recipe: Recipe,
+        share: Share,
+        folder: RunFolder,
+        evaluation: EvaluationFlags,
+        show: ShowFlags,
+        *,
+        resume: bool,
+    ) -> "_Run":
+        """The model over its rows, once it is known how many the cache is to hold."""
+        cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
+        embeddings = recipe.embeddings(cache, resume=resume)
+        model, dense = recipe.model_over(embeddings)
+        rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
+        judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
+        return cls(recipe, share, folder, embeddings, model, dense, rates, stream, Meter(stream.lists), judge)
+
+    def saved(self, saving: SaveFlags) -> dict[str, Any]:
+        """What a `Keeper` is told: what it saves, and when."""
+        return {
+            "model": self.model, "optimizers": [self.dense, self.rates, self.meter, self.judge, self.folder],
+            "every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
+            "keep_best": saving.keep_best, "first": self.share.first,
+        }  # fmt: skip
+
+    def loop(self, batches: Lookahead, keeper: Keeper, progress: Progress) -> tuple[int, str] | None:
+        """Train to the end; the step at which numbers were no longer finite and what was not, None where all were."""
+        share, meter, judge = self.share, self.meter, self.judge
+        if judge.stops:
+            return None
+        for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
+            done, asked = share.whole(step, keeper.asked())
+            meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
+            for batch in done.batches:
+                meter.repeats.add(batch.sparse)
+            last = batches.step == self.stream.steps
+            if meter.diverged(last=last):
+                return meter.not_finite
+            if self.stream.held_out and judge.due(batches.step, last=last):
+                try:
+                    self._evaluate(batches)
+                except NotFinite:
+                    return batches.step, "predictions for the samples held out are not finite"
+            last = last or judge.stops
+            self.folder.after_step(batches, meter, self.rates.now, last=last, evaluation=judge)
+            progress(batches.step, lambda: meter.facts(batches))
+            is_best = judge.best_step == batches.step and math.isfinite(judge.best or 0.0)
+            if keeper.after_step(asked, last=last, is_best=is_best) or judge.stops:
+                break
+        return None
+
+    def _evaluate(self, batches: Lookahead) -> None:
+        """On the samples that are held out at this step; each of several trainers takes its part of them."""
+        held_out, share = self.stream.held_out_at(batches.state_dict()["loader"]), self.share
+        with self.meter.paused():
+            if share.alone or held_out is None:
+                self.judge.run(batches.step, self.model, held_out or ())
+                return
+            own = held_out.dealt(share.rank, share.size)
+            self.judge.run(batches.step, self.model, own, rank=share.rank, ranks=share.size, exchange=share.exchange)
+
+    def result(self, batches: Lookahead, flags: Mapping[str, Any]) -> dict[str, Any]:
+        """What came of it, but for checkpoints."""
+        return {
+            "command": "train",
+            **flags,
+            **self.meter.result(),
+            **self.judge.result(),
+            "stopped_early": self.judge.stops,
+            "steps": batches.step,
+            "begun_at": self.folder.begun_at,
+            **_of_engine(batches, self.share),
+            "network": self.share.network(),
+            "by_trainer": gathered(batches, self.meter, self.share),
+            "peak_bytes": peak_bytes(),
+            "machine": machine(),
+            "bad_rows_skipped": self.stream.bad_rows,
+            "first_bad_row": self.stream.first_bad_row,
+            "run": self.folder.path,
+            "changes": self.folder.changed,
+        }
+
+
 def train(
     recipe: Recipe,
     evaluation: EvaluationFlags,
@@ -88,83 +191,32 @@ def train(
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)
-    run = run_folder(recipe, log, flags, resume=saving.resume, trainers=share.size)
+    folder = run_folder(recipe, log, flags, resume=saving.resume, trainers=share.size)
     if share.first and saving.save is not None and (origin is not None or not saving.resume):
         note(saving.save, origin)
-    cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
-    embeddings = recipe.embeddings(cache, resume=saving.resume)
-    model, dense = recipe.model_over(embeddings)
-    rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
-    meter = Meter(stream.lists)
-    judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-    saved = {"model": model, "optimizers": [dense, rates, meter, judge, run]}
-    keep = {"every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
-            "keep_best": saving.keep_best, "first": share.first}  # fmt: skip
+    run = _Run.made(recipe, share, folder, evaluation, show, resume=saving.resume)
     begun_from: dict[str, Any] | None = None
-    broken: tuple[int, str] | None = None
     with (
-        recipe.lookahead(model, stream, trace=log.trace) as batches,
-        Keeper(saving.save, **keep, **saved, data=batches) as keeper,
+        recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
+        Keeper(saving.save, **run.saved(saving), data=batches) as keeper,
         _progress("train", recipe, show) as progress,
-        run.begin(batches, meter, keeper.check),
+        folder.begin(batches, run.meter, keeper.check),
     ):
-        for line in told([change for change in run.changed if change["flag"] in LEARNING]):
+        for line in told([change for change in folder.changed if change["flag"] in LEARNING]):
             logger.warning("%s", line)
         if origin is not None:
-            begun_from = begin_from(origin, model, stream, share, save=saving.save)
+            begun_from = begin_from(origin, run.model, run.stream, share, save=saving.save)
         keeper.begin()
-        for step in () if judge.stops else steps(model, dense, batches, rates, batches.micros):
-            done, asked = share.whole(step, keeper.asked())
-            meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
-            for batch in done.batches:
-                meter.repeats.add(batch.sparse)
-            last = batches.step == stream.steps
-            if meter.diverged(last=last):
-                broken = meter.not_finite
-                break
-            if stream.held_out and judge.due(batches.step, last=last):
-                held_out = stream.held_out_at(batches.state_dict()["loader"])
-                try:
-                    with meter.paused():
-                        if share.alone or held_out is None:
-                            judge.run(batches.step, model, held_out or ())
-                        else:
-                            own = held_out.dealt(share.rank, share.size)
-                            judge.run(
-                                batches.step, model, own, rank=share.rank, ranks=share.size, exchange=share.exchange
-                            )
-                except NotFinite:
-                    broken = batches.step, "predictions for the samples held out are not finite"
-                    break
-            last = last or judge.stops
-            run.after_step(batches, meter, rates.now, last=last, evaluation=judge)
-            progress(batches.step, lambda: meter.facts(batches))
-            is_best = judge.best_step == batches.step and math.isfinite(judge.best or 0.0)
-            if keeper.after_step(asked, last=last, is_best=is_best) or judge.stops:
-                break
-        if broken and meter.steps % run.every:
-            run.after_step(batches, meter, rates.now, last=True, evaluation=judge)
-        result = {
-            "command": "train",
-            **flags,
-            **meter.result(),
-            **judge.result(),
-            "stopped_early": judge.stops,
-            "steps": batches.step,
-            "begun_at": run.begun_at,
-            **_of_engine(batches, share),
-            "network": share.network(),
-            "by_trainer": gathered(batches, meter, share),
-            "peak_bytes": peak_bytes(),
-            "machine": machine(),
-            "bad_rows_skipped": stream.bad_rows,
-            "first_bad_row": stream.first_bad_row,
-            "run": run.path,
-            "checkpoints": (kept := keeper.facts()),
+        broken = run.loop(batches, keeper, progress)
+        if broken and run.meter.steps % folder.every:
+            folder.after_step(batches, run.meter, run.rates.now, last=True, evaluation=run.judge)
+        result = run.result(batches, flags)
+        kept = keeper.facts()
+        result |= {
+            "checkpoints": kept,
             "begins_again": kept["stopped_by"] is not None and launchers_elsewhere(),
-            "best": best_of(kept, judge),
+            "best": best_of(kept, run.judge),
             "from": begun_from,
-            "changes": run.changed,
         }
         result["failed"] = (
             (sentence(*broken, saving.save, kept) if broken else None)
@@ -172,9 +224,10 @@ def train(
             or _failure(flags["assert_ratio"], result["rows"], result["counters"]["fetched"])
         )
     timeline = [] if batches.trace_ended is None else [f"the timeline {log.trace} ends early: {batches.trace_ended}"]
-    run.finish(result | {"missing": run.missing + timeline})
-    embeddings.close()
-    return result | {"missing": run.missing + timeline}
+    result["missing"] = folder.missing + timeline
+    folder.finish(result)
+    run.embeddings.close()
+    return result | {"missing": folder.missing + timeline}
 
 
 def run_folder(

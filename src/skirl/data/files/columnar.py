@@ -129,7 +129,7 @@ class ColumnFile:
         return None if whole else f"is truncated: its {size:,} bytes do not end as such a file does"
 
     def _damaged(self, found: str) -> BadFile:
-        return BadFile(self.path, found, "get it anew, or write it anew")
+        return BadFile(self.path, found, "get it again, or write it again")
 
     def _opened(self) -> tuple[list[int], pa.Schema]:
         raise NotImplementedError
@@ -190,7 +190,7 @@ def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
         if len(at) != 1:
             what = no_column(name, stored.names) if not at else f"{len(at)} columns {name!r}"
             raise BadSchema(
-                f"{path}: it has {what}: name the column in the schema as the file does, or write the file anew"
+                f"{path}: it has {what}: name the column in the schema as the file does, or write the file again"
             )
         kind = stored.field(at[0]).type
         inner = kind.value_type if pt.is_dictionary(kind) or (is_list(kind) and name in lists) else kind

@@ -18,7 +18,7 @@ _OTHERS = {
     b"BZh": "packed with bzip2: unpack it, or pack it with gzip",
     b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or pack it with gzip",
     b"\xfd7zXZ": "packed with xz: unpack it, or pack it with gzip",
-    b"FEA1": "Feather in its first version: write it anew with pyarrow.feather.write_feather",
+    b"FEA1": "Feather in its first version: write it again with pyarrow.feather.write_feather",
     b"\xff\xfe": "UTF-16 text: write it as UTF-8",
     b"\xfe\xff": "UTF-16 text: write it as UTF-8",
     b"\xff\xff\xff\xff": "an Arrow stream: write it as an Arrow file (pyarrow.ipc.new_file)",
@@ -102,7 +102,7 @@ def kind_of(path: str) -> Kind:
     except OSError as error:
         raise BadFile(path, f"cannot be read ({error.strerror})", "set data to a file that can") from None
     if not head:
-        raise BadFile(path, "is empty", "remove it, or get it anew")
+        raise BadFile(path, "is empty", "remove it, or get it again")
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith(b"ARROW1"):

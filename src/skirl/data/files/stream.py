@@ -137,7 +137,7 @@ class Files:
     # What a trainer reads of it.
 
     def sharded(self, first: int, last: int, of: int) -> "Files":
-        """Of each batch, only shards first .. last - 1 of `of`, a micro-batch each; a smaller last batch is left out.
+        """Only shards first .. last - 1 of `of` of each batch, a micro-batch each; a smaller last batch is left out.
 
         No value of the other shards is parsed, but where malformed rows are skipped or rows are chosen by time: which row is
         which sample then depends on all of them.

@@ -251,7 +251,7 @@ class TextFile:
             raise BadFile(
                 self.path,
                 f"is damaged: what follows byte {self._at + len(self._kept):,} of its text cannot be unpacked ({error})",
-                "get it anew",
+                "get it again",
             ) from None
         self._ended = not more
         self._kept += more
@@ -265,7 +265,7 @@ class TextFile:
             self._unpacked(0)
             data = self._kept
         if not data:
-            raise BadFile(self.path, "is empty", "remove it, or get it anew")
+            raise BadFile(self.path, "is empty", "remove it, or get it again")
         if b"\n" not in data and len(data) >= LONGEST_LINE:
             raise self._too_long()
         return data

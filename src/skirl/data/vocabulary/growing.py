@@ -248,7 +248,7 @@ class Growing:
     # What a trainer gets of it.
 
     def sharded(self, first: int, last: int, of: int) -> "Growing":
-        """Of each batch, only shards first .. last - 1 of `of`, a micro-batch each; a smaller last batch is left out.
+        """Only shards first .. last - 1 of `of` of each batch, a micro-batch each; a smaller last batch is left out.
 
         Every trainer reads all of it: which row a value gets depends on all that came before.
         """

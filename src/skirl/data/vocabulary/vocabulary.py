@@ -88,15 +88,17 @@ class Vocabulary:
             )
         for table, kind in kinds.items():
             if table not in self.rows:
-                raise BadVocabulary(f"vocabulary {self.path}: it has no table {table!r}: make it anew with this schema")
+                raise BadVocabulary(
+                    f"vocabulary {self.path}: it has no table {table!r}: make it again with this schema"
+                )
             stored = self.facts.types[table]
             if stored and kind and stored != kind:  # a converted file says how its values were read
                 raise BadVocabulary(
-                    f"vocabulary {self.path}: its ids of {table!r} are {stored}, not {kind}: make it anew with this data"
+                    f"vocabulary {self.path}: its ids of {table!r} are {stored}, not {kind}: make it again with this data"
                 )
         for table in {column.table or column.name for column in schema.ids if column.encode == "row"} & set(self.rows):
             raise BadVocabulary(
-                f"vocabulary {self.path}: it has ids of {table!r}, which is a row in this data already: make it anew with "
+                f"vocabulary {self.path}: it has ids of {table!r}, which is a row in this data already: make it again with "
                 "this data, or give the data that it was made of"
             )
         for column in schema.standardised:
@@ -132,7 +134,7 @@ def load(path: str) -> Vocabulary:
                 part = file.get_slice(f"{table}.keys")
                 shape = part.get_shape()
                 if part.get_dtype() != "U64" or len(shape) != 1 or shape[0] > MOST:
-                    raise BadVocabulary(f"vocabulary {path}: {table}.keys is no list of uint64: make it anew")
+                    raise BadVocabulary(f"vocabulary {path}: {table}.keys is no list of uint64: make it again")
             keys = {table: file.get_tensor(f"{table}.keys") for table in facts.types}
     except (OSError, SafetensorError, UnicodeEncodeError) as error:
         missing = isinstance(error, FileNotFoundError)
@@ -141,7 +143,7 @@ def load(path: str) -> Vocabulary:
         raise BadVocabulary(f"vocabulary {path}{problem}: {mend}") from None
     for table, array in keys.items():
         if not array.all():
-            raise BadVocabulary(f"vocabulary {path}: {table}.keys has a 0, which is no fingerprint: make it anew")
+            raise BadVocabulary(f"vocabulary {path}: {table}.keys has a 0, which is no fingerprint: make it again")
     tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
     for table, array in sorted(keys.items()):
         tables[table] = _placed(array)
@@ -165,7 +167,7 @@ def facts_of(path: str, text: str | None) -> Facts:
         wrong = misfit(read, {"version": ANY})
         if wrong is None and read["version"] != VERSION:
             raise BadVocabulary(
-                f"vocabulary {path} is of version {read['version']!r}, this skirl reads {VERSION}: make it anew"
+                f"vocabulary {path} is of version {read['version']!r}, this skirl reads {VERSION}: make it again"
             )
         wrong = wrong or misfit(read, _FORM)
     if wrong is not None:
@@ -175,7 +177,7 @@ def facts_of(path: str, text: str | None) -> Facts:
     if not all(
         np.isfinite(mean) and np.isfinite(deviation) and deviation > 0 for mean, deviation in facts.means.values()
     ):
-        raise BadVocabulary(f"vocabulary {path}: a mean in it is no number: make it anew")
+        raise BadVocabulary(f"vocabulary {path}: a mean in it is no number: make it again")
     return facts
 
 

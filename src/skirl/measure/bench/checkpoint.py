@@ -36,25 +36,27 @@ class Checkpoint:
     touched: int = 10_000_000
     """Rows that the store holds when training begins."""
     dim: int = 16
-    """Numbers of a row; its state is one more."""
+    """Numbers in a row; its optimizer state is one more."""
     cache: str = "5%"
     """Rows on the device."""
     store: Literal["memory", "disk"] = "memory"
-    """Where the other rows are; disk: in --folder."""
+    """Where the rows outside the cache are; disk is a folder in --folder."""
     batch: int = 1024
-    """Samples of a step."""
+    """Samples in a step."""
     features: int = 26
-    """Ids of a sample."""
+    """Ids in a sample."""
     seconds: float = 60.0
-    """Between two checkpoints."""
+    """Seconds between two checkpoints."""
     checkpoints: int = 3
-    """How many are saved."""
+    """The number of checkpoints to save."""
     trainers: int = 1
-    """Processes that train and save together, each with its part of rows, cache and batch."""
+    """Processes that train and save together, each with its part of the rows, the cache and the batch."""
     folder: Path | None = None
-    """Where checkpoints are written: a folder made there is removed again; the system's for temporary files otherwise."""
+    """Where to write checkpoints, in a new folder that is removed afterwards; the system's temporary folder if not
+    given."""
     rows: Path | None = None
-    """Where a disk store has its rows, on another file system say; removed again. Beside the checkpoints otherwise."""
+    """Where a disk store keeps its rows, for instance on another file system; removed afterwards. Beside the
+    checkpoints if not given."""
     json: bool = False
     """Print one line of JSON."""
 

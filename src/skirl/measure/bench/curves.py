@@ -41,7 +41,7 @@ class Point:
     dim: int = 16
     depth: int = 16
     rows: int = 200_000
-    """Of each table."""
+    """Rows of each table."""
     threads: int = 1
 
 
@@ -126,15 +126,15 @@ class Curves:
     """CPU time of a step as batch, tables, dim, depth, rows and threads grow."""
 
     axes: str = ",".join(AXES)
-    """Which curves to draw, separated by commas."""
+    """The curves to draw, separated by commas."""
     steps: int = 12
-    """Steps a turn."""
+    """Steps in a turn."""
     rounds: int = 5
-    """Turns of each point."""
+    """Turns at each point."""
     most: int = 0
-    """Points of each axis, the first ones; 0: all."""
+    """Take only this many points of each axis, the first ones; 0: all."""
     seed: int = 0
-    """Decides ids and initial rows."""
+    """Seed of ids and initial rows."""
     plot: Path | None = None
     """An .svg file to write the curves to."""
     json: bool = False

@@ -30,21 +30,21 @@ class Disk:
     """Reads and writes of rows through the disk store, beside the device's own rates."""
 
     folder: Path = Path("skirl-bench-disk")
-    """Where to measure: a folder that is made for it and removed again."""
+    """Where to measure, in a new folder that is removed afterwards."""
     rows: int = 1_000_000
     """Rows that the store holds."""
     width: int = 65
-    """Floats of a record: a row of 64 with its state."""
+    """Floats in a record; 65 is a row of 64 with its state."""
     batch: int = 16_384
-    """Rows of one call."""
+    """Rows in a call."""
     calls: int = 20
-    """Calls of each kind; their median counts."""
+    """Calls of each kind; the median is reported."""
     overwrite: float = 2.0
-    """Times that each row is written again, on average."""
+    """How many times each row is written again, on average."""
     room: float = 1.5
-    """Bytes on disk for each byte of rows, at most."""
+    """The most bytes on disk for each byte of rows."""
     seed: int = 0
-    """Of the rows that are read and written."""
+    """Seed of the rows that are read and written."""
     json: bool = False
     """Print one line of JSON."""
 

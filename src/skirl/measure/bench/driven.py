@@ -57,7 +57,7 @@ class Timed:
 
 
 def critical(before: Step | None, step: Step, after: Step | None, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each request whether the loop waits for its value, and whether it waits for its gradient.
+    """Whether the loop waits for the value of each request, and whether it waits for its gradient.
 
     **Arguments**
 
@@ -115,11 +115,6 @@ class Owner(Generic[Item]):
     def executed(self, number: int) -> None:
         """Steps before `number` are done."""
         self._planner.executed(number)
-
-    @property
-    def window_end(self) -> int:
-        """The batch after the last one in the window."""
-        return self._planner.end_number + self._planner.window
 
 
 class Driven:

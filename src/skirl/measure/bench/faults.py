@@ -57,31 +57,34 @@ class Faults:
     """Runs of several nodes on this machine, each with a fault at a random moment."""
 
     runs: int = 12
-    """How many; they take turns at what befalls them."""
+    """The number of runs; kinds of faults take turns."""
     first: int = 0
-    """The number of the first, to run some of them again."""
+    """The number of the first run; to repeat some of them."""
     seed: int = 0
-    """Of the moments, and of who is hit."""
+    """Seed of the moments of faults, and of whom they hit."""
     steps: int = 40
-    """Of a run."""
+    """Steps in a run."""
     batch: int = 64
-    """Samples of a step."""
+    """Samples in a step."""
     every: int = 6
-    """Steps between two checkpoints: as many may be lost."""
+    """Steps between two checkpoints; up to this many may be lost."""
     patience: float = 5.0
     """Seconds that trainers wait for each other."""
     silence: int = 30
     """Seconds without a word after which launchers take a node for lost; fewer, and a busy machine loses nodes that live."""
     limit: float = 180.0
-    """Seconds after which a run is said to hang."""
+    """Seconds after which a run counts as hung."""
     gigabytes: float = 0.0
-    """Of rows with their state that a run begins with, on all nodes together: whoever recovers reads its part of them."""
+    """Gigabytes of rows with their state that a run starts with, over all nodes; each node reads its part when it
+    recovers."""
     at_once: int = 1
-    """Runs beside each other: they mostly wait. A recovery takes longer then."""
+    """Runs at the same time; they mostly wait. A recovery then takes longer."""
     cold: bool = False
-    """Start torchrun and its trainers as a user would: seconds for each, which a recovery then has; else they are forked."""
+    """Start torchrun and its trainers as a user would, which adds seconds to each recovery; by default they are
+    forked."""
     folder: Path | None = None
-    """Where runs are, each until it is over; the system's for temporary files otherwise. A run that fails stays."""
+    """Where to keep the folder of each run until it ends; the system's temporary folder if not given. The folder of a
+    run that fails stays."""
     json: bool = False
     """Print one line of JSON."""
 

@@ -21,19 +21,19 @@ class Kernels:
     """Share of a copy's bandwidth that pooling and the fused backward reach on a GPU."""
 
     device: str = "cuda"
-    """cuda, cuda:N, or interpret to see that it runs."""
+    """cuda, cuda:N, or interpret to check that it runs."""
     dim: int = 64
-    """Numbers in the vector of one row."""
+    """Numbers in the vector of a row."""
     batch: int = 16_384
-    """Samples a step."""
+    """Samples in a step."""
     features: int = 26
-    """Ids a sample, each a bag of its own."""
+    """Ids in a sample, each a bag of its own."""
     cache: int = 8_000_000
-    """Rows in the cache: 2 GB at dim 64, 40 times the largest second-level cache there is."""
+    """Rows in the cache; by default 2 GB at dim 64, 40 times the largest second-level cache of any GPU."""
     rounds: int = 20
     """Launches of each kernel."""
     seed: int = 0
-    """Decides the ids."""
+    """Seed of the ids."""
     json: bool = False
     """Print one line of JSON."""
 

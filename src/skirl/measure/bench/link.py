@@ -14,8 +14,6 @@ from skirl.store.link import Link as Emulated
 from skirl.tools.machine import machine
 from skirl.train.report.plot import Chart, svg
 
-BOUND = 1.2
-"""Times the roof that an iteration may take."""
 LOOPBACK = "loopback"
 RATIOS = {
     "vs_roof": "a step beside its roof",
@@ -30,23 +28,23 @@ class LinkSpeed:
     """Flags of `skirl bench link`."""
 
     links: tuple[str, ...] = ("1Gbit,0us", "10Gbit,0us")
-    """Rate and delay of the link between two trainers, such as 1Gbit,100us; or loopback, which is not limited."""
+    """Rate and delay of each link to measure, such as 1Gbit,100us; loopback is not limited."""
     dense: tuple[int, ...] = (100_000, 400_000, 1_600_000)
-    """Numbers of the model's dense part."""
+    """Dense weights of the model, one measurement for each number."""
     batch: int = 4096
-    """Samples of a step, of both trainers together."""
+    """Samples in a step, over both trainers."""
     dim: int = 64
-    """Of the rows."""
+    """Numbers in a row."""
     steps: int = 16
-    """Of a turn."""
+    """Steps in a turn."""
     rounds: int = 3
     """Turns of each way."""
     ways: tuple[str, ...] = WAYS
-    """hidden: as it is; all_critical: nothing travels early or late."""
+    """hidden: as skirl trains; all_critical: nothing travels early or late."""
     seed: int = 0
-    """Of ids and weights."""
+    """Seed of ids and weights."""
     plot: Path | None = None
-    """An .svg file to draw all points in: ratios over dense sizes, a line for each link, and what a step took."""
+    """An .svg file for the charts: ratios over dense sizes with a line for each link, and the time of a step."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -81,7 +79,7 @@ class LinkSpeed:
         )
 
     def _points(self, link: str) -> list[dict[str, Any]]:
-        """Of each dense size, over one link."""
+        """A point for each dense size, over one link."""
         emulated = Emulated() if link == LOOPBACK else Emulated.parse(link)
         jobs = [
             Job(dense, self.batch, self.dim, steps=self.steps, rounds=self.rounds, delay=emulated.delay, seed=self.seed)
@@ -113,7 +111,7 @@ class LinkSpeed:
 
 
 def measured(size: int, jobs: Sequence[Job], ways: Sequence[str], namespaces: Sequence[str] = ()) -> list[Any]:
-    """Of each job what each of some trainers measured, which are processes.
+    """What each trainer, a process, measured of each job.
 
     **Arguments**
 

@@ -37,25 +37,26 @@ class NodeFaults:
     """Runs over several memory nodes on this machine, each hit at a random moment; one and two trainers take turns."""
 
     runs: int = 10
-    """How many; they take turns at what befalls them."""
+    """The number of runs; kinds of faults take turns."""
     first: int = 0
-    """The number of the first, to run some of them again."""
+    """The number of the first run; to repeat some of them."""
     nodes: int = 2
-    """Memory nodes of a run."""
+    """Memory nodes in a run."""
     seed: int = 0
-    """Of the moments, and of which node is hit."""
+    """Seed of the moments of faults, and of which node they hit."""
     steps: int = 40
-    """Of a run."""
+    """Steps in a run."""
     batch: int = 64
-    """Samples of a step."""
+    """Samples in a step."""
     every: int = 6
-    """Steps between two checkpoints: as many may be lost."""
+    """Steps between two checkpoints; up to this many may be lost."""
     patience: float = 8.0
     """Seconds that a call to a node may take, and that trainers wait for each other."""
     limit: float = 300.0
-    """Seconds after which a run is said to hang."""
+    """Seconds after which a run counts as hung."""
     folder: Path | None = None
-    """Where runs are, each until it is over; the system's for temporary files otherwise. A run that fails stays."""
+    """Where to keep the folder of each run until it ends; the system's temporary folder if not given. The folder of a
+    run that fails stays."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -129,7 +130,7 @@ class NodeFaults:
         return {
             "faults": f"{result['faults']} in {self.runs} runs over {self.nodes} memory nodes",
             "same bits": f"{result['same_bits']} of {self.runs} runs: all losses, rows and dense weights",
-            "went on": f"{result['went_on']} runs, which no trainer had to begin anew",
+            "went on": f"{result['went_on']} runs, which no trainer had to start over",
             "recovery": f"{took['median']} s from a fault to the first new step, {took['worst']} s at worst",
             "lost steps": f"{result['lost_steps']} at most; saved every {self.every}",
         }

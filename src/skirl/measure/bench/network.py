@@ -17,27 +17,27 @@ class Network:
     """Flags of `skirl bench network`."""
 
     trainers: tuple[int, ...] = (2, 4)
-    """How many processes, one measurement for each number."""
+    """Numbers of processes, one measurement for each."""
     numbers: int = 2_400_000
-    """Dense gradients of a step, each a float32."""
+    """Dense gradients in a step, each a float32."""
     rounds: int = 25
-    """Sums to time, ours and the backend's in turns."""
+    """Sums to time; skirl's and the backend's take turns."""
     batch: int = 4096
-    """Samples of a step, of all trainers together."""
+    """Samples in a step, over all trainers."""
     steps: int = 8
     """Steps whose rows are counted."""
     dim: int = 16
-    """Of the rows."""
+    """Numbers in a row."""
     shards: int = 8
-    """Of a step that one process computes, beside the same step as one batch."""
+    """Shards of a step that one process computes, to compare with the same step as one batch."""
     counted: tuple[int, ...] = (8, 16, 32, 64)
-    """Trainers whose vectors are counted, of each scheme, without processes; up to 64."""
+    """Numbers of trainers, up to 64, to count the vectors of for each scheme; no process is started for them."""
     windows: tuple[int, ...] = (200, 20, 20, 20)
-    """Batches ahead that are known, for each of those numbers."""
+    """Batches known in advance, for each number of --counted."""
     samples: int = 2048
-    """Of a step, of each of those trainers."""
+    """Samples of each counted trainer in a step."""
     seed: int = 0
-    """Of the ids, which are like those of Criteo Kaggle."""
+    """Seed of the ids, whose skew is that of Criteo Kaggle."""
     json: bool = False
     """Print one line of JSON."""
 

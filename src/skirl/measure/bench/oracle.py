@@ -27,26 +27,27 @@ class Oracle:
     """Flags of `skirl bench oracle`."""
 
     batch: int = 16_384
-    """Samples a batch; each has one id a table."""
+    """Samples in a batch; each has one id for each table."""
     depth: int = 200
     """Batches in the window."""
     threads: int = 1
     """Threads that plan."""
     ids: Literal["rows", "hashed64"] = "rows"
-    """"rows": rows of tables of the data set's size; "hashed64": the same, hashed to tables of 2**48 rows each."""
+    """rows: rows of tables of the data set's size; hashed64: the same ids, hashed to tables of 2**48 rows each."""
     data: str = "criteo-kaggle"
-    """Whose cardinalities: criteo-kaggle, avazu or criteo-terabyte."""
+    """The data set whose table sizes are taken: criteo-kaggle, avazu or criteo-terabyte."""
     cache: int = 500_000
-    """Slots."""
+    """Slots in the cache."""
     steps: int = 50
     """Batches to time."""
     seed: int = 0
     trainers: int = 1
-    """Above 1: so many owners, each planning its part of the rows with its part of the slots, beside one planner of all."""
+    """With more than 1: that many owners, each of which plans its part of the rows with its part of the slots, beside
+    one planner of all."""
     trace: Path | None = None
-    """With trainers: a .npy file of ids in order of access, as `bench traffic` takes it, and not made-up ids."""
+    """With --trainers: a .npy file of ids in order of access, as for `skirl bench traffic`, instead of synthetic ids."""
     json: bool = False
-    """Print the result as JSON."""
+    """Print one line of JSON."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "batch", "depth", "threads", "cache", "steps", "trainers")

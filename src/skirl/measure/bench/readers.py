@@ -27,20 +27,20 @@ class Readers:
     """Flags of `skirl bench readers`."""
 
     samples: int = 300_000
-    """Rows of the file."""
+    """Rows in the file."""
     peer_samples: int = 20_000
-    """Rows that TorchRec gets: it holds them as Python lists."""
+    """Rows that TorchRec gets, which holds them as Python lists."""
     batch: int = 4096
-    """Samples a batch."""
+    """Samples in a batch."""
     rounds: int = 5
-    """Times that each reader reads the file; the median counts."""
+    """How many times each reader reads the file; the median is reported."""
     stream_gb: float = 1.0
-    """Gigabytes of text that are read for the slope of memory; 0: none."""
+    """Gigabytes of text to read for the slope of memory; 0: none."""
     workers: int = 0
-    """Processes that read; 0: this one does."""
+    """Processes that read files; with 0 this process reads them."""
     seed: int = 0
     json: bool = False
-    """Print the result as JSON."""
+    """Print one line of JSON."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "samples", "peer_samples", "batch", "rounds")

@@ -37,23 +37,24 @@ class Rows:
     """Time of the embedding step beside FBGEMM's CPU operator and nn.EmbeddingBag, every row resident."""
 
     batch: tuple[int, ...] = (2048, 8192)
-    """Samples a batch."""
+    """Samples in a batch."""
     dim: tuple[int, ...] = (16, 48, 64)
     """Numbers in a row."""
     optimizer: tuple[Literal["sgd", "rowwise-adagrad"], ...] = ("sgd", "rowwise-adagrad")
-    """Row optimizers."""
+    """The row optimizers to time."""
     pooling: tuple[int, ...] = (1, 4)
-    """Ids a bag: 1 is exactly one; more is the mean of 0 to twice as many, in the smallest batch only."""
+    """Ids in a bag: 1 is exactly one; more is the mean of 0 to twice as many, for the smallest batch only."""
     data: Literal["tiny", "avazu", "criteo-kaggle"] = "criteo-kaggle"
-    """Whose cardinalities and skew the tables have."""
+    """The data set whose table sizes and skew are taken."""
     rows_scale: float = 0.1
-    """Multiplies the rows of each table: 3.4 million rows in all, 0.9 GB a side at dim 64."""
+    """Multiply the rows of each table by this; by default there are 3.4 million rows, 0.9 GB a side at dim 64."""
     rounds: int = 15
-    """Steps of each side that are timed, on four batches in turn."""
+    """Steps of each side that are timed, over four batches in turn."""
     memory: tuple[Memory, ...] = ("system", "kept")
-    """Where all sides get memory from: malloc as it is, or one that keeps it. The first gives the overall figures."""
+    """Where all sides get memory from: system is malloc as it is, kept is one that never gives memory back. The first
+    gives the overall figures."""
     threads: int = 1
-    """Threads of every side; our own figures with 1 thread stand beside it when more."""
+    """Threads of every side; with more than 1, skirl's figures with 1 thread are printed as well."""
     json: bool = False
     """Print one line of JSON."""
 

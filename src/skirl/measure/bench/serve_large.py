@@ -22,30 +22,30 @@ class ServeLarge:
     """Train over memory nodes on disk until many times the caches are touched, and watch the memory of all processes."""
 
     trainers: int = 2
-    """How many trainers."""
+    """The number of trainers."""
     nodes: int = 2
-    """How many memory nodes."""
+    """The number of memory nodes."""
     cache: str = "256MB"
-    """Of each trainer."""
+    """The cache of each trainer."""
     times: float = 10.0
-    """Bytes of touched rows over those of all caches, at least."""
+    """The least ratio of the bytes of touched rows to those of all caches."""
     dim: int = 256
-    """Numbers in a row; its record has three times as many, with Adam's state."""
+    """Numbers in a row; with Adam's state its record has three times as many."""
     batch: int = 4096
-    """Samples of a step, of all trainers."""
+    """Samples in a step, over all trainers."""
     steps: int = 600
-    """Of the run."""
+    """Steps in the run."""
     data: str = "synthetic:criteo-kaggle"
-    """Where batches come from, as `skirl train --data` takes it."""
+    """Where batches come from, as for `skirl train --data`."""
     trainer_memory: str = "2GB"
-    """The most of its own that a trainer may take: its cache, what is on its way, the model and Python."""
+    """The most memory of its own that a trainer may take: its cache, rows on their way, the model and Python."""
     node_memory: str = "1GB"
-    """The most of its own that a process of a node may take: Python and torch take 190 MB, calls that are on their way and
-    what malloc keeps of those before them the rest."""
+    """The most memory of its own that a process of a node may take. Python and torch take 190 MB; the rest is for
+    calls on their way, and for what malloc keeps of earlier ones."""
     patience: float = 300.0
     """Seconds that a call may take, and that trainers wait for each other."""
     folder: Path = Path("skirl-bench-large")
-    """Where the nodes' rows are: a folder that is made for it and removed again."""
+    """Where to keep the nodes' rows, in a new folder that is removed afterwards."""
     json: bool = False
     """Print one line of JSON."""
 

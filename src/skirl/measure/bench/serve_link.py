@@ -32,7 +32,7 @@ class ServeLink:
     model: str = "tiny"
     """The model: dlrm has the sizes of the paper, tiny some thousand weights."""
     batch: int = 2048
-    """Samples a step."""
+    """Samples in a step."""
     dim: int = 64
     """Numbers in the vector of a row."""
     cache: str = "touched:10%"
@@ -42,9 +42,9 @@ class ServeLink:
     warm: int = 24
     """Steps before the first turn."""
     slice: int = 8
-    """Steps of a turn."""
+    """Steps in a turn."""
     prefetch: int = 2
-    """Steps ahead that rows travel."""
+    """How many steps ahead rows travel."""
     json: bool = False
     """Print one line of JSON."""
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from skirl.core.optimizer_names import OptimizerName
 from skirl.measure.bench.helpers import Watch, at_least_one, child, result
 from skirl.tools.kernel_cache import kernel_folder
-from skirl.train.flags import OptimizerName
 
 
 @dataclass(frozen=True)

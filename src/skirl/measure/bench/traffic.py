@@ -34,17 +34,17 @@ class Traffic:
     """Rows that a cache brings in again on a trace of ids, beside MIN, LRU, LFU and BagPipe's rule."""
 
     trace: Path
-    """A .npy file: one dimension of integer ids, in order of access."""
+    """A .npy file with a one-dimensional array of integer ids, in order of access."""
     batch: int
-    """Accesses a batch; a last, shorter batch is dropped."""
+    """Accesses in a batch; a last, shorter batch is dropped."""
     capacity: int
     """Rows that the cache holds."""
     depth: Depth = "epoch"
-    """Batches that the oracle reads ahead, "auto", or "epoch": the whole trace."""
+    """Batches that the oracle reads ahead: a number, auto, or epoch for the whole trace."""
     policy: Literal["min", "lru", "lfu", "ttl"] = "min"
-    """Which rows leave in the executed run."""
+    """Which rows leave the cache in the executed run."""
     prefetch: int = 2
-    """Steps ahead that rows travel."""
+    """How many steps ahead rows travel."""
     ramp: bool = False
     """Start with a window of 8 batches that grows, as training does; otherwise the whole window is read first."""
     json: bool = False

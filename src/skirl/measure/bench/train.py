@@ -42,39 +42,41 @@ class TrainSpeed:
     model: Literal["tiny", "dlrm"] = "tiny"
     """The model: dlrm has the sizes of the paper, tiny some thousand weights."""
     data: str = "synthetic:criteo-kaggle"
-    """Where batches come from: synthetic:NAME, with tiny, avazu, criteo-kaggle or criteo-terabyte for NAME."""
+    """Where batches come from: synthetic:NAME, where NAME is tiny, avazu, criteo-kaggle or criteo-terabyte."""
     dim: int = 16
     """Numbers in the vector of one row."""
     batch: int = 2048
-    """Samples a step."""
+    """Samples in a step."""
     cache: str = "touched:10%"
     """Rows on the device, for skirl and the LRU cache: a number, or a share of the rows that the run touches."""
     depth: int = 64
-    """Batches the oracle reads ahead."""
+    """Batches that the oracle reads ahead."""
     prefetch: int = 2
-    """Steps ahead that rows travel."""
+    """How many steps ahead rows travel."""
     store: str = "memory"
-    """Where the other rows are: memory, or disk:FOLDER, which gets a folder a mode and is emptied at the end."""
+    """Where the rows outside the cache are: memory, or disk:FOLDER, in which each mode has a folder that is emptied at
+    the end."""
     link: str | None = None
-    """Between cache and store: RATE,DELAY such as 1Gbit,100us, emulated; none if not given."""
+    """Emulate a link between cache and store: RATE,DELAY such as 1Gbit,100us."""
     warm: int = 48
     """Steps before the first slice."""
     slice: int = 12
-    """Steps that a mode runs before the next one has its turn."""
+    """Steps of a mode before the next one takes its turn."""
     rounds: int = 8
     """Turns of each mode."""
     modes: str = ""
-    """Which modes to run, separated by commas; all if not given: skirl, serial, resident, torch, fbgemm, lru, on_demand."""
+    """The modes to run, separated by commas; all if not given: skirl, serial, resident, torch, fbgemm, lru, on_demand."""
     lr: float = 0.05
-    """Learning rate of rows and dense weights, SGD both."""
+    """Learning rate of rows and dense weights; both have SGD."""
     seed: int = 0
-    """Decides data, initial rows and initial weights."""
+    """Seed of the data, the initial rows and the initial weights."""
     device: str = "cpu"
-    """Where rows are cached and the model computes: cpu, cuda, cuda:N, interpret. FBGEMM's operator runs on cpu only."""
+    """Where rows are cached and the model computes: cpu, cuda, cuda:N or interpret. FBGEMM's operator runs on cpu
+    only."""
     threads: int | None = None
-    """Threads that compute, the same for all; torch's choice if not given."""
+    """Threads that compute, the same for all modes; torch's choice if not given."""
     rows_scale: float = 1.0
-    """Multiplies the rows of synthetic tables."""
+    """Multiply the number of rows of each synthetic table by this."""
     json: bool = False
     """Print one line of JSON."""
 

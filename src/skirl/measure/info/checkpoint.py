@@ -19,6 +19,7 @@ from skirl.store.disk.segment import FORMAT_VERSION, Unusable
 from skirl.store.frozen_keys import frozen_keys, segment_keys
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import Reader
+from skirl.train.resumed import run_of
 
 
 def describe(path: Path, *, check: bool) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
         ]
     kinds = {table["optimizer"]["type"] for part in body["definition"].values() for table in part["tables"]}
     first, run = next(iter(body["definition"].values())), next(iter(body["run"]["rows"].values()))
-    flags = _flags(body)
+    flags = (run_of(body) or {}).get("flags", {})
     named = folder.files(body)
     paths = [header, *(header.parent / name for name in named)]
     files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
@@ -85,14 +86,6 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
         "checkpoints": folder.numbers(header.parent),
         "bytes": sum(file.stat().st_size for file in files),
     }
-
-
-def _flags(body: dict[str, Any]) -> dict[str, Any]:
-    """The flags of `skirl train`, where it saved this."""
-    for part in body["run"]["optimizers"]:
-        if part["type"] == "RunFolder":
-            return part["state"].get("flags", {})
-    return {}
 
 
 def _whole(header: Path, body: dict[str, Any], check: bool) -> None:

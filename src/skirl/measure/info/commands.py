@@ -14,7 +14,7 @@ class Info:
     path: Positional[Path]
     """The file or folder; nothing in it is changed or locked."""
     check: bool = False
-    """Read a checkpoint whole and compare its checksums; without it, sizes tell whether it is whole."""
+    """Read all of a checkpoint and compare its checksums; without it, only sizes are checked."""
     json: bool = False
     """Print one line of JSON."""
 

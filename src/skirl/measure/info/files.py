@@ -29,13 +29,13 @@ def describe(path: Path, kind: str) -> dict[str, Any]:
                 rows = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
                 columns = {field.name: str(field.type) for field in file.schema}
         except _DAMAGED as error:
-            raise ValueError(f"{path} is an Arrow file, damaged or cut off ({_short(error)}): write it anew") from None
+            raise ValueError(f"{path} is an Arrow file, damaged or cut off ({_short(error)}): write it again") from None
         return {"kind": "Arrow file", "rows": rows, "columns": columns, "bytes": path.stat().st_size}
     with pa.input_stream(str(path), compression="gzip" if kind == "gzip" else None) as stream:
         try:
             head = stream.read(1 << 16)
         except _DAMAGED as error:
-            raise ValueError(f"{path} is a gzip file that is damaged ({_short(error)}): get it anew") from None
+            raise ValueError(f"{path} is a gzip file that is damaged ({_short(error)}): get it again") from None
     line = head.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
     delimiter = max("\t,;|", key=line.count)
     first = line.split(delimiter)
@@ -67,7 +67,7 @@ def _parquet(path: Path) -> dict[str, Any]:
             groups, rows = meta.num_row_groups, meta.num_rows
             columns = {field.name: str(field.type) for field in schema}
     except _DAMAGED as error:
-        raise ValueError(f"{path} is a Parquet file, damaged or cut off ({_short(error)}): write it anew") from None
+        raise ValueError(f"{path} is a Parquet file, damaged or cut off ({_short(error)}): write it again") from None
     facts: dict[str, Any] = {
         "kind": "Parquet file",
         "rows": rows,
@@ -81,7 +81,7 @@ def _parquet(path: Path) -> dict[str, Any]:
         try:
             return facts | {"kind": "predictions", "of": dict(json.loads(about[KEY_OF_PREDICTIONS]))}
         except (ValueError, TypeError):
-            raise ValueError(f"{path} has predictions, and does not say of what: write it anew") from None
+            raise ValueError(f"{path} has predictions, and does not say of what: write it again") from None
     if KEY not in about:
         return facts
     try:

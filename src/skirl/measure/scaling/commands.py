@@ -14,25 +14,25 @@ class Simulate:
     """Flags of `skirl simulate`."""
 
     trainers: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)
-    """How many, one step for each number."""
+    """Numbers of trainers; one step is simulated for each."""
     samples: int = 2048
-    """Of a step, of each trainer: the batch grows with them."""
+    """Samples of each trainer in a step: the batch grows with the number of trainers."""
     link: str = "10Gbit,50us"
     """Rate and delay of each trainer's link to the others."""
     dim: int = 48
-    """Numbers of a row."""
+    """Numbers in a row."""
     dense: int = 2_400_000
-    """Numbers of the model's dense part."""
+    """Dense weights of the model."""
     compute_ms: float = 0.0
-    """A step of one trainer with all rows its own; 0: it is measured here, on one thread."""
+    """Milliseconds of a step of one trainer that owns all rows; 0: measure it here, on one thread."""
     message_us: float = 0.0
-    """Processor time of a message to another trainer and of one from it; 0: it is measured here, over loopback."""
+    """Microseconds of processor time for sending one message and receiving one; 0: measure it here, over loopback."""
     cores: float = 0.0
-    """Of each trainer; 0: as many as this machine has."""
+    """Cores of each trainer; 0: as many as this machine has."""
     executed: tuple[int, ...] = ()
-    """Numbers of trainers to train with on this machine too, beside what is predicted for them: powers of two."""
+    """Numbers of trainers, powers of two, to train with on this machine as well, beside what is predicted for them."""
     seed: int = 0
-    """Of the ids, which are like those of Criteo Kaggle."""
+    """Seed of the ids, whose skew is that of Criteo Kaggle."""
     plot: Path | None = None
     """An .svg file to write the curve to."""
     json: bool = False

@@ -147,7 +147,7 @@ def changes(steps: Sequence[Step]) -> list[tuple[int, str, str]]:
 
 
 def shares(traffic: Traffic) -> dict[str, float]:
-    """Of the bytes of a step, those of each kind; and those that the loop waits for.
+    """The share of each kind in the bytes of a step, and the share that the loop waits for.
 
     **Arguments**
 

@@ -46,9 +46,9 @@ class Size(Composed):
     movement: MovementFlags = field(default_factory=MovementFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
     step_ms: float | None = None
-    """What a step computes, in milliseconds; with --link it tells how much of the movement would hide."""
+    """Milliseconds that a step computes; with --link, the result says how much of the movement would be hidden."""
     reduce: bool = False
-    """Say also what a smaller dim or rows of 16 bits a number would save."""
+    """Also say what a smaller dim, or 16 bits a number, would save."""
     page: Path | None = None
     """Write a page with plots to this .html file."""
 

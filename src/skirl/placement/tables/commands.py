@@ -75,34 +75,35 @@ class PlaceTables:
     common: ClassVar[tuple[str, ...]] = ("tables", "ranks", "memory", "check", "page", "out")
 
     tables: Positional[Path]
-    """The JSON file that lists them."""
+    """The JSON file that lists the tables."""
     ranks: int = 2
-    """How many."""
+    """The number of ranks."""
     memory: tuple[str, ...] | None = None
-    """What the tables of each may take with their optimizer state, as 16GB; one for all of them will do. No limit if not
-    given."""
+    """The most memory that the tables of each rank may take with their optimizer state, such as 16GB; one value stands
+    for all ranks. No limit if not given."""
     speeds: tuple[float, ...] | None = None
-    """How fast each computes, as a multiple of the machine that the costs are of. Equal if not given."""
+    """How fast each rank computes, as a multiple of the machine that the costs are of; all alike if not given."""
     link: tuple[str, ...] = ("10Gbit",)
-    """How fast each exchanges pooled rows, in each direction; one for all of them will do. measured: as the costs say, which
-    `skirl place costs --exchange` has measured."""
+    """How fast each rank exchanges pooled rows, in each direction; one value stands for all ranks. measured: as `skirl
+    place costs --exchange` has measured."""
     costs: Path | None = None
     """What parts of tables cost, as `skirl place costs` writes it; those that come with skirl if not given."""
     columns: Literal["exact", "always", "never"] = "exact"
-    """Whether tables are cut by columns. exact: where the optimizer keeps no single number a row, which would train another
-    model."""
+    """Whether tables are cut by columns. exact: except where the optimizer keeps a single number for each row, since a
+    cut would then train another model."""
     no_rows: bool = False
-    """Cut no table by rows."""
+    """Do not cut tables by rows."""
     even_rows: bool = False
     """Cut rows only evenly over all ranks, and no table both ways, as TorchRec does."""
     seconds: float = 30.0
-    """To search at the most; the best so far is the plan."""
+    """The most seconds to search; the best plan so far is taken."""
     check: str | None = None
-    """Measure the best few plans here, ranks one after the other, and climb from the best: for so long, as 20s."""
+    """Measure the best few plans here, ranks one after the other, and improve the best one by that, for this long,
+    such as 20s."""
     seed: int = 0
-    """Of what the search leaves to chance."""
+    """Seed of the random parts of the search."""
     from_: Path | None = None
-    """A plan to compare with; the tables one after the other on all ranks if not given."""
+    """A plan to compare with; if not given, one that deals the tables to the ranks in turn."""
     out: Path | None = Path("tables-plan.json")
     """The file to write the plan to."""
     page: Path | None = None
@@ -261,7 +262,7 @@ class MeasureCosts:
     common: ClassVar[tuple[str, ...]] = ("minutes", "optimizers", "tables", "start", "exchange", "out")
 
     minutes: float = 1.0
-    """To measure, after everything is prepared; two rounds are always measured."""
+    """Minutes to measure once everything is prepared; two rounds are always measured."""
     optimizers: tuple[str, ...] = ("rowwise-adagrad",)
     """Of rows; each is measured by itself."""
     tables: Path | None = None
@@ -272,9 +273,9 @@ class MeasureCosts:
     start: Path | None = None
     """Costs of another machine, whose net is adapted; those that come with skirl if not given."""
     exchange: int = 0
-    """So many processes of this machine exchange pooled rows over gloo, and are timed; 0 leaves it."""
+    """The number of processes on this machine that exchange pooled rows over gloo and are timed; 0: none."""
     seed: int = 0
-    """Of chance."""
+    """Seed of the random combinations."""
     out: Path = Path("costs.json")
     """The file to write. What is measured is kept beside it until then, and a killed measurement goes on from there."""
     quiet: bool = False

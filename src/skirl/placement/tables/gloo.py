@@ -14,7 +14,6 @@ import numpy as np
 
 LONGEST = 300.0
 """Seconds for all rounds."""
-_FLOAT = 4
 
 
 def exchanged(dims: np.ndarray, starts: np.ndarray, batch: int, rounds: int, seconds: float = LONGEST) -> np.ndarray:

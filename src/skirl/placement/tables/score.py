@@ -24,7 +24,8 @@ class ScoreTables:
     tables: Positional[Path]
     """The JSON file that lists the tables."""
     memory: str | None = None
-    """What the tables of each rank may take with their optimizer state, as 16GB. No limit if not given."""
+    """The most memory that the tables of each rank may take with their optimizer state, such as 16GB. No limit if not
+    given."""
     link: str = "10Gbit"
     """How fast each rank exchanges pooled rows, in each direction."""
     costs: Path | None = None
@@ -32,7 +33,7 @@ class ScoreTables:
     even_rows: bool = False
     """Have the search cut rows only evenly over all ranks, as TorchRec does."""
     seconds: float = 5.0
-    """To search for a plan beside it; 0 does not."""
+    """Seconds to search for a plan to compare with; 0: none."""
     json: bool = False
     """Print one line of JSON."""
 

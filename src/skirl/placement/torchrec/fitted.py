@@ -48,7 +48,7 @@ def config_of(numbers: Sequence[float], name: str = "skirl") -> Any:
     **Arguments**
 
     - `numbers`: of `coefficients`.
-    - `name`: of the hardware.
+    - `name`: name of the hardware.
     """
     needed()
     from torchrec.distributed.planner.constants import DDR_MEM_BW

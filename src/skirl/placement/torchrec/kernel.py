@@ -72,9 +72,9 @@ def measure_costs(optimizer: str = "rowwise-adagrad", combinations: int = COMBIN
 
     **Arguments**
 
-    - `optimizer`: of rows: "sgd", "rowwise-adagrad", "adagrad" or "adam".
-    - `combinations`: of tables; half a second each.
-    - `seed`: of chance.
+    - `optimizer`: trains the rows: "sgd", "rowwise-adagrad", "adagrad" or "adam".
+    - `combinations`: random combinations of tables; half a second each.
+    - `seed`: seed of those.
     """
     needed()
     import torch

@@ -46,7 +46,7 @@ class SkirlPlanner:
     - `pins`: ranks of tables that are not free, by name.
     - `groups`: names of groups of tables that stay on one rank, by table.
     - `seconds`: to search at the most.
-    - `seed`: of what the search leaves to chance.
+    - `seed`: seed of the random parts of the search.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ def sharding_plan(
 
     **Arguments**
 
-    - `plan`: of `SkirlPlanner`, or of a file: `skirl place tables --even-rows` writes one, `TablePlan.load` reads it.
+    - `plan`: from `SkirlPlanner`, or from a file: `skirl place tables --even-rows` writes one, `TablePlan.load` reads it.
     - `module`: the model, or any module that has its EmbeddingBagCollections.
     - `sharders`: TorchRec's; that of EmbeddingBagCollections if not given.
     - `device`: "cpu", "cuda" or "mtia".

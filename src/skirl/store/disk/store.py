@@ -6,7 +6,7 @@ README.md beside this file says which files there are, what is atomic, and how a
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -291,14 +291,6 @@ class DiskStore(Store):
             log.sync()
             log.seal()
 
-    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """As `Store.thaw` says, and a durable point. Rows that a `MemoryStore` has frozen will do, too.
-
-        Files are shared as `freeze` shares them. The new rows' index is in memory beside the old one for a moment.
-        """
-        self._check_open()
-        self.thaw_parts(folder, [Part(facts, over)], *frozen.point_of(folder, facts, self.layout))
-
     def thaw_parts(
         self,
         folder: Path,
@@ -307,7 +299,11 @@ class DiskStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """As `Store.thaw_parts` says, and `thaw`. Of a part that is not all its own each row is read and written again."""
+        """As `Store.thaw_parts` says, and a durable point. Rows that a `MemoryStore` has frozen will do, too.
+
+        Files are shared as `freeze` shares them; of a part that is not all its own each row is read and written again. The
+        new rows' index is in memory beside the old one for a moment.
+        """
         self._check_open()
         with self._writing, self._explained(), frozen.named(folder, self.path):
             for part in parts:

@@ -1,6 +1,6 @@
 """Rows in this machine's memory. A row takes its record and 16 to 19 bytes, from its first write on."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from skirl.store.frozen import Part
 from skirl.store.gate import Gate
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
-from skirl.store.memory.frozen import PIECE, FrozenRows, frozen_rows, identity_of
+from skirl.store.memory.frozen import PIECE, FrozenRows, frozen_rows
 from skirl.tools.jit import kernel, read_only
 
 _WORTH = 2
@@ -174,11 +174,6 @@ class MemoryStore(Store):
                 kind.changes.forget(kind.flags.array)
             self._frozen = generation
 
-    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """As `Store.thaw` says. Old rows are let go last: thaw into an empty store, or rows are held twice for a while."""
-        self._check_open()
-        self.thaw_parts(folder, [Part(facts, over)], *identity_of(folder, facts, self.layout))
-
     def thaw_parts(
         self,
         folder: Path,
@@ -187,7 +182,7 @@ class MemoryStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """As `Store.thaw_parts` says."""
+        """As `Store.thaw_parts` says. Old rows are let go last: thaw into an empty store, or both are held for a while."""
         self._check_open()
         kinds = self._empty()
         for part in parts:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -251,11 +251,6 @@ class PlacedStore(Store):
             raise
         self._take_point()
         return taking.FrozenSites(self._pool, self.placement.digest, frozen)
-
-    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """As `Store.thaw` says."""
-        self._check_open()
-        self.thaw_parts(folder, [Part(facts, over)], *point_of(folder, facts, self.layout))
 
     def thaw_parts(
         self,

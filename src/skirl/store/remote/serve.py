@@ -23,17 +23,17 @@ class Serve:
     example: ClassVar[str] = "skirl serve 127.0.0.1:29400"
 
     meet: str = "127.0.0.1:29400"
-    """HOST:PORT where nodes and trainers meet, at an address of the node 0; loopback lets no other machine in."""
+    """HOST:PORT where nodes and trainers meet, at an address of node 0. A loopback address admits this machine only."""
     nodes: int = 1
-    """How many nodes meet there; the same for all of them."""
+    """How many nodes meet there; the same number for all of them."""
     node: int = 0
-    """Which of them this is, from 0."""
+    """The number of this node, from 0."""
     rows: str = "memory"
-    """Where rows live: memory, or disk:FOLDER."""
+    """Where rows are kept: memory, or disk:FOLDER."""
     memory: str | None = None
-    """The most that all rows of this node may take, such as 100GB; as much as there is if not given."""
+    """The most memory that the rows of this node may take, such as 100GB; all that there is if not given."""
     metrics: str | None = None
-    """HOST:PORT or a port of this machine alone, for what Prometheus reads at /metrics; none if not given."""
+    """HOST:PORT, or a port of this machine alone, that serves /metrics for Prometheus; none if not given."""
     patience: float | None = None
     """Seconds that a call may take; $SKIRL_PATIENCE or 60 if not given."""
 

@@ -1,6 +1,6 @@
 """Rows on memory nodes, as a store: each node has a part, a call goes to all of them at once."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -177,11 +177,6 @@ class RemoteStore(Store):
             raise
         self._take_point(points)
         return frozen
-
-    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """As `Store.thaw` says."""
-        self._check_open()
-        self.thaw_parts(folder, [Part(facts, over)], *point_of(folder, facts, self.layout))
 
     def thaw_parts(
         self,

@@ -102,7 +102,7 @@ def as_lines(found: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def most_read(rows: Mapping[str, Sequence[Sequence[int]]], most: int = 30) -> list[tuple[str, int, int]]:
-    """Of each table, rows that trainers read out of their own part, and out of that of others; the most first.
+    """Rows of each table that trainers read from their own part and from that of others; the most first.
 
     **Arguments**
 

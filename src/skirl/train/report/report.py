@@ -88,7 +88,7 @@ class Left:
         return sums
 
     def sum(self, name: str) -> float:
-        """Of the whole run."""
+        """Over the whole run."""
         return sum(line[name] for line in self.lines)
 
 
