@@ -382,7 +382,7 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
     from tests.sweep.runs import Case, Of, check
 
     few = (Of(lr=0.3, dropped=3), Of(dropout=0.5, seed=1), Of(rule=Adam(), seed=1), Of(nan=2, seed=2))
-    wide = (Of(), Of(dim=6, rule=SGD(momentum=0.9)), Of(rule={"a": Adagrad(), "*": SGD()}))
+    wide = (Of(), Of(dim=6, rule=SGD(momentum=0.9), warm=True), Of(rule={"a": Adagrad(), "*": SGD()}))
     cases = {
         "alike": Case(few, seed=shift, steps=6, own_loop=True, slots=34),
         "lanes": Case((*few, Of(dropout=0.3)), seed=shift, steps=6, form="lanes", slots=34),

@@ -326,6 +326,7 @@ class Sweep:
             if self[name].left is None:
                 self._leave(self[name], why)
         load_all(Path(path), header, self.racing, self.lookahead, parts)
+        self.fleet.know_rows()
         return header["also"]
 
     # What was shared.
