@@ -436,8 +436,6 @@ def run_battery(
             checks = dict(list(checks.items())[:2])
     if area == "sweep":
         checks = sweep(shift)
-        if sound:  # tests/sweep has more of them
-            checks = dict(list(checks.items())[:3])
     if area == "gpu":
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift
