@@ -15,6 +15,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from skirl import cli
 from skirl.sweep import checkpoint
+from skirl.sweep import flags as sweep_flags
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import RaceFlags
 from skirl.sweep.keeping import KeepFlags
@@ -264,6 +265,7 @@ def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypa
         write(path, body, mark)
 
     monkeypatch.setattr(checkpoint, "write_sealed", full)
+    monkeypatch.setattr(sweep_flags, "_FIRST_SHARE", 2.0)  # more steps have another first stretch
     flags = FLAGS | {"steps": 6, "valid": None, "run": "none"}
     result = SweepCommand.of(**flags, vary=("lr=0.1,0.2",), save=tmp_path, save_every=2).run()
     assert steps == [0, 2, 4, 6] and result["failed"] is None and saved_step(tmp_path) == 6
