@@ -156,13 +156,14 @@ class _Going:
         """Steps between two lines."""
         self.race = Race([variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(steps))
         where = self.saved["run"] if self.saved is not None and logged.folder() == "auto" else logged.folder()
-        self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=resume)
+        self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=keeping.resume)
         self.sweep = sweep_of(recipe, variants, resume=resume)
         table = hyperparameters(variants)
         self.entrants = {
             variant.name: Entrant(
                 variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
-                lists=self.stream.lists, folder=self.folder.of(variant.name), every=self.every, resume=resume, table=table,
+                lists=self.stream.lists, folder=self.folder.of(variant.name), every=self.every, resume=keeping.resume,
+                table=table,
             )
             for variant, contender in zip(variants, self.sweep.variants, strict=True)
         }  # fmt: skip
@@ -177,7 +178,7 @@ class _Going:
         self._began = time.monotonic()
 
     def begin(self, batches: Lookahead, runs: ExitStack) -> None:
-        """Go on from the checkpoint, or write one: from here on the sweep can be resumed.
+        """Go on from the checkpoint, or write one and wait for it: from here on the sweep can be resumed.
 
         runs: closes what is written of each variant.
         """
@@ -192,6 +193,7 @@ class _Going:
             runs.enter_context(self.entrants[name].run.begin(batches, self.entrants[name].meter))
         if self.saved is None and self.keeping.save is not None:
             self._save(batches)
+            self._settle()
 
     def step(self, batches: Lookahead, batch: Batch) -> bool:
         """Train all that race on a batch, and let those leave that are behind; False where none is left.
