@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,17 @@ def _header(path: Path) -> dict[str, Any]:
     if not (path / HEADER).is_file():
         raise CheckpointError(f"{path} holds no checkpoint of a sweep: give a folder that sweep.save has written")
     return read_sealed(path / HEADER, format=FORMAT, version=_VERSION, what="checkpoint of a sweep")
+
+
+def forget(path: Path) -> None:
+    """A sweep came to nothing: no header names the checkpoints that it began with.
+
+    **Arguments**
+
+    - `path`: the folder.
+    """
+    with suppress(OSError):
+        (path / HEADER).unlink()
 
 
 def saved_search(path: Path) -> dict[str, Any]:

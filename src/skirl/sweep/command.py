@@ -90,7 +90,12 @@ class SweepCommand(Composed):
             return planned(self.recipe, variants, self.race, self.flat())
         from skirl.sweep.run import run
 
-        return run(self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn)
+        try:
+            return run(self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn)
+        except BaseException:
+            if drawn is not None and not self.save.there:  # no other start will tell what became of its trials
+                drawn.fail()
+            raise
 
     def _drawn(self) -> "Search":
         from skirl.sweep.checkpoint import saved_search

@@ -3,9 +3,11 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from skirl.sweep.race import Left, Place, Race
@@ -20,7 +22,7 @@ SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
 
 
 class SweepFolder:
-    """Writes the folder of a sweep; None as its path: nothing is written.
+    """Writes the folder of a sweep, in its with-block; None as its path: nothing is written.
 
     **Arguments**
 
@@ -32,6 +34,7 @@ class SweepFolder:
     def __init__(self, where: str, name: str, *, resume: bool = False) -> None:
         self.path: Path | None = None
         self._race: Lines | None = None
+        self._begun_at = 0
         if where == "none":
             return
         self.path = new_folder(Path(os.environ.get(RUNS) or "runs"), name) if where == "auto" else Path(where)
@@ -39,6 +42,23 @@ class SweepFolder:
             raise ValueError(f"run is {self.path}, which is a file: set it to a folder")
         if where != "auto" and not resume and (self.path / SWEEP).exists():
             raise ValueError(f"run is {self.path}, which already holds a sweep: set run to another folder")
+
+    def __enter__(self) -> "SweepFolder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        race, self._race = self._race, None
+        if race is None or self.path is None:
+            return
+        race.close()
+        if not isinstance(error, Exception) or self._begun_at:
+            return
+        with suppress(OSError):
+            if not (self.path / RACE).stat().st_size:  # nothing came of it: the next try may have the folder
+                (self.path / SWEEP).unlink(missing_ok=True)
+                (self.path / RACE).unlink(missing_ok=True)
 
     @property
     def name(self) -> str | None:
@@ -61,6 +81,7 @@ class SweepFolder:
         """
         if self.path is None:
             return
+        self._begun_at = step
         facts = {
             "command": "sweep",
             "flags": dict(flags),
@@ -97,7 +118,6 @@ class SweepFolder:
     def finish(self, result: Mapping[str, Any]) -> None:
         """The sweep is over."""
         if self._race is not None and self.path is not None:
-            self._race.close()
             with writing(self.path / RESULT):
                 (self.path / RESULT).write_text(json.dumps(result, indent=1, default=str) + "\n")
 

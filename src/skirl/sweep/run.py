@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from math import nan
+from types import TracebackType
 from typing import Any
 
 from skirl.core.batch import Batch
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import SweepSaving, read_header
+from skirl.sweep.checkpoint import SweepSaving, forget, read_header
 from skirl.sweep.contender import Contender
 from skirl.sweep.entrant import Entrant, facts, loss_of
 from skirl.sweep.flags import RaceFlags, points
@@ -104,6 +105,7 @@ def run(
     cache = recipe.cache
     plan: dict[str, Any] = {"depth": cache.depth, "prefetch": recipe.movement.prefetch, "policy": cache.policy}
     with (
+        going,
         going.sweep,
         lookahead(going.stream, going.sweep, **plan, trace=logged.trace) as batches,
         Told(keeping.save is not None) as told,
@@ -125,7 +127,7 @@ def run(
 
 
 class _Going:
-    """A sweep on its way: it begins or goes on, steps, is saved, and ends.
+    """A sweep on its way: it begins or goes on, steps, is saved, and ends. One without a first batch leaves nothing behind.
 
     **Arguments**
 
@@ -159,23 +161,41 @@ class _Going:
         self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=keeping.resume)
         self.sweep = sweep_of(recipe, variants, resume=resume)
         table = hyperparameters(variants)
-        self.entrants = {
-            variant.name: Entrant(
-                variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
-                lists=self.stream.lists, folder=self.folder.of(variant.name), every=self.every, resume=keeping.resume,
-                table=table,
-            )
-            for variant, contender in zip(variants, self.sweep.variants, strict=True)
-        }  # fmt: skip
+        try:
+            self.entrants = {
+                variant.name: Entrant(
+                    variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
+                    lists=self.stream.lists, folder=self.folder.of(variant.name), every=self.every, resume=keeping.resume,
+                    table=table,
+                )
+                for variant, contender in zip(variants, self.sweep.variants, strict=True)
+            }  # fmt: skip
+        except BaseException:
+            self.sweep.close()  # a second try must find its stores free
+            raise
         self.shown = Shown(self.race, self.entrants)
         self.results: dict[str, dict[str, Any]] = {}
         self.spent = 0
         """Steps of variants."""
+        self._came = False
+        """Whether there was a batch."""
         self.failed: str | None = None
         self.not_saved: str | None = None
         """Why the newest checkpoint is not there."""
         self._saving: SweepSaving | None = None
         self._began = time.monotonic()
+
+    def __enter__(self) -> "_Going":
+        self.folder.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.folder.__exit__(kind, error, trace)
+        came_to_nothing = isinstance(error, Exception) and not self._came and self.saved is None
+        if came_to_nothing and self.keeping.save is not None:
+            forget(self.keeping.save)
 
     def begin(self, batches: Lookahead, runs: ExitStack) -> None:
         """Go on from the checkpoint, or write one and wait for it: from here on the sweep can be resumed.
@@ -201,6 +221,7 @@ class _Going:
         batch: the one in the loop.
         """
         racing, race, entrants = self.race.racing, self.race, self.entrants
+        self._came = True
         try:
             self.sweep.step(batch)
         except Diverged as error:

@@ -62,8 +62,7 @@ class Search:
             self.variants: list[Varied] = checked_variants(base, [(name, over) for _, name, over in self._named])
         except ValueError:
             if saved is None:
-                for number, _ in self._asked:
-                    self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
+                self.fail()
             raise
 
     @property
@@ -100,6 +99,14 @@ class Search:
                 self._study.tell(number, state=state.PRUNED)
             else:
                 self._study.tell(number, sum(losses) / len(losses))
+
+    def fail(self) -> None:
+        """The sweep came to nothing: its trials have failed."""
+        if self._study is None:
+            return
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.number in {number for number, _ in self._asked} and not trial.state.is_finished():
+                self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
 
     def _trial(self, number: int) -> Any:
         [frozen] = [trial for trial in self._study.get_trials(deepcopy=False) if trial.number == number]
