@@ -829,7 +829,7 @@ SWEEP = [
     Fault("a variant may be stepped twice", "sweep.contender:Contender.step",
           "if self.stepped:\n    ...", "if False:\n    ..."),
     Fault("a variant trains in the turn of another", "sweep.contender:OfVariant.forward",
-          "not self.in_turn", "False"),
+          "not self.in_turn or self.current.loop is None", "self.current.loop is None"),
     Fault("a batch may be left to some variants", "sweep.sweep:Sweep._check_round",
           "stepped and skipped", "False"),
     Fault("two models may share a weight", "sweep.models:check_apart",

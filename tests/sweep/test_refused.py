@@ -141,6 +141,11 @@ def steps_outside(sweep: Sweep, ids: Any) -> None:
     sweep["two"].step(loss)
 
 
+def by_hand(sweep: Sweep, ids: Any) -> None:
+    with sweep["one"].turn():
+        train(sweep["one"], ids)
+
+
 def drops_all(sweep: Sweep, ids: Any) -> None:
     sweep.drop("one")
     sweep.drop("two")
@@ -194,6 +199,22 @@ def test_a_wrong_loop(body, says):
     ):
         for ids in batches:
             body(sweep, ids)
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        (Sweep.step, "no batch is in the loop: call sweep.step(batch) inside a loop over `skirl.lookahead"),
+        (by_hand, "variant 'one' is trained outside of its turn"),
+    ],
+)
+def test_nothing_is_trained_without_a_lookahead(train, says):
+    with made() as sweep:
+        with pytest.raises(RuntimeError, match=re.escape(says)):
+            train(sweep, BATCHES[0])
+        with ahead(sweep), pytest.raises(RuntimeError, match=re.escape(says) if train is Sweep.step else "no batch is"):
+            train(sweep, BATCHES[0])
+        assert [len(variant.embeddings.engine.store) for variant in sweep] == [0, 0]
 
 
 def test_a_batch_that_no_variant_takes_is_left_out():

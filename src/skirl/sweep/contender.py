@@ -31,7 +31,7 @@ class OfVariant(Collection):
 
     def forward(self, sparse: Sparse) -> Pooled:
         """Look the ids of one batch up; to train, in the variant's turn alone."""
-        if self.training and torch.is_grad_enabled() and not self.in_turn:
+        if self.training and torch.is_grad_enabled() and (not self.in_turn or self.current.loop is None):
             raise RuntimeError(
                 f"variant {self._variant!r} is trained outside of its turn: train it in `for variant in sweep`, inside a "
                 "loop over `skirl.lookahead(loader, sweep)`, or call sweep.step(batch)"

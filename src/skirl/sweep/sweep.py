@@ -201,6 +201,11 @@ class Sweep:
 
         - `batch`: the one that the lookahead has yielded.
         """
+        if not self._in_loop:
+            raise RuntimeError(
+                "no batch is in the loop: call sweep.step(batch) inside a loop over `skirl.lookahead(loader, sweep)`, which "
+                "brings the rows of all variants"
+            )
         racing, began = self.racing, time.perf_counter()
         form = self._choice.next() if self._lanes is not None and self._known and len(racing) > 1 else LOOP
         beside = [c for c in racing if not c.draws] if form == LANES and _alike_in_threads() else []
