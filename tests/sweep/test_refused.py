@@ -282,6 +282,16 @@ def test_a_model_that_begins_to_draw_in_a_lane_is_refused():
             sweep.step(ids)
 
 
+def test_a_sweep_that_is_not_open_has_no_lookahead():
+    sweep = made()
+    with (
+        pytest.raises(RuntimeError, match=r"the sweep is not open: write `with skirl\.Sweep\(\.\.\.\) as sweep:`"),
+        ahead(sweep),
+    ):
+        pass
+    sweep.close()
+
+
 def test_torch_threads_are_put_back():
     before = torch.get_num_threads()
     with nullcontext(), made(threads=before + 1):

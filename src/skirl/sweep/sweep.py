@@ -114,7 +114,9 @@ class Sweep:
         check_names(variants)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
-        self._loss, self._threads, self._threads_before = loss, threads, 0
+        self._loss, self._threads = loss, threads
+        self._threads_before: int | None = None
+        """Torch threads before the with-block; None: it has not begun."""
         self._choice = Choice(form)
         of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
         rules = [
@@ -374,6 +376,11 @@ class Sweep:
 
     def opened(self, loop: Any) -> None:
         """Called by a lookahead that begins; with `None` when it ends."""
+        if loop is not None and self._threads_before is None:
+            raise RuntimeError(
+                "the sweep is not open: write `with skirl.Sweep(...) as sweep:` around the lookahead: it sets "
+                "the threads that bits depend on"
+            )
         if loop is not None and self.lookahead is not None:
             raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
         self.lookahead = loop
@@ -420,7 +427,8 @@ class Sweep:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        torch.set_num_threads(self._threads_before)
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
         try:
             self.close()
         except Exception as late:
