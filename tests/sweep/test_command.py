@@ -274,6 +274,18 @@ def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypa
         **flags | {"steps": 8}, vary=("lr=0.1,0.2",), save=tmp_path, save_every=2, resume=True
     ).run()
     assert result["failed"] is None and saved_step(tmp_path) == 8
+    again = {**flags, "vary": ("lr=0.1,0.2",), "save": tmp_path, "resume": True}
+    for other, says in (
+        (
+            {"seed": 1},
+            "--seed is 1, the run was saved with 0: go on with that, or begin another sweep in another --save",
+        ),
+        ({"dense_lr": 0.5}, "--dense-lr is 0.5, the run was saved with"),
+        ({"rungs": "50%"}, "--rungs is 50%, the run was saved with not set"),
+        ({"keep": 2}, "is of a sweep with other keep (1) than this one (2)"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            SweepCommand.of(**again | other).run()
     steps.clear()
     result = SweepCommand.of(**flags | {"steps": 4}, vary=("lr=0.1,0.2",), save=tmp_path / "new", save_every=2).run()
     assert "step 4 is not saved" in result["failed"] and "the disk is full" in result["failed"]

@@ -1,5 +1,6 @@
 """Variants that Optuna draws: what is drawn and told, what a later sweep learns from, and what is refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,14 @@ def test_a_search_that_was_told_to_stop_goes_on_with_its_trials(optuna: Any, tmp
     stopped = first.run()
     assert stopped["stopped_by"] == "SIGTERM" and stopped["steps"] == 1
     monkeypatch.undo()
-    again = SweepCommand.of(**first.flat() | {"resume": True}).run()
-    assert set(again["by_variant"]) == set(stopped["by_variant"])
+    for other, says in (
+        ({"trials": 4}, "--trials is 4, the run was saved with 3: go on with that"),
+        ({"search": ("lr=log:1e-2..1", *SEARCH[1:])}, "--search is lr=log:1e-2..1 dim=2..9"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            SweepCommand.of(**first.flat() | {"resume": True} | other).run()
+    again = SweepCommand.of(**first.flat() | {"resume": True, "steps": 13}).run()
+    assert set(again["by_variant"]) == set(stopped["by_variant"]) and again["steps"] == 13
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
     assert all(trial.state.is_finished() for trial in optuna.load_study(study_name="skirl", storage=storage).trials)
     with pytest.raises(ValueError, match="is of a sweep whose"):

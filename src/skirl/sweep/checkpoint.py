@@ -187,19 +187,14 @@ def forget(path: Path) -> None:
         (path / HEADER).unlink()
 
 
-def saved_search(path: Path) -> dict[str, Any]:
-    """What the checkpoint of a sweep keeps of the trials that were drawn.
+def saved_with(path: Path) -> dict[str, Any]:
+    """What the checkpoint of a sweep keeps beside its variants.
 
     **Arguments**
 
     - `path`: the folder.
     """
-    also = _header(path)["also"]
-    if also.get("search") is None:
-        raise CheckpointError(
-            f"{path / HEADER} is of a sweep whose variants were given: go on with the --vary or --variants that it had"
-        )
-    return also["search"]
+    return _header(path)["also"]
 
 
 def of_one(path: Path, name: str) -> Path:

@@ -20,6 +20,7 @@ from skirl.sweep.folder import SweepFolder
 from skirl.sweep.keeping import KeepFlags, Told, plain
 from skirl.sweep.race import Race
 from skirl.sweep.report import report
+from skirl.sweep.resumed import check_variants
 from skirl.sweep.shown import Shown
 from skirl.sweep.study import Search
 from skirl.sweep.sweep import Diverged, Sweep
@@ -150,7 +151,8 @@ class _Going:
         """What the checkpoint says that the sweep goes on from; None: it begins."""
         if keeping.goes_on:
             assert keeping.save is not None
-            self.saved = read_header(keeping.save, [variant.name for variant in variants])["also"]
+            saved = self.saved = read_header(keeping.save, [variant.name for variant in variants])["also"]
+            check_variants(saved, variants)
         resume = self.saved is not None
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # of files that nobody has counted, as many as were asked for
@@ -307,7 +309,8 @@ class _Going:
         self._settle()
         also = {
             "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
-            "search": None if self.drawn is None else self.drawn.also,
+            "search": None if self.drawn is None else self.drawn.also, "flags": self.flags,
+            "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
         }  # fmt: skip
         try:
             self._saving = self.sweep.save(self.keeping.save, parts=self._parts, also=plain(also), wait=False)
