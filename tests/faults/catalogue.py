@@ -831,7 +831,9 @@ SWEEP = [
     Fault("a variant trains in the turn of another", "sweep.contender:OfVariant.forward",
           "not self.in_turn or self.current.loop is None", "self.current.loop is None"),
     Fault("a batch may be left to some variants", "sweep.sweep:Sweep._check_round",
-          "stepped and skipped", "False"),
+          "trained and len(trained) < len(self.racing)", "False"),
+    Fault("a batch may be left without a step", "sweep.sweep:Sweep._check_round",
+          "if half:\n    ...", "pass"),
     Fault("two models may share a weight", "sweep.models:check_apart",
           "owner != contender.name", "False"),
 ]  # fmt: skip

@@ -126,6 +126,21 @@ def changes(sweep: Sweep, ids: Any) -> None:
         ids.values()[0] += 1
 
 
+def no_step(sweep: Sweep, ids: Any) -> None:
+    for variant in sweep:
+        if variant.name == "two":
+            variant.model.loss(ids).backward()
+            break
+        train(variant, ids)
+
+
+def saves(sweep: Sweep, ids: Any) -> None:
+    for variant in sweep:
+        train(variant, ids)
+        if variant.name == "two":
+            sweep.save("nowhere")
+
+
 def others_turn(sweep: Sweep, ids: Any) -> None:
     for _ in sweep:
         train(sweep["two"], ids)
@@ -175,6 +190,8 @@ def opens_another(sweep: Sweep, ids: Any) -> None:
     ("body", "says"),
     [
         (skips, "the loop left a batch that variant 'two' was not trained on, and 'one' was"),
+        (no_step, "the loop left a batch on which variant 'two' had its backward and no step"),
+        (saves, "sweep.save is called in the turn of variant 'two'"),
         (goes_on, "the loop went on without variant 'two': in its turn call loss.backward() and variant.step(loss)"),
         (twice, "variant 'one' is stepped twice on one batch"),
         (again, "the batch in the loop had its backward, which ends its lookups"),

@@ -308,6 +308,11 @@ class Sweep:
         - `wait`: return only when it is on disk. False returns once training may go on; what it returns has `wait`, and the
           next save waits for it, as does a variant that leaves.
         """
+        if (now := next((c.name for c in self.racing if c.embeddings.in_turn), None)) is not None:
+            raise RuntimeError(
+                f"sweep.save is called in the turn of variant {now!r}, whose random numbers are out then: call it after the "
+                "loop over the variants"
+            )
         self._settle()
         self._saving = saving = save_all(Path(path), self.variants, self.lookahead, parts, also or {})
         return saving.wait() if wait else saving
@@ -403,13 +408,19 @@ class Sweep:
             contender.stepped = False
 
     def _check_round(self) -> None:
-        """Refuse a batch that some were trained on, and others were not."""
-        stepped = [contender.name for contender in self.racing if contender.stepped]
-        skipped = [contender.name for contender in self.racing if not contender.stepped]
-        if stepped and skipped:
+        """Refuse a batch that some were trained on, and others were not, or not to the end."""
+        trained = [contender for contender in self.racing if contender.stepped]
+        half = [c.name for c in self.racing if not c.stepped and c.embeddings.current.returned_now]
+        if half:
             raise RuntimeError(
-                f"the loop left a batch that variant {skipped[0]!r} was not trained on, and {stepped[0]!r} was: train each "
-                "variant on each batch, `for variant in sweep`, or leave one out with sweep.drop(NAME)"
+                f"the loop left a batch on which variant {half[0]!r} had its backward and no step: its rows are updated, so "
+                "call variant.step(loss) after each loss.backward()"
+            )
+        if trained and len(trained) < len(self.racing):
+            skipped = next(contender.name for contender in self.racing if not contender.stepped)
+            raise RuntimeError(
+                f"the loop left a batch that variant {skipped!r} was not trained on, and {trained[0].name!r} was: train "
+                "each variant on each batch, `for variant in sweep`, or leave one out with sweep.drop(NAME)"
             )
 
     @property
