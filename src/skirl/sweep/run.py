@@ -14,7 +14,7 @@ from skirl.core.batch import Batch
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.sweep.checkpoint import SweepSaving, forget, read_header
 from skirl.sweep.contender import Contender
-from skirl.sweep.entrant import Entrant, facts, loss_of
+from skirl.sweep.entrant import Entrant, evaluate, facts, loss_of
 from skirl.sweep.flags import RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.keeping import KeepFlags, Told, plain
@@ -242,8 +242,8 @@ class _Going:
             self.folder.left(left)
         last = batches.step == self.stream.steps
         if last and self.stream.held_out:
-            for name in race.racing:
-                entrants[name].evaluate(batches, self.stream.held_out_at(batches.state_dict()["loader"]))
+            held_out = self.stream.held_out_at(batches.state_dict()["loader"])
+            evaluate([entrants[name] for name in race.racing], batches.step, held_out or ())
         for name in race.racing:
             entrants[name].after_step(batches)
         if batches.step % self.every == 0 or last:
