@@ -255,13 +255,13 @@ def _part(
         sweep._leave = leave_and_read  # type: ignore[method-assign]
         for number, batch in enumerate(batches, start=begin):
             others.append(float(torch.rand(())))
-            racing, over = sweep.racing, False
+            racing, models, over = sweep.racing, {variant.name: variant.model for variant in sweep.racing}, False
             try:
                 train(case, sweep, batch)
             except Diverged:
                 over = True
             for variant in racing:
-                left[variant.name].note(variant.model, variant.loss)  # type: ignore[arg-type]
+                left[variant.name].note(models[variant.name], variant.loss)  # type: ignore[arg-type]
                 if of[variant.name].dropped == number and variant.left is None and len(sweep) > 1:
                     sweep.drop(variant.name)
             if over:

@@ -61,6 +61,14 @@ def same_module(variant: Any) -> Net:
     return FIRST[0]
 
 
+def with_one_optimizer(variant: Any) -> tuple[Net, torch.optim.Optimizer]:
+    model = Net(variant.embeddings)
+    if variant.name == "one":
+        OPTIMIZER[:] = [torch.optim.SGD(model.head.parameters(), lr=0.1)]
+    return model, OPTIMIZER[0]
+
+
+OPTIMIZER: list[torch.optim.Optimizer] = []
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"variants": []}, "a sweep has no variants: give it at least one"),
     ({"variants": [TWO[0], TWO[0]]}, "two variants are called 'one': give each another name"),
@@ -74,6 +82,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"threads": 0}, "threads is 0: set it to 1 or more"),
     ({"make": fails}, "no such layer"),
     ({"make": lambda v: None}, "make_model gave a NoneType for variant 'one': return a torch.nn.Module over"),
+    ({"make": lambda v: (net(v), [torch.optim.SGD])}, "make_model gave a Net with a list for variant 'one'"),
+    ({"make": with_one_optimizer}, "make_model gave one optimizer for variants 'one' and 'two'"),
     ({"make": lambda v: nn.Linear(2, 1)}, "the model of variant 'one' has no embeddings: make it over"),
     ({"make": same_module}, "the model of variant 'two' has other embeddings"),
     ({"make": lambda v: Net(v.embeddings, SHARED)}, "variants 'one' and 'two' share the memory of 'head.w"),

@@ -1,10 +1,12 @@
 """Variants of a sweep leave behind the bits of their lone runs, whatever the others are; and what is refused."""
 
+import gc
 import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -202,8 +204,19 @@ def test_one_reader_one_hash_one_plan(monkeypatch):
     assert found[0] == found[1] == {"read": 6, "checked": 12, "planned": 12}
 
 
-def test_the_cache_is_given_back_when_a_variant_leaves():
-    _, sweep = in_sweep(Case((Of(dropped=3), Of(), Of())))
+def test_cache_and_weights_are_given_back_when_a_variant_leaves():
+    weights = []
+
+    def made(variant):
+        model, dense = make(variant)
+        weights.append(ref(model.first.weight))
+        return model, dense
+
+    _, sweep = in_sweep(Case((Of(dropped=3), Of(), Of())), made)
+    gc.collect()
+    assert [weight() is None for weight in weights] == [True, False, False]
+    with pytest.raises(RuntimeError, match=r"variant 'v0' has left the sweep \(dropped\), and its model is let go"):
+        _ = sweep["v0"].model
     left = sweep["v0"].embeddings.engine
     assert (left.banks, left.caches, left.store.closed) == ([], [], True)
     assert len(sweep) == 2 and sweep["v0"].left == "dropped"

@@ -84,7 +84,9 @@ class Entrant:
         """
         loss = nan if self.contender.loss is None else self.contender.loss
         self.rates.step()
-        self.meter.add(torch.tensor(loss), self.contender.kept, batch.labels)
+        # Of one that has diverged, and has left, no prediction counts.
+        logits = self.contender.kept if self.contender.left is None else torch.empty(0)
+        self.meter.add(torch.tensor(loss), logits, batch.labels)
         return loss
 
     def evaluation(self, step: int, held_out: Iterable[Batch]) -> Iterator[None]:
@@ -109,6 +111,16 @@ class Entrant:
         self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
         self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
 
+    def end(self, auc: float | None) -> None:
+        """All is known of it: its optimizers, and with them its weights, are let go.
+
+        **Arguments**
+
+        - `auc`: of all its predictions.
+        """
+        self.auc, self.done = auc, True
+        del self.rates
+
     def finish(self, batches: Lookahead, left: str | None) -> dict[str, Any]:
         """It is not trained any more; what came of it.
 
@@ -119,7 +131,6 @@ class Entrant:
         """
         self.after_step(batches, last=True)
         self.run.__exit__(None, None, None)
-        self.done = True
         result = {
             "command": "train",
             **self.flags,
@@ -133,7 +144,7 @@ class Entrant:
             "failed": left if left is not None and self.contender.diverged else None,
             "missing": self.run.missing,
         }
-        self.auc = result["auc"]
+        self.end(result["auc"])
         self.run.finish(result)
         return result
 

@@ -209,7 +209,7 @@ class _Going:
             self.race.load_state_dict(self.saved["race"])
             self.spent, self.results = self.saved["spent"], self.saved["results"]
             for name, result in self.results.items():
-                self.entrants[name].done, self.entrants[name].auc = True, result["auc"]
+                self.entrants[name].end(result["auc"])
         self.folder.begin(self.flags, self.variants, self.race, batches.step)
         for name in self.race.racing:
             runs.enter_context(self.entrants[name].run.begin(batches, self.entrants[name].meter))

@@ -248,7 +248,7 @@ class Sweep:
         contender.step(loss)
 
     def drop(self, name: str, why: str = "dropped") -> None:
-        """A variant leaves: its rows go to its store, its cache is given back. The others go on with their bits.
+        """A variant leaves: its rows go to its store, cache and model are let go. The others go on with their bits.
 
         **Arguments**
 
@@ -271,7 +271,7 @@ class Sweep:
                 self.lookahead.drain()
             embeddings.current.finish()
             self.fleet.leave(contender.name)
-            contender.left = why
+            contender.leave(why)
             self._choice.anew()
             embeddings.opened_by_sweep(None)
             embeddings.close()
