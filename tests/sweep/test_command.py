@@ -26,7 +26,7 @@ from skirl.train.commands import Train
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 40, "cache": "20%", "valid": "10%",
-    "threads": 1, "quiet": True, "log_every": 10,
+    "quiet": True, "log_every": 10,
 }  # fmt: skip
 VARY = ("lr=0.02,0.5", "model=dlrm-tiny,dcnv2-tiny", "dense-lr=0.001,1e30")
 
@@ -43,6 +43,7 @@ def test_a_survivor_has_the_losses_and_the_scores_of_its_lone_run(ran: tuple):
     stayed = [name for name, of in result["by_variant"].items() if of["left"] is None]
     assert len(stayed) == 2
     own = json.loads((folder / stayed[0] / "config.json").read_text())["flags"]
+    assert own["threads"] == json.loads((folder / "sweep.json").read_text())["flags"]["threads"] == 1
     alone = Train.of(**(own | {"run": "none", "quiet": True})).run()
     found = json.loads((folder / stayed[0] / "result.json").read_text())
     for name in ("loss", "auc", "logloss", "test_auc", "test_logloss", "samples", "steps"):

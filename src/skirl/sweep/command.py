@@ -82,6 +82,9 @@ class SweepCommand(Composed):
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress; what came of it."""
+        device = self.recipe.device
+        if device.threads is None:  # bits depend on their number, so what is written down has it
+            return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
         saved = self._saved()
         drawn = self._drawn(saved) if self.search.search else None
         variants = self.made() if drawn is None else drawn.variants
