@@ -93,6 +93,25 @@ def test_the_summary_names_the_winner_and_all_others(ran: tuple):
     assert "40 batches, planned in 40 steps, once for all variants" in text
 
 
+def test_a_disk_that_refuses_the_run_folder_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if path.parent == tmp_path / "s" and path.name.startswith(("race.jsonl", "result.json")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    flags = FLAGS | {"steps": 20, "valid": None, "run": str(tmp_path / "s")}
+    command = SweepCommand.of(**flags, vary=("lr=0.02,0.5",))
+    result = command.run()
+    assert result["failed"] is None and result["steps"] == 20
+    told = [text.partition(":")[0] for text in result["missing"]]
+    assert told[:2] == ["race.jsonl is missing", "result.json is missing"]
+    assert "result.json is missing: the disk is full" in listed(command.summary(result))
+    assert (tmp_path / "s" / "sweep.json").is_file()
+
+
 def test_a_run_that_all_leave_fails_and_says_so(tmp_path: Path):
     flags = FLAGS | {"steps": 20, "valid": None}
     result = SweepCommand.of(**flags, vary=("dense-lr=1e30,1e31",), run=str(tmp_path / "s")).run()

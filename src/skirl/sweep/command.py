@@ -152,7 +152,8 @@ class SweepCommand(Composed):
             lines["study"] = f"{result['trials']:,} trials, kept in {result['study']}"
         if result["run"]:
             lines["run"] = f"{result['run']}; tensorboard --logdir {result['run']}"
-            lines["page"] = result["page"]
+            if result["page"]:
+                lines["page"] = result["page"]
         if result["save"] and not result["failed"]:
             why = f"told to stop by {result['stopped_by']}; " if result["stopped_by"] else ""
             lines["saved"] = (

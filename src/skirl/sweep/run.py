@@ -274,6 +274,7 @@ class _Going:
         if self.drawn is not None and told.by is None:
             self.drawn.tell(race, failed=self.failed is not None)
         aucs, seconds = self.shown.aucs(now=True), time.monotonic() - self._began
+        of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
         result = {
             "command": "sweep",
             **self.flags,
@@ -292,13 +293,11 @@ class _Going:
             "machine": machine(),
             "run": self.folder.name,
             "stopped_by": told.by,
-            "missing": [f"{name}: {text}" for name in race.names for text in results[name]["missing"]],
+            "missing": self.folder.missing + of_variants,
             "failed": self.failed or self.not_saved,
         }
-        self.folder.finish(result)
-        if self.folder.path is not None:
-            result["page"] = report(self.folder.path, None)["page"]
-        return result
+        page = self.folder.finish(result, lambda folder: report(folder, None)["page"])
+        return result | {"page": page, "missing": self.folder.missing + of_variants}
 
     def _parts(self, contender: Contender) -> list[Any]:
         return self.entrants[contender.name].parts

@@ -105,7 +105,7 @@ class RunFolder:
             self.folder = None
             return self
         with self._missing.tried(CONFIG, folder):
-            _write(folder / CONFIG, self._config())
+            put_json(folder / CONFIG, self._config())
         with self._missing.tried(METRICS, folder, of=OSError):
             (folder / RESULT).unlink(missing_ok=True)
             _cut(folder / METRICS, self.begun_at)
@@ -168,7 +168,7 @@ class RunFolder:
         """The run is over."""
         if self.folder is not None:
             with self._missing.tried(RESULT, self.folder):
-                _write(self.folder / RESULT, result)
+                put_json(self.folder / RESULT, result)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: with the flags, the model can be made again."""
@@ -248,16 +248,17 @@ def _cut(path: Path, step: int) -> None:
     kept = sum(1 for line in lines_of(path.parent) if step and line["step"] <= step)
     whole = b"".join(line + b"\n" for line in path.read_bytes().split(b"\n")[:kept])
     try:
-        _replace(path, whole)
+        put_whole(path, whole)
     except OSError:
         os.truncate(path, len(whole))
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    _replace(path, (json.dumps(value, indent=1, default=str) + "\n").encode())
+def put_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A file of one JSON object, all of it or nothing."""
+    put_whole(path, (json.dumps(value, indent=1, default=str) + "\n").encode())
 
 
-def _replace(path: Path, content: bytes) -> None:
+def put_whole(path: Path, content: bytes) -> None:
     """All of it or nothing, whenever the run is killed."""
     new = path.with_name(path.name + ".new")
     try:
