@@ -1,10 +1,12 @@
 """Variants of a sweep leave behind the bits of their lone runs, whatever the others are; and what is refused."""
 
 import gc
+import os
 import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from weakref import ref
 
@@ -19,6 +21,7 @@ from skirl import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, Sweep, Variant
 from skirl.core import ids
 from skirl.oracle.bank import BankPlanner
 from skirl.pipeline.reader import Reader
+from skirl.sweep.dense import Lanes
 from tests.sweep.runs import TABLES, Case, Of, batches_of, check, in_sweep, make
 
 MIXED = (
@@ -42,6 +45,23 @@ def test_lanes(kind, tmp_path):
     sweep = check(Case(MIXED, form="lanes", steps=14, nap=0.003, kind=kind, folder=tmp_path, slots=48))
     assert [v.draws for v in sweep.variants] == [False, False, True, True, False, False, False]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-lane")]
+
+
+def test_no_more_lanes_than_variants(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    _, sweep = in_sweep(Case((Of(), Of(), Of()), steps=1, form="lanes"))
+    assert sweep._lanes is not None and sweep._lanes._count == 3
+    lanes, woken, done = Lanes(8), [], []
+
+    class Counted(SimpleQueue):
+        def put(self, item: object, *args: object) -> None:
+            woken.append(item)
+            super().put(item)
+
+    lanes._rounds = Counted()
+    lanes.run({n: lambda n=n: done.append(n) for n in range(3)})
+    assert (len(woken), sorted(done)) == (2, [0, 1, 2])
+    lanes.close()
 
 
 RULES = (SGD(), SGD(momentum=0.9), Adagrad(), Adam(), RowwiseAdagrad(), FTRL(), {"a": Adam(), "*": SGD()})

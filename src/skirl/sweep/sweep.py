@@ -155,7 +155,7 @@ class Sweep:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
         if form != LOOP and threads == 1 and on_cpu and (cores > 1 or form == LANES):
-            self._lanes = Lanes(max(2, cores))
+            self._lanes = Lanes(max(2, min(cores, len(variants))))
         self._saving: SweepSaving | None = None
         """The checkpoint that is being written."""
         self._known = False
