@@ -150,6 +150,8 @@ def test_a_plan_says_rows_and_bytes_and_trains_nothing(tmp_path: Path):
     assert [one["record_bytes"] for one in plan["packs"]] == [16, 48, 32, 96]  # adam has two numbers beside each
     assert plan["rows"] == 64 * 1024 // (16 + 48 + 32 + 96)
     assert plan["cache_bytes"] == plan["rows"] * (16 + 48 + 32 + 96)
+    assert plan["store_bytes"] == plan["rows_of_all"] * (16 + 48 + 32 + 96 + 4 * 19)
+    assert " of stores, if every row is used" in listed(command.summary(plan))
     assert plan["variant_steps"] == 4 * 10 + 2 * 10 + 1 * 20
     assert plan["failed"] is None
     assert "80 of variants at most (50% of all)" in listed(command.summary(plan))
@@ -157,7 +159,10 @@ def test_a_plan_says_rows_and_bytes_and_trains_nothing(tmp_path: Path):
         **flags, vary=("dim=4,8", "optimizer=sgd,adam"), dtype="bfloat16", device="interpret", plan=True
     ).run()
     assert [one["record_bytes"] for one in half["packs"]] == [8, 24, 16, 48]
-    small = SweepCommand.of(**flags | {"cache": "1KiB"}, vary=("dim=4,8",), plan=True).run()
+    small = SweepCommand.of(
+        **flags | {"cache": "1KiB", "store": f"disk:{tmp_path}/rows"}, vary=("dim=4,8",), plan=True
+    ).run()
+    assert small["store_bytes"] is None and not (tmp_path / "rows").exists()
     assert "set cache to" in small["failed"]
 
 
