@@ -409,7 +409,7 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
     from tests.sweep.runs import Case, Of, check
 
     few = (Of(lr=0.3, dropped=3), Of(dropout=0.5, seed=1), Of(rule=Adam(), seed=1), Of(nan=2, seed=2))
-    wide = (Of(), Of(dim=6, rule=SGD(momentum=0.9)), Of(rule={"a": Adagrad(), "*": SGD()}))
+    wide = (Of(), Of(dim=6, rule=SGD(momentum=0.9), warm=True), Of(rule={"a": Adagrad(), "*": SGD()}))
     cases = {
         "alike": Case(few, seed=shift, steps=6, own_loop=True, slots=34),
         "lanes": Case((*few, Of(dropout=0.3)), seed=shift, steps=6, form="lanes", slots=34),
@@ -464,8 +464,6 @@ def run_battery(
             checks = dict(list(checks.items())[:2])
     if area == "sweep":
         checks = sweep(shift)
-        if sound:  # tests/sweep has more of them
-            checks = dict(list(checks.items())[:3])
     if area == "gpu":
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift

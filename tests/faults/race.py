@@ -38,6 +38,8 @@ RACE = [
           "np.flatnonzero(self._racing & ~np.isfinite(values))", "np.flatnonzero(self._racing & np.isposinf(values))"),
     Fault("a checkpoint of a race forgets a stretch", "sweep.race:_read",
           "state['stretch']", "0"),
+    Fault("a longer race forgets the rungs that it has passed", "sweep.race:Rules.going_on",
+          "(*passed, *sorted(coming))", "self.rungs"),
     Fault("the seed of a variant makes it another configuration", "sweep.variants:seeds_of_one",
           "replace(variant.recipe.data, seed=0)", "variant.recipe.data"),
 ]  # fmt: skip

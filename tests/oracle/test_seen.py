@@ -35,6 +35,18 @@ def test_a_set_of_rows(changes, asked):
     assert seen.has(asked).tolist() == [key in held for key in asked.tolist()]
 
 
+@cases(50)
+@given(parts=st.lists(some, max_size=3))
+def test_rows_of_several(parts):
+    seen = Seen(SCHEMA)
+    for keys in parts:
+        other = Seen(SCHEMA)
+        other.add(keys)
+        seen.include(other)
+    everything = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+    assert len(seen) == len(everything) and seen.has(everything).all()
+
+
 def test_rebuilt_from_a_store():
     seen = Seen(SCHEMA)
     seen.add(np.array([2 << 48 | 5]))

@@ -1,8 +1,8 @@
 """`skirl sweep` killed while it trains, races and saves: `python -m tests.sweep.killed FOLDER KILLS SEED`.
 
-The first run is killed in the midst of a rung, when one variant of those below it has left; the others at random. Each
-goes on from the newest whole checkpoint; the last one is left to finish. Two lines of JSON say what it came to, and what a
-sweep came to that was never killed.
+The first run is killed when all variants are saved for the first time and their sweep is not; the second in the midst of a
+rung, when one variant of those below it has left; the others at random. Each goes on from the newest whole checkpoint; the
+last one is left to finish. Two lines of JSON say what it came to, and what a sweep came to that was never killed.
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import HEADER
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.sweep import Sweep
@@ -27,10 +28,11 @@ RUNG = 6
 
 
 def command(folder: Path, kills: int, *, resume: bool) -> SweepCommand:
+    more = kills - 1  # the first one comes before all steps
     return SweepCommand.of(
-        data="synthetic:tiny", model="dlrm-tiny", dim=4, batch=16, steps=RUNG + 16 * kills, cache="300", depth=3, threads=1,
-        quiet=True, log_every=2, vary=("lr=0.02,0.3", "dense-lr=0.001,0.01"), rungs=f"{RUNG},{RUNG + 10 * kills}", alpha=0.0,
-        run=str(folder / "run"), save=folder / "saves", save_every=2, resume=resume,
+        data="synthetic:tiny", model="dlrm-tiny", dim=4, batch=16, steps=RUNG + 16 * more, cache="300", depth=3, threads=1,
+        quiet=True, log_every=2, vary=("lr=0.02,0.3", "dense-lr=0.001,0.01"), rungs=f"{RUNG},{RUNG + 10 * more}", alpha=0.0,
+        run=str(folder / "run"), save=folder / "saves", save_every=2, resume=resume, store=f"disk:{folder / 'rows'}",
     )  # fmt: skip
 
 
@@ -67,12 +69,26 @@ def in_a_rung(begins: Callable[[], object]) -> None:
     Sweep.drop = killing  # type: ignore[method-assign]
 
 
+def before_the_first_header(begins: Callable[[], object]) -> None:
+    """From here on: killed when the checkpoint of a sweep would count."""
+
+    def killing(*_: object) -> None:
+        begins()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoint.write_sealed = killing  # type: ignore[assignment]
+
+
+CHOSEN = (before_the_first_header, in_a_rung)
+"""Where the first runs are killed."""
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, kills, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
     for kill in range(kills):
 
-        def child(begins: Callable[[], object], first: bool = kill == 0) -> None:
+        def child(begins: Callable[[], object], kill: int = kill) -> None:
             wanted = step_of(folder) + 2  # each process comes further than the one before
 
             def look() -> None:
@@ -80,14 +96,14 @@ def main() -> None:
                     time.sleep(0.001)
                 begins()
 
-            if first:
-                in_a_rung(begins)
+            if kill < len(CHOSEN):
+                CHOSEN[kill](begins)
             else:
                 threading.Thread(target=look, daemon=True).start()
             command(folder, kills, resume=True).run()
 
         pid, reading = forked(child)
-        if kill:
+        if kill >= len(CHOSEN):
             time.sleep(rng.uniform(0, 0.03))
             os.kill(pid, signal.SIGKILL)
         assert ended(pid, reading) == -signal.SIGKILL

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +50,8 @@ class Of:
     dense_lr: float = 0.01
     dropped: int | None = None
     """The batch after which it is dropped."""
+    warm: bool = False
+    """Whether rows of table b begin from an array."""
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -57,7 +59,10 @@ class Of:
             name: getattr(self, name)
             for name in ("lr", "seed", "width", "dropout", "noise", "norm", "only", "nan", "dense_lr")
         }
-        return own | {"optimizer": self.rule} | ({} if self.dim is None else {"dim": self.dim})
+        own |= {"optimizer": self.rule}
+        if self.warm:
+            return own | {"tables": tables_of(self)}
+        return own | ({} if self.dim is None else {"dim": self.dim})
 
 
 @dataclass(frozen=True)
@@ -177,13 +182,14 @@ class Kept(MemoryStore):
 
 
 def tables_of(of: Of) -> list[Table]:
-    return [table if of.dim is None else Table(table.name, table.rows, of.dim, table.features, table.pooling, table.init)
-            for table in TABLES]  # fmt: skip
+    tables = [table if of.dim is None else replace(table, dim=of.dim) for table in TABLES]
+    if of.warm:
+        a, b, c = tables
+        return [a, replace(b, init=np.arange(b.rows * b.dim, dtype=np.float32).reshape(b.rows, b.dim) / 99), c]
+    return tables
 
 
 def rules_of(of: Of) -> list[Any]:
-    from dataclasses import replace
-
     groups = Groups(tables_of(of), of.rule)
     return [replace(groups[t], lr=of.lr) for t in range(len(TABLES))]
 
@@ -254,13 +260,13 @@ def _part(
         sweep._leave = leave_and_read  # type: ignore[method-assign]
         for number, batch in enumerate(batches, start=begin):
             others.append(float(torch.rand(())))
-            racing, over = sweep.racing, False
+            racing, models, over = sweep.racing, {variant.name: variant.model for variant in sweep.racing}, False
             try:
                 train(case, sweep, batch)
             except Diverged:
                 over = True
             for variant in racing:
-                left[variant.name].note(variant.model, variant.loss)  # type: ignore[arg-type]
+                left[variant.name].note(models[variant.name], variant.loss)  # type: ignore[arg-type]
                 if of[variant.name].dropped == number and variant.left is None and len(sweep) > 1:
                     sweep.drop(variant.name)
             if over:
@@ -275,7 +281,7 @@ def _part(
     return sweep, False
 
 
-def alone(case: Case, of: Of, steps: int, *, plain: bool) -> Left:
+def alone(case: Case, of: Of, steps: int, *, plain: bool, made: Any = make) -> Left:
     """What a variant leaves behind that trains without others, over embeddings of its own or the plain reference."""
     found, reference = Left(), Reference(tables_of(of), rules_of(of), seed=of.seed)
     names = [table.name for table in TABLES]
@@ -285,7 +291,7 @@ def alone(case: Case, of: Of, steps: int, *, plain: bool) -> Left:
             tables_of(of), optimizer=dict(zip(names, rules_of(of))), cache=case.slots, seed=of.seed
         )
     torch.manual_seed(of.seed)
-    model, dense = make(SimpleNamespace(embeddings=embeddings, overrides=of.overrides))
+    model, dense = made(SimpleNamespace(embeddings=embeddings, overrides=of.overrides))
 
     def train(batches: Iterable[Any]) -> None:
         for number, batch in enumerate(batches):
@@ -329,9 +335,8 @@ def check(case: Case, *, plain: bool = True, made: Any = make) -> skirl.Sweep:
             if of.nan is None and of.dropped is None:
                 assert steps == case.steps * case.accumulate or any(v.nan is not None for v in case.variants)
             for reference in (False, True) if plain and case.accumulate == 1 else (False,):
-                found.compare(
-                    alone(case, of, steps, plain=reference), f"variant {number}, {'plain' if reference else 'alone'}"
-                )
+                lone = alone(case, of, steps, plain=reference, made=made)
+                found.compare(lone, f"variant {number}, {'plain' if reference else 'alone'}")
         return sweep
     finally:
         torch.set_num_threads(threads)

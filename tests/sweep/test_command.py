@@ -14,7 +14,9 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from skirl import cli
+from skirl.data import Synthetic
 from skirl.sweep import checkpoint
+from skirl.sweep import flags as sweep_flags
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import RaceFlags
 from skirl.sweep.keeping import KeepFlags
@@ -24,7 +26,7 @@ from skirl.train.commands import Train
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 40, "cache": "20%", "valid": "10%",
-    "threads": 1, "quiet": True, "log_every": 10,
+    "quiet": True, "log_every": 10,
 }  # fmt: skip
 VARY = ("lr=0.02,0.5", "model=dlrm-tiny,dcnv2-tiny", "dense-lr=0.001,1e30")
 
@@ -41,10 +43,28 @@ def test_a_survivor_has_the_losses_and_the_scores_of_its_lone_run(ran: tuple):
     stayed = [name for name, of in result["by_variant"].items() if of["left"] is None]
     assert len(stayed) == 2
     own = json.loads((folder / stayed[0] / "config.json").read_text())["flags"]
+    assert own["threads"] == json.loads((folder / "sweep.json").read_text())["flags"]["threads"] == 1
     alone = Train.of(**(own | {"run": "none", "quiet": True})).run()
     found = json.loads((folder / stayed[0] / "result.json").read_text())
     for name in ("loss", "auc", "logloss", "test_auc", "test_logloss", "samples", "steps"):
         assert found[name] == alone[name]
+
+
+def test_what_is_held_out_is_read_once_for_all(monkeypatch: pytest.MonkeyPatch):
+    reads = []
+    held_out_at = Synthetic.held_out_at
+
+    class Counted:
+        def __init__(self, batches: Any) -> None:
+            self.batches = batches
+
+        def __iter__(self) -> Any:
+            reads.append(self)
+            return iter(self.batches)
+
+    monkeypatch.setattr(Synthetic, "held_out_at", lambda self, state: Counted(held_out_at(self, state)))
+    result = SweepCommand.of(**FLAGS | {"steps": 4}, vary=("lr=0.02,0.5", "seed=0,1"), run="none").run()
+    assert len(reads) == 1 and all(of["test_auc"] is not None for of in result["by_variant"].values())
 
 
 def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
@@ -71,6 +91,25 @@ def test_the_summary_names_the_winner_and_all_others(ran: tuple):
     for name in result["by_variant"]:
         assert name in text
     assert "40 batches, planned in 40 steps, once for all variants" in text
+
+
+def test_a_disk_that_refuses_the_run_folder_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if path.parent == tmp_path / "s" and path.name.startswith(("race.jsonl", "result.json")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    flags = FLAGS | {"steps": 20, "valid": None, "run": str(tmp_path / "s")}
+    command = SweepCommand.of(**flags, vary=("lr=0.02,0.5",))
+    result = command.run()
+    assert result["failed"] is None and result["steps"] == 20
+    told = [text.partition(":")[0] for text in result["missing"]]
+    assert told[:2] == ["race.jsonl is missing", "result.json is missing"]
+    assert "result.json is missing: the disk is full" in listed(command.summary(result))
+    assert (tmp_path / "s" / "sweep.json").is_file()
 
 
 def test_a_run_that_all_leave_fails_and_says_so(tmp_path: Path):
@@ -111,6 +150,8 @@ def test_a_plan_says_rows_and_bytes_and_trains_nothing(tmp_path: Path):
     assert [one["record_bytes"] for one in plan["packs"]] == [16, 48, 32, 96]  # adam has two numbers beside each
     assert plan["rows"] == 64 * 1024 // (16 + 48 + 32 + 96)
     assert plan["cache_bytes"] == plan["rows"] * (16 + 48 + 32 + 96)
+    assert plan["store_bytes"] == plan["rows_of_all"] * (16 + 48 + 32 + 96 + 4 * 19)
+    assert " of stores, if every row is used" in listed(command.summary(plan))
     assert plan["variant_steps"] == 4 * 10 + 2 * 10 + 1 * 20
     assert plan["failed"] is None
     assert "80 of variants at most (50% of all)" in listed(command.summary(plan))
@@ -118,7 +159,10 @@ def test_a_plan_says_rows_and_bytes_and_trains_nothing(tmp_path: Path):
         **flags, vary=("dim=4,8", "optimizer=sgd,adam"), dtype="bfloat16", device="interpret", plan=True
     ).run()
     assert [one["record_bytes"] for one in half["packs"]] == [8, 24, 16, 48]
-    small = SweepCommand.of(**flags | {"cache": "1KiB"}, vary=("dim=4,8",), plan=True).run()
+    small = SweepCommand.of(
+        **flags | {"cache": "1KiB", "store": f"disk:{tmp_path}/rows"}, vary=("dim=4,8",), plan=True
+    ).run()
+    assert small["store_bytes"] is None and not (tmp_path / "rows").exists()
     assert "set cache to" in small["failed"]
 
 
@@ -264,6 +308,7 @@ def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypa
         write(path, body, mark)
 
     monkeypatch.setattr(checkpoint, "write_sealed", full)
+    monkeypatch.setattr(sweep_flags, "_FIRST_SHARE", 2.0)  # more steps have another first stretch
     flags = FLAGS | {"steps": 6, "valid": None, "run": "none"}
     result = SweepCommand.of(**flags, vary=("lr=0.1,0.2",), save=tmp_path, save_every=2).run()
     assert steps == [0, 2, 4, 6] and result["failed"] is None and saved_step(tmp_path) == 6
@@ -272,6 +317,18 @@ def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypa
         **flags | {"steps": 8}, vary=("lr=0.1,0.2",), save=tmp_path, save_every=2, resume=True
     ).run()
     assert result["failed"] is None and saved_step(tmp_path) == 8
+    again = {**flags, "vary": ("lr=0.1,0.2",), "save": tmp_path, "resume": True}
+    for other, says in (
+        (
+            {"seed": 1},
+            "--seed is 1, the run was saved with 0: go on with that, or begin another sweep in another --save",
+        ),
+        ({"dense_lr": 0.5}, "--dense-lr is 0.5, the run was saved with"),
+        ({"rungs": "50%"}, "--rungs is 50%, the run was saved with not set"),
+        ({"keep": 2}, "is of a sweep with other keep (1) than this one (2)"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            SweepCommand.of(**again | other).run()
     steps.clear()
     result = SweepCommand.of(**flags | {"steps": 4}, vary=("lr=0.1,0.2",), save=tmp_path / "new", save_every=2).run()
     assert "step 4 is not saved" in result["failed"] and "the disk is full" in result["failed"]

@@ -114,9 +114,26 @@ def test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(at: int):
     assert part.state_dict() == whole.state_dict()
 
 
+def test_a_longer_race_keeps_its_stretches_and_the_rungs_that_it_has_passed():
+    means, names = [0.5, 0.51, 0.55, 0.6, 0.52], ["a", "b", "c", "d", "e"]
+    whole, part = (Race(names, rules=Rules(first=4, rungs=rungs)) for rungs in ((10, 40), (10, 20)))
+    for step in range(1, 60):
+        if step == 15:
+            longer = Race(names, rules=Rules(first=8, rungs=(20, 40)))
+            longer.load_state_dict(json.loads(json.dumps(part.state_dict())))
+            part = longer
+        assert part.see(noisy(step, means)) == whole.see(noisy(step, means))
+    assert part.state_dict() == whole.state_dict()
+
+
 def test_a_state_of_another_race_is_refused():
     state = Race(["a", "b"]).state_dict()
-    for other in (Race(["a", "c"]), Race(["a", "b"], [0, 0]), Race(["a", "b"], rules=Rules(alpha=0.1))):
+    for other in (
+        Race(["a", "c"]),
+        Race(["a", "b"], [0, 0]),
+        Race(["a", "b"], rules=Rules(alpha=0.1)),
+        Race(["a", "b"], rules=Rules(keep=2)),
+    ):
         with pytest.raises(ValueError, match="the checkpoint is of a sweep with other"):
             other.load_state_dict(state)
 
@@ -142,5 +159,6 @@ FOR_FAULTS = (
     test_seeds_of_a_configuration_are_averaged_and_leave_together,
     test_one_that_diverges_leaves_and_the_others_race_on_as_before,
     lambda: test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(17),
+    test_a_longer_race_keeps_its_stretches_and_the_rungs_that_it_has_passed,
 )
 """Those that planted faults have to be caught by."""

@@ -51,14 +51,24 @@ def fails(variant: Any) -> Net:
 
 
 SHARED = nn.Linear(2, 1)
-ONE: list[Net] = []
+FIRST: list[Net] = []
+"""The module of a sweep's first variant."""
 
 
 def same_module(variant: Any) -> Net:
-    ONE.append(Net(variant.embeddings))
-    return ONE[0]
+    if variant.name == "one":
+        FIRST[:] = [Net(variant.embeddings)]
+    return FIRST[0]
 
 
+def with_one_optimizer(variant: Any) -> tuple[Net, torch.optim.Optimizer]:
+    model = Net(variant.embeddings)
+    if variant.name == "one":
+        OPTIMIZER[:] = [torch.optim.SGD(model.head.parameters(), lr=0.1)]
+    return model, OPTIMIZER[0]
+
+
+OPTIMIZER: list[torch.optim.Optimizer] = []
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"variants": []}, "a sweep has no variants: give it at least one"),
     ({"variants": [TWO[0], TWO[0]]}, "two variants are called 'one': give each another name"),
@@ -72,6 +82,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"threads": 0}, "threads is 0: set it to 1 or more"),
     ({"make": fails}, "no such layer"),
     ({"make": lambda v: None}, "make_model gave a NoneType for variant 'one': return a torch.nn.Module over"),
+    ({"make": lambda v: (net(v), [torch.optim.SGD])}, "make_model gave a Net with a list for variant 'one'"),
+    ({"make": with_one_optimizer}, "make_model gave one optimizer for variants 'one' and 'two'"),
     ({"make": lambda v: nn.Linear(2, 1)}, "the model of variant 'one' has no embeddings: make it over"),
     ({"make": same_module}, "the model of variant 'two' has other embeddings"),
     ({"make": lambda v: Net(v.embeddings, SHARED)}, "variants 'one' and 'two' share the memory of 'head.w"),
@@ -81,10 +93,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "says"), REFUSED)
 def test_a_sweep_that_cannot_be_made(options, says):
-    with pytest.raises((ValueError, TypeError), match=re.escape(says)) as caught:
-        made(**options)
-    if options.get("make") is fails:
-        assert caught.value.__notes__ == ["make_model was called for variant 'one'"]
+    for _ in range(2):  # faults are tried several times
+        with pytest.raises((ValueError, TypeError), match=re.escape(says)) as caught:
+            made(**options)
+        if options.get("make") is fails:
+            assert caught.value.__notes__ == ["make_model was called for variant 'one'"]
 
 
 def skips(sweep: Sweep, ids: Any) -> None:
@@ -123,6 +136,21 @@ def changes(sweep: Sweep, ids: Any) -> None:
         ids.values()[0] += 1
 
 
+def no_step(sweep: Sweep, ids: Any) -> None:
+    for variant in sweep:
+        if variant.name == "two":
+            variant.model.loss(ids).backward()
+            break
+        train(variant, ids)
+
+
+def saves(sweep: Sweep, ids: Any) -> None:
+    for variant in sweep:
+        train(variant, ids)
+        if variant.name == "two":
+            sweep.save("nowhere")
+
+
 def others_turn(sweep: Sweep, ids: Any) -> None:
     for _ in sweep:
         train(sweep["two"], ids)
@@ -136,6 +164,11 @@ def steps_outside(sweep: Sweep, ids: Any) -> None:
     with torch.no_grad():
         loss = sweep["two"].model.loss(ids)
     sweep["two"].step(loss)
+
+
+def by_hand(sweep: Sweep, ids: Any) -> None:
+    with sweep["one"].turn():
+        train(sweep["one"], ids)
 
 
 def drops_all(sweep: Sweep, ids: Any) -> None:
@@ -167,6 +200,8 @@ def opens_another(sweep: Sweep, ids: Any) -> None:
     ("body", "says"),
     [
         (skips, "the loop left a batch that variant 'two' was not trained on, and 'one' was"),
+        (no_step, "the loop left a batch on which variant 'two' had its backward and no step"),
+        (saves, "sweep.save is called in the turn of variant 'two'"),
         (goes_on, "the loop went on without variant 'two': in its turn call loss.backward() and variant.step(loss)"),
         (twice, "variant 'one' is stepped twice on one batch"),
         (again, "the batch in the loop had its backward, which ends its lookups"),
@@ -191,6 +226,22 @@ def test_a_wrong_loop(body, says):
     ):
         for ids in batches:
             body(sweep, ids)
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        (Sweep.step, "no batch is in the loop: call sweep.step(batch) inside a loop over `skirl.lookahead"),
+        (by_hand, "variant 'one' is trained outside of its turn"),
+    ],
+)
+def test_nothing_is_trained_without_a_lookahead(train, says):
+    with made() as sweep:
+        with pytest.raises(RuntimeError, match=re.escape(says)):
+            train(sweep, BATCHES[0])
+        with ahead(sweep), pytest.raises(RuntimeError, match=re.escape(says) if train is Sweep.step else "no batch is"):
+            train(sweep, BATCHES[0])
+        assert [len(variant.embeddings.engine.store) for variant in sweep] == [0, 0]
 
 
 def test_a_batch_that_no_variant_takes_is_left_out():
@@ -256,6 +307,16 @@ def test_a_model_that_begins_to_draw_in_a_lane_is_refused():
     ):
         for ids in batches:
             sweep.step(ids)
+
+
+def test_a_sweep_that_is_not_open_has_no_lookahead():
+    sweep = made()
+    with (
+        pytest.raises(RuntimeError, match=r"the sweep is not open: write `with skirl\.Sweep\(\.\.\.\) as sweep:`"),
+        ahead(sweep),
+    ):
+        pass
+    sweep.close()
 
 
 def test_torch_threads_are_put_back():

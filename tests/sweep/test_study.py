@@ -1,14 +1,16 @@
 """Variants that Optuna draws: what is drawn and told, what a later sweep learns from, and what is refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skirl import cli
+from skirl.engine.too_small import DoesNotFit
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import SearchFlags
-from skirl.sweep.keeping import Told
+from skirl.sweep.keeping import KeepFlags, Told
 from skirl.sweep.space import spaces_of
 from skirl.sweep.study import Search
 from skirl.tools.sealed_json import write_sealed
@@ -119,14 +121,34 @@ def test_a_search_that_was_told_to_stop_goes_on_with_its_trials(optuna: Any, tmp
     stopped = first.run()
     assert stopped["stopped_by"] == "SIGTERM" and stopped["steps"] == 1
     monkeypatch.undo()
-    again = SweepCommand.of(**first.flat() | {"resume": True}).run()
-    assert set(again["by_variant"]) == set(stopped["by_variant"])
+    for other, says in (
+        ({"trials": 4}, "--trials is 4, the run was saved with 3: go on with that"),
+        ({"search": ("lr=log:1e-2..1", *SEARCH[1:])}, "--search is lr=log:1e-2..1 dim=2..9"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            SweepCommand.of(**first.flat() | {"resume": True} | other).run()
+    again = SweepCommand.of(**first.flat() | {"resume": True, "steps": 13}).run()
+    assert set(again["by_variant"]) == set(stopped["by_variant"]) and again["steps"] == 13
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
     assert all(trial.state.is_finished() for trial in optuna.load_study(study_name="skirl", storage=storage).trials)
     with pytest.raises(ValueError, match="is of a sweep whose"):
         body = {"format": "skirl-sweep-checkpoint", "format_version": 1, "skirl": "1", "also": {"search": None}}
         write_sealed(tmp_path / "sweep-checkpoint.json", body, "0" * 16)
         SweepCommand.of(**first.flat() | {"resume": True, "save": tmp_path}).run()
+
+
+def test_a_sweep_without_room_for_its_first_batch_leaves_nothing_behind(optuna: Any, tmp_path: Path):
+    study, store = str(tmp_path / "study.journal"), f"disk:{tmp_path / 'rows'}"
+    where = {"run": str(tmp_path / "run"), "save": tmp_path / "saves", "store": store}
+    options = {"search": ("lr=log:1e-3..1",), "trials": 2, "study": study, **where}
+    with pytest.raises(DoesNotFit, match="set cache to"):
+        drawn(**options | {"cache": "10"}).run()
+    assert not KeepFlags(save=tmp_path / "saves").there
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
+    trials = optuna.load_study(study_name="skirl", storage=storage).trials
+    assert [trial.state.name for trial in trials] == ["FAIL", "FAIL"]
+    result = drawn(**options).run()
+    assert result["failed"] is None and result["steps"] == 12
 
 
 def test_trials_that_are_alike_are_drawn_again(optuna: Any):

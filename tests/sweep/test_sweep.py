@@ -1,20 +1,28 @@
 """Variants of a sweep leave behind the bits of their lone runs, whatever the others are; and what is refused."""
 
+import gc
+import os
 import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
+from weakref import ref
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from skirl import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, Sweep
+import skirl
+from skirl import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, Sweep, Variant
 from skirl.core import ids
 from skirl.oracle.bank import BankPlanner
 from skirl.pipeline.reader import Reader
-from tests.sweep.runs import Case, Of, check, in_sweep
+from skirl.sweep.dense import Lanes
+from tests.sweep.runs import TABLES, Case, Of, batches_of, check, in_sweep, make
 
 MIXED = (
     Of(),
@@ -24,6 +32,7 @@ MIXED = (
     Of(lr=0.0, norm=True, seed=1),
     Of(nan=3),
     Of(dropout=0.2, noise=0.1, seed=2),
+    Of(rule=Adam(), warm=True),
 )
 
 
@@ -35,8 +44,25 @@ def test_a_loop_of_ones_own(own_loop):
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_lanes(kind, tmp_path):
     sweep = check(Case(MIXED, form="lanes", steps=14, nap=0.003, kind=kind, folder=tmp_path, slots=48))
-    assert [v.beside for v in sweep.variants] == [True] * 6 + [False]
+    assert [v.beside for v in sweep.variants] == [True] * 6 + [False, True]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-lane")]
+
+
+def test_no_more_lanes_than_variants(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    _, sweep = in_sweep(Case((Of(), Of(), Of()), steps=1, form="lanes"))
+    assert sweep._lanes is not None and sweep._lanes._count == 3
+    lanes, woken, done = Lanes(8), [], []
+
+    class Counted(SimpleQueue):
+        def put(self, item: object, *args: object) -> None:
+            woken.append(item)
+            super().put(item)
+
+    lanes._rounds = Counted()
+    lanes.run({n: lambda n=n: done.append(n) for n in range(3)})
+    assert (len(woken), sorted(done)) == (2, [0, 1, 2])
+    lanes.close()
 
 
 RULES = (SGD(), SGD(momentum=0.9), Adagrad(), Adam(), RowwiseAdagrad(), FTRL(), {"a": Adam(), "*": SGD()})
@@ -59,6 +85,7 @@ def variants(draw: st.DrawFn) -> Of:
         only=features,
         nan=draw(st.sampled_from([None, None, None, 3])),
         dropped=draw(st.sampled_from([None, None, 1, 3, 5])),
+        warm=draw(st.sampled_from([False, False, True])),
     )
 
 
@@ -96,6 +123,7 @@ def count(tally: Counter[str], case: Case, sweep: Sweep) -> None:
     tally["a rate of 0"] += any(of.lr == 0.0 for of in each)
     tally["dropout"] += any(of.dropout for of in each)
     tally["a feature without gradient"] += any(len(of.only) < 4 for of in each)
+    tally["other first rows"] += len({of.warm for of in each}) > 1
     tally["dropped"] += any(variant.left == "dropped" for variant in sweep.variants)
     tally["resumed"] += case.resumed is not None
     tally["resumed after one had left"] += case.resumed is not None and any(v.left for v in sweep.variants)
@@ -108,7 +136,7 @@ def count(tally: Counter[str], case: Case, sweep: Sweep) -> None:
 QUOTAS = {
     "cases": 30, "several variants": 6, "other dims": 4, "other optimizers": 4, "other seeds": 4, "other models": 4,
     "no number": 3, "a rate of 0": 2, "dropout": 4, "a feature without gradient": 7, "dropped": 1, "resumed": 2,
-    "resumed after one had left": 1, "lanes": 1, "fetched again": 3, "on disk": 1,
+    "other first rows": 2, "resumed after one had left": 1, "lanes": 1, "fetched again": 3, "on disk": 1,
 }  # fmt: skip
 CHUNKS, SMALL = 10, 4
 """A chunk has as many cases as `QUOTAS` says, all chunks 300; in `make test` there are a few cases, and no quotas."""
@@ -129,6 +157,48 @@ def test_bits_are_those_of_lone_runs(chunk, campaign_seed, tmp_path):
 
     checked()
     assert not whole or not {what: tally[what] for what, least in QUOTAS.items() if tally[what] < least}, tally
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_variants_whose_rows_begin_otherwise(order, tmp_path):
+    """From an array, drawn, or set by hand: what one has from the start, another begins when it first comes."""
+
+    def made(variant):
+        model, dense = make(variant)
+        if variant.overrides["seed"] == 2:
+            embeddings = variant.embeddings
+            embeddings.set_rows("a", range(12), np.full((12, embeddings.tables[0].dim), 0.25, np.float32))
+        return model, dense
+
+    each = (Of(), Of(warm=True, rule=Adam()), Of(seed=2, dim=6, rule=Adagrad()))[::order]
+    case = Case(each, slots=34, steps=8, resumed=3, folder=tmp_path)
+    for one in (replace(case, resumed=None), case):
+        check(one, plain=False, made=made)
+
+
+def test_rows_that_are_set_between_two_passes_are_those_of_one_variant():
+    """The other begins them as it would have."""
+    each, batches = {"v0": Of(), "v1": Of(seed=1)}, batches_of(Case((), steps=6))
+    rows = {"a": range(40), "b": range(60), "c": [1_250_000 * i for i in range(24)]}
+    with Sweep(make, [Variant(name, of.overrides) for name, of in each.items()], TABLES, cache=40) as sweep:
+        for part in (batches[:2], batches[2:]):
+            with skirl.lookahead(part, sweep) as ahead:
+                for batch in ahead:
+                    sweep.step(batch)
+            if part[0] is batches[0]:
+                sweep["v1"].embeddings.set_rows("c", rows["c"], np.ones((24, 3), np.float32))
+        for name, of in each.items():
+            embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=SGD(lr=of.lr), cache=40, seed=of.seed)
+            torch.manual_seed(of.seed)
+            model, dense = make(Variant(name, of.overrides), embeddings)
+            for number, batch in enumerate(batches):
+                if number == 2 and name == "v1":
+                    embeddings.set_rows("c", rows["c"], np.ones((24, 3), np.float32))
+                model.loss(batch).backward()
+                dense.step()
+                dense.zero_grad()
+            for table, some in rows.items():
+                assert torch.equal(sweep[name].embeddings.rows(table, some), embeddings.rows(table, some))
 
 
 def test_one_reader_one_hash_one_plan(monkeypatch):
@@ -156,8 +226,19 @@ def test_one_reader_one_hash_one_plan(monkeypatch):
     assert found[0] == found[1] == {"read": 6, "checked": 12, "planned": 12}
 
 
-def test_the_cache_is_given_back_when_a_variant_leaves():
-    _, sweep = in_sweep(Case((Of(dropped=3), Of(), Of())))
+def test_cache_and_weights_are_given_back_when_a_variant_leaves():
+    weights = []
+
+    def made(variant):
+        model, dense = make(variant)
+        weights.append(ref(model.first.weight))
+        return model, dense
+
+    _, sweep = in_sweep(Case((Of(dropped=3), Of(), Of())), made)
+    gc.collect()
+    assert [weight() is None for weight in weights] == [True, False, False]
+    with pytest.raises(RuntimeError, match=r"variant 'v0' has left the sweep \(dropped\), and its model is let go"):
+        _ = sweep["v0"].model
     left = sweep["v0"].embeddings.engine
     assert (left.banks, left.caches, left.store.closed) == ([], [], True)
     assert len(sweep) == 2 and sweep["v0"].left == "dropped"

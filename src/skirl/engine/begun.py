@@ -1,7 +1,8 @@
-"""Rows that begin from an array or a file: for the oracle they exist from the start, so that they come in as fetched rows
-do, and what the store does not have of them is taken from there.
+"""Rows that the oracle takes to exist, and the store has not: they come in as fetched rows do, and begin here. Such are rows
+of tables that begin from an array or a file, and where several engines have one plan, rows that others have had.
 """
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from skirl.store import Store
 
 
 class Begun:
-    """The tables of one engine that begin from an array, and which of their rows the store has had.
+    """The tables of one engine that begin from an array, and where that matters, which rows the store has had.
 
     **Arguments**
 
@@ -32,6 +33,10 @@ class Begun:
         self._seed = seed
         self._written = Seen(schema) if self.of else None
         """Rows that the store took: if it has lost one, that is damage and no first use."""
+        self._among_others = False
+        """Whether rows of any table may exist for whoever plans that this store has never had."""
+        self._lock = threading.Lock()
+        """Rows are written by other threads than those that read."""
         for t, given in self.of.items():
             table = schema.tables[t]
             given.check_dtype(table.name, dtype)
@@ -40,28 +45,46 @@ class Begun:
 
     def begin(self, seen: Seen, held: Iterable[np.ndarray | tuple[int, np.ndarray]]) -> None:
         """The store holds these rows, and every row of these tables exists, for whoever plans."""
-        seen.rebuild(held)
         if self._written is not None:
-            self._written.bits[:] = seen.bits
-            for t in self.of:
-                seen.add_all(t)
+            self._written.rebuild(held)
+        if not self._among_others:  # what others have stays
+            seen.rebuild(held if self._written is None else ())
+        self.tell(seen)
+
+    def tell(self, seen: Seen) -> None:
+        """Whoever plans takes these rows to exist: those that the store has had, and all of these tables."""
+        if self._written is not None:
+            seen.include(self._written)
+        for t in self.of:
+            seen.add_all(t)
+
+    def among_others(self, own: Seen) -> None:
+        """Several engines have one plan: a row exists for it if any of them has had it, and begins here when it first comes.
+
+        **Arguments**
+
+        - `own`: what exists here; kept.
+        """
+        self._written, self._among_others = own if self._written is None else self._written, True
 
     def wrote(self, keys: np.ndarray) -> None:
-        """The store took these rows; one thread at a time."""
-        if self._written is not None and len(mine := self._mine(keys)):
-            self._written.add(mine)
+        """The store took these rows."""
+        if self._written is not None:
+            with self._lock:
+                self._written.note(keys)
 
     def first(self, keys: np.ndarray, into: np.ndarray) -> np.ndarray:
-        """The weights of rows that no store has had, to into[i, :dim] for keys[i]; which keys are such rows."""
-        new = np.zeros(len(keys), np.bool_)
+        """Which of these rows the store has never had and may lack; of those from an array the weights, to into[i, :dim]."""
+        new, table = np.zeros(len(keys), np.bool_), table_of(keys)
+        if self._written is None:
+            return new
+        with self._lock:
+            new = ~self._written.has(keys)
         for t, given in self.of.items():
-            assert self._written is not None
-            places = np.flatnonzero(table_of(keys) == t)
-            places = places[~self._written.has(keys[places])]
+            places = np.flatnonzero(new & (table == t))
             if len(places):
                 into[places, : given.shape[1]] = given.take(row_of(keys[places]))
-                new[places] = True
-        return new
+        return new if self._among_others else new & np.isin(table, list(self.of))
 
     def check_store(self, store: Store) -> None:
         """Tell an empty store what its rows begin from, and refuse one whose rows began from something else."""
@@ -84,9 +107,6 @@ class Begun:
                 f"table {name!r}: the rows in {store!r} began from {_shown(there)}, and init is {_shown(now)}: set "
                 "it to what the rows began from, or name an empty store"
             )
-
-    def _mine(self, keys: np.ndarray) -> np.ndarray:
-        return keys[np.isin(table_of(keys), list(self.of))]
 
 
 def _digest(of: Any) -> str:

@@ -15,7 +15,7 @@ import torch
 from skirl.core.groups import Groups, RowOptimizers, Setting
 from skirl.core.half import HALVES, packed, words
 from skirl.core.ids import Resolver
-from skirl.core.initial import InitialTable
+from skirl.core.initial import InitialTable, fill
 from skirl.core.keys import row_of, table_of
 from skirl.core.tables import Schema, Table
 from skirl.engine.begun import Begun
@@ -105,7 +105,7 @@ class Engine:
                     "(`skirl train`: --resume and --save), or set store to an empty one"
                 )
             self.begun = Begun(self.schema, str(dtype).removeprefix("torch."), seed)
-            """Which tables begin from an array."""
+            """What exists and the store has not."""
             self.begun.check_store(self.store)
             self.begun.begin(self.seen, self.store.held() if len(self.store) else ())
         except BaseException:
@@ -323,14 +323,19 @@ class Engine:
             work.found.append(count)
 
     def _begin(self, bank: BankRows, keys: np.ndarray, places: np.ndarray, room: np.ndarray) -> None:
-        """First records of rows that the store has not: only rows that begin from an array come this way."""
-        state = self.optimizers[table_of(keys[0])].initial_state
-        records = np.full((len(places), self.widths[bank.facts.number]), state, self.dtype)
-        self.first(keys[places], records)
+        """First records of rows that the store has not: those of arrays, and with one plan for several those of others."""
+        facts, new = bank.facts, keys[places]
+        initial, slots = facts.initial, np.arange(len(new), dtype=np.int32)
+        records = np.empty((len(new), self.widths[facts.number]), self.dtype)
+        fill(
+            new, slots, records, facts.dim, facts.seed, initial.kind, initial.scale, initial.quantiles,
+            facts.initial_state, 0, len(new),
+        )  # fmt: skip
+        self.first(new, records)
         room[places] = packed(records, self.half) if self.half else records
 
     def first(self, keys: np.ndarray, into: np.ndarray) -> None:
-        """The weights of rows that begin from an array, to into[i] for keys[i]; refused if a store has lost one."""
+        """The weights of rows from an array, to into[i] for keys[i]; refused if the store has had one and lost it."""
         new = self.begun.first(keys, into)
         if not new.all():
             key = keys[np.argmin(new)]

@@ -9,11 +9,13 @@ import numpy as np
 
 from skirl.core.keys import MAX_ROWS, ROW_BITS, key_of, row_of, table_of
 from skirl.core.tables import Schema
-from skirl.tools.hash_index import HashIndex
+from skirl.tools.hash_index import EMPTY, HashIndex
 from skirl.tools.jit import kernel
 
 MOST_IN_BITS = 1 << 33
 """Rows of a table that has bits, at most."""
+_PIECE = 1 << 16
+"""Words looked at in one go: zero pages that are read only stay unbacked."""
 
 
 class Seen:
@@ -47,9 +49,13 @@ class Seen:
     def add(self, keys: np.ndarray) -> None:
         """These rows exist now. Refuses keys of other tables: they may come from a store that someone else filled."""
         self._check(keys)
+        self.note(keys)
+
+    def note(self, keys: np.ndarray) -> None:
+        """These rows exist now, which are known to be of these tables."""
         _set(self.bits, self.base, keys)
-        large = self._in_set(keys)
-        self.set.put(large, np.zeros(len(large), np.int32))
+        if len(large := self._in_set(keys)):
+            self.set.put(large, np.zeros(len(large), np.int32))
 
     def add_all(self, table: int) -> None:
         """Every row of a table of at most `MOST_IN_BITS` rows exists now."""
@@ -58,6 +64,15 @@ class Seen:
         self.bits[begin : begin + whole] = ~np.uint64(0)
         if rest:
             self.bits[begin + whole] = np.uint64((1 << rest) - 1)
+
+    def include(self, other: "Seen") -> None:
+        """Rows that exist there exist here as well."""
+        for begin in range(0, len(self.bits), _PIECE):
+            part = other.bits[begin : begin + _PIECE]
+            if part.any():
+                self.bits[begin : begin + _PIECE] |= part
+        large = other.set.keys[other.set.keys != EMPTY]
+        self.set.put(large, np.zeros(len(large), np.int32))
 
     def claim(self, keys: np.ndarray) -> np.ndarray:
         """These rows of tables in the set exist now; whether each did before."""
@@ -123,7 +138,7 @@ class Seen:
             )
 
     def __len__(self) -> int:
-        ones = sum(np.bitwise_count(self.bits[i : i + 65536]).sum() for i in range(0, len(self.bits), 65536))
+        ones = sum(np.bitwise_count(self.bits[i : i + _PIECE]).sum() for i in range(0, len(self.bits), _PIECE))
         return int(ones) + len(self.set)
 
 

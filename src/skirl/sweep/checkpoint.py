@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -175,19 +176,25 @@ def _header(path: Path) -> dict[str, Any]:
     return read_sealed(path / HEADER, format=FORMAT, version=_VERSION, what="checkpoint of a sweep")
 
 
-def saved_search(path: Path) -> dict[str, Any]:
-    """What the checkpoint of a sweep keeps of the trials that were drawn.
+def forget(path: Path) -> None:
+    """A sweep came to nothing: no header names the checkpoints that it began with.
 
     **Arguments**
 
     - `path`: the folder.
     """
-    also = _header(path)["also"]
-    if also.get("search") is None:
-        raise CheckpointError(
-            f"{path / HEADER} is of a sweep whose variants were given: go on with the --vary or --variants that it had"
-        )
-    return also["search"]
+    with suppress(OSError):
+        (path / HEADER).unlink()
+
+
+def saved_with(path: Path) -> dict[str, Any]:
+    """What the checkpoint of a sweep keeps beside its variants.
+
+    **Arguments**
+
+    - `path`: the folder.
+    """
+    return _header(path)["also"]
 
 
 def of_one(path: Path, name: str) -> Path:

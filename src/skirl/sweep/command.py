@@ -82,7 +82,11 @@ class SweepCommand(Composed):
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress; what came of it."""
-        drawn = self._drawn() if self.search.search else None
+        device = self.recipe.device
+        if device.threads is None:  # bits depend on their number, so what is written down has it
+            return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
+        saved = self._saved()
+        drawn = self._drawn(saved) if self.search.search else None
         variants = self.made() if drawn is None else drawn.variants
         if self.plan:
             from skirl.sweep.planned import planned
@@ -90,14 +94,33 @@ class SweepCommand(Composed):
             return planned(self.recipe, variants, self.race, self.flat())
         from skirl.sweep.run import run
 
-        return run(self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn)
+        try:
+            return run(self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn)
+        except BaseException:
+            if drawn is not None and not self.save.there:  # no other start will tell what became of its trials
+                drawn.fail()
+            raise
 
-    def _drawn(self) -> "Search":
-        from skirl.sweep.checkpoint import saved_search
+    def _saved(self) -> dict[str, Any] | None:
+        """What the checkpoint that the sweep goes on from keeps beside variants; None: it begins."""
+        if not self.save.goes_on or self.save.save is None:
+            return None
+        from skirl.sweep.checkpoint import saved_with
+        from skirl.sweep.resumed import check_same
+
+        saved = saved_with(self.save.save)
+        check_same(saved, self.flat())
+        return saved
+
+    def _drawn(self, saved: Mapping[str, Any] | None) -> "Search":
         from skirl.sweep.study import Search
 
-        saved = saved_search(self.save.save) if self.save.goes_on and self.save.save is not None else None
-        return Search(self.recipe, self.search, seeds=self._seeds(), saved=saved, keep=not self.plan)
+        if saved is not None and saved.get("search") is None:
+            raise ValueError(
+                f"{self.save.save} is of a sweep whose variants were given: go on with the --vary or --variants that it had"
+            )
+        trials = None if saved is None else saved["search"]
+        return Search(self.recipe, self.search, seeds=self._seeds(), saved=trials, keep=not self.plan)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """The result as people read it."""
@@ -129,7 +152,8 @@ class SweepCommand(Composed):
             lines["study"] = f"{result['trials']:,} trials, kept in {result['study']}"
         if result["run"]:
             lines["run"] = f"{result['run']}; tensorboard --logdir {result['run']}"
-            lines["page"] = result["page"]
+            if result["page"]:
+                lines["page"] = result["page"]
         if result["save"] and not result["failed"]:
             why = f"told to stop by {result['stopped_by']}; " if result["stopped_by"] else ""
             lines["saved"] = (

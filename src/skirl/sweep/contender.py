@@ -11,6 +11,7 @@ from torch import Tensor
 from skirl.core.batch import Sparse
 from skirl.engine.engine import Engine
 from skirl.engine.work import Work
+from skirl.nn.accumulation import DenseGradients
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.current_step import Loop
 from skirl.nn.output import Pooled
@@ -32,7 +33,7 @@ class OfVariant(Collection):
 
     def forward(self, sparse: Sparse) -> Pooled:
         """Look the ids of one batch up; to train, in the variant's turn alone."""
-        if self.training and torch.is_grad_enabled() and not self.in_turn:
+        if self.training and torch.is_grad_enabled() and (not self.in_turn or self.current.loop is None):
             raise RuntimeError(
                 f"variant {self._variant!r} is trained outside of its turn: train it in `for variant in sweep`, inside a "
                 "loop over `skirl.lookahead(loader, sweep)`, or call sweep.step(batch)"
@@ -73,8 +74,7 @@ class Contender:
         self.name = variant.name
         self.overrides = variant.overrides
         self.embeddings = embeddings
-        self.model: Any = embeddings
-        """Its model, over its embeddings."""
+        self._model: Any = embeddings
         self.dense: torch.optim.Optimizer | None = None
         """The optimizer of all else that its model has; None: nothing else is trained."""
         self.loss: float | None = None
@@ -91,6 +91,28 @@ class Contender:
         """Whether it may train beside others: in its turns nothing but its Dropout modules has drawn random numbers."""
         self._generator = _seeded(seed)
         self._own = torch.Generator()
+
+    @property
+    def model(self) -> Any:
+        """Its model, over its embeddings; let go when it leaves."""
+        if self.left is not None:
+            raise RuntimeError(f"variant {self.name!r} has left the sweep ({self.left}), and its model is let go")
+        return self._model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._model = model
+
+    def leave(self, why: str) -> None:
+        """It is not in the race any more: the memory of its weights and moments is given back.
+
+        **Arguments**
+
+        - `why`: it is not.
+        """
+        self.left = why
+        self._model = self.dense = self.kept = None
+        self.embeddings.current.dense = DenseGradients()  # it knows the weights
 
     @property
     def diverged(self) -> bool:

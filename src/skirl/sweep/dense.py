@@ -52,7 +52,7 @@ class Lanes:
         order = sorted(jobs, key=lambda name: -self._seconds.get(name, 0.0))
         mine = _Round(deque((name, jobs[name]) for name in order), self._seconds)
         with uninterrupted():  # a job that still runs changes weights
-            for _ in self._threads:
+            for _ in self._threads[: max(0, len(jobs) - 1)]:  # more would find nothing to do
                 self._rounds.put(mine)
             mine.work()
             mine.over.wait()

@@ -1,6 +1,9 @@
 """A variant of a recipe while it is trained: its logits and losses, metrics, rates, and folder."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from itertools import tee
 from math import nan
 from typing import Any
 
@@ -12,11 +15,12 @@ from skirl.core.batch import Batch, moved
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.contender import Contender
 from skirl.sweep.variants import Varied
+from skirl.tools import rng_state
 from skirl.train.commands import Train
-from skirl.train.evaluation import Evaluation
+from skirl.train.evaluation import Evaluation, predicted
 from skirl.train.flags import LogFlags
 from skirl.train.meter import Meter
-from skirl.train.metrics import NotFinite
+from skirl.train.metrics import Metrics, NotFinite
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.schedule import Rates
 
@@ -80,16 +84,25 @@ class Entrant:
         """
         loss = nan if self.contender.loss is None else self.contender.loss
         self.rates.step()
-        self.meter.add(torch.tensor(loss), self.contender.kept, batch.labels)
+        # Of one that has diverged, and has left, no prediction counts.
+        logits = self.contender.kept if self.contender.left is None else torch.empty(0)
+        self.meter.add(torch.tensor(loss), logits, batch.labels)
         return loss
 
-    def evaluate(self, batches: Lookahead, held_out: Any) -> None:
-        """Predict what is held out, at the end."""
-        try:
-            with self.meter.paused():
-                self.judge.run(batches.step, self.contender.model, held_out)
-        except NotFinite:
-            pass  # there is no score of it then
+    def evaluation(self, step: int, held_out: Iterable[Batch]) -> Iterator[None]:
+        """Predict what is held out, a batch with each `next`; at the end there are scores of it.
+
+        **Arguments**
+
+        - `step`: after which it is.
+        - `held_out`: batches.
+        """
+        metrics, began = Metrics(), time.monotonic()
+        with suppress(NotFinite), closing(predicted(self.contender.model, held_out)) as found:  # there is no score then
+            for batch, logits in found:
+                metrics.update(logits, batch.labels)
+                yield
+            self.judge.add(step, metrics.scores(), time.monotonic() - began)
 
     def after_step(self, batches: Lookahead, *, last: bool = False) -> None:
         """Write what is due."""
@@ -97,6 +110,16 @@ class Entrant:
             return
         self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
         self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
+
+    def end(self, auc: float | None) -> None:
+        """All is known of it: its optimizers, and with them its weights, are let go.
+
+        **Arguments**
+
+        - `auc`: of all its predictions.
+        """
+        self.auc, self.done = auc, True
+        del self.rates
 
     def finish(self, batches: Lookahead, left: str | None) -> dict[str, Any]:
         """It is not trained any more; what came of it.
@@ -108,7 +131,6 @@ class Entrant:
         """
         self.after_step(batches, last=True)
         self.run.__exit__(None, None, None)
-        self.done = True
         result = {
             "command": "train",
             **self.flags,
@@ -122,9 +144,40 @@ class Entrant:
             "failed": left if left is not None and self.contender.diverged else None,
             "missing": self.run.missing,
         }
-        self.auc = result["auc"]
+        self.end(result["auc"])
         self.run.finish(result)
         return result
+
+
+class _Read:
+    """Batches of a source, which makes each one anew; so whoever looks rows up early needs no copy."""
+
+    yields_fresh = True
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches
+
+
+def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> None:
+    """Predict what is held out with all of them; each batch is read once.
+
+    **Arguments**
+
+    - `entrants`: those that are still trained.
+    - `step`: after which it is.
+    - `held_out`: batches.
+    """
+    with rng_state.unchanged(), ExitStack() as stack:
+        for entrant in entrants:
+            stack.enter_context(entrant.meter.paused())
+        copies = tee(held_out, len(entrants))  # they go on together, so that no batch is kept for long
+        going = [entrant.evaluation(step, _Read(copy)) for entrant, copy in zip(entrants, copies, strict=True)]
+        del copies
+        while going:
+            going = [one for one in going if next(one, going) is None]
 
 
 def facts(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from skirl.engine.capacity import CacheSize, Capacity, Split
 from skirl.engine.counters import Counters
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.work import Micro, Work
+from skirl.oracle.seen import Seen
 
 
 class Counting(Resolver):
@@ -50,10 +51,12 @@ class Fleet:
         self.schema = first.schema
         self.seed = first.seed
         self.resolver = Counting(*(getattr(first.resolver, name) for name in ("schema", "dtype", "pooled")))
-        self.seen = first.seen
-        """Which rows exist: for all packs the same, since all have had the same batches."""
+        self.seen = Seen(self.schema)
+        """Which rows exist in any pack: in one that has never had a row, it begins when it first comes."""
         for engine in engines.values():
+            engine.begun.among_others(engine.seen)
             engine.seen = self.seen
+        self.know_rows()
         record_bytes = [
             sum(engine.held[bank] * engine.dtype.itemsize for engine in engines.values())
             for bank in range(len(self.schema.banks))
@@ -78,6 +81,12 @@ class Fleet:
     def damage(self) -> str | None:
         """What was lost, if anything was."""
         return next((engine.damage for engine in self.live.values() if engine.damage), None)
+
+    def know_rows(self) -> None:
+        """Packs have other rows than before: no step is on its way, and no row in a cache."""
+        self.seen.rebuild(())
+        for engine in self.live.values():
+            engine.begun.tell(self.seen)
 
     def stands_for(self, other: Engine) -> bool:
         """Whether these are the rows of a pack."""

@@ -3,24 +3,28 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from skirl.sweep.race import Left, Place, Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
-from skirl.tools.os_errors import writing
 from skirl.train.flags import RUNS
-from skirl.train.report.run_folder import new_folder
+from skirl.train.report.missing import Missing
+from skirl.train.report.run_folder import new_folder, put_json, put_whole
 from skirl.train.report.sinks import Lines
 
 SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
 
 
 class SweepFolder:
-    """Writes the folder of a sweep; None as its path: nothing is written.
+    """Writes the folder of a sweep, in its with-block; None as its path: nothing is written.
+
+    What cannot be written is missing there, and ends no sweep: a warning says so, and `missing` has it.
 
     **Arguments**
 
@@ -32,6 +36,8 @@ class SweepFolder:
     def __init__(self, where: str, name: str, *, resume: bool = False) -> None:
         self.path: Path | None = None
         self._race: Lines | None = None
+        self._missing = Missing()
+        self._begun_at = 0
         if where == "none":
             return
         self.path = new_folder(Path(os.environ.get(RUNS) or "runs"), name) if where == "auto" else Path(where)
@@ -39,6 +45,23 @@ class SweepFolder:
             raise ValueError(f"run is {self.path}, which is a file: set it to a folder")
         if where != "auto" and not resume and (self.path / SWEEP).exists():
             raise ValueError(f"run is {self.path}, which already holds a sweep: set run to another folder")
+
+    def __enter__(self) -> "SweepFolder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        race, self._race = self._race, None
+        if race is None or self.path is None:
+            return
+        race.close()
+        if not isinstance(error, Exception) or self._begun_at:
+            return
+        with suppress(OSError):
+            if not (self.path / RACE).stat().st_size:  # nothing came of it: the next try may have the folder
+                (self.path / SWEEP).unlink(missing_ok=True)
+                (self.path / RACE).unlink(missing_ok=True)
 
     @property
     def name(self) -> str | None:
@@ -61,6 +84,7 @@ class SweepFolder:
         """
         if self.path is None:
             return
+        self._begun_at = step
         facts = {
             "command": "sweep",
             "flags": dict(flags),
@@ -72,12 +96,13 @@ class SweepFolder:
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(),
         }
-        with writing(self.path / SWEEP):
+        with self._missing.tried(SWEEP, self.path, of=OSError):
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / SWEEP).write_text(json.dumps(facts, indent=1, default=str) + "\n")
+            put_json(self.path / SWEEP, facts)
+        with self._missing.tried(RACE, self.path, of=OSError):
             lines = (self.path / RACE).read_bytes().splitlines() if step and (self.path / RACE).is_file() else []
             kept = [line for line in lines if line.endswith(b"}") and json.loads(line)["step"] <= step]
-            (self.path / RACE).write_bytes(b"".join(line + b"\n" for line in kept))
+            put_whole(self.path / RACE, b"".join(line + b"\n" for line in kept))
             self._race = Lines(self.path / RACE)
 
     def left(self, left: Left) -> None:
@@ -94,14 +119,22 @@ class SweepFolder:
         lines = [asdict(place) | {"auc": of.get(place.variant)} for place in places]
         self._write({"event": "standing", "step": step, "seconds": seconds, "places": lines})
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """The sweep is over."""
-        if self._race is not None and self.path is not None:
-            self._race.close()
-            with writing(self.path / RESULT):
-                (self.path / RESULT).write_text(json.dumps(result, indent=1, default=str) + "\n")
+    @property
+    def missing(self) -> list[str]:
+        """What could not be written down, a sentence for each part."""
+        return self._missing.told()
+
+    def finish(self, result: Mapping[str, Any], page: Callable[[Path], str]) -> str | None:
+        """The sweep is over; its page, where it could be drawn."""
+        if self.path is None:
+            return None
+        with self._missing.tried(RESULT, self.path):
+            put_json(self.path / RESULT, result)
+        with self._missing.tried("the page", self.path):
+            return page(self.path)
+        return None
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._race is not None and self.path is not None:
-            with writing(self.path / RACE):
+            with self._missing.tried(RACE, self.path, line["step"]):
                 self._race.write(line)

@@ -36,7 +36,7 @@ class KeepFlags:
             raise ValueError("save_every and resume need a folder: set save")
         if self.save_every is not None and self.save_every < 1:
             raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
-        if self.save is not None and not self.resume and self._there:
+        if self.save is not None and not self.resume and self.there:
             raise ValueError(
                 f"save is {self.save}, which holds a sweep: add resume to go on with it, or set another folder"
             )
@@ -48,10 +48,11 @@ class KeepFlags:
     @property
     def goes_on(self) -> bool:
         """Whether there is something to go on from."""
-        return self.resume and self._there
+        return self.resume and self.there
 
     @property
-    def _there(self) -> bool:
+    def there(self) -> bool:
+        """Whether the folder has a checkpoint of a sweep."""
         if self.save is None or not self.save.is_dir():
             return False
         from skirl.sweep.checkpoint import HEADER  # torch takes 1.4 s, which help and a wrong flag do without

@@ -27,9 +27,11 @@ def made_of(
         error.add_note(f"make_model was called for variant {contender.name!r}")
         raise
     model, *given = made if isinstance(made, tuple) else (made,)
-    if not isinstance(model, nn.Module) or len(given) > 1:
+    wrong = [one for one in given if one is not None and not isinstance(one, torch.optim.Optimizer)]
+    if not isinstance(model, nn.Module) or len(given) > 1 or wrong:
+        found = f"{type(model).__name__} with a {type(wrong[0]).__name__}" if wrong else type(made).__name__
         raise TypeError(
-            f"make_model gave a {type(made).__name__} for variant {contender.name!r}: return a torch.nn.Module over "
+            f"make_model gave a {found} for variant {contender.name!r}: return a torch.nn.Module over "
             "variant.embeddings, or that and its torch.optim.Optimizer"
         )
     collections = [module for module in model.modules() if isinstance(module, Collection)]
@@ -45,19 +47,25 @@ def made_of(
 
 
 def check_apart(contenders: Sequence[Contender]) -> None:
-    """Refuse models that share a module or a weight: one variant's training would change another.
+    """Refuse models that share a module, a weight or an optimizer: one variant's training would change another.
 
     **Arguments**
 
     - `contenders`: the variants, with their models.
     """
     models: dict[int, str] = {}
+    optimizers: dict[int, str] = {}
     owners: dict[int, tuple[str, str]] = {}
     for contender in contenders:
         other = models.setdefault(id(contender.model), contender.name)
         if other != contender.name:
             raise ValueError(
                 f"make_model gave one module for variants {other!r} and {contender.name!r}: make a new one in each call"
+            )
+        other = optimizers.setdefault(id(contender.dense), contender.name)
+        if contender.dense is not None and other != contender.name:
+            raise ValueError(
+                f"make_model gave one optimizer for variants {other!r} and {contender.name!r}: make a new one in each call"
             )
         for place, tensor in _own(contender.model):
             owner, there = owners.setdefault(tensor.untyped_storage().data_ptr(), (contender.name, place))

@@ -20,6 +20,10 @@ TRIED = 6
 """Batches that one variant of each shape is timed on; the first, which compiles, does not count."""
 
 
+_OF_A_ROW = 19
+"""Bytes at most that a store in memory keeps of a row beside its record: how it finds it."""
+
+
 def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: Mapping[str, Any]) -> dict[str, Any]:
     """What it takes; only rows and weights of a few batches of one variant at a time are made, to time it.
 
@@ -43,6 +47,7 @@ def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: 
         if shape not in shapes:
             shapes[shape] = _seconds_a_step(variant.recipe, distinct)
         one |= {"seconds_a_step": shapes[shape], "cache_bytes": None if rows is None else rows * one["record_bytes"]}
+    all_rows = sum(table.rows for table in recipe.tables())
     most = None if total is None else most_steps(of, rules, total)
     each = sum(one["seconds_a_step"] for one in packs) / len(packs)
     return {
@@ -50,10 +55,13 @@ def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: 
         **flags,
         "packs": packs,
         "rows": rows,
-        "rows_of_all": sum(table.rows for table in recipe.tables()),
+        "rows_of_all": all_rows,
         "batch_rows": largest,
         "cache_bytes": None if rows is None else sum(one["cache_bytes"] for one in packs),
         "dense_bytes": sum(one["dense_bytes"] for one in packs),
+        "store_bytes": int(all_rows * sum(one["record_bytes"] + _OF_A_ROW for one in packs))
+        if recipe.cache.store == "memory"
+        else None,
         "steps": total,
         "variant_steps": most,
         "seconds": None if most is None else most * each,
@@ -69,7 +77,7 @@ def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: 
 def pack(variant: Varied) -> dict[str, Any]:
     """A variant's own rows and weights: bytes of a record on average, and of weights, gradients and moments."""
     recipe, tables = variant.recipe, variant.recipe.tables()
-    embeddings = recipe.embeddings(1)
+    embeddings = recipe.embeddings(1, store="memory")
     try:
         engine = embeddings.engine
         numbers = sum(
@@ -131,7 +139,8 @@ def as_lines(plan: Mapping[str, Any]) -> dict[str, str]:
         else f"{plan['rows']:,} of {plan['rows_of_all']:,} in the cache of each variant; a batch needs up to "
         f"{plan['batch_rows']:,} in the first {TRIED}",
         "memory": f"{size(plan['dense_bytes'])} of dense weights, and "
-        + ("the caches" if plan["cache_bytes"] is None else f"{size(plan['cache_bytes'])} of caches"),
+        + ("the caches" if plan["cache_bytes"] is None else f"{size(plan['cache_bytes'])} of caches")
+        + ("" if plan["store_bytes"] is None else f"; up to {size(plan['store_bytes'])} of stores, if every row is used"),
     }  # fmt: skip
     if plan["variant_steps"] is None:
         lines["time"] = "not known before: set --steps"
@@ -153,8 +162,11 @@ def _rows_of(recipe: Recipe, batch: Any) -> int:
 
 def _seconds_a_step(recipe: Recipe, rows: int) -> float:
     """Of a lone run over the first batches, with room for all rows of these."""
+    import torch
+
     recipe = replace(recipe, data=replace(recipe.data, steps=TRIED, valid=None))
-    embeddings = recipe.embeddings(max(1, rows), store="memory")
+    embeddings, threads = recipe.embeddings(max(1, rows), store="memory"), torch.get_num_threads()
+    torch.set_num_threads(recipe.device.threads or 1)
     try:
         model, dense = recipe.model_over(embeddings)
         with recipe.lookahead(model) as batches:
@@ -163,4 +175,5 @@ def _seconds_a_step(recipe: Recipe, rows: int) -> float:
                 began = time.perf_counter() if began is None else began
             return (time.perf_counter() - (began or 0.0)) / (TRIED - 1)
     finally:
+        torch.set_num_threads(threads)
         embeddings.close()

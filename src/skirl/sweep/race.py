@@ -43,6 +43,16 @@ class Rules:
         """The same, and variants leave for a deficit alone."""
         return replace(self, rungs=())
 
+    def going_on(self, was: "Rules", step: int) -> "Rules":
+        """These rules for a race that had others up to a step: its stretches stay, and the rungs that it has passed.
+
+        >>> Rules(rungs=(20, 40, 80), first=20).going_on(Rules(rungs=(10, 20, 40), first=10), step=15)
+        Rules(alpha=0.05, keep=1, rungs=(10, 40, 80), first=10)
+        """
+        passed = [rung for rung in was.rungs if rung <= step]
+        coming = {max(rung, step + 1) for rung in self.rungs[len(passed) :]}
+        return replace(self, rungs=(*passed, *sorted(coming)), first=was.first)
+
     def most(self, configurations: int, step: int) -> int:
         """How many configurations may go on after a step.
 
@@ -204,16 +214,21 @@ class Race:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of the same race."""
-        own = {"names": list(self.names), "of": self._of.tolist(), "rules": asdict(self.rules)}
-        for name, what in (("names", "variants"), ("of", "configurations"), ("rules", "rules")):
-            theirs = state[name] if name != "rules" else state[name] | {"rungs": tuple(state[name]["rungs"])}
-            if theirs != own[name]:
+        """Go on from a checkpoint of the same race, which may end at another step now, with other rungs to come."""
+        was = Rules(**state["rules"] | {"rungs": tuple(state["rules"]["rungs"])})
+        for what, theirs, own in (
+            ("variants", state["names"], list(self.names)),
+            ("configurations", state["of"], self._of.tolist()),
+            ("alpha", was.alpha, self.rules.alpha),
+            ("keep", was.keep, self.rules.keep),
+        ):
+            if theirs != own:
                 raise ValueError(
-                    f"the checkpoint is of a sweep with other {what} ({theirs}) than this one ({own[name]}): "
+                    f"the checkpoint is of a sweep with other {what} ({theirs}) than this one ({own}): "
                     "go on with the same, or begin anew in another folder"
                 )
         self.step = state["step"]
+        self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
         self.left = [Left(**left) for left in state["left"]]
         self._gone = {int(k): Place(**place) for k, place in state["gone"].items()}

@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from math import nan
+from types import TracebackType
 from typing import Any
 
 from skirl.core.batch import Batch
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import SweepSaving, read_header
+from skirl.sweep.checkpoint import SweepSaving, forget, read_header
 from skirl.sweep.contender import Contender
-from skirl.sweep.entrant import Entrant, facts, loss_of
+from skirl.sweep.entrant import Entrant, evaluate, facts, loss_of
 from skirl.sweep.flags import RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.keeping import KeepFlags, Told, plain
 from skirl.sweep.race import Race
 from skirl.sweep.report import report
+from skirl.sweep.resumed import check_variants
 from skirl.sweep.shown import Shown
 from skirl.sweep.study import Search
 from skirl.sweep.sweep import Diverged, Sweep
@@ -104,6 +106,7 @@ def run(
     cache = recipe.cache
     plan: dict[str, Any] = {"depth": cache.depth, "prefetch": recipe.movement.prefetch, "policy": cache.policy}
     with (
+        going,
         going.sweep,
         lookahead(going.stream, going.sweep, **plan, trace=logged.trace) as batches,
         Told(keeping.save is not None) as told,
@@ -125,7 +128,7 @@ def run(
 
 
 class _Going:
-    """A sweep on its way: it begins or goes on, steps, is saved, and ends.
+    """A sweep on its way: it begins or goes on, steps, is saved, and ends. One without a first batch leaves nothing behind.
 
     **Arguments**
 
@@ -148,7 +151,8 @@ class _Going:
         """What the checkpoint says that the sweep goes on from; None: it begins."""
         if keeping.goes_on:
             assert keeping.save is not None
-            self.saved = read_header(keeping.save, [variant.name for variant in variants])["also"]
+            saved = self.saved = read_header(keeping.save, [variant.name for variant in variants])["also"]
+            check_variants(saved, variants)
         resume = self.saved is not None
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # of files that nobody has counted, as many as were asked for
@@ -156,28 +160,47 @@ class _Going:
         """Steps between two lines."""
         self.race = Race([variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(steps))
         where = self.saved["run"] if self.saved is not None and logged.folder() == "auto" else logged.folder()
-        self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=resume)
+        self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=keeping.resume)
         self.sweep = sweep_of(recipe, variants, resume=resume)
         table = hyperparameters(variants)
-        self.entrants = {
-            variant.name: Entrant(
-                variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
-                lists=self.stream.lists, folder=self.folder.of(variant.name), every=self.every, resume=resume, table=table,
-            )
-            for variant, contender in zip(variants, self.sweep.variants, strict=True)
-        }  # fmt: skip
+        try:
+            self.entrants = {
+                variant.name: Entrant(
+                    variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
+                    lists=self.stream.lists, folder=self.folder.of(variant.name), every=self.every, resume=keeping.resume,
+                    table=table,
+                )
+                for variant, contender in zip(variants, self.sweep.variants, strict=True)
+            }  # fmt: skip
+        except BaseException:
+            self.sweep.close()  # a second try must find its stores free
+            raise
         self.shown = Shown(self.race, self.entrants)
         self.results: dict[str, dict[str, Any]] = {}
         self.spent = 0
         """Steps of variants."""
+        self._came = False
+        """Whether there was a batch."""
         self.failed: str | None = None
         self.not_saved: str | None = None
         """Why the newest checkpoint is not there."""
         self._saving: SweepSaving | None = None
         self._began = time.monotonic()
 
+    def __enter__(self) -> "_Going":
+        self.folder.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.folder.__exit__(kind, error, trace)
+        came_to_nothing = isinstance(error, Exception) and not self._came and self.saved is None
+        if came_to_nothing and self.keeping.save is not None:
+            forget(self.keeping.save)
+
     def begin(self, batches: Lookahead, runs: ExitStack) -> None:
-        """Go on from the checkpoint, or write one: from here on the sweep can be resumed.
+        """Go on from the checkpoint, or write one and wait for it: from here on the sweep can be resumed.
 
         runs: closes what is written of each variant.
         """
@@ -186,12 +209,13 @@ class _Going:
             self.race.load_state_dict(self.saved["race"])
             self.spent, self.results = self.saved["spent"], self.saved["results"]
             for name, result in self.results.items():
-                self.entrants[name].done, self.entrants[name].auc = True, result["auc"]
+                self.entrants[name].end(result["auc"])
         self.folder.begin(self.flags, self.variants, self.race, batches.step)
         for name in self.race.racing:
             runs.enter_context(self.entrants[name].run.begin(batches, self.entrants[name].meter))
         if self.saved is None and self.keeping.save is not None:
             self._save(batches)
+            self._settle()
 
     def step(self, batches: Lookahead, batch: Batch) -> bool:
         """Train all that race on a batch, and let those leave that are behind; False where none is left.
@@ -199,6 +223,7 @@ class _Going:
         batch: the one in the loop.
         """
         racing, race, entrants = self.race.racing, self.race, self.entrants
+        self._came = True
         try:
             self.sweep.step(batch)
         except Diverged as error:
@@ -217,8 +242,8 @@ class _Going:
             self.folder.left(left)
         last = batches.step == self.stream.steps
         if last and self.stream.held_out:
-            for name in race.racing:
-                entrants[name].evaluate(batches, self.stream.held_out_at(batches.state_dict()["loader"]))
+            held_out = self.stream.held_out_at(batches.state_dict()["loader"])
+            evaluate([entrants[name] for name in race.racing], batches.step, held_out or ())
         for name in race.racing:
             entrants[name].after_step(batches)
         if batches.step % self.every == 0 or last:
@@ -249,6 +274,7 @@ class _Going:
         if self.drawn is not None and told.by is None:
             self.drawn.tell(race, failed=self.failed is not None)
         aucs, seconds = self.shown.aucs(now=True), time.monotonic() - self._began
+        of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
         result = {
             "command": "sweep",
             **self.flags,
@@ -267,13 +293,11 @@ class _Going:
             "machine": machine(),
             "run": self.folder.name,
             "stopped_by": told.by,
-            "missing": [f"{name}: {text}" for name in race.names for text in results[name]["missing"]],
+            "missing": self.folder.missing + of_variants,
             "failed": self.failed or self.not_saved,
         }
-        self.folder.finish(result)
-        if self.folder.path is not None:
-            result["page"] = report(self.folder.path, None)["page"]
-        return result
+        page = self.folder.finish(result, lambda folder: report(folder, None)["page"])
+        return result | {"page": page, "missing": self.folder.missing + of_variants}
 
     def _parts(self, contender: Contender) -> list[Any]:
         return self.entrants[contender.name].parts
@@ -284,7 +308,8 @@ class _Going:
         self._settle()
         also = {
             "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
-            "search": None if self.drawn is None else self.drawn.also,
+            "search": None if self.drawn is None else self.drawn.also, "flags": self.flags,
+            "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
         }  # fmt: skip
         try:
             self._saving = self.sweep.save(self.keeping.save, parts=self._parts, also=plain(also), wait=False)

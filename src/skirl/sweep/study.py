@@ -56,14 +56,13 @@ class Search:
         else:
             self._asked = [(of["trial"], _as_flags(of["overrides"])) for of in saved["asked"]]
             if flags.study is not None:
-                self._study = self._opened(base, flags.study)
+                self._study = self._opened(base, flags.study, may=("steps",))
         try:
             self._named = list(self._names())
             self.variants: list[Varied] = checked_variants(base, [(name, over) for _, name, over in self._named])
         except ValueError:
             if saved is None:
-                for number, _ in self._asked:
-                    self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
+                self.fail()
             raise
 
     @property
@@ -101,12 +100,20 @@ class Search:
             else:
                 self._study.tell(number, sum(losses) / len(losses))
 
+    def fail(self) -> None:
+        """The sweep came to nothing: its trials have failed."""
+        if self._study is None:
+            return
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.number in {number for number, _ in self._asked} and not trial.state.is_finished():
+                self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+
     def _trial(self, number: int) -> Any:
         [frozen] = [trial for trial in self._study.get_trials(deepcopy=False) if trial.number == number]
         return self._optuna.trial.Trial(self._study, frozen._trial_id)
 
-    def _opened(self, base: Recipe, where: str | None) -> Any:
-        """The study; one of another sweep is refused."""
+    def _opened(self, base: Recipe, where: str | None, may: Sequence[str] = ()) -> Any:
+        """The study; one of another sweep is refused, but for what may be another one."""
         optuna, storage = self._optuna, None
         with _quiet(optuna):
             if where is not None and "://" in where:
@@ -115,15 +122,13 @@ class Search:
                 Path(where).parent.mkdir(parents=True, exist_ok=True)
                 storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(where))
             study = optuna.create_study(study_name=NAME, storage=storage, direction="minimize", load_if_exists=True)
-            own = _about(base, self._spaces)
-            theirs = study.user_attrs.get(OURS)
+            own, theirs = _about(base, self._spaces), study.user_attrs.get(OURS)
             if theirs is None and study.get_trials(deepcopy=False):
                 raise ValueError(f"study is {where!r}, whose trials no sweep has made: set study to another place")
             if theirs is None:
                 study.set_user_attr(OURS, own)
-            elif theirs != own:
-                names = sorted(own | theirs, key=lambda name: (name != "search", name))
-                name = next(n for n in names if own.get(n) != theirs.get(n))
+            elif others := [n for n in own | theirs if own.get(n) != theirs.get(n) and n not in may]:
+                name = min(others, key=lambda name: (name != "search", name))
                 raise ValueError(
                     f"study is {where!r}, which is of another sweep, with {name} {theirs.get(name)} where this one has "
                     f"{own.get(name)}: set the same {name}, or study to another place"

@@ -114,7 +114,9 @@ class Sweep:
         check_names(variants)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
-        self._loss, self._threads, self._threads_before = loss, threads, 0
+        self._loss, self._threads = loss, threads
+        self._threads_before: int | None = None
+        """Torch threads before the with-block; None: it has not begun."""
         self._choice = Choice(form)
         of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
         rules = [
@@ -153,7 +155,7 @@ class Sweep:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
         if form != LOOP and threads == 1 and on_cpu and (cores > 1 or form == LANES):
-            self._lanes = Lanes(max(2, cores))
+            self._lanes = Lanes(max(2, min(cores, len(variants))))
         self._saving: SweepSaving | None = None
         """The checkpoint that is being written."""
         self._known = False
@@ -201,6 +203,11 @@ class Sweep:
 
         - `batch`: the one that the lookahead has yielded.
         """
+        if not self._in_loop:
+            raise RuntimeError(
+                "no batch is in the loop: call sweep.step(batch) inside a loop over `skirl.lookahead(loader, sweep)`, which "
+                "brings the rows of all variants"
+            )
         racing, began = self.racing, time.perf_counter()
         form = self._choice.next() if self._lanes is not None and self._known and len(racing) > 1 else LOOP
         beside = [c for c in racing if c.beside] if form == LANES and _alike_in_threads() else []
@@ -242,7 +249,7 @@ class Sweep:
         contender.step(loss)
 
     def drop(self, name: str, why: str = "dropped") -> None:
-        """A variant leaves: its rows go to its store, its cache is given back. The others go on with their bits.
+        """A variant leaves: its rows go to its store, cache and model are let go. The others go on with their bits.
 
         **Arguments**
 
@@ -265,7 +272,7 @@ class Sweep:
                 self.lookahead.drain()
             embeddings.current.finish()
             self.fleet.leave(contender.name)
-            contender.left = why
+            contender.leave(why)
             self._choice.anew()
             embeddings.opened_by_sweep(None)
             embeddings.close()
@@ -302,6 +309,11 @@ class Sweep:
         - `wait`: return only when it is on disk. False returns once training may go on; what it returns has `wait`, and the
           next save waits for it, as does a variant that leaves.
         """
+        if (now := next((c.name for c in self.racing if c.embeddings.in_turn), None)) is not None:
+            raise RuntimeError(
+                f"sweep.save is called in the turn of variant {now!r}, whose random numbers are out then: call it after the "
+                "loop over the variants"
+            )
         self._settle()
         self._saving = saving = save_all(Path(path), self.variants, self.lookahead, parts, also or {})
         return saving.wait() if wait else saving
@@ -327,6 +339,7 @@ class Sweep:
             if self[name].left is None:
                 self._leave(self[name], why)
         load_all(Path(path), header, self.racing, self.lookahead, parts)
+        self.fleet.know_rows()
         return header["also"]
 
     # What was shared.
@@ -374,6 +387,11 @@ class Sweep:
 
         - `loop`: the lookahead; None when it ends.
         """
+        if loop is not None and self._threads_before is None:
+            raise RuntimeError(
+                "the sweep is not open: write `with skirl.Sweep(...) as sweep:` around the lookahead: it sets "
+                "the threads that bits depend on"
+            )
         if loop is not None and self.lookahead is not None:
             raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
         self.lookahead = loop
@@ -407,13 +425,19 @@ class Sweep:
             contender.stepped = False
 
     def _check_round(self) -> None:
-        """Refuse a batch that some were trained on, and others were not."""
-        stepped = [contender.name for contender in self.racing if contender.stepped]
-        skipped = [contender.name for contender in self.racing if not contender.stepped]
-        if stepped and skipped:
+        """Refuse a batch that some were trained on, and others were not, or not to the end."""
+        trained = [contender for contender in self.racing if contender.stepped]
+        half = [c.name for c in self.racing if not c.stepped and c.embeddings.current.returned_now]
+        if half:
             raise RuntimeError(
-                f"the loop left a batch that variant {skipped[0]!r} was not trained on, and {stepped[0]!r} was: train each "
-                "variant on each batch, `for variant in sweep`, or leave one out with sweep.drop(NAME)"
+                f"the loop left a batch on which variant {half[0]!r} had its backward and no step: its rows are updated, so "
+                "call variant.step(loss) after each loss.backward()"
+            )
+        if trained and len(trained) < len(self.racing):
+            skipped = next(contender.name for contender in self.racing if not contender.stepped)
+            raise RuntimeError(
+                f"the loop left a batch that variant {skipped!r} was not trained on, and {trained[0].name!r} was: train "
+                "each variant on each batch, `for variant in sweep`, or leave one out with sweep.drop(NAME)"
             )
 
     @property
@@ -431,7 +455,8 @@ class Sweep:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        torch.set_num_threads(self._threads_before)
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
         try:
             self.close()
         except Exception as late:

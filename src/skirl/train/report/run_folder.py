@@ -114,7 +114,7 @@ class RunFolder:
             self.folder = None
             return self
         with self._missing.tried(CONFIG, folder):
-            _write(folder / CONFIG, self._config())
+            put_json(folder / CONFIG, self._config())
         with self._missing.tried(METRICS, folder, of=OSError):
             (folder / RESULT).unlink(missing_ok=True)
             self._lines = self._cut(folder)
@@ -185,7 +185,7 @@ class RunFolder:
         """The run is over."""
         if self.folder is not None:
             with self._missing.tried(RESULT, self.folder):
-                _write(self.folder / RESULT, result)
+                put_json(self.folder / RESULT, result)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: with the flags, the model can be made again."""
@@ -308,11 +308,12 @@ def new_folder(runs: Path, name: str) -> Path:
     raise FileExistsError(f"{runs / stem} and 998 more are there: set run to another folder")
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    _replace(path, (json.dumps(value, indent=1, default=str) + "\n").encode())
+def put_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A file of one JSON object, all of it or nothing."""
+    put_whole(path, (json.dumps(value, indent=1, default=str) + "\n").encode())
 
 
-def _replace(path: Path, content: bytes) -> None:
+def put_whole(path: Path, content: bytes) -> None:
     """All of it or nothing, whenever the run is killed."""
     new = path.with_name(path.name + ".new")
     try:
