@@ -1,4 +1,4 @@
-"""The documentation: it builds without a warning, and its snippets run.
+"""The documentation: it builds without a warning, its links lead somewhere, and its snippets run.
 
 Blocks of Python on a page run one after the other, in one namespace; lines of shell run where the page's other lines did.
 What cannot run here says why in a comment before the block, `<!-- not run: ... -->`; its flags are checked all the same.
@@ -112,6 +112,29 @@ def test_flags_exist(page, line):
         assert flag in known, f"{page}: skirl {name} has no flag --{flag}"
 
 
+def anchors_of(page: Path) -> set[str]:
+    """What a link may lead to on a page: its headings, as the site names them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    plain = [
+        re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    ]
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: p.stem)
+def test_links_lead_somewhere(page: Path):
+    """Those that the site has; `make docs` builds it, and takes 20 s."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text)):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file() and target.is_relative_to(DOCS), f"{link}: there is no such file in docs"
+        assert not anchor or anchor in anchors_of(target), f"{link}: there is no such heading"
+
+
+@pytest.mark.slow  # continuous integration runs `make docs`
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="the site is not built without mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
