@@ -199,9 +199,10 @@ def test_an_empty_list_stays_one_and_columns_that_change_together_share(tmp_path
     assert runs_of(np.array([True, True, False])).tolist() == [0, 0, 1]
 
 
-def test_other_programs_expand_it_in_a_line(tmp_path: Path) -> None:
+def test_duckdb_expands_it_in_a_line(tmp_path: Path) -> None:
+    import duckdb
+
     some, whole = both(tmp_path, made(200, 10))
-    duckdb = pytest.importorskip("duckdb")
     path = Path(some.partition(":")[2]) / "part-00000.parquet"
     found = duckdb.sql(
         f"SELECT last_value(seen IGNORE NULLS) OVER (ORDER BY file_row_number) AS seen FROM read_parquet('{path}', "
