@@ -74,6 +74,12 @@ def _value(name: str, text: str):
     return True if kind is bool else int(text) if text.isdigit() else text
 
 
+def test_launchers_have_half_a_minute_before_they_are_taken_for_lost():
+    for name in ("torchrun.sh", "kubernetes.yaml"):
+        said = dict(re.findall(r"keep_alive_(\w+)(?:=|\s+value: \")(\d+)", (CLUSTER / name).read_text()))
+        assert int(said["interval"]) * int(said["max_attempt"]) >= 30, name
+
+
 def test_ray_is_given_flags_that_there_are():
     source = (CLUSTER / "ray_train.py").read_text()
     compile(source, "ray_train.py", "exec")

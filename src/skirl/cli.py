@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
 from skirl.tools.command_line import in_flags, joined, read_flags
 from skirl.tools.config import read_config
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
@@ -186,8 +187,8 @@ OVERVIEW = """usage: skirl COMMAND [flags]
 {commands}
 
 skirl COMMAND --help lists the flags; skirl --version says which skirl this is.
-Exit codes: 0 done; 1 the run, or what it checks, failed; 2 a wrong flag or value; 130 stopped by Ctrl-C; 141 nobody reads
-its output any more.
+Exit codes: 0 done; 1 the run, or what it checks, failed; 2 a wrong flag or value; 75 stopped before the end, on one of
+several machines; 130 stopped by Ctrl-C; 141 nobody reads its output any more.
 SKIRL_TRACEBACK=1 in the environment shows where an error came from."""
 
 
@@ -197,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["trian"])
     2
     """
+    die_with_launcher()  # before anything that takes long
     try:
         try:
             code = _main(list(sys.argv[1:] if argv is None else argv))
@@ -235,7 +237,7 @@ def _main(args: list[str]) -> int:
         try:
             code = _run(name, command, as_json)
             if "skirl.peers.job" in sys.modules:
-                sys.modules["skirl.peers.job"].leave()
+                sys.modules["skirl.peers.job"].leave(whole=code == 0)
             return code
         except Exception as error:
             return _failed(name, error, 2 if isinstance(error, WrongFlags) else 1)
@@ -249,12 +251,15 @@ def _run(name: str, command: Any, as_json: bool) -> int:
     if "exit_code" in result:  # of what it has started, which has said the rest
         return result["exit_code"]
     if os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0":  # the first trainer says it
-        return 1 if result.get("failed") else 0
+        return _code(result)
     print(json.dumps(result) if as_json else listed(command.summary(result)))
     if result.get("failed"):
         print(f"skirl {name}: {result['failed']}", file=sys.stderr)
-        return 1
-    return 0
+    return _code(result)
+
+
+def _code(result: Mapping[str, Any]) -> int:
+    return 1 if result.get("failed") else BEGINS_AGAIN if result.get("begins_again") else 0
 
 
 def _failed(name: str, error: Exception, code: int) -> int:

@@ -330,4 +330,4 @@ class _Place:
 
 
 def _beside(path: Any) -> Path:
-    return Path(f"{path}.rows")
+    return Path(path).with_name(f"{Path(path).name}.rows")

@@ -19,6 +19,7 @@ import torch
 import skirl
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers, saving, starts
+from skirl.checkpoint.keeper import Keeper
 from skirl.engine.access import peek
 from tests.resume import ROWS, Run, Setup, assert_same
 
@@ -246,6 +247,41 @@ def older_start() -> None:
         assert folders.read(folders.header(folder, 2))["start"] == 3
 
 
+def two_that_resume() -> None:
+    """Of two starts that go on at one time the one that began later has the folder, whichever is the first to save."""
+    setup = Setup(batches=3, passes=1)
+
+    def kept(run: Run, folder: Path) -> Keeper:
+        return Keeper(folder, resume=True, keep=9, model=run.model, optimizers=run.parts, data=run.batches)
+
+    def train(run: Run, keeper: Keeper) -> None:
+        def saved(step: int) -> None:
+            keeper.after_step(last=True)
+
+        keeper.begin()
+        run.train(saved=saved)
+
+    for begun in (0, 1):
+        with scratch() as folder:
+            if begun:
+                Run(setup).train(1, saved=lambda step, to=folder: to)
+            older, newer = Run(setup), Run(setup)
+            with kept(older, folder) as old:
+                with kept(newer, folder) as new:
+                    with pytest.raises(starts.Superseded, match=rf"start {2 + begun} of .* start {1 + begun}: end"):
+                        old.check()
+                    train(newer, new)
+                    new.check()
+                there = numbers(folder)
+                with pytest.raises(starts.Superseded, match=f"belongs to start {2 + begun} of the run"):
+                    train(older, old)
+            assert numbers(folder) == there and len(there) == 4 - begun
+            assert {folders.read(folders.header(folder, n))["start"] for n in there[begun:]} == {2 + begun}
+            folders.header(folder, there[-1]).write_text("damaged")
+            with kept(Run(setup), folder):  # what it trains anew is not to be skipped by who finds that one whole
+                assert numbers(folder) == there[:-1]
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "held up": held_up,
     "gaps": gaps,
@@ -257,5 +293,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "synced": lambda: synced("memory"),
     "synced on disk": lambda: synced("disk"),
     "older start": older_start,
+    "two that resume": two_that_resume,
     "damage": lambda: damage("memory"),
 }

@@ -9,6 +9,7 @@ import pytest
 
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers, saving, starts, together
+from skirl.checkpoint.keeper import Keeper
 from skirl.checkpoint.starts import Superseded
 from skirl.peers.base import Peers
 from skirl.peers.errors import PeerError
@@ -112,3 +113,61 @@ def test_a_start_goes_on_and_a_process_that_resumes_is_another(tmp_path: Path) -
     Trainer(one, "memory").load(tmp_path).train(1).save(tmp_path)
     assert folders.read(folders.header(tmp_path, numbers(tmp_path)[-1]))["start"] == 2
     assert [path.name for path in tmp_path.glob("start-*")] == ["start-000002"]
+
+
+class Counted:
+    """Data that is a number of steps."""
+
+    step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
+
+
+def kept(trainer: Trainer, folder: Path) -> Keeper:
+    of_all = {"model": trainer.model, "optimizers": trainer.parts, "data": Counted()}
+    more = {"peers": trainer.peers, "placement": trainer.placement}
+    return Keeper(folder, resume=True, first=trainer.peers.rank == 0, **of_all, **more)
+
+
+def test_trainers_that_resume_have_the_folder_before_any_of_them_saves(tmp_path: Path) -> None:
+    """So what one of them freezes early is not taken for a file that an older start has left."""
+    states = list[State]()
+
+    def newer(peers: Peers) -> State:
+        trainer = Trainer(peers, "memory")
+        with kept(trainer, tmp_path) as keeper:
+            assert [path.name for path in tmp_path.glob("start-*")] == ["start-000002"]
+            keeper.begin()
+            keeper._data.step += 1
+            trainer.train(7)
+            keeper.after_step(last=True)
+        return trainer.state()
+
+    def older(peers: Peers) -> None:
+        trainer = Trainer(peers, "memory")
+        late = pytest.raises((Superseded, PeerError), match="belongs to start 2 of the run")
+        with late, kept(trainer, tmp_path) as keeper:
+            if peers.rank == 0:
+                states.append(union(InProcess.run(2, newer)))
+            trainer.train(1)
+            keeper.begin()
+
+    InProcess.run(2, older)
+    found = InProcess.run(2, lambda peers: Trainer(peers, "memory").load(tmp_path).state())
+    assert union(found) == states[0]
+
+
+def test_a_listing_that_is_old_tells_nothing_of_a_newer_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As network file systems show folders; a folder that somebody has cleared is still that of the start."""
+    assert starts.claim(tmp_path) == 1 and starts.is_newest(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        starts.claim(tmp_path)
+        patch.setattr(starts, "_listed", lambda folder: [1])
+        with pytest.raises(Superseded, match="belongs to a newer start of the run, and this is start 1"):
+            starts.check(tmp_path, 1)
+    (tmp_path / "start-000002").unlink()
+    assert starts.is_newest(tmp_path, 2)

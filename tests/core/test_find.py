@@ -71,6 +71,25 @@ def test_every_bag_is_counted_once_whatever_the_hashes(seed, alike):
     check(np.random.default_rng(seed), alike)
 
 
+@cases(60)
+@given(seed=st.integers(0, 1 << 30), first=st.sampled_from([["a"], ["b"], ["c", "a"]]))
+def test_what_is_shared_already_stays_and_the_rest_is_found(seed, first):
+    ids = drawn(np.random.default_rng(seed))
+    some, whole = find(ids, features=first), find(ids, features=list("abc"))
+    found = find(some, features=list("abc"))
+    assert bags_of(found) == bags_of(ids) and found.stride_per_key() == whole.stride_per_key()
+    assert torch.equal(found.values(), whole.values()) and list(found.groups) == list(whole.groups)
+    with pytest.raises(ValueError, match="no feature 'd': there are 'a', 'b', 'c'"):
+        find(found, features=["d"])
+
+
+def test_a_column_that_a_file_does_not_leave_out_is_looked_at():
+    ids = KeyedJagged.of_bags({"once": [[1, 2]] * 4, "rest": [[3, 4, 5]] * 4})
+    found = find(find(ids, features=["once"]))
+    assert found.groups.keys() == {("once", "rest")} and found.stride_per_key() == [1, 1]
+    assert find(found) is found
+
+
 def lists(*bags: list[int], name: str = "a") -> KeyedJagged:
     return KeyedJagged.of_bags({name: list(bags)})
 

@@ -62,6 +62,31 @@ def test_another_inverse_has_another_hash_and_another_digest(seed):
         assert (digests[0] == digests[1]) == same
 
 
+@cases(60)
+@given(seed=st.integers(0, 1 << 30))
+def test_bags_that_no_sample_has_are_left_out(seed):
+    """Beside the batch that was made of the samples' bags alone; the order of the others is kept."""
+    rng = np.random.default_rng(seed)
+    ids = found_in(drawn(rng), -1)
+    strides = dict(zip(ids.keys(), ids.stride_per_key(), strict=True))
+    inverse = {
+        group: torch.from_numpy(rng.integers(0, strides[group[0]], ids.stride()))
+        for group in ids.groups
+        if rng.random() < 0.8
+    }
+    some = KeyedJagged(
+        ids.keys(), ids.values(), lengths=ids.lengths(), weights=ids.weights_or_none(), strides=ids.stride_per_key(),
+        inverse={**ids.groups, **inverse},
+    )  # fmt: skip
+    left, alone = capture(some, ()), capture(some.samples(0, some.stride()), ())
+    for name in ("values", "offsets", "weights"):
+        np.testing.assert_array_equal(getattr(left, name), getattr(alone, name))
+    assert (left.inverse is None) == (alone.inverse is None)
+    if left.inverse is not None and alone.inverse is not None:
+        assert left.inverse.digest == alone.inverse.digest
+    assert hashes_of(left) == hashes_of(alone)
+
+
 IDS = {"values": torch.tensor([1, 2, 3]), "lengths": torch.tensor([1, 1, 1])}
 
 

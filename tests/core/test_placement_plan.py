@@ -99,6 +99,10 @@ def changed(path: str, value) -> str:
         (changed("tables.0.pieces.1.begin", 3), "table 'user': two pieces have row 3 to row 4: cover each row once"),
         (changed("tables.0.pieces.1.begin", 6), "table 'user': no piece has row 4 to row 6: cover each row once"),
         (changed("tables.0.pieces.1.end", 9), "table 'user': no piece has row 9 to the end"),
+        (
+            changed("tables.0.pieces.1.end", 11),
+            "table 'user': a piece ends at row 11, and the table has 10 rows: end it there",
+        ),
         (changed("tables.0.pieces.0.end", 0), "table 'user': a piece ends at row 0, where it begins"),
         (changed("tables.0.pieces.0.begin", -1), "table 'user': begin of a piece is -1: set it to a place of rows"),
         (changed("tables.0.pieces.0.columns", [0, 2]), "table 'user' is cut by columns, which no store is yet"),

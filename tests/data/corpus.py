@@ -252,6 +252,14 @@ CASES = [
 
 
 SCHEMAS = {
+    "a unit of no time": (
+        'time_unit = "seconds"\n[[label]]\nname = "y"\n[[id]]\nname = "a"',
+        "time_unit is 'seconds', and there is no time",
+    ),
+    "another unit": (
+        'time = "t"\ntime_unit = "days"\n[[label]]\nname = "y"\n[[id]]\nname = "a"',
+        "time_unit is 'days', set it to",
+    ),
     "no TOML": ("label = [", "is no TOML"),
     "no label": ('[[id]]\nname = "a"', "names no label"),
     "no id": ('[[label]]\nname = "a"', "names no id column"),

@@ -1,6 +1,11 @@
 """What `skirl bench dedup` says of files: it measures the same rows, and names its figures."""
 
-from skirl.dedup.reading import read
+from pathlib import Path
+
+import pytest
+
+from skirl.dedup import reading
+from skirl.dedup.generated import rows_of_sessions
 from skirl.dedup.sizes import SETTINGS, stored, there, told_of
 
 
@@ -16,12 +21,30 @@ def test_sizes_of_each_order_and_layout() -> None:
     assert found["mind"] == "missing" and told_of(found)
 
 
-def test_speeds_of_each_layout() -> None:
-    found = read(200, 1.0, 1, "none")
-    for name in ("vs_rows", "vs_shuffled"):
-        assert set(found[name]) == {"4", "9"}
-    assert (
-        found["window"] > 0
-        and found["shuffled_chunks"] > 0
-        and set(found["rows_a_second"]["shifting"]) == {"rows", "once", "window", "shuffled"}
+TOOK = {"rows": [4.0, 6.0], "once": [2.0, 2.0], "window": [1.0, 1.0], "shuffled": [10.0, 6.0]}
+"""Seconds of each layout, in turns."""
+
+
+def test_ratios_are_those_of_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is the slower layout over the faster, the middle of those of each turn."""
+    monkeypatch.setattr(reading, "_in_turns", lambda paths, rounds: {name: TOOK[name] for name in paths})
+    monkeypatch.setattr(reading, "shuffled_chunks", lambda *args, **given: {"x": 0.9})
+    found = reading.read(200, 1.0, 2, "none")
+    assert found["vs_rows"] == {"4": 2.5, "9": 2.5} and found["vs_shuffled"] == {"4": 4.0, "9": 4.0}
+    assert found["window"] == 5.0 and found["window_vs_once"] == 2.0 and found["shuffled_chunks"] == 0.9
+    assert found["rows_a_second"]["4"] == {"rows": 40, "once": 100, "shuffled": 25}
+    assert found["rows_a_second"]["shifting"] == {"rows": 40, "once": 100, "window": 200, "shuffled": 25}
+
+
+def test_only_files_of_the_same_rows_are_timed(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("some", "others")]
+    for folder in folders:
+        folder.mkdir()
+    some, others = (
+        reading._files(folder, rows_of_sessions(200, change, 1.0), ("rows", "once"), "none")
+        for folder, change in zip(folders, (0.2, 0.7), strict=True)
     )
+    took = reading._in_turns(some, 2)
+    assert set(took) == {"rows", "once", "shuffled"} and {len(of) for of in took.values()} == {2}
+    with pytest.raises(AssertionError, match="the files do not hold the same rows"):
+        reading._in_turns({"rows": some["rows"], "once": others["once"]}, 1)

@@ -199,20 +199,31 @@ def test_an_empty_list_stays_one_and_columns_that_change_together_share(tmp_path
     assert runs_of(np.array([True, True, False])).tolist() == [0, 0, 1]
 
 
-def test_duckdb_expands_it_in_a_line(tmp_path: Path) -> None:
+def by_duckdb(path: Path) -> list[Any]:
     import duckdb
 
-    some, whole = both(tmp_path, made(200, 10))
-    path = Path(some.partition(":")[2]) / "part-00000.parquet"
     found = duckdb.sql(
         f"SELECT last_value(seen IGNORE NULLS) OVER (ORDER BY file_row_number) AS seen FROM read_parquet('{path}', "
         "file_row_number = true) ORDER BY file_row_number"
     )
-    assert [row[0] for row in found.fetchall()] == table_of(Path(whole.partition(":")[2])).column("seen").to_pylist()
+    return [row[0] for row in found.fetchall()]
 
 
-def test_a_missing_tensor_is_none(tmp_path: Path) -> None:
-    """A batch in which nothing repeats is the plain one."""
+def by_polars(path: Path) -> list[Any]:
+    polars = pytest.importorskip("polars", reason="not installed: pip install polars")
+    return polars.read_parquet(path).select(polars.col("seen").forward_fill()).to_series().to_list()
+
+
+@pytest.mark.parametrize("by", [by_duckdb, by_polars])
+def test_other_programs_expand_it_in_a_line(tmp_path: Path, by: Callable[[Path], list[Any]]) -> None:
+    """The lines of docs/howto/sessions.md."""
+    rows = [row | {"seen": []} if k % 7 == 0 else row for k, row in enumerate(made(200, 10))]
+    some, whole = both(tmp_path, rows)
+    lists = table_of(Path(whole.partition(":")[2])).column("seen").to_pylist()
+    assert by(Path(some.partition(":")[2]) / "part-00000.parquet") == lists and [] in lists
+
+
+def test_a_batch_in_which_nothing_repeats_is_plain(tmp_path: Path) -> None:
     rows = [row | {"visit": i} for i, row in enumerate(made(40, 40))]
     some, _ = both(tmp_path, rows)
     batch = next(iter(DataFlags(some, batch=40).stream()))

@@ -131,6 +131,14 @@ def other_inverse() -> None:
     test_an_epoch_sees_the_inverse()
 
 
+def lines_of_two_starts() -> None:
+    """The log of a run that two starts write to has all lines of the newer one."""
+    from tests.train.report.test_run_folder import test_an_older_start_that_puts_its_lines_there_late_takes_none_away
+
+    with tempfile.TemporaryDirectory() as folder:
+        test_an_older_start_that_puts_its_lines_there_late_takes_none_away(Path(folder))
+
+
 def found() -> None:
     """Bags found to repeat are those that do: batches of few bags, and hashes that are all alike."""
     from tests.core.test_find import check
@@ -144,6 +152,14 @@ def weights_of_shared_bags() -> None:
     from tests.nn.test_shared import test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none
 
     test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none()
+
+
+def unused_bags() -> None:
+    """Bags that no sample has train no row, and their weights get no gradient."""
+    from tests.nn import test_shared
+
+    test_shared.test_bags_that_no_sample_has_are_not_trained(skirl.EmbeddingBagCollection, False)
+    test_shared.test_weights_of_bags_that_no_sample_has_get_no_gradient()
 
 
 def encoded() -> None:
@@ -174,6 +190,7 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
         "another inverse": other_inverse,
         "trained weights": lambda: trained_weights(True, "cpu"),
         "weights of shared bags": weights_of_shared_bags,
+        "unused bags": unused_bags,
         "shards": lambda: shards(shift),
         "tree": lambda: tree(shift),
         "encoded": encoded,
@@ -258,12 +275,14 @@ def sessions(shift: int) -> dict[str, Callable[[], object]]:
     """Sessions shuffled in chunks, states of them, and what is found of their lists."""
     from tests.data.files.test_session_order import check_chunks, check_states, check_windows
     from tests.dedup.test_analyze import test_a_sample_has_whole_sessions_and_keeps_to_its_memory as sample
+    from tests.dedup.test_by_session import test_times_count_what_the_schema_says as units
 
     return {
         "chunks": lambda: in_folder(check_chunks, 150, 20, 3, 70, 7, shift),
         "windows": lambda: in_folder(check_windows, shift),
         "states": lambda: in_folder(check_states, shift),
         "sample": sample,
+        "units": lambda: in_folder(units, "milliseconds"),
     }
 
 
@@ -324,6 +343,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
     from tests.placement.tables import test_check, test_evenly, test_nets, test_search, test_tables
     from tests.placement.torchrec import test_laid_out
     from tests.store.placed import test_store
+    from tests.tools import test_sealed_json
 
     def wrong_files(folder: Path) -> None:
         check: Any = test_placement_plan.test_a_wrong_file_is_refused_in_a_sentence
@@ -367,9 +387,11 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "counts of sites": test_store.test_every_row_is_where_the_plan_says_and_is_counted,
         "wrong plans of tables": wrong_table_plans,
         "even rows": test_evenly.test_small_tables_are_cut_as_they_have_to_be,
+        "blocks": test_evenly.test_blocks_together_take_what_each_takes,
         "TorchRec's names": test_laid_out.test_ways_have_torchrecs_names_and_order,
         "what TorchRec cannot run": test_laid_out.test_what_torchrec_would_run_otherwise_is_refused,
         "every cell": lambda: [test_search.every_cell(seed, 0.95) for seed in range(3)],
+        "halves": lambda: test_search.test_no_placement_of_halves_is_much_better(*test_search.SMALL[0]),
         "pins and groups": test_search.test_what_may_not_move_or_be_cut_stays,
         "nets": test_nets.test_what_a_net_says_is_what_it_is_by_hand,
         "a search by a net": test_nets.test_a_search_goes_by_what_ranks_have_together,
@@ -377,14 +399,19 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "noise": test_nets.test_no_net_is_trained_on_noise,
         "exchanges": test_nets.test_an_exchange_waits_for_the_last_and_for_the_most,
         "wrong nets": in_folder(wrong_nets),
+        "a plan that stays": in_folder(lambda folder: test_sealed_json.plan_stays(folder, pytest.MonkeyPatch())),
         "changed costs": in_folder(test_nets.test_costs_that_were_changed_or_cut_are_refused),
         "costs of a piece": test_search.test_costs_and_cuts_are_those_of_the_piece,
         "every bit": test_store.TestPlacedStore().test_every_bit_comes_back,
+        "half loaded": in_folder(test_store.half_loaded),
+        "a lost site": in_folder(test_store.lost_site),
         "rows that move": in_folder(lambda folder: test_store.rows_move(folder, test_store.CUTS[::-1])),
         "sites on disk": in_folder(test_store.test_sites_on_disk_take_all_or_nothing_and_know_their_placement),
+        "forbidden": test_check.test_what_tables_forbid_is_told,
         "measured": test_check.test_the_best_measured_is_given_out_and_climbed_from,
         "shares": test_moves.some_shares,
         "a bound": lambda: test_moves.test_no_more_moves_than_may_and_more_time_is_won_the_more_may(0),
+        "where rows will be": test_moves.test_memory_is_kept_to_where_rows_will_be,
         "left out": test_moves.test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to,
         "vectors": lambda: test_exchange.some_vectors(0),
         "shared bags": test_exchange.test_samples_that_share_a_bag_ask_for_its_rows_once,
@@ -438,6 +465,7 @@ def run_battery(
         checks = dict(
             list(CHECKS.items())[: 1 if third is not None else None]
         )  # tests/checkpoint/test_saving.py has all
+        checks |= {} if third is not None else {"lines of two starts": lines_of_two_starts}
     if area == "placement":
         checks = placement(sound)
     if area == "trainers":

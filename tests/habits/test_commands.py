@@ -331,6 +331,16 @@ def test_a_converted_file_keeps_who_and_when(folder, tmp_path, more):
     assert torch.equal(before.sparse.values(), after.sparse.values()) and torch.equal(before.dense, after.dense)
 
 
+@pytest.mark.parametrize("kind", [Convert, Vocab])
+def test_a_folder_is_no_file_to_write(folder, tmp_path, kind):
+    flags = {"schema": str(folder / "schema.toml"), "quiet": True, "force": True}
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ValueError, match="there/', a folder: name a file in it"):
+        kind(f"csv:{folder / 'log.csv'}", f"{tmp_path}/there/", **flags)
+    kind(f"csv:{folder / 'log.csv'}", f"{tmp_path}/a_file/", **flags).run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a_file", "there"] and (tmp_path / "a_file").is_file()
+
+
 def test_a_time_that_is_a_feature_too_is_kept_beside_it(tmp_path):
     (tmp_path / "schema.toml").write_text(
         'time = "hour"\nsession = "a"\n[[label]]\nname = "y"\n[[dense]]\nname = "hour"\ntransform = "hour"\n'

@@ -179,6 +179,43 @@ def test_weights_of_shared_bags_get_the_sum_of_their_samples():
     torch.testing.assert_close(weights.grad.double(), again.grad, rtol=1e-6, atol=1e-7)
 
 
+def with_unused(seed: int, weights: bool) -> KeyedJagged:
+    """Samples have one of a feature's last two bags; the others are nobody's."""
+    ids, rng = shared(seed, weights=weights), np.random.default_rng(seed)
+    bags = dict(zip(ids.keys(), ids.stride_per_key(), strict=True))
+    groups = {
+        names: torch.from_numpy(max(0, bags[names[0]] - 2) + rng.integers(0, min(2, bags[names[0]]), len(of)))
+        for names, of in ids.groups.items()
+    }
+    return KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=ids.weights_or_none(),
+                       strides=ids.stride_per_key(), inverse=groups)  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
+def test_bags_that_no_sample_has_are_not_trained(kind, weights):
+    """Adam moves a row without a gradient too: rows of such bags are left alone, as in the expanded batch."""
+    batches = [with_unused(seed, weights) for seed in range(5)]
+    assert len(batches[0].values()) > len(batches[0].samples(0, 12).values())
+    runs = []
+    for of in (batches, [ids.expanded() for ids in batches]):
+        embeddings = collection(Adam(lr=0.1), kind)
+        runs.append([*train(embeddings, of, whole_numbers), *rows_of(embeddings)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_weights_of_bags_that_no_sample_has_get_no_gradient():
+    ids, grads = with_unused(1, True), []
+    for expanded in (False, True):
+        weights = ids.weights_or_none().clone().requires_grad_()  # type: ignore[union-attr]
+        now = KeyedJagged(NAMES, ids.values(), lengths=ids.lengths(), weights=weights, strides=ids.stride_per_key(),
+                          inverse=ids.groups)  # fmt: skip
+        bent(collection(SGD(lr=0.1))(now.expanded() if expanded else now)).backward()
+        grads.append(weights.grad)
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
+    assert (grads[0] == 0).any()
+
+
 def test_a_grad_scaler_changes_nothing():
     runs = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):

@@ -12,7 +12,8 @@ from tests.zygote import COMMAND, PIPE, Python
 
 TRAINER = """
 import os, sys, time
-from skirl.peers.start import die_with_launcher, join
+from skirl.peers.processes import die_with_launcher
+from skirl.peers.start import join
 folder, rank = sys.argv[1], os.environ["RANK"]
 
 def write(*facts):

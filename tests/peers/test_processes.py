@@ -1,11 +1,17 @@
-"""A launcher that waits for others when its own trainers are through is ended, with patience; no other one is."""
+"""Trainers end with their launcher. One that waits for others when its own are through is ended, with patience."""
 
 import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from skirl import cli
+from skirl.peers import job, processes, start
+from skirl.peers.errors import PeerError
 
 TRAINER = "from skirl.peers.processes import watch_launcher; watch_launcher({patience}, 0.1)"
 WATCHES = {"TORCHELASTIC_RUN_ID": "job", "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
@@ -44,3 +50,65 @@ def test_one_that_has_trainers_again_or_is_alone_goes_on(then, changes):
 
 def test_one_that_ends_in_time_is_let_be():
     assert launched("exec true", patience=5).returncode == 0
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_launcher_that_starts_trainers_again_is_not_watched(monkeypatch, whole, lost):
+    """It has none while launchers meet, which takes as long as they wait for more."""
+
+    def close() -> None:
+        if lost:
+            raise PeerError("rank 1 was killed")
+
+    watched: list[float] = []
+    monkeypatch.setattr(job, "watch_launcher", watched.append)
+    monkeypatch.setattr(job, "_joined", [SimpleNamespace(size=2, patience=7.0, close=close)])
+    try:
+        job.leave(whole)
+    except PeerError:
+        assert lost
+    assert watched == [7.0] * (whole and not lost)
+    job._left()  # of a loop of one's own, which ends with success whatever the others did
+    assert watched[-1] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("pid", "program", "reaps"),
+    [
+        (1, "/usr/lib/systemd/systemd", True),
+        (1, PermissionError(), True),
+        (1, "/usr/bin/bash", True),
+        (1, "/usr/bin/python3.11", False),
+        (700, "/usr/lib/systemd/systemd", True),
+        (700, "/usr/bin/bash", False),
+        (700, "/usr/bin/python3.11", False),
+        (700, PermissionError(), False),
+    ],
+)
+def test_a_trainer_whose_launcher_has_ended_before_it_looked_ends(monkeypatch, pid, program, reaps):
+    def readlink(path: str) -> str:
+        assert path == f"/proc/{pid}/exe"
+        if isinstance(program, OSError):
+            raise program
+        return program
+
+    killed: list[Any] = []
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setattr(processes, "os", SimpleNamespace(
+        environ=os.environ, readlink=readlink, getppid=lambda: pid, getpid=os.getpid,
+        kill=lambda *given: killed.append(given),
+    ))  # fmt: skip
+    monkeypatch.setattr(processes.ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda *given: 0))
+    processes.die_with_launcher()
+    assert killed == [(os.getpid(), signal.SIGKILL)] * reaps
+
+
+def test_commands_and_trainers_that_are_alone_end_with_their_launcher(monkeypatch, capsys):
+    asked: list[str] = []
+    monkeypatch.setattr(cli, "die_with_launcher", lambda: asked.append("cli"))
+    monkeypatch.setattr(start, "die_with_launcher", lambda: asked.append("join"))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert cli.main(["--version"]) == 0
+    start.join()
+    assert asked == ["cli", "join"]

@@ -1,6 +1,7 @@
 """`skirl place`: a plan that fits, what it prints, what it refuses; and loads as an executed run counts them."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,13 +10,17 @@ from skirl.cli import main
 from skirl.core.placement import Cut, Placement
 from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.core.tables import Table
-from skirl.placement import bench, bench_runs
+from skirl.placement import bench, bench_runs, calibrate
+from skirl.placement import place as place_module
 from skirl.placement.bench import PlaceBench
 from skirl.placement.bench_runs import trained
 from skirl.placement.commands import Calibrate, Place
 from skirl.placement.loads import Loads, Moves
-from skirl.placement.plan import plan_for
+from skirl.placement.place import fewest
+from skirl.placement.plan import bound_of, plan_for
+from skirl.store import Link, LinkStore, MemoryStore, link
 from skirl.train.recipe import Recipe
+from tests.placement.test_shares import bound
 
 TINY = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "24", "--quiet"]
 TINY += ["--cache", "touched:40%"]
@@ -47,12 +52,15 @@ def test_equal_sites_get_a_hash(tmp_path, capsys):
     assert sum(site["held"] for site in found["sites"]) == found["held"]
 
 
-def test_unlike_sites_are_busy_equally_long_and_keep_to_their_memory(tmp_path, capsys):
+def test_unlike_sites_are_busy_equally_long_and_keep_to_their_memory(tmp_path, capsys, monkeypatch):
     found = place(tmp_path, capsys, "--rates", "4Gbit", "2Gbit", "1Gbit")
     assert not found["even"] and found["even_vs_this"] > 1.3
     held = found["held"]
     tight = [str(held // 4), str(held // 3), str(held // 2)]
+    planned = []
+    monkeypatch.setattr(place_module, "plan_for", lambda *args: planned.append(plan_for(*args)) or planned[-1])
     found = place(tmp_path, capsys, "--rates", "4Gbit", "2Gbit", "1Gbit", "--memory", *(f"{n}B" for n in tight))
+    assert len(planned) == 1 and planned[0].plan == PlacementPlan.load(tmp_path / "plan.json")
     assert all(site["held"] <= site["memory"] for site in found["sites"]) and found["even_over_memory"]
 
 
@@ -60,6 +68,16 @@ def test_the_fewest_sites_that_hide(tmp_path, capsys):
     found = place(tmp_path, capsys, "--sites", "auto", "--rates", "10Mbit", "--step-ms", "1")
     assert len(found["sites"]) > 1 and found["hidden"] > 0.9
     assert len(place(tmp_path, capsys, "--sites", "auto", "--rates", "10Gbit", "--step-ms", "1")["sites"]) == 1
+
+
+def test_few_numbers_are_tried_for_the_fewest():
+    """Each of them is a pass over the run."""
+    for least, wanted, most in [(1, 1, 9), (1, 2, 9), (5, 9, 9), (7, 7, 7), (3, 700, 1024), (1, 1024, 1024)]:
+        tried: list[int] = []
+        assert fewest(lambda n, tried=tried, wanted=wanted: tried.append(n) or n >= wanted, least, most) == wanted
+        assert len(tried) <= 2 * int(wanted - least + 1).bit_length() and len(set(tried)) == len(tried)
+        assert max(tried) <= 2 * wanted - least
+    assert fewest(lambda n: False, 1, 1024) is None and fewest(lambda n: True, 1025, 1024) is None
 
 
 def test_what_people_read(tmp_path, capsys):
@@ -109,8 +127,48 @@ def test_wrong_flags_are_one_sentence_and_no_file(tmp_path, capsys, flags, text,
 def test_a_store_is_measured_and_nothing_stays(tmp_path):
     found = Calibrate(f"disk:{tmp_path}/new", width=5, rows=100, seconds=0.01).run()
     assert found["bytes_a_second"] == min(found["read"], found["written"]) > 0 and not list(tmp_path.iterdir())
-    slow = Calibrate("link:8Mbit,0us:memory", width=25, rows=100, seconds=0.02).run()
-    assert 0 < slow["bytes_a_second"] <= 1e6 * 1.001  # never faster than the link
+
+
+class Clock:
+    """Time that passes where something sleeps, and a second in each draw by chance."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def default_rng(self, seed: int) -> Any:
+        rng, clock = np.random.Generator(np.random.PCG64(seed)), self
+
+        class Drawn:
+            def __getattr__(self, name: str) -> Any:
+                clock.sleep(1)
+                return getattr(rng, name)
+
+        return Drawn()
+
+
+def test_the_rate_of_a_link_is_found_and_memory_is_bounded(monkeypatch):
+    """Nothing but the store's calls is between the two times of the clock, and rows are written anew from some number on."""
+    clock, written = Clock(), set[int]()
+
+    class Watched(MemoryStore):
+        def _write(self, kind, keys, rows) -> None:
+            written.update(keys.tolist())
+            super()._write(kind, keys, rows)
+
+    monkeypatch.setattr(link, "time", clock)
+    monkeypatch.setattr(calibrate, "time", clock)
+    monkeypatch.setattr(np.random, "default_rng", clock.default_rng)
+    monkeypatch.setattr(calibrate, "_MOST_BYTES", 4 * 10_000 + 100)
+    monkeypatch.setattr(calibrate, "open_store", lambda spec, layout: LinkStore(Watched(layout), Link(rate=1e6)))
+    found = Calibrate("link:8Mbit,0us:memory", width=25, rows=100, seconds=0.1).run()  # 10 ms a call
+    for name in ("read", "written", "bytes_a_second"):
+        assert found[name] == pytest.approx(1e6, rel=0.1)
+    assert found["rate"] == "8Mbit" and len(written) == 400
 
 
 # Plans of loads made by hand
@@ -175,6 +233,17 @@ def test_no_site_is_over_its_memory_by_a_byte(seed):
         short = [Site(s.name, memory=(s.memory or 0) // 2, rate=s.rate) for s in sites]
         with pytest.raises(ValueError, match=r"bytes too few: give them more memory, or add \d+ more such sites"):
             plan_for(loads, tables, short, slice(0, 3))
+
+
+def test_the_bound_is_that_of_the_memory_there_is():
+    """And not of what a plan leaves free, so that rows divided by chance pass no site's memory."""
+    with loads_of(np.random.default_rng(2), 4) as loads:
+        which = slice(2, None)
+        read, written, held = loads.of_tables(which)
+        caps, rates = [int(held.sum() * part) for part in (0.3, 0.3, 0.45)], [4.0, 2.0, 1.0]
+        sites = [Site(f"s{n}", memory=cap, rate=rate) for n, (cap, rate) in enumerate(zip(caps, rates))]
+        moved = max(read, written, key=sum)
+        assert bound_of(loads, sites, which) == pytest.approx(bound(moved, held, rates, caps), rel=1e-6)
 
 
 def test_more_sites_than_rows():

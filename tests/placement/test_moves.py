@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +14,12 @@ from hypothesis import strategies as st
 from skirl.cli import main
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.core.tables import Table
+from skirl.placement import place
+from skirl.placement.flags import rates_of
 from skirl.placement.loads import Loads, Moves
-from skirl.placement.moves import Old, moved_bytes, near, shares_of, shifted
-from skirl.placement.plan import over_memory
+from skirl.placement.moves import Old, moved_bytes, near, on_the_way, shares_of, shifted
+from skirl.placement.plan import over_memory, plan_for
 from skirl.train.recipe import Recipe
 
 TINY = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "16", "--quiet"]
@@ -128,6 +133,29 @@ def test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to():
                                        lambda plan: over_memory(loads, plan)).plan).max() == 0  # fmt: skip
 
 
+def test_memory_is_kept_to_where_rows_will_be():
+    """Near an old plan sites have other ranges of the hash than the shares alone would give them: by chance more rows."""
+    tables, passed = [Table(f"t{n}", 1 << 20, 1) for n in range(3)], 0
+    for seed in range(4):
+        with loads_of(seed) as loads:
+            held = int(loads.held(plan_of([Cut((0,), (0,))] * 3, [Site("all")]).placement).sum())
+            sites = [
+                Site(f"s{n}", rate=float(rate), memory=int(held * rate / 7 * 1.04)) for n, rate in enumerate((4, 2, 1))
+            ]
+            old = Old.seen_from(plan_of([Cut.even(range(3))] * 3, sites), sites)
+            over = lambda plan, loads=loads: over_memory(loads, plan)  # noqa: E731
+            alone = plan_for(loads, tables, sites, slice(None)).plan
+            assert over(alone).max() == 0
+            if over(on_the_way(old, alone)).max() > 0:
+                passed += 1
+                with pytest.raises(ValueError, match=r"site 's\d' gets \d+ bytes more than its memory: give it more"):
+                    near(loads, old, alone, None, lambda plan: 0.0, over)
+            chosen = plan_for(loads, tables, sites, slice(None), partial(on_the_way, old)).plan
+            found = near(loads, old, chosen, None, lambda plan: 0.0, over)
+            assert found.whole and over(found.plan).max() == 0
+    assert passed, "a case in which the shares alone do not tell"
+
+
 def test_from_a_plan_with_a_bound_and_a_page(tmp_path, capsys):
     old, new, page = (tmp_path / name for name in ("old.json", "new.json", "p.html"))
     tables = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4).tables()
@@ -150,6 +178,31 @@ def test_from_a_plan_with_a_bound_and_a_page(tmp_path, capsys):
     assert half["before"]["vs_this"] > 1 and PlacementPlan.load(new).sites == tuple(
         replace(site, rate=rate) for site, rate in zip(PlacementPlan.load(old).sites, (5e5, 125e3, 125e3), strict=True)
     )
+
+
+def old_plan(path: Path, rows: int = 0) -> None:
+    """Of two sites with rates; `rows`: how many more than the model each table has."""
+    tables = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4).tables()
+    sites = tuple(Site(f"site-{n}", rate=5e8) for n in range(2))
+    PlacementPlan(sites, tuple(PlacedTable(t.name, t.rows + rows, t.dim, Cut.even(range(2))) for t in tables)).save(
+        path
+    )
+
+
+def test_rates_of_some_sites_are_refused(tmp_path, capsys):
+    """A site without one would count as one byte a second."""
+    old_plan(tmp_path / "old.json")
+    flags = ["place", *TINY, "--from", str(tmp_path / "old.json"), "--out", str(tmp_path / "new.json"), "--sites", "3"]
+    assert main(flags) in (1, 2)
+    assert "site 'site-0' has a rate and site 'site-2' has none: set --rates, one for each" in capsys.readouterr().err
+    assert not (tmp_path / "new.json").exists() and rates_of([Site("a"), Site("b")]) == [1.0, 1.0]
+
+
+def test_a_plan_of_other_tables_is_refused_before_the_run_is_read(tmp_path, capsys, monkeypatch):
+    old_plan(tmp_path / "old.json", rows=1)
+    monkeypatch.setattr(place, "_counted", lambda *args: pytest.fail("it was read"))
+    assert main(["place", *TINY, "--from", str(tmp_path / "old.json"), "--out", str(tmp_path / "new.json")]) in (1, 2)
+    assert "in the model: make the plan for this model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

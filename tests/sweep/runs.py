@@ -40,6 +40,8 @@ class Of:
     seed: int = 0
     width: int = 4
     dropout: float = 0.0
+    noise: float = 0.0
+    """Drawn by no module."""
     norm: bool = False
     only: tuple[str, ...] = ("x", "y", "b", "c")
     """Features with a gradient."""
@@ -52,7 +54,8 @@ class Of:
     @property
     def overrides(self) -> dict[str, Any]:
         own = {
-            name: getattr(self, name) for name in ("lr", "seed", "width", "dropout", "norm", "only", "nan", "dense_lr")
+            name: getattr(self, name)
+            for name in ("lr", "seed", "width", "dropout", "noise", "norm", "only", "nan", "dense_lr")
         }
         return own | {"optimizer": self.rule} | ({} if self.dim is None else {"dim": self.dim})
 
@@ -87,7 +90,7 @@ class Net(nn.Module):
     def __init__(self, embeddings: Any, overrides: Mapping[str, Any]) -> None:
         super().__init__()
         self.embeddings = embeddings
-        self.only, self.nan = overrides["only"], overrides["nan"]
+        self.only, self.nan, self.noise = overrides["only"], overrides["nan"], overrides["noise"]
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))  # a checkpoint has it
         dims = {name: table.dim for table in embeddings.tables for name in table.features}
         width = overrides["width"]
@@ -100,6 +103,8 @@ class Net(nn.Module):
         rows = self.embeddings(batch.sparse)
         hidden = self.norm(self.first(torch.cat([rows[name] for name in self.only], 1)))
         logits = self.last(self.drop(torch.relu(hidden))).squeeze(1)
+        if self.noise:
+            logits = logits + self.noise * torch.rand(())
         if self.nan == int(self.batches):
             logits = logits / torch.zeros(())
         self.batches += 1

@@ -3,6 +3,8 @@
 import io
 import json
 
+import pytest
+
 from skirl.sweep import bench_speed
 from skirl.train.recipe import Recipe
 
@@ -18,7 +20,7 @@ RECIPE = {
 
 
 def test_a_run_says_what_it_took(monkeypatch, capsys):
-    for count, says in ((0, set()), (2, {"form", "read_batches", "plans"})):
+    for count, says in ((0, set()), (2, {"form"})):
         job = json.dumps({"flags": Recipe.of(**RECIPE).flat(), "steps": 2, "variants": count})
         monkeypatch.setattr("sys.argv", ["-c", job])
         monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
@@ -32,13 +34,17 @@ def test_ratios(monkeypatch):
 
     def timed(runs, store, steps, variants):
         if variants:
-            return [{"seconds": 2.0, "cpu": 3.0, "form": "lanes", "read_batches": 5, "plans": 5}]
+            return [{"seconds": 2.0, "cpu": 3.0, "form": "lanes"}]
         seconds = 1.25 if len(runs) > 1 else 1.0 / runs[0]["threads"]
         return [{"seconds": seconds, "cpu": 0.75} for _ in runs]
 
     monkeypatch.setattr(bench_speed, "_timed", timed)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
     cells = {"models": ["dlrm-tiny"], "batches": [8, 16], "stores": ["memory"]}
-    found = bench_speed.speed(Recipe.of(**RECIPE), variants=8, **cells, steps=2, repeats=2)
-    assert [found[name] for name in ("vs_lone", "vs_side_by_side", "cpu_vs_lone", "least")] == [2.0, 2.5, 2.0, 2.0]
-    assert len(found["cells"]) == 2 and found["cells"][0]["lone"] == {"1": 1.0, "2": 0.5}
+    found = bench_speed.speed(Recipe.of(**RECIPE), variants=[8, 4], **cells, steps=2, repeats=2)
+    of_8, of_4 = ([cell for cell in found["cells"] if cell["variants"] == count] for count in (8, 4))
+    for cells, times in ((of_8, 1.0), (of_4, 0.5)):
+        assert [cell["batch"] for cell in cells] == [8, 16] and cells[0]["lone"] == {"1": 1.0, "2": 0.5}
+        ratios = [cells[0][name] for name in ("vs_lone", "vs_side_by_side", "cpu_vs_lone")]
+        assert ratios == [2.0 * times, 2.5 * times, 2.0 * times]
+    assert found["least"] == 1.0 and found["vs_lone"] == pytest.approx(2**0.5)

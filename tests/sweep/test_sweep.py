@@ -23,6 +23,7 @@ MIXED = (
     Of(rule={"a": RowwiseAdagrad(), "*": SGD(momentum=0.9)}, dropout=0.3, only=("x", "b"), dropped=5),
     Of(lr=0.0, norm=True, seed=1),
     Of(nan=3),
+    Of(dropout=0.2, noise=0.1, seed=2),
 )
 
 
@@ -34,7 +35,7 @@ def test_a_loop_of_ones_own(own_loop):
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_lanes(kind, tmp_path):
     sweep = check(Case(MIXED, form="lanes", steps=14, nap=0.003, kind=kind, folder=tmp_path, slots=48))
-    assert [v.draws for v in sweep.variants] == [False, False, True, True, False, False]
+    assert [v.beside for v in sweep.variants] == [True] * 6 + [False]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-lane")]
 
 
@@ -53,6 +54,7 @@ def variants(draw: st.DrawFn) -> Of:
         seed=draw(st.integers(0, 2)),
         width=draw(st.sampled_from([4, 7])),
         dropout=draw(st.sampled_from([0.0, 0.0, 0.5])),
+        noise=draw(st.sampled_from([0.0, 0.0, 0.0, 0.1])),
         norm=draw(st.booleans()),
         only=features,
         nan=draw(st.sampled_from([None, None, None, 3])),

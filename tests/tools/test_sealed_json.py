@@ -1,7 +1,9 @@
 """A sealed header is what was written, or it is refused."""
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.tools import sealed_json
-from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed
+from skirl.tools.os_errors import NotWritten
+from skirl.tools.sealed_json import CheckpointError, Readable, read_sealed, write_sealed
 from tests.cases import cases
 
 texts = st.recursive(
@@ -59,3 +62,25 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)  # sparse: takes no room
     with pytest.raises(CheckpointError, match="is damaged"):
         read(path)
+
+
+def test_a_plan_stays_where_another_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_stays(tmp_path, monkeypatch)
+
+
+def plan_stays(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """It may be the only one that says where rows are."""
+    plans, path = Readable("f", 1, "plan", "skirl x", {}), folder / "plan.json"
+    plans.write(path, {"rows": 1})
+    whole = path.read_bytes()
+
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with patch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(NotWritten, match=r"plan.json could not be written, the disk is full"):
+            plans.write(path, {"rows": 2})
+    assert path.read_bytes() == whole and [of.name for of in folder.iterdir()] == ["plan.json"]
+    plans.write(path, {"rows": 2})
+    assert plans.load(path, plans.body)["rows"] == 2

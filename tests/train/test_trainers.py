@@ -24,6 +24,7 @@ from skirl.nn.collection import collections_of
 from skirl.peers.alone import Alone
 from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
+from skirl.peers.processes import BEGINS_AGAIN
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
 from skirl.train.done import Done
@@ -248,12 +249,14 @@ def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monk
     assert 2 <= step < 6
     assert [result["checkpoints"]["newest"] for result in results] == [step] * 2
     assert [result["checkpoints"]["stopped_by"] for result in results] == ["SIGTERM"] * 2
+    assert [result["begins_again"] for result in results] == [False] * 2  # on one machine it was meant
     Train.of(**SMALL, save=tmp_path, resume=True).run()
     Train.of(**SMALL, save=tmp_path / "one").run()
     assert learned(tmp_path) == learned(tmp_path / "one")
 
 
 def test_a_signal_to_one_process_ends_all_at_one_step(warm_python: Python, tmp_path):
+    """As success would end launchers on machines that nobody has stopped, they hear of none."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = {**SMALL, "steps": 100_000, "save": tmp_path / "saved", "save_every": 5}
@@ -263,6 +266,8 @@ def test_a_signal_to_one_process_ends_all_at_one_step(warm_python: Python, tmp_p
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "job",
+        "GROUP_WORLD_SIZE": "2",
     }
     team = [
         warm_python.start(
@@ -278,8 +283,8 @@ def test_a_signal_to_one_process_ends_all_at_one_step(warm_python: Python, tmp_p
             time.sleep(0.02)
         team[1].send_signal(signal.SIGTERM)
         said = [process.communicate(60) for process in team]
-    assert [process.returncode for process in team] == [0, 0], said
+    assert [process.returncode for process in team] == [BEGINS_AGAIN] * 2, said
     assert said[1][0] == ""  # the first speaks for all
     result = json.loads(said[0][0])
-    assert result["checkpoints"]["stopped_by"] == "SIGTERM"
+    assert result["checkpoints"]["stopped_by"] == "SIGTERM" and result["begins_again"]
     assert 5 <= result["checkpoints"]["newest"] == result["steps"] < 100_000

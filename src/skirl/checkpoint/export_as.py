@@ -1,5 +1,6 @@
 """Write trained rows to a file that others read: what it is, its suffix says."""
 
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins 
     if origins is not None:
         fields += [("what", pa.string()), ("id", pa.string()), ("fingerprint", pa.uint64())]
     schema = pa.schema([*fields, ("weight", pa.list_(number))])
-    draft = path.with_name(f"{path.name}.tmp")
+    draft = path.with_name(f"{path.name}-{secrets.token_hex(8)}.tmp")  # nobody else's, who may write to that path too
     try:
         with pq.ParquetWriter(draft, schema) as writer:
             for name, ids, weights in rows_of(rows, table):

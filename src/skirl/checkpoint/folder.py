@@ -3,7 +3,9 @@
 import logging
 import re
 import shutil
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,10 @@ _OURS = re.compile(
 _OUR_ROWS = re.compile(
     r"(store|cache)-[0-9a-f]{16}\.safetensors(-[0-9a-f]{16}\.tmp)?|[0-9a-f]{16}\.(rows|keys)(\.tmp)?"
 )
+
+_EXPORTS = re.compile(r"export-[a-z0-9_]{8}")
+LEFT = 24 * 3600.0
+"""Seconds after which a folder that an export has worked in is one that a kill has left."""
 
 
 def header(folder: Path, number: int) -> Path:
@@ -117,8 +123,25 @@ def retain(folder: Path, number: int, keep: int, after: int | None, start: int |
     sweep(folder, start)
 
 
+def drop_newer(folder: Path, number: int, start: int | None) -> None:
+    """Remove the headers of checkpoints newer than the one that a start goes on from: it found them damaged.
+
+    Else the next start might find one of them whole, and go on from steps that this one has trained, and written down, anew.
+
+    **Arguments**
+
+    - `folder`: the folder.
+    - `number`: the checkpoint that the run goes on from.
+    - `start`: this start of the run; nothing goes where there is a newer one.
+    """
+    newer = [n for n in numbers(folder) if n > number]
+    if starts.is_newest(folder, start):
+        for n in newer:
+            _remove(header(folder, n))
+
+
 def sweep(folder: Path, start: int | None = None) -> None:
-    """Remove files of ours that no header names: of an older checkpoint, or of one that failed on its way.
+    """Remove files of ours that no header names: of an older checkpoint, of one that failed on its way, of a killed export.
 
     What there is, is listed first, and that this start is the newest is seen last: so nothing goes that a newer one makes.
 
@@ -131,6 +154,7 @@ def sweep(folder: Path, start: int | None = None) -> None:
     ours = [(path, path.name) for path in folder.iterdir() if _OURS.fullmatch(path.name)]
     if rows.is_dir():
         ours += [(path, f"{ROWS}/{path.name}") for path in rows.iterdir() if _OUR_ROWS.fullmatch(path.name)]
+    ours += [(path, path.name) for path in folder.iterdir() if _EXPORTS.fullmatch(path.name) and _age(path) > LEFT]
     named: set[str] = set()
     for n in numbers(folder):
         try:
@@ -160,6 +184,13 @@ def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
             name = text.split(" ")[0]
             named |= {f"{ROWS}/{name}.rows", f"{ROWS}/{name}.keys"}
     return named
+
+
+def _age(path: Path) -> float:
+    """Seconds; none where it has gone meanwhile."""
+    with suppress(OSError):
+        return time.time() - path.stat().st_mtime
+    return 0.0
 
 
 def _remove(path: Path) -> None:

@@ -9,7 +9,9 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
 from skirl.checkpoint import Saving, best, load, numbers, save, starts
-from skirl.checkpoint.folder import holds_some
+from skirl.checkpoint.folder import drop_newer, holds_some
+from skirl.checkpoint.saving import claimed
+from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
 from skirl.tools.os_errors import NotWritten, why
 
@@ -26,7 +28,8 @@ class Asked(NamedTuple):
 
 
 class Keeper:
-    """Saves a run; use it in a with-block, inside the lookahead's. Entering it resumes.
+    """Saves a run; use it in a with-block, inside the lookahead's. Entering it resumes, as a new start of the run: an older
+    one, which may still be alive, saves and logs nothing from there on.
 
     At SIGTERM the run saves after the step that it is in and ends; a second one ends it at once. A checkpoint that cannot be
     written is told in a warning, the one before it stays, and the next is tried all the same.
@@ -59,10 +62,12 @@ class Keeper:
         self._told_to_stop = False
         """SIGTERM came."""
         self._stopped = False
-        """The run ended by it."""
+        """The run ended by it, before its end."""
         self._folder, self._every, self._minutes, self._keep = folder, every, minutes, keep or 2
         self._resume, self._first, self._whole = resume, first, whole
         self._best = folder / best.NAME if keep_best and folder is not None else None
+        self._start: int | None = None
+        """Which start of the run this is; known to the first trainer."""
         self._data = whole["data"]
         self._before: Any = None
         self._handles = False
@@ -82,19 +87,36 @@ class Keeper:
             refuse_checkpoints(folder)
             if self._best is not None:
                 refuse_checkpoints(self._best)
-        elif holds_some(folder):
+        else:
+            self._go_on(folder)
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._stop)
+            self._handles = True
+        return self
+
+    def _go_on(self, folder: Path) -> None:
+        """Have the folder before looking what there is: what is there now stays, and nobody else's comes."""
+        model = self._whole["model"]
+        collections = collections_of(model)
+        votes = Votes(trainers_of(model, self._whole.get("peers"), self._whole.get("placement"))[0])
+        self._start = votes.agreed(lambda: None if votes.rank else _claim(folder), "a start of the run begins")
+        if holds_some(folder):
             load(folder, **self._whole)
             self._tried_at = self._whole_at = self._data.step
             if self._best is not None:
                 self._best_at = next((step for step, _ in best.headers_with_steps(self._best)), -1)
         else:
-            for collection in collections_of(self._whole["model"]).values():
+            for collection in collections.values():
                 if len(store := collection.engine.store):
                     raise ValueError(f"{folder} holds no checkpoint, and {store!r} rows: remove these to begin anew")
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._stop)
-            self._handles = True
-        return self
+        if self._start is not None:
+            number = claimed({name: of.engine for name, of in collections.items()}, folder, self._start)
+            drop_newer(folder, number, self._start)
+
+    def check(self) -> None:
+        """Refuse to go on where a newer start of the run has the folder. Only the first trainer looks."""
+        if self._folder is not None:
+            starts.check(self._folder, self._start)
 
     def begin(self) -> None:
         """The run begins, or goes on: from here on it can be resumed, and so the first checkpoint is waited for."""
@@ -135,7 +157,7 @@ class Keeper:
             self._save(is_best=is_best)
         if stop:
             self._settle()
-            self._stopped = True
+            self._stopped = not last
         return stop
 
     def facts(self) -> dict[str, Any]:
@@ -174,6 +196,7 @@ class Keeper:
             self._fail(step, error, is_best)
             return
         saving.pause += waited
+        self._start = saving.start or self._start
         self._last = saving, step, is_best
 
     def _settle(self) -> None:
@@ -221,6 +244,15 @@ class Keeper:
         if not self._told_to_stop:
             self._told_to_stop = True
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+
+
+def _claim(folder: Path) -> int | None:
+    """The number of this start; None where the folder cannot be written to: the first save that can asks again."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return starts.claim(folder)
+    except OSError:
+        return None
 
 
 def refuse_checkpoints(folder: Path) -> None:

@@ -141,8 +141,6 @@ def _save(
             try:
                 taken = frozen = AllFrozen(engines, path, before)
                 body, more = _head(model, collections, run) if peers.rank == 0 else ({}, {})
-                if before is not None and before.folder == path:
-                    saving.after = before.number
                 if together is None:
                     saving.run(lambda: write(saving, path, frozen, tensors | more, body, keep))
                 else:
@@ -151,7 +149,7 @@ def _save(
                 if taken is not None:
                     taken.release()
                 # Freezing took marks off rows that no file has: the next checkpoint must not build on the one before.
-                remember(engines, None if before is None else before.bare())
+                remember(engines, saving.given_up())
                 raise
             remember(engines, saving)
     except Exception as error:

@@ -27,7 +27,7 @@ class Saving:
     **Arguments**
 
     - `path`: the folder of checkpoints.
-    - `number`: the number of this one, one above the last in the folder.
+    - `number`: the number of this one, one above the last in the folder; 0: none is there yet of this run.
     """
 
     def __init__(self, path: Path, number: int) -> None:
@@ -36,7 +36,7 @@ class Saving:
         self.after: int | None = None
         """The checkpoint in this folder that the run resumed from, or saved last."""
         self.start: int | None = None
-        """Which start of the run writes to this folder; None until it has saved there."""
+        """Which start of the run writes to this folder; None until it has resumed or saved there."""
         self.pause = 0.0
         """Seconds that training stood still."""
         self.seconds = 0.0
@@ -60,9 +60,9 @@ class Saving:
         """Whether it is on disk, or has failed."""
         return self._thread is None or not self._thread.is_alive()
 
-    def given_up(self) -> "Saving | None":
+    def given_up(self) -> "Saving":
         """What the next checkpoint follows if this one failed: the one before, so that it writes all rows."""
-        return None if self.after is None else self._other(self.after)
+        return self._other(self.after or 0)
 
     def bare(self) -> "Saving":
         """This one without its files: the next checkpoint then writes all rows."""
@@ -74,13 +74,14 @@ class Saving:
         return other
 
     def begin(self, before: "Saving | None") -> None:
-        """Say which start of the run this is: that of the checkpoint before, if it was of this process and here.
+        """Say which start of the run this is, and what it follows: as the checkpoint before, if that is here.
 
         **Arguments**
 
         - `before`: the last checkpoint of these rows.
         """
-        self.start = before.start if before is not None and before.folder == self.folder else None
+        if before is not None and before.folder == self.folder:
+            self.start, self.after = before.start, before.number or None
         if self.start is None:
             self.start = starts.claim(self.folder)
         starts.check(self.folder, self.start)
@@ -242,6 +243,22 @@ def settled(engines: Mapping[str, Engine]) -> Saving | None:
     last = [engine.saving for engine in engines.values()]
     # If only some of them had a part in it, all is written again.
     return last[0] if all(saving is last[0] for saving in last) else None
+
+
+def claimed(engines: Mapping[str, Engine], path: Path, start: int | None) -> int:
+    """The next checkpoints in this folder are of this start, behind the one that was loaded; the number of that, or 0.
+
+    **Arguments**
+
+    - `engines`: those of the run.
+    - `path`: the folder.
+    - `start`: the number that `starts.claim` gave.
+    """
+    loaded = settled(engines)
+    last = loaded if loaded is not None and loaded.folder == path else Saving(path, 0)
+    last.start = start
+    remember(engines, last)
+    return last.number
 
 
 def remember(engines: Mapping[str, Engine], saving: Saving | None) -> None:

@@ -21,11 +21,17 @@ def newest(folder: Path) -> int:
     >>> newest(Path("no such folder"))
     0
     """
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return 0
-    return max([0, *(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))])
+    return max([0, *_listed(folder)])
+
+
+def _listed(folder: Path) -> list[int]:
+    with suppress(FileNotFoundError):
+        return [int(match[1]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+    return []
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"start-{number:06}"
 
 
 def claim(folder: Path) -> int:
@@ -42,7 +48,7 @@ def claim(folder: Path) -> int:
     while True:
         number = newest(folder) + 1
         try:
-            os.close(os.open(folder / f"start-{number:06}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            os.close(os.open(_file(folder, number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
             break
         except FileExistsError:
             continue
@@ -58,12 +64,24 @@ def claim(folder: Path) -> int:
 def is_newest(folder: Path, start: int | None) -> bool:
     """Whether a start may still change the folder; None: of a folder without starts.
 
+    A file system of other machines may show names as they were some seconds ago, and opens no file that is gone: so the
+    start's own file is opened, which a newer one removes.
+
     **Arguments**
 
     - `folder`: of checkpoints.
     - `start`: the number that `claim` gave.
     """
-    return start is None or newest(folder) <= start
+    if start is None:
+        return True
+    there = _listed(folder)
+    if max([0, *there]) > start:
+        return False
+    try:
+        os.close(os.open(_file(folder, start), os.O_RDONLY))
+    except FileNotFoundError:
+        return start not in there  # neither it nor a newer one: someone has cleared the folder
+    return True
 
 
 def check(folder: Path, start: int | None) -> None:
@@ -75,7 +93,9 @@ def check(folder: Path, start: int | None) -> None:
     - `start`: the number that `claim` gave.
     """
     if not is_newest(folder, start):
+        number = newest(folder)
+        whose = f"start {number}" if number != start else "a newer start"
         raise Superseded(
-            f"{folder} belongs to start {newest(folder)} of the run, and this is start {start}: end this one, nothing of it "
+            f"{folder} belongs to {whose} of the run, and this is start {start}: end this one, nothing of it "
             "is saved any more"
         )

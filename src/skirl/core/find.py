@@ -18,7 +18,7 @@ def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = N
 
     A feature stays plain where its factor, ids over ids that are left, is small; or where fewer ids are saved than there
     are samples, since to copy a bag to a sample costs about what an id does: features of one id a sample stay plain.
-    Features that change together share one inverse.
+    Features that change together share one inverse. What is shared already stays so.
 
     **Arguments**
 
@@ -38,17 +38,18 @@ def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = N
 
 def _of_ids(ids: Any, least: float, features: Sequence[str] | None) -> KeyedJagged:
     whole = KeyedJagged.of(ids)
-    if whole.groups:
-        return whole
     captured = capture(whole, (), copy=False)
     if unknown := [name for name in features or () if name not in captured.keys]:
         raise ValueError(f"no feature {unknown[0]!r}: there are {', '.join(map(repr, captured.keys))}")
     samples = captured.batch
+    inverses = captured.inverse.of if captured.inverse is not None else (None,) * len(captured.keys)
     weights = NO_SCALE.view(np.int32) if captured.weights is None else captured.weights
     bits = weights.view(np.int32 if weights.itemsize == 4 else np.int64)
     finder = _Finder(samples)
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for place, name in enumerate(captured.keys):
+        if inverses[place] is not None:
+            continue
         starts = captured.starts(place)
         count = int(starts[-1] - starts[0])
         if (features is not None and name not in features) or (features is None and count <= samples):
@@ -80,32 +81,37 @@ def _shared(whole: KeyedJagged, found: dict[str, tuple[np.ndarray, np.ndarray]])
     """The batch with these features' bags counted once."""
     if not found:
         return whole
-    groups: dict[bytes, list[str]] = {}
-    for name, (inverse, _) in found.items():
-        groups.setdefault(inverse.tobytes(), []).append(name)
     captured = capture(whole, (), copy=False)
-    whole_bags = np.arange(captured.batch, dtype=np.int32)
-    bags = [found[name][1] if name in found else whole_bags for name in captured.keys]
+    given = captured.inverse.of if captured.inverse is not None else ()
+    inverses = {name: of for name, of in zip(captured.keys, given) if of is not None}
+    inverses |= {name: inverse for name, (inverse, _) in found.items()}
+    groups: dict[bytes, list[str]] = {}
+    for name in filter(inverses.__contains__, captured.keys):
+        groups.setdefault(inverses[name].tobytes(), []).append(name)
+    bags = [
+        found[name][1] if name in found else np.arange(len(captured.starts(place)) - 1, dtype=np.int32)
+        for place, name in enumerate(captured.keys)
+    ]
     lengths = [np.diff(captured.starts(place))[of] for place, of in enumerate(bags)]
     ends = np.concatenate([[0], np.cumsum([int(of.sum()) for of in lengths])])
     both: list[torch.Tensor | None] = []
-    for given in (captured.values, captured.weights):
-        out = None if given is None else np.empty(int(ends[-1]), given.dtype)
+    for whole_of in (captured.values, captured.weights):
+        out = None if whole_of is None else np.empty(int(ends[-1]), whole_of.dtype)
         for place, of in enumerate(bags):
             starts = captured.starts(place)
-            if given is None or out is None:
+            if whole_of is None or out is None:
                 continue
             if captured.keys[place] in found:
-                gather(given, starts, of, out[ends[place] : ends[place + 1]])
+                gather(whole_of, starts, of, out[ends[place] : ends[place + 1]])
             else:
-                out[ends[place] : ends[place + 1]] = given[starts[0] : starts[-1]]
+                out[ends[place] : ends[place + 1]] = whole_of[starts[0] : starts[-1]]
         both.append(None if out is None else torch.from_numpy(out))
     values, weights = both
     assert values is not None
     return KeyedJagged(
         captured.keys, values, lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int64)), weights=weights,
         strides=[len(of) for of in bags],
-        inverse={tuple(names): torch.from_numpy(found[names[0]][0]) for names in groups.values()},
+        inverse={tuple(names): torch.from_numpy(inverses[names[0]]) for names in groups.values()},
     )  # fmt: skip
 
 

@@ -33,6 +33,8 @@ class Captured:
     """Of its ids, where the reader has made them: see `hashes_of`."""
     inverse: Inverse | None = None
     """Where samples share bags: which each has."""
+    left: np.ndarray | None = None
+    """int64 [n]: where each id was among those given, if some were left out; None: all are here."""
 
     @property
     def batch(self) -> int:
@@ -125,6 +127,8 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
     >>> ids = KeyedJagged(["a"], torch.tensor([3, 4, 4]), lengths=torch.tensor([1, 2]))
     >>> capture(ids, ["a"]).offsets.tolist()
     [0, 1, 3]
+
+    Bags that no sample has are left out, with their ids.
     """
     for either in (("keys",), ("values",), ("offsets", "lengths"), ("weights_or_none",)):
         if not any(callable(getattr(sparse, method, None)) for method in either):
@@ -168,7 +172,21 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
                 else " and fall on the way: a length is negative, pass lengths of 0 or more"
             )
         )
-    return Captured(keys, values, offsets, array, inverse=inverse)
+    return _of_samples(Captured(keys, values, offsets, array, inverse=inverse))
+
+
+def _of_samples(captured: Captured) -> Captured:
+    """The same ids without those of bags that no sample has: an expanded batch has none of them, and trains none."""
+    inverse = captured.inverse
+    if inverse is None or (used := inverse.used()) is None:
+        return captured
+    lengths = np.diff(captured.offsets)
+    offsets = np.zeros(int(used.sum()) + 1, captured.offsets.dtype)
+    np.cumsum(lengths[used], out=offsets[1:])
+    kept = np.repeat(used, lengths)
+    weights = None if captured.weights is None else captured.weights[kept]
+    values, left = captured.values[kept], np.flatnonzero(kept)
+    return Captured(captured.keys, values, offsets, weights, inverse=inverse.only(used), left=left)
 
 
 def _offsets(sparse: Sparse, copy: bool) -> np.ndarray:

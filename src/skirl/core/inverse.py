@@ -39,6 +39,34 @@ class Inverse:
                 told = _mixed(array, told + place)
         return int(told)
 
+    def used(self) -> np.ndarray | None:
+        """bool [bags]: which bags some sample has; None where all are."""
+        used = np.ones(int(self.first[-1]), np.bool_)
+        for place, array in enumerate(self.of):
+            if array is not None:
+                own = used[self.first[place] : self.first[place + 1]]
+                own[:] = False
+                own[array] = True
+        return None if used.all() else used
+
+    def only(self, used: np.ndarray) -> "Inverse | None":
+        """The same without the bags that no sample has, which are not counted any more; None where that is a plain batch.
+
+        **Arguments**
+
+        - `used`: bool [bags], as `used` says it.
+        """
+        ends = np.concatenate([[0], np.cumsum(used)])
+        first = ends[self.first]
+        of: list[np.ndarray | None] = []
+        for place, array in enumerate(self.of):
+            if array is not None:
+                array = (ends[self.first[place] + array.astype(np.int64)] - first[place]).astype(np.int32)
+                bags = int(first[place + 1] - first[place])
+                array = None if bags == self.batch and _look(array, bags)[1] else array
+            of.append(array)
+        return None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
+
     def with_empty(self, features: int) -> "Inverse":
         """The same with more features behind, whose samples each have a bag of their own."""
         more = self.first[-1] + self.batch * np.arange(1, features + 1)

@@ -28,7 +28,8 @@ class KeyedJagged:
     - `weights`: one weight per id; None, the default, weighs all ids alike.
     - `strides`: how many bags each feature has, with `inverse`; None, the default: one for each sample.
     - `inverse`: by feature, or by a tuple of features that change together, which of its bags each sample has, `[batch]`.
-      Features that are not named have a bag for each sample. None, the default: all have.
+      Features that are not named have a bag for each sample. None, the default: all have. A bag that no sample has is not
+      looked up and not trained.
 
     >>> sparse = KeyedJagged(["user", "clicked"], values=torch.tensor([7, 8, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 1]))
     >>> sparse.offsets().tolist()

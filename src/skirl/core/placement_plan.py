@@ -247,6 +247,10 @@ def _table(said: Mapping[str, Any], sites: Mapping[str, int]) -> PlacedTable:
             raise ValueError(f"table {name!r}: a piece ends at {_shown(by, ends_at)}, where it begins: leave it out")
         end = ends_at
     if end != cut.end and not (by == "rows" and end == table.rows):
+        if by == "rows" and end > table.rows:
+            raise ValueError(
+                f"table {name!r}: a piece ends at row {end:,}, and the table has {table.rows:,} rows: end it there"
+            )
         raise ValueError(f"table {name!r}: no piece has {_shown(by, end)} to the end: cover each row once")
     ends.sort()
     return replace(table, cut=Cut(tuple(begin for begin, _, _ in ends), tuple(sites[of] for _, _, of in ends), by))

@@ -73,7 +73,8 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
             f"two columns would be written under the name {twice[0]!r}: give one another name in the schema, and set "
             "its column to what it is called in the file"
         )
-    kept, called = {}, {}
+    kept: dict[str, str] = {}
+    called: dict[str, Any] = {}
     for what in ("session", "time"):
         if (column := getattr(schema, what)) is not None:
             # Under the name that it has, unless that is a feature's, which is not written as it was read.
@@ -81,7 +82,9 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
             called[what] = next((name for name, its in kept.items() if its == column), free[0])
             kept[called[what]] = column
             names.append(called[what])
-    return FileSchema(labels, tuple(dense), tuple(ids), missing=("",), text=Text(), **called), kept
+    return FileSchema(
+        labels, tuple(dense), tuple(ids), **called, time_unit=schema.time_unit, missing=("",), text=Text()
+    ), kept
 
 
 def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
@@ -117,7 +120,8 @@ def write(
     from skirl.data.files.columnar import KEY, SLICE
     from skirl.data.files.windows import cut, joined
 
-    unfinished = f"{path}.{os.getpid()}.part"
+    place = Path(path)  # without a slash at its end
+    unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     writer: Any = None
     kept: list[Any] = []
     rows = 0
@@ -149,10 +153,10 @@ def write(
             raise ValueError(f"{path}: there is no row to write: give more files")
         with writing(path):
             writer.close()
-            os.replace(unfinished, path)
+            os.replace(unfinished, place)
     finally:
         with suppress(OSError):  # what is wrong was said
             if writer is not None:
                 writer.close()
         with suppress(OSError):
-            Path(unfinished).unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)

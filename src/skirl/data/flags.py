@@ -240,8 +240,9 @@ class Unlabelled(DataFlags):
         return self._files(part_bytes, labelled=False)
 
 
-def check_in_and_out(data: str, out: str) -> None:
+def check_in_and_out(data: str, out: str, *, folder: bool = False) -> None:
     """Refuse input and output that a command which reads files and writes one cannot work on.
+    folder: it writes a folder and no file.
 
     >>> check_in_and_out("synthetic:tiny", "out.parquet")
     Traceback (most recent call last):
@@ -251,3 +252,5 @@ def check_in_and_out(data: str, out: str) -> None:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
     if not Path(out).absolute().parent.is_dir():
         raise ValueError(f"out is {out!r}: its folder does not exist: make it first, or set out to another")
+    if not folder and Path(out).is_dir():
+        raise ValueError(f"out is {out!r}, a folder: name a file in it")

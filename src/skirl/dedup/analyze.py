@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
 from skirl.dedup.changes import Column, column_of, together
 from skirl.dedup.finish import Shape
-from skirl.dedup.layout import one
 from skirl.dedup.order import begins, by_session, sessions_named
 from skirl.dedup.projected import Projected
 from skirl.dedup.sample import Sample

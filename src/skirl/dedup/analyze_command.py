@@ -6,15 +6,13 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, Literal
 
 from skirl.data.flags import FILE_KINDS, KINDS, SESSIONS, DataFlags
-from skirl.tools.durations import parse_seconds
+from skirl.dedup.asked import MEMORY, PART, check_sessions, parsed
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import clock, size
 from skirl.tools.sizes import parse_bytes
 
 _OF_FILES = ("session", "user", "gap", "schema", "workers", "bad_rows")
 _OF_SYNTHETIC = ("samples", "per_session", "change", "lists", "drift", "pooling_factor", "seed")
-_PART = 1 << 18
-"""Bytes of text that are read at a time: rows of it may be many times as large."""
 _LOAD = 16 << 20
 SHOWN = 12
 """Columns that people are told of."""
@@ -32,7 +30,8 @@ class Analyze:
     user: str | None = None
     """The column of users, where no column says the session: one ends where gap passes without a row."""
     gap: str | None = None
-    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds."""
+    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds,
+    or what time_unit in the schema says."""
     batch: int = 4096
     """Samples of a batch, for what is looked up and the least cache."""
     compression: Literal["none", "snappy", "lz4", "zstd"] = "none"
@@ -75,20 +74,8 @@ class Analyze:
         for name in ("batch", "samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
-        if self.user is not None and self.session is not None:
-            raise ValueError("session and user are both set: leave one of them out")
-        if self.user is None and self.gap is not None:
-            raise ValueError(f"gap is {self.gap!r}, and no user is named: set user to a column, or leave gap out")
-        if self.user is not None and self.gap is None:
-            raise ValueError(f"user is {self.user!r}, and no gap: set gap to a length of time such as 30m")
-        for name, parse, form in (("gap", parse_seconds, "a length of time such as 30m"),
-                                  ("sample", parse_bytes, "a size such as 64MiB")):  # fmt: skip
-            if (text := getattr(self, name)) is not None:
-                try:
-                    parse(text)
-                except ValueError:
-                    raise ValueError(f"{name} is {text!r}: set it to {form}") from None
-        if parse_bytes(self.sample) < 1 << 20:
+        check_sessions(self.session, self.user, self.gap)
+        if parsed("sample", self.sample, parse_bytes, "a size such as 64MiB") < 1 << 20:
             raise ValueError(f"sample is {self.sample!r}: set it to 1MiB or more")
 
     @property
@@ -107,7 +94,7 @@ class Analyze:
         else:
             files = DataFlags(
                 self.data, schema=self.schema, workers=self.workers, bad_rows=self.bad_rows
-            ).files(_PART)  # fmt: skip
+            ).files(PART)  # fmt: skip
             schema = files.encoder.schema
             found = AS_IT_IS if any(column.run for column in schema.ids) else NO_SESSION
             if found is NO_SESSION and (self.session or self.user or schema.session):
@@ -121,12 +108,9 @@ class Analyze:
 
     def _read(self, files: Any) -> Any:
         from skirl.dedup.analyze import Given
-        from skirl.dedup.commands import Convert
         from skirl.dedup.wanted import Wanted, loads, shaped
 
-        wanted = Wanted(
-            self.session, self.user, self.gap, None, parse_bytes(Convert.memory), "once", self.compression, False
-        )
+        wanted = Wanted(self.session, self.user, self.gap, None, parse_bytes(MEMORY), "once", self.compression, False)
         files, shape = shaped(files, wanted)
         return Given(loads(files, shape, _LOAD), shape, wanted.unit)
 

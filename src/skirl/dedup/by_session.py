@@ -3,16 +3,20 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from skirl.data.files.stream import Files
+from skirl.dedup.folders import folders_of
+from skirl.dedup.how_far import HowFar
 from skirl.dedup.local import Local
 from skirl.dedup.spark import Spark
 from skirl.dedup.wanted import Wanted, shaped
-from skirl.store.disk.lock import Lock
+from skirl.store.disk.lock import NAME, Lock
+from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress
 from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, sync_folder, write_sealed
@@ -40,20 +44,19 @@ def convert_by_session(
     """
     files, shape = shaped(files, wanted)
     _check_apart(files, out)
-    work = Path(f"{out}.unfinished")
-    with writing(work):
-        work.mkdir(exist_ok=True)
-    lock = Lock(work)
+    folder, work = folders_of(out)
     to = sys.stderr if json else sys.stdout
-    try:
+    with _alone(folder, work, force):
         of = _identity(files, wanted, engine := engine or Local())
         manifest = _read(work, of)
+        if manifest is None:
+            shutil.rmtree(work / "parts", ignore_errors=True)
+            with writing(work):
+                (work / "parts").mkdir()
         with engine:
-            with Progress("convert", steps=None, to=to, quiet=quiet) as progress:
-                if manifest is None:
-                    shutil.rmtree(work / "parts", ignore_errors=True)
-                    with writing(work):
-                        (work / "parts").mkdir()
+            if manifest is None:
+                here = isinstance(engine, Local)
+                with HowFar("convert", files, here=here, to=to, quiet=quiet) as progress:
                     manifest = _noted(engine.spill(files, shape, wanted, work, progress), work)
             units = manifest["units"]
             with Progress("write", steps=len(units), to=to, quiet=quiet) as progress:
@@ -61,15 +64,50 @@ def convert_by_session(
                     facts = {"rows": f"{rows:,} of {manifest['samples']:,}", "buckets": f"{number:,} of {len(units):,}"}
                     progress(number, lambda facts=facts: facts)
         sync_folder(work / "parts")
-        _put_in_place(work, Path(out), force)
-    finally:
-        lock.release()
-    shutil.rmtree(work, ignore_errors=True)
-    parts = sorted(Path(out).iterdir())
+        _put_in_place(work, folder, force)
+        shutil.rmtree(work, ignore_errors=True)
+    parts = sorted(folder.iterdir())
     return {name: manifest[name] for name in _TOLD} | {
         "files": len(parts),
         "bytes": sum(part.stat().st_size for part in parts),
     }
+
+
+@contextmanager
+def _alone(folder: Path, work: Path, force: bool) -> Iterator[None]:
+    """In this block the command's folder is this process's; what a command has left that was ended behind its last step is
+    gone."""
+    is_there = f"out is {folder}, which is there: name another folder, or add --force to replace it"
+    if folder.exists() and not force and not work.exists():
+        raise WrongFlags(is_there)
+    lock = _locked(work)
+    try:
+        if (work / "begun.json").is_file() and not (work / "parts").exists():
+            for left in work.iterdir():
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                elif left.name != NAME:
+                    left.unlink()
+        if folder.exists() and not force:
+            if not (work / "parts").exists():
+                with suppress(OSError):  # there is something else in it
+                    (work / NAME).unlink()
+                    work.rmdir()
+            raise WrongFlags(is_there)
+        yield
+    finally:
+        lock.release()
+
+
+def _locked(work: Path) -> Lock:
+    while True:
+        with writing(work):
+            work.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # whoever had the folder has removed it by now
+            lock = Lock(work)
+            if lock.is_there:
+                return lock
+            lock.release()
 
 
 def _check_apart(files: Files, out: str) -> None:
@@ -137,15 +175,3 @@ def _put_in_place(work: Path, out: Path, force: bool) -> None:
             os.rename(out, work / "replaced")
         os.rename(work / "parts", out)
         sync_folder(out.absolute().parent)
-
-
-def clean(out: str) -> None:
-    """Remove what a convert has left that was ended behind its last step.
-
-    **Arguments**
-
-    - `out`: its folder.
-    """
-    work = Path(f"{out}.unfinished")
-    if Path(out).exists() and not (work / "parts").exists():
-        shutil.rmtree(work, ignore_errors=True)

@@ -2,14 +2,14 @@
 
 import time
 from dataclasses import KW_ONLY, asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from skirl.data.commands import Convert as InOneFile
 from skirl.data.commands import timed
 from skirl.data.flags import DataFlags, check_in_and_out
+from skirl.dedup.asked import LENGTH, MEMORY, PART, check_sessions, parsed
+from skirl.dedup.folders import check_apart
 from skirl.tools.durations import parse_seconds
-from skirl.tools.flags import WrongFlags
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import clock, size
 from skirl.tools.sizes import parse_bytes
@@ -26,10 +26,11 @@ class Convert(InOneFile):
     user: str | None = None
     """By session: the column of users, where no column says the session: one ends where gap passes without a row."""
     gap: str | None = None
-    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds."""
+    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds,
+    or what time_unit in the schema says."""
     partition: str | None = None
     """By session: no file or session crosses a border of so much time, such as 1d, and files are in its order."""
-    memory: str = "1GiB"
+    memory: str = MEMORY
     """By session: memory of the whole process; what does not fit is on disk, beside out."""
     layout: Literal["once", "window", "rows"] = "once"
     """By session: once leaves a list out that equals the row above's; window is for lists that shift; rows writes all."""
@@ -45,50 +46,32 @@ class Convert(InOneFile):
                     raise ValueError(f"{name} is for folders by session: set by to session, or leave {name} out")
             super().__post_init__()
             return
-        check_in_and_out(self.data, self.out)
-        for path in self.data.partition(":")[2].split(","):
-            folder, out = Path(path.strip()), Path(self.out).resolve()
-            if folder.is_dir() and (out == folder.resolve() or folder.resolve() in out.parents):
-                raise ValueError(
-                    f"out is {self.out!r}, inside of {path.strip()}, which is read: name a folder beside it"
-                )
+        check_in_and_out(self.data, self.out, folder=True)
+        check_apart(self.data, self.out)
+        self._check_engine()
+        check_sessions(self.session, self.user, self.gap)
+        if self.partition is not None:
+            parsed("partition", self.partition, parse_seconds, LENGTH)
+        if parsed("memory", self.memory, parse_bytes, "a size such as 1GiB") < LEAST_MEMORY:
+            raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
+
+    def _check_engine(self) -> None:
         if self.engine != "spark" and self.master is not None:
             raise ValueError(
                 f"master is {self.master!r}, and engine is not spark: set engine to spark, or leave master out"
             )
         if self.engine == "spark" and self.workers:
             raise ValueError(f"workers is {self.workers}, and Spark's processes read: leave workers out, or engine")
-        if self.user is not None and self.session is not None:
-            raise ValueError("session and user are both set: leave one of them out")
-        if self.user is None and self.gap is not None:
-            raise ValueError(f"gap is {self.gap!r}, and no user is named: set user to a column, or leave gap out")
-        if self.user is not None and self.gap is None:
-            raise ValueError(f"user is {self.user!r}, and no gap: set gap to a length of time such as 30m")
-        for name in ("gap", "partition"):
-            if (text := getattr(self, name)) is not None:
-                try:
-                    parse_seconds(text)
-                except ValueError:
-                    raise ValueError(f"{name} is {text!r}: set it to a length of time such as 30m or 1d") from None
-        try:
-            memory = parse_bytes(self.memory)
-        except ValueError:
-            raise ValueError(f"memory is {self.memory!r}: set it to a size such as 1GiB") from None
-        if memory < LEAST_MEMORY:
-            raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
 
     def run(self) -> dict[str, Any]:
         """Read everything, write it in the other format."""
         if self.by is None:
             return super().run()
-        from skirl.dedup.by_session import clean, convert_by_session
+        from skirl.dedup.by_session import convert_by_session
         from skirl.dedup.local import Local
         from skirl.dedup.spark import Spark
         from skirl.dedup.wanted import Wanted
 
-        clean(self.out)
-        if Path(self.out).exists() and not self.force:
-            raise WrongFlags(f"out is {self.out}, which is there: name another folder, or add --force to replace it")
         names = ("session", "user", "gap", "partition", "layout")
         wanted = Wanted(
             **{name: getattr(self, name) for name in names},
@@ -98,7 +81,7 @@ class Convert(InOneFile):
         )
         say = {"force": self.force, "json": self.json, "quiet": self.quiet}
         engine = Spark(self.master) if self.engine == "spark" else Local()
-        files = self.flags().files(_PART)
+        files = self.flags().files(PART)
         return timed("convert", self, lambda: convert_by_session(files, self.out, wanted, engine, **say))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -125,8 +108,6 @@ class Convert(InOneFile):
 
 _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
 LEAST_MEMORY = 640 << 20
-_PART = 1 << 18
-"""Bytes of text that are read at a time: rows of it may be many times as large."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +123,8 @@ class Same:
     """A TOML file that names the columns of data; converted files, criteo:, avazu: and mind: have one built in."""
     as_schema: str | None = None
     """The same of those to compare with."""
+    session: str | None = None
+    """The column of data that says which rows belong together, where convert was given one; the schema's if not set."""
     workers: int = 0
     """Processes that read files; 0: this one does."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -160,7 +143,7 @@ class Same:
             DataFlags(data, schema=schema, workers=self.workers, bad_rows=self.bad_rows).files()
             for data, schema in ((self.data, self.schema), (self.as_, self.as_schema))
         ]
-        found = same(*sides, json=self.json, quiet=self.quiet)
+        found = same(*sides, session=self.session, json=self.json, quiet=self.quiet)
         took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
         return {"command": "same", **asdict(self), **found, **took}
 
@@ -169,6 +152,7 @@ class Same:
         return {
             "samples": f"{result['samples']:,} and {result['samples_as']:,} in {clock(result['seconds'])}",
             "compared": ", ".join(result["compared"]),
+            **({"left out": ", ".join(result["not_compared"])} if result["not_compared"] else {}),
             "same": "yes, whatever the order" if result["same"] else "no",
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }

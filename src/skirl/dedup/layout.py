@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from skirl.data.files.columnar import KEY, SLICE
+from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
 
@@ -177,15 +178,3 @@ def _all_there(field: Any) -> Any:
     if not pa.types.is_list(kind):
         return field
     return field.with_type(pa.list_(kind.value_field.with_nullable(False)))
-
-
-def one(column: Any) -> Any:
-    """A column of a table as one array.
-
-    **Arguments**
-
-    - `column`: of a table.
-    """
-    return (
-        column.combine_chunks() if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1 else column.chunk(0)
-    )

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from skirl.core.shared import pays
 from skirl.data.files.columnar import SLICE
+from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
 from skirl.data.flags import DataFlags
 from skirl.dedup import layout as layouts
@@ -163,7 +164,7 @@ def _largest(table: Any, ids: Mapping[str, str], batch: int) -> int:
     for first in range(0, min(len(table), BATCHES * batch) - batch + 1, batch):
         of: dict[str, list[np.ndarray]] = {}
         for name, its in ids.items():
-            column = layouts.one(table.column(name).slice(first, batch))
+            column = one(table.column(name).slice(first, batch))
             flat = column.flatten() if pa.types.is_list(column.type) else column
             of.setdefault(its, []).append(flat.to_numpy(zero_copy_only=False))
         most = max(most, sum(len(np.unique(np.concatenate(each))) for each in of.values()))
@@ -171,7 +172,7 @@ def _largest(table: Any, ids: Mapping[str, str], batch: int) -> int:
 
 
 def _sizes(column: Any) -> np.ndarray:
-    column = layouts.one(column)
+    column = one(column)
     return (
         np.diff(column.offsets.to_numpy()).astype(np.int64) if pa.types.is_list(column.type) else np.ones(len(column))
     )

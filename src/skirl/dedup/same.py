@@ -53,17 +53,20 @@ class Side:
 
     - `flag`: how an answer calls it.
     - `files`: its rows; ids are taken as fingerprints.
+    - `session`: the column that says which rows belong together; None: the schema's.
     """
 
-    def __init__(self, flag: str, files: "Files") -> None:
-        schema = files.encoder.schema
-        self.flag, self._kept = flag, tuple(c for c in (schema.session, schema.time) if c is not None)
+    def __init__(self, flag: str, files: "Files", session: str | None = None) -> None:
+        schema = files.encoder.schema if session is None else replace(files.encoder.schema, session=session)
+        self.flag = flag
         shape, _ = converted(schema, None)
         self.labels = [label.name for label in shape.labels]
         self.dense = [column.name for column in shape.dense]
         self.ids = [column.name for column in shape.ids]
         self.kinds = {c.name: (c.list, "rows" if c.encode == "row" else c.kind) for c in schema.ids}
         self.roles = {"session": schema.session, "time": schema.time}
+        self.called = {"session": shape.session, "time": shape.time}
+        """What these columns are called in a converted file, so in this one if it is one."""
         self.files = replace(files, encoder=replace(files.encoder, rows_of=Fingerprints()))
 
     def keep(self, roles: list[str]) -> None:
@@ -88,19 +91,20 @@ class Side:
             dataset.close()
 
 
-def same(data: "Files", other: "Files", *, json: bool, quiet: bool) -> dict[str, Any]:
+def same(data: "Files", other: "Files", *, session: str | None = None, json: bool, quiet: bool) -> dict[str, Any]:
     """Compare two data sets, and name rows that only one of them has.
 
     **Arguments**
 
     - `data`, `other`: the two.
+    - `session`: the column of `data` that says which rows belong together, if `other` was made by it; None: the schema's.
     - `json`: progress does not go where the result does.
     - `quiet`: show no progress.
     """
     import sys
 
-    sides = Side("--data", data), Side("--as", other)
-    roles = _comparable(*sides)
+    sides = Side("--data", data, session), Side("--as", other)
+    roles, others = _comparable(*sides)
     for side in sides:
         side.keep(roles)
     sums = Sums(), Sums()
@@ -122,6 +126,7 @@ def same(data: "Files", other: "Files", *, json: bool, quiet: bool) -> dict[str,
         "hash": f"{_total(sums[0]):032x}",
         "hash_as": f"{_total(sums[1]):032x}",
         "compared": [*sides[0].labels, *sides[0].dense, *sides[0].ids, *roles],
+        "not_compared": others,
         "buckets": BUCKETS,
         "buckets_that_differ": len(buckets),
         "rows_that_differ": rows,
@@ -129,8 +134,11 @@ def same(data: "Files", other: "Files", *, json: bool, quiet: bool) -> dict[str,
     }
 
 
-def _comparable(one: Side, other: Side) -> list[str]:
-    """Which of session and time both have; refused where columns differ."""
+def _comparable(one: Side, other: Side) -> tuple[list[str], list[str]]:
+    """Which of session and time both have, and of the others which columns they are; refused where columns differ.
+
+    A session that `skirl convert` was told to take, or made of users, is another column than the schema's.
+    """
     for what in ("labels", "dense", "ids"):
         mine, theirs = getattr(one, what), getattr(other, what)
         if missing := [name for name in (*mine, *theirs) if (name in mine) != (name in theirs)]:
@@ -149,7 +157,10 @@ def _comparable(one: Side, other: Side) -> list[str]:
                     f"column {name!r} holds {texts[0]} in {one.flag} and {texts[1]} in {other.flag}: convert both alike, or "
                     "give a schema that reads them alike"
                 )
-    return [role for role in ("session", "time") if one.roles[role] and other.roles[role]]
+    both = [role for role in ("session", "time") if one.roles[role] and other.roles[role]]
+    alike = [role for role in both if one.called[role] == other.called[role]]
+    texts = [f"{of.roles[role]} of {of.flag}" for role in both if role not in alike for of in (one, other)]
+    return alike, texts
 
 
 def _differing(sides: tuple[Side, Side], buckets: np.ndarray) -> list[dict[str, Any]]:

@@ -8,9 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from skirl.data.convert import converted, keeping, table_of
+from skirl.data.files.columns import plain
 from skirl.data.files.encode import Fingerprints
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.stream import Files
+from skirl.data.files.times import is_date, since_1970
 from skirl.dedup.finish import Shape, with_keys
 from skirl.dedup.row_hash import session_hashes, time_bits
 from skirl.tools.durations import parse_seconds
@@ -76,14 +78,17 @@ def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
     needs = "a gap" if wanted.user else "a partition" if wanted.partition else None
     if needs and schema.time is None:
         raise BadSchema(f'{needs} needs times, and the schema names none: write time = "COLUMN" at its top')
+    own = converted(schema, None)[0].session  # whose name no other column gets: `skirl same` would compare the two
+    unit = schema.time_unit or ("seconds" if needs else "")
     schema = replace(schema, session=session)
+    written, kept = converted(schema, files.encoder.rows if wanted.as_rows else None)
+    schema = replace(schema, time_unit=unit)
     rows_of = files.encoder.rows_of if wanted.as_rows else Fingerprints()
     files = replace(files, encoder=replace(files.encoder, schema=schema, rows_of=rows_of))
-    written, kept = converted(schema, files.encoder.rows if wanted.as_rows else None)
-    names = [c.name for c in (*written.labels, *written.dense, *written.ids)]
     named = ""
     if wanted.user:
-        named = next(n for n in (SESSION, f"{SESSION}_", f"{SESSION} of user") if n not in (*names, *kept))
+        taken = {c.name for c in (*written.labels, *written.dense, *written.ids)} | {*kept, own}
+        named = next(n for n in (SESSION, f"{SESSION}_", f"{SESSION} of user") if n not in taken)
         written = replace(written, session=named)
     read = [column for column in (wanted.user or session, schema.time) if column is not None]
     columns = tuple(dict.fromkeys(read))
@@ -109,7 +114,7 @@ def loads(files: Files, shape: Shape, most: int, schema: pa.Schema | None = None
             continue
         kept = dict(zip(shape.columns, piece.kept, strict=True))
         hashes = session_hashes(piece.kept[0])
-        times = time_bits(kept[shape.time]).view(np.float64) if shape.time else np.zeros(len(piece))
+        times = _times(kept[shape.time], files.encoder.schema.time_unit) if shape.time else np.zeros(len(piece))
         written = replace(piece, kept=[_decoded(kept[column]) for column in shape.kept.values()])
         table = table_of(written, shape.schema, list(shape.kept))
         table = with_keys(table, hashes, times)
@@ -123,6 +128,13 @@ def loads(files: Files, shape: Shape, most: int, schema: pa.Schema | None = None
             waiting, held = [], 0
     if waiting:
         yield pa.concat_tables(waiting)
+
+
+def _times(column: Any, unit: str) -> np.ndarray:
+    """float64 [n]: what rows are ordered by; seconds, where the unit is known or these are dates."""
+    column = plain(column, ())
+    times = time_bits(column).view(np.float64)
+    return times if is_date(column.type) else since_1970(times, unit)
 
 
 def _decoded(column: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
 from skirl.dedup.layout import LIKELY, RUN, runs_of
 from skirl.tools.jit import kernel
@@ -29,8 +30,8 @@ def windows_found(table: Any, schema: FileSchema, new: np.ndarray) -> dict[str, 
     free = (name for n in range(1, 1 << 20) if not taken & {*_names(name := f"{RUN}_{n}" if n > 1 else RUN)})
     for spec in schema.ids:
         if spec.list:
-            column = table.column(spec.name).combine_chunks()
-            buffers = Buffers(_whole(column), new)
+            column = one(table.column(spec.name))
+            buffers = Buffers(column, new)
             if len(column.flatten()) >= LIKELY * max(1, len(buffers.values)):
                 found[next(free)] = [spec.name]
     return found
@@ -59,7 +60,7 @@ def windows(table: Any, groups: Mapping[str, Sequence[str]], new: np.ndarray) ->
     """
     for run, names in groups.items():
         for name in names:
-            buffers = Buffers(_whole(table.column(name)), new)
+            buffers = Buffers(one(table.column(name)), new)
             table = table.set_column(table.column_names.index(name), name, buffers.column())
             of_each = (runs_of(buffers.fresh), buffers.starts, buffers.lengths)
             for column, values in zip(_names(run), of_each, strict=True):
@@ -110,10 +111,6 @@ class Buffers:
 
 def _names(run: str) -> tuple[str, str, str]:
     return run, f"{run}_start", f"{run}_length"
-
-
-def _whole(column: Any) -> Any:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 @kernel

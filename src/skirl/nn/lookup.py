@@ -86,7 +86,9 @@ def _weight_grad(ticket: Ticket, out: Tensor) -> None:
         part = dots[n : n + int(starts[-1] - starts[0])]
         if engine.schema.tables[feature.table].pooling == "mean":
             part = part / np.repeat(np.diff(starts), np.diff(starts))
-        out[int(starts[0]) : int(starts[-1])] = torch.from_numpy(np.ascontiguousarray(part)).to(out.dtype)
+        at = slice(int(starts[0]), int(starts[-1]))
+        place = at if captured.left is None else torch.from_numpy(captured.left[at]).to(out.device)
+        out[place] = torch.from_numpy(np.ascontiguousarray(part)).to(out.device, out.dtype)
         n += len(part)
 
 

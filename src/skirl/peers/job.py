@@ -68,21 +68,31 @@ def fail(error: BaseException) -> None:
             peers.fail(error)
 
 
-def leave() -> None:
-    """The end of this process's part, when all others are at theirs; a PeerError where one of them is lost."""
+def leave(whole: bool = True) -> None:
+    """The end of this process's part, when all others are at theirs; a PeerError where one of them is lost.
+
+    **Arguments**
+
+    - `whole`: it ends well, and so does its launcher then. One that will start trainers again is not watched: until it does,
+      it waits as one does that is through.
+    """
     atexit.unregister(_left)
-    for peers in _joined:
-        if peers.size > 1:
-            try:
-                peers.close()
-            finally:
-                watch_launcher(peers.patience)
+    for peers in _several():
+        peers.close()
+        if whole:
+            watch_launcher(peers.patience)
 
 
 def _left() -> None:
-    """Nothing went wrong."""
-    with suppress(Exception):  # another trainer has failed: it has said so itself
-        leave()
+    """Nothing went wrong, and the process ends well also where another one has failed: that has said so itself."""
+    for peers in _several():
+        with suppress(Exception):
+            peers.close()
+        watch_launcher(peers.patience)
+
+
+def _several() -> list[Peers]:
+    return [peers for peers in _joined if peers.size > 1]
 
 
 def _tell_of_errors() -> None:

@@ -1,5 +1,6 @@
 """What the operating system knows of ranks: whether a process has ended, and the connections that groups have opened."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -14,6 +15,10 @@ LEAVING = 30.0
 """Seconds that a launcher has to end, at least: it takes long where a machine is busy."""
 OF_TORCHRUN = 300.0
 """Seconds that torchrun waits for the launchers of other machines, when its own trainers are through."""
+BEGINS_AGAIN = 75
+"""The exit code of a trainer that was stopped before the end, where launchers of several machines watch: success would end
+the job on machines that nobody has stopped.
+"""
 WATCH = """
 import pathlib, select, signal, sys
 end, pid, patience = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
@@ -67,6 +72,45 @@ def launched_here() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def launchers_elsewhere() -> bool:
+    """Whether launchers of other machines watch trainers of the same job: they begin again when one of these fails."""
+    return launched_here() and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+
+
+def die_with_launcher() -> None:
+    """End when the launcher does, however it does: a trainer whose launcher is gone is nobody's. Linux has this.
+
+    To be called early: a launcher that has ended before tells nobody, and is noticed only where a reaper has its place.
+    """
+    if not launched_here() or not sys.platform.startswith("linux"):
+        return
+    set_parent_death_signal, parent = 1, os.getppid()
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent or reaps(parent):  # it ended in between, or before
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reaps(pid: int) -> bool:
+    """Whether a process takes in those whose parents have ended: then it is nobody's launcher.
+
+    That is process 1, and a user's systemd. A launcher may be process 1 of a container; launchers are Python.
+
+    **Arguments**
+
+    - `pid`: of the process.
+
+    >>> reaps(os.getpid())
+    False
+    """
+    try:
+        name = Path(os.readlink(f"/proc/{pid}/exe")).name
+    except PermissionError:  # of another user
+        return pid == 1
+    except OSError:
+        return False
+    return name == "systemd" or (pid == 1 and not name.startswith(("python", "pypy")))
+
+
 def watch_launcher(patience: float, least: float = LEAVING) -> None:
     """See to it that this process's launcher, if it is one of several, does not outlive it for longer than patience.
 
@@ -80,8 +124,8 @@ def watch_launcher(patience: float, least: float = LEAVING) -> None:
     - `least`: and that it has in any case.
     """
     patience = max(patience, least)
-    several = os.environ.get("GROUP_WORLD_SIZE", "1") != "1" and os.environ.get("LOCAL_RANK") == "0"
-    if launched_here() and several and patience < OF_TORCHRUN and sys.platform.startswith("linux"):
+    several = launchers_elsewhere() and os.environ.get("LOCAL_RANK") == "0"
+    if several and patience < OF_TORCHRUN and sys.platform.startswith("linux"):
         with suppress(OSError):
             launcher = os.getppid()
             end = os.pidfd_open(launcher)

@@ -1,11 +1,8 @@
 """How trainers find each other: what torchrun, or another launcher, says in the environment."""
 
-import ctypes
 import logging
 import os
-import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
 from skirl.peers.errors import PeerError, missing
-from skirl.peers.processes import launched_here
+from skirl.peers.processes import die_with_launcher
 from skirl.tools.patience import patience_of
 
 if TYPE_CHECKING:
@@ -98,6 +95,7 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
     - `patience`: seconds that a trainer waits for another before the job ends; None: what SKIRL_PATIENCE says in the
       environment, else 600.
     """
+    die_with_launcher()
     launched = Launched.of(os.environ)
     if launched is None:
         return Alone()
@@ -112,7 +110,6 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
         if device.index is None:
             device = torch.device("cuda", _own_gpu(launched, torch.cuda.device_count(), backend))
         torch.cuda.set_device(device)
-    die_with_launcher()
     if dist.is_initialized():  # by the program, or by Lightning: it will destroy what it made
         return ProcessGroups(
             dist.distributed_c10d._get_default_store(), device=device, backend=backend, patience=patience
@@ -210,13 +207,3 @@ def _loopback() -> str:
     """The name of the interface that leads to this machine itself."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), names[0])
-
-
-def die_with_launcher() -> None:
-    """End when the launcher does, however it does: a trainer whose launcher is gone is nobody's. Linux has this."""
-    if not launched_here() or not sys.platform.startswith("linux"):
-        return
-    set_parent_death_signal, parent = 1, os.getppid()
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended in between
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from skirl.store import Record, open_store
 from skirl.store.own_folder import inside
 
 _FOLDER = "skirl-calibrate"
+_MOST_BYTES, _MOST_ROWS = 1 << 30, 1 << 22
+"""What is held of rows at the most; from there on they are written anew."""
 
 
 def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, Any]:
-    """Bytes a second that a store takes and gives in calls of so many rows, drawn at random.
+    """Bytes a second that a store takes and gives in calls of so many rows, read in an order drawn at random.
 
     **Arguments**
 
@@ -30,30 +33,40 @@ def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, An
     new = not disk or not Path(path).exists()
     rng = np.random.default_rng(0)
     values = rng.random((rows, width), np.float32)
+    calls = max(1, min(_MOST_BYTES // values.nbytes, _MOST_ROWS // rows))
+    keys = np.arange(calls * rows).reshape(calls, rows)
     try:
         with open_store(inside(spec, _FOLDER), {0: Record(width)}) as store:
-            calls, began = 0, time.perf_counter()
-            while not calls or time.perf_counter() - began < seconds:
-                store.write(np.arange(calls * rows, (calls + 1) * rows), values)
-                calls += 1
+            store.write(keys[0], values)  # loops are compiled before the clock starts
+            store.read(keys[0], values)
+            began = time.perf_counter()
+            wrote = _called(lambda some: store.write(some, values), keys, seconds)
             store.flush()
-            wrote = calls * values.nbytes / (time.perf_counter() - began)
-            asked, began = 0, time.perf_counter()
-            while not asked or time.perf_counter() - began < seconds:
-                store.read(rng.permutation(calls * rows)[:rows], values)
-                asked += 1
+            written = wrote * values.nbytes / (time.perf_counter() - began)
+            held = rng.permutation(min(wrote, calls) * rows).reshape(-1, rows)
+            began = time.perf_counter()
+            asked = _called(lambda some: store.read(some, values), held, seconds)
             read = asked * values.nbytes / (time.perf_counter() - began)
     finally:
         if disk:
             shutil.rmtree(folder, ignore_errors=True)
             if new:
                 shutil.rmtree(path, ignore_errors=True)
-    slower = min(read, wrote)
+    slower = min(read, written)
     return {
         "command": "place calibrate",
         "store": spec,
         "read": read,
-        "written": wrote,
+        "written": written,
         "bytes_a_second": slower,
         "rate": f"{slower * 8 / 1e6:.0f}Mbit",
     }
+
+
+def _called(call: Callable[[np.ndarray], Any], keys: np.ndarray, seconds: float) -> int:
+    """How many calls were made until time was up, at least one; nothing is drawn between them."""
+    calls, began = 0, time.perf_counter()
+    while not calls or time.perf_counter() - began < seconds:
+        call(keys[calls % len(keys)])
+        calls += 1
+    return calls

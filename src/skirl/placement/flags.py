@@ -1,5 +1,6 @@
 """The flags of `skirl place` that are its own: the cache in front of the sites, and the sites."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -119,7 +120,22 @@ class SiteFlags:
         def of(given: list[Any], site: int, default: Any) -> Any:
             return default if not given else given[site if len(given) > 1 else 0]
 
-        return [replace(s, memory=of(memory, n, s.memory), rate=of(rates, n, s.rate)) for n, s in enumerate(sites)]
+        made = [replace(s, memory=of(memory, n, s.memory), rate=of(rates, n, s.rate)) for n, s in enumerate(sites)]
+        rates_of(made)
+        return made
+
+
+def rates_of(sites: "Sequence[Site]") -> list[float]:
+    """Bytes a second of each site; 1 of each where none is known. Known ones say nothing of the others.
+
+    **Arguments**
+
+    - `sites`: the places.
+    """
+    known = [site.name for site in sites if site.rate is not None]
+    if known and (lacks := next((site.name for site in sites if site.rate is None), None)) is not None:
+        raise ValueError(f"site {known[0]!r} has a rate and site {lacks!r} has none: set rates, one for each")
+    return [1.0 if site.rate is None else site.rate for site in sites]
 
 
 def parsed_bytes(text: str, flag: str = "memory") -> int:

@@ -113,13 +113,36 @@ class Loads:
         """
         banks = len(self.record_bytes)
         for step in range(*which.indices(len(self))):
-            parts = range(step * 3 * banks, (step + 1) * 3 * banks)
-            self._file.seek(self._ends[parts.start] * 8)
-            keys = np.empty(self._ends[parts.stop] - self._ends[parts.start], np.int64)
-            if self._file.readinto(keys.data) != keys.nbytes:
-                raise OSError(f"the file of moves is cut short at step {step}: is the temporary folder full?")
-            each = np.split(keys, np.array(self._ends[parts.start + 1 : parts.stop]) - self._ends[parts.start])
+            each = self._parts(step, range(3 * banks))
             yield Moves(each[:banks], each[banks : 2 * banks], each[2 * banks :])
+
+    def new(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The rows that the run uses, each once: bytes of a row, and keys."""
+        banks = len(self.record_bytes)
+        for step in range(len(self)):
+            yield from zip(self.record_bytes, self._parts(step, range(2 * banks, 3 * banks)), strict=True)
+
+    def _parts(self, step: int, which: range) -> list[np.ndarray]:
+        """The keys of some parts of a step, which are one behind the other in the file."""
+        first = step * 3 * len(self.record_bytes)
+        ends = np.array(self._ends[first + which.start : first + which.stop + 1])
+        self._file.seek(int(ends[0]) * 8)
+        keys = np.empty(ends[-1] - ends[0], np.int64)
+        if self._file.readinto(keys.data) != keys.nbytes:
+            raise OSError(f"the file of moves is cut short at step {step}: is the temporary folder full?")
+        return np.split(keys, ends[1:-1] - ends[0])
+
+    def held(self, placement: Placement) -> np.ndarray:
+        """Bytes of each site's rows, of those that the run uses, int64 [sites].
+
+        **Arguments**
+
+        - `placement`: where rows are.
+        """
+        held = np.zeros(placement.sites, np.int64)
+        for nbytes, keys in self.new():
+            held += nbytes * np.bincount(placement.site_of(keys), minlength=placement.sites)
+        return held
 
     def scored(self, placement: Placement, which: slice = slice(None)) -> Scored:
         """What each site reads and writes in each step, exactly.
@@ -131,19 +154,16 @@ class Loads:
         """
         steps, sites = range(*which.indices(len(self))), placement.sites
         each = np.zeros((4, len(steps), sites), np.int64)
-        found = Scored(each[0], each[1], each[2], each[3], np.zeros(sites, np.int64))
-        for number, moves in enumerate(self.steps()):
-            for nbytes, read, written, new in zip(self.record_bytes, *moves, strict=True):
-                found.held[:] += nbytes * np.bincount(placement.site_of(new), minlength=sites)
-                if number in steps:
-                    at = steps.index(number)
-                    for keys, rows, of in (
-                        (read, found.rows_read, found.bytes_read),
-                        (written, found.rows_written, found.bytes_written),
-                    ):
-                        counts = np.bincount(placement.site_of(keys), minlength=sites)
-                        rows[at] += counts
-                        of[at] += counts * nbytes
+        found = Scored(each[0], each[1], each[2], each[3], self.held(placement))
+        for at, moves in enumerate(self.steps(which)):
+            for nbytes, read, written, _ in zip(self.record_bytes, *moves, strict=True):
+                for keys, rows, of in (
+                    (read, found.rows_read, found.bytes_read),
+                    (written, found.rows_written, found.bytes_written),
+                ):
+                    counts = np.bincount(placement.site_of(keys), minlength=sites)
+                    rows[at] += counts
+                    of[at] += counts * nbytes
         return found
 
     def of_tables(self, which: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -154,12 +174,12 @@ class Loads:
         - `which`: the steps.
         """
         read, written, held = np.zeros((3, self.tables), np.int64)
-        steps = range(*which.indices(len(self)))
-        for number, moves in enumerate(self.steps()):
-            for nbytes, *parts in zip(self.record_bytes, *moves, strict=True):
-                for keys, into in zip(parts, (read, written, held), strict=True):
-                    if into is held or number in steps:
-                        into += nbytes * np.bincount(table_of(keys), minlength=self.tables)
+        for moves in self.steps(which):
+            for nbytes, *parts in zip(self.record_bytes, moves.read, moves.written, strict=True):
+                for keys, into in zip(parts, (read, written), strict=True):
+                    into += nbytes * np.bincount(table_of(keys), minlength=self.tables)
+        for nbytes, keys in self.new():
+            held += nbytes * np.bincount(table_of(keys), minlength=self.tables)
         return read, written, held
 
     def close(self) -> None:

@@ -76,9 +76,8 @@ def moved_bytes(loads: Loads, old: Sequence[Cut], new: Sequence[Cut], sites: int
     """
     before, after = (Placement(sites, Cut((0,), (0,)), dict(enumerate(cuts)), "sites") for cuts in (old, new))
     moved = 0
-    for moves in loads.steps():
-        for nbytes, keys in zip(loads.record_bytes, moves.new, strict=True):
-            moved += nbytes * int(np.count_nonzero(before.site_of(keys) != after.site_of(keys)))
+    for nbytes, keys in loads.new():
+        moved += nbytes * int(np.count_nonzero(before.site_of(keys) != after.site_of(keys)))
     return moved
 
 
@@ -176,20 +175,22 @@ def near(
     - `busy`: seconds of the busiest site of a plan.
     - `over`: bytes by which a plan is over each site's memory.
     """
-    sites, cuts, goals = old.count, old.cuts(), [table.cut for table in wanted.tables]
-    here = len(wanted.sites)
+    count, cuts = len(wanted.tables), old.cuts()
     read, written, held = loads.of_tables(slice(None))
     density = np.divide(read + written, held, out=np.zeros(len(held)), where=held > 0)
     order = np.argsort(-density, kind="stable").tolist()
 
     def plan_at(shares: Sequence[float]) -> tuple[PlacementPlan, int]:
-        made = [_part_way(cut, goal, share, sites, here) for cut, goal, share in zip(cuts, goals, shares, strict=True)]
-        tables = (replace(table, cut=cut) for table, cut in zip(wanted.tables, made, strict=True))
-        return replace(wanted, tables=tuple(tables)), moved_bytes(loads, cuts, made, sites)
+        made = on_the_way(old, wanted, shares)
+        return made, moved_bytes(loads, cuts, [table.cut for table in made.tables], old.count)
 
-    count = len(goals)
     plan, moved = plan_at([1.0] * count)
     if at_most is None or moved <= at_most:
+        if (left := over(plan)).max() > 0:
+            site = int(left.argmax())
+            raise ValueError(
+                f"site {wanted.sites[site].name!r} gets {int(left[site]):,} bytes more than its memory: give it more"
+            )
         return Moved(plan, moved, True)
     stays, least = plan_at([0.0] * count)
     if least > at_most:
@@ -227,6 +228,22 @@ def near(
             "memory: set --move-at-most higher"
         )
     return Moved(plan, moved, False)
+
+
+def on_the_way(old: Old, wanted: PlacementPlan, shares: Sequence[float] | None = None) -> PlacementPlan:
+    """A plan that has gone a share of the way from an old one to another, in which nothing moves that need not.
+
+    **Arguments**
+
+    - `old`: where rows are.
+    - `wanted`: shares of sites, as a plan.
+    - `shares`: of the way, by table; None: all of it.
+    """
+    count, here = old.count, len(wanted.sites)
+    of = zip(wanted.tables, old.cuts(), shares or [1.0] * len(wanted.tables), strict=True)
+    return replace(
+        wanted, tables=tuple(replace(t, cut=_part_way(cut, t.cut, share, count, here)) for t, cut, share in of)
+    )
 
 
 def _part_way(cut: Cut, goal: Cut, share: float, sites: int, here: int) -> Cut:

@@ -1,8 +1,9 @@
 """What `skirl place` does: one planned run, a plan from its first steps, scored by the rest."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.oracle.options import Plan
 from skirl.placement.exchange import Exchange, ids_of
-from skirl.placement.flags import MOST_SITES, SiteFlags, WindowFlags, parsed_bytes
+from skirl.placement.flags import MOST_SITES, SiteFlags, WindowFlags, parsed_bytes, rates_of
 from skirl.placement.loads import Loads, Scored, plan_run
-from skirl.placement.moves import Moved, Old, near
+from skirl.placement.moves import Moved, Old, near, on_the_way
 from skirl.placement.picture import Steps, drawn
-from skirl.placement.plan import Planned, over_memory, plan_for, run_seconds
+from skirl.placement.plan import Planned, bound_of, over_memory, plan_for, run_seconds
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress, size
 from skirl.train.flags import CacheFlags, MovementFlags, OptimizerFlags, ShowFlags
@@ -60,18 +61,21 @@ def placed(flags: Placing) -> dict[str, Any]:
         movement=MovementFlags(prefetch=window.prefetch),
     )
     tables, trainers = recipe.tables(), flags.where.trainers
+    if flags.where.from_ is not None:
+        flags.where.old.check([(table.name, table.rows, table.dim) for table in tables])
     exchange = None if trainers is None else Exchange([(table.name, table.dim) for table in tables], trainers)
     with _counted(recipe, flags, exchange) as loads:
         first, rest = slice(0, len(loads) // 2), slice(len(loads) // 2, None)
         sites = _sites(flags, loads)
-        chosen = plan_for(loads, tables, sites, first)
         before, moved = _round_robin(sites, tables), None
-        if flags.where.from_ is not None:
-            flags.where.old.check([(table.name, table.rows, table.dim) for table in tables])
+        if flags.where.from_ is None:
+            chosen = plan_for(loads, tables, sites, first)
+        else:
             old = Old.seen_from(flags.where.old, sites)
+            chosen = plan_for(loads, tables, sites, first, partial(on_the_way, old))
             before, moved = old.placement(), _moved(flags, loads, old, chosen, first)
             chosen = replace(chosen, plan=moved.plan)
-        result = _result(flags, loads, chosen, tables, rest) | _compared(flags, loads, chosen.plan, before, rest)
+        result = _result(flags, loads, chosen, rest) | _compared(flags, loads, chosen.plan, before, rest)
         result["exchange"] = None if exchange is None else exchange.facts()
         result |= {"moves": None if moved is None else moved.nbytes, "whole": moved is None or moved.whole}
         result["sentence"] = _sentence(flags, chosen, result)
@@ -92,7 +96,7 @@ def _round_robin(sites: Sequence[Site], tables: Sequence[Table]) -> Placement:
 
 
 def _moved(flags: Placing, loads: Loads, old: Old, chosen: Planned, first: slice) -> Moved:
-    rates, where = [site.rate or 1.0 for site in chosen.plan.sites], flags.where
+    rates, where = rates_of(chosen.plan.sites), flags.where
     at_most = None if where.move_at_most is None else parsed_bytes(where.move_at_most, "move_at_most")
     return near(
         loads, old, chosen.plan, at_most,
@@ -107,7 +111,7 @@ def _compared(
     """What the plan is compared with: the tables in turns, or the plan of --from."""
     known = len(plan.sites)
     was, now = loads.scored(before, rest), loads.scored(plan.placement, rest)
-    rates = [site.rate or 1.0 for site in plan.sites]
+    rates = rates_of(plan.sites)
     rates += [sum(rates) / known] * (before.sites - known)  # of those that are left out it is not known
     seconds = now.seconds(rates[:known])
     return {
@@ -167,36 +171,65 @@ def _sites(flags: Placing, loads: Loads) -> list[Site]:
         return where.made(where.count)
     [site] = where.made(1)
     assert where.step_ms is not None and site.rate is not None
-    step = where.step_ms / 1e3
+    step, rate, memory = where.step_ms / 1e3, site.rate, site.memory
+    most = HIDDEN * len(loads) * step
     moved = loads.scored(Placement.even(1, "sites"))
-    enough = float(moved.busiest.max()) / (site.rate * len(loads) * step * HIDDEN)
-    count = max(1, int(np.ceil(enough)), 1 if site.memory is None else -(-int(moved.held.sum()) // site.memory))
-    while count <= MOST_SITES:
+    least = max(1, int(np.ceil(moved.busiest.max() / (rate * most))))
+    least = least if memory is None else max(least, -(-int(moved.held.sum()) // memory))
+
+    def hides(count: int) -> bool:
         found = moved if count == 1 else loads.scored(Placement.even(count, "sites"))
-        if _together(found, [site.rate] * count, step, flags.window.prefetch) <= HIDDEN * len(loads) * step and (
-            site.memory is None or found.held.max() <= site.memory
-        ):
-            return where.made(count)
-        count += 1
-    raise ValueError(
-        f"no number of sites up to {MOST_SITES} hides the movement behind {where.step_ms:g} ms a step: set a higher rate, a "
-        "larger cache or a longer step"
-    )
+        fits = memory is None or int(found.held.max()) <= memory
+        return fits and _together(found, [rate] * count, step, flags.window.prefetch) <= most
+
+    count = fewest(hides, least, MOST_SITES)
+    if count is None:
+        raise ValueError(
+            f"no number of sites up to {MOST_SITES} hides the movement behind {where.step_ms:g} ms a step: set a higher "
+            "rate, a larger cache or a longer step"
+        )
+    return where.made(count)
+
+
+def fewest(enough: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The least number that is enough, where any larger one is too: in steps that double, then in halves. None: none is.
+
+    Numbers that are far above it are not tried: what a long run moves at a thousand sites takes gigabytes to count.
+
+    **Arguments**
+
+    - `enough`: what is asked of a number.
+    - `least`, `most`: the first that may be, and the last.
+
+    >>> fewest(lambda count: count >= 700, 3, 1024), fewest(lambda count: False, 3, 1024)
+    (700, None)
+    """
+    below, count, more = least - 1, least, 1
+    if least > most:
+        return None
+    while not enough(count):
+        if count == most:
+            return None
+        below, count, more = count, min(most, count + more), 2 * more
+    while count - below > 1:
+        middle = (below + count) // 2
+        below, count = (below, middle) if enough(middle) else (middle, count)
+    return count
 
 
 def _together(found: Scored, rates: Sequence[float], step: float, prefetch: int) -> float:
     return run_seconds(found.bytes_read, found.bytes_written, rates, 0.0, step, prefetch)
 
 
-def _result(flags: Placing, loads: Loads, chosen: Planned, tables: Sequence[Table], rest: slice) -> dict[str, Any]:
+def _result(flags: Placing, loads: Loads, chosen: Planned, rest: slice) -> dict[str, Any]:
     plan, where = chosen.plan, flags.where
     found = loads.scored(plan.placement, rest)
     even = loads.scored(Placement.even(len(plan.sites), "sites"), rest)
     whole = loads.scored(Placement.even(1, "sites"))
-    rates = [site.rate or 1.0 for site in plan.sites]
+    rates = rates_of(plan.sites)
     scored = max(1, len(found.rows_read))
     seconds, even_seconds = found.seconds(rates), even.seconds(rates)
-    bound = plan_for(loads, tables, plan.sites, rest).bound
+    bound = bound_of(loads, plan.sites, rest)
     known = all(site.rate is not None for site in plan.sites)
     hidden = None
     if known and where.step_ms is not None:

@@ -1,7 +1,7 @@
 """From counted loads to a plan: even where sites are equal, else the least time of the busiest under memory caps."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.core.tables import Table
+from skirl.placement.flags import rates_of
 from skirl.placement.loads import Loads
 from skirl.placement.shares import NoRoom, least_busy
 from skirl.tools.progress import size
@@ -25,12 +26,15 @@ class Planned:
     plan: PlacementPlan
     even: bool
     """All tables are cut evenly, because sites are equal and no memory binds."""
-    bound: float
-    """Seconds in which the busiest site moves what it is to move of the steps planned by, if hashes divide exactly; without
-    rates, as if all sites had one byte a second."""
 
 
-def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first: slice) -> Planned:
+def plan_for(
+    loads: Loads,
+    tables: Sequence[Table],
+    sites: Sequence[Site],
+    first: slice,
+    laid: Callable[[PlacementPlan], PlacementPlan] = lambda plan: plan,
+) -> Planned:
     """Where rows are to live.
 
     **Arguments**
@@ -39,36 +43,57 @@ def plan_for(loads: Loads, tables: Sequence[Table], sites: Sequence[Site], first
     - `tables`: of the model.
     - `sites`: the places; memory and rate of each as far as they are known.
     - `first`: the steps that the cuts come from.
+    - `laid`: puts the shares of a plan where they will be, as near to an old plan; memory is kept to there. By default
+      where the plan has them.
     """
     rows = sum(table.rows for table in tables)
     if len(sites) > rows:
         raise ValueError(f"there are {len(sites)} sites for {rows} rows: set fewer sites than rows")
-    read, written, held = loads.of_tables(first)
-    moved = read if read.sum() >= written.sum() else written  # the busier direction
-    rates = [1.0 if site.rate is None else site.rate for site in sites]
+    moved, held = _moved_and_held(loads, first)
+    rates = rates_of(sites)
     caps = _caps(sites)
     if held.sum() > caps.sum():
         raise ValueError(_no_room(tables, held, caps))
     even = Cut.even(range(len(sites)))
     if len(set(rates)) == 1:
         plan = _plan(sites, tables, [even] * len(tables))
-        if not _over(loads, plan, caps).any():
-            return Planned(plan, True, float(moved.sum() / sum(rates)))
+        if not _over(loads, laid(plan), caps).any():
+            return Planned(plan, True)
     allowed = caps.copy()
     for _ in range(_TRIES):
         try:
-            shares, bound = least_busy(moved.tolist(), held.tolist(), rates, allowed.tolist())
+            shares, _ = least_busy(moved.tolist(), held.tolist(), rates, allowed.tolist())
         except NoRoom:
             break
         plan = _plan(sites, tables, [Cut.weighted(of.tolist()) for of in np.where(shares < 1e-9, 0, shares)])
-        over = _over(loads, plan, caps)
+        over = _over(loads, laid(plan), caps)
         if not over.any():
-            return Planned(plan, False, bound)
+            return Planned(plan, False)
         allowed -= np.where(over > 0, over + 1e-4 * caps, 0)  # a hash divides rows up to chance
     raise ValueError(
         f"the rows take {size(float(held.sum()))} of the {size(float(caps.sum()))} that all sites hold, too close for a "
         "hash to divide them without passing one: give the sites a little more memory"
     )
+
+
+def bound_of(loads: Loads, sites: Sequence[Site], which: slice) -> float:
+    """The least seconds in which the busiest site can move what moves in some steps, if hashes divided exactly.
+
+    **Arguments**
+
+    - `loads`: what moves.
+    - `sites`: the places, which hold all rows; without rates, as if each had one byte a second.
+    - `which`: the steps.
+    """
+    moved, held = _moved_and_held(loads, which)
+    rates = rates_of(sites)
+    return least_busy(moved.tolist(), held.tolist(), rates, _caps(sites).tolist())[1]
+
+
+def _moved_and_held(loads: Loads, which: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of each table in the busier direction of some steps, and of its rows."""
+    read, written, held = loads.of_tables(which)
+    return read if read.sum() >= written.sum() else written, held
 
 
 def _plan(sites: Sequence[Site], tables: Sequence[Table], cuts: Sequence[Cut]) -> PlacementPlan:
@@ -94,7 +119,7 @@ def _caps(sites: Sequence[Site]) -> np.ndarray:
 def _over(loads: Loads, plan: PlacementPlan, caps: np.ndarray) -> np.ndarray:
     if np.isinf(caps).all():
         return np.zeros(len(caps))
-    held = loads.scored(plan.placement, slice(0)).held
+    held = loads.held(plan.placement)
     return np.where(np.isinf(caps), 0, np.maximum(held - np.where(np.isinf(caps), 0, caps), 0))
 
 

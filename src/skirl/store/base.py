@@ -304,7 +304,8 @@ class Store(ABC):
         - `folder`: where they are.
         - `parts`: the frozen states, and which of their rows are this store's. By default one, all of it.
         - `identity`, `generation`: what the store takes as its own, for the parts have several.
-        - `ready`: called when all is read and nothing has changed yet; where it raises, nothing changes.
+        - `ready`: called when all is read, and on disk as far as it is to be there, and nothing has changed yet; where it
+          raises, nothing changes.
         """
         if len(parts) != 1 or parts[0].mine is not None:
             raise ValueError(

@@ -48,8 +48,8 @@ class SweepBench(Composed):
     losses: Path | None = None
     """A .npz file that the losses of all variants are kept in; where it is there, they are read and nothing is trained."""
 
-    together: int = 8
-    """For speed: how many variants train on one stream."""
+    together: tuple[int, ...] = (8,)
+    """For speed: how many variants train on one stream; of several numbers each is held against the same lone runs."""
     models: tuple[str, ...] = ("dlrm-tiny", "wide-deep-tiny", "deepfm-tiny", "dcnv2-tiny")
     """For speed: with each of these models,"""
     batches: tuple[int, ...] = (128, 512, 2048)
@@ -62,7 +62,9 @@ class SweepBench(Composed):
     """For speed: runs of each; medians count."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "races", "together", "timed", "repeats")
+        at_least_one(self, "races", "timed", "repeats")
+        if not self.together or min(self.together) < 1:
+            raise ValueError(f"together is {' '.join(map(str, self.together))}: set it to numbers of 1 or more")
         if "pruners" in self.part and find_spec("optuna") is None:
             raise ValueError("part has pruners, and Optuna is not there: pip install 'skirl[sweep]', or leave it out")
         if not self.counts or min(self.counts) < 1:
@@ -188,10 +190,10 @@ class SweepBench(Composed):
     def _summary_of_speed(result: Mapping[str, Any]) -> dict[str, str]:
         found = {}
         for cell in result["cells"]:
-            found[f"{cell['model']}, batch {cell['batch']}, {cell['store']}"] = (
+            found[f"{cell['variants']} x {cell['model']}, batch {cell['batch']}, {cell['store']}"] = (
                 f"{cell['vs_lone']:.2f} times lone runs one after the other, {cell['vs_side_by_side']:.2f} times side by "
                 f"side; {cell['cpu_vs_lone']:.2f} in CPU time ({cell['form']}; slowest / fastest {cell['spread']:.2f})"
             )
         means = f"{result['vs_lone']:.2f} and {result['vs_side_by_side']:.2f}, the least of all {result['least']:.2f}"
         cpu = f"{result['cpu_vs_lone']:.2f} in CPU time"
-        return found | {"all": f"{means}; {cpu}; {result['variants']} variants, geometric means"}
+        return found | {"all": f"{means}; {cpu}; geometric means"}

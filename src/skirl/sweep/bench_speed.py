@@ -28,7 +28,7 @@ _CODE = "from skirl.sweep.bench_speed import main; main()"
 def speed(
     recipe: Recipe,
     *,
-    variants: int,
+    variants: Sequence[int],
     models: Sequence[str],
     batches: Sequence[int],
     stores: Sequence[str],
@@ -43,25 +43,24 @@ def speed(
     **Arguments**
 
     - `recipe`: data, tables, cache and optimizer.
-    - `variants`: how many train together.
-    - `models`, `batches`, `stores`: the cells are their product.
+    - `variants`: how many train together; of several counts all are held against the same lone runs.
+    - `models`, `batches`, `stores`: the cells are their product, and that with the counts.
     - `steps`: timed ones of each run.
     - `repeats`: of each run; medians count.
     """  # fmt: skip
     cells = [
-        _cell(recipe, variants, model, batch, store, steps, repeats)
+        cell
         for model, batch, store in product(models, batches, stores)
+        for cell in _cells(recipe, variants, model, batch, store, steps, repeats)
     ]
     return {
-        "variants": variants,
+        "variants": list(variants),
         "steps": steps,
         "repeats": repeats,
         "vs_lone": _mean([cell["vs_lone"] for cell in cells]),
         "vs_side_by_side": _mean([cell["vs_side_by_side"] for cell in cells]),
         "cpu_vs_lone": _mean([cell["cpu_vs_lone"] for cell in cells]),
         "least": min(min(cell["vs_lone"], cell["vs_side_by_side"]) for cell in cells),
-        "read_batches": max(cell["read_batches"] for cell in cells),
-        "plans": max(cell["plans"] for cell in cells),
         "cells": cells,
     }
 
@@ -70,16 +69,16 @@ def _mean(ratios: Sequence[float]) -> float:
     return exp(sum(map(log, ratios)) / len(ratios))
 
 
-def _cell(
-    recipe: Recipe, variants: int, model: str, batch: int, store: str, steps: int, repeats: int
-) -> dict[str, Any]:
+def _cells(
+    recipe: Recipe, counts: Sequence[int], model: str, batch: int, store: str, steps: int, repeats: int
+) -> list[dict[str, Any]]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     flags = recipe.flat() | {"model": model, "batch": batch, "steps": _ENDLESS}
     flags |= {"epochs": _ENDLESS // 1000} if recipe.data.kind in FILE_KINDS else {}
     alone: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores})}
     side: list[float] = []
     cpu: list[float] = []
-    together: list[dict[str, Any]] = []
+    together: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
     for _ in range(repeats):
         for threads, seconds in alone.items():
             [found] = _timed([flags | {"threads": threads}], store, steps, 0)
@@ -88,24 +87,27 @@ def _cell(
                 cpu.append(found["cpu"])
         beside = _timed([flags | {"threads": 1}] * cores, store, steps, 0)
         side.append(max(found["seconds"] for found in beside))
-        together += _timed([flags | {"threads": 1}], store, steps, variants)
-    seconds = [found["seconds"] for found in together]
+        for count in counts:
+            together[count] += _timed([flags | {"threads": 1}], store, steps, count)
     lone = min(median(of) for of in alone.values())
-    return {
-        "model": model,
-        "batch": batch,
-        "store": store,
-        "seconds": median(seconds),
-        "spread": max(seconds) / min(seconds),
-        "lone": {str(threads): median(of) for threads, of in alone.items()},
-        "side_by_side": median(side),
-        "form": together[-1]["form"],
-        "vs_lone": variants * lone / median(seconds),
-        "vs_side_by_side": variants / cores * median(side) / median(seconds),
-        "cpu_vs_lone": variants * median(cpu) / median(found["cpu"] for found in together),
-        "read_batches": together[-1]["read_batches"],
-        "plans": together[-1]["plans"],
-    }
+    return [
+        {
+            "model": model,
+            "batch": batch,
+            "store": store,
+            "variants": count,
+            "seconds": median(seconds),
+            "spread": max(seconds) / min(seconds),
+            "lone": {str(threads): median(of) for threads, of in alone.items()},
+            "side_by_side": median(side),
+            "form": found[-1]["form"],
+            "vs_lone": count * lone / median(seconds),
+            "vs_side_by_side": count / cores * median(side) / median(seconds),
+            "cpu_vs_lone": count * median(cpu) / median(one["cpu"] for one in found),
+        }
+        for count, found in together.items()
+        for seconds in [[one["seconds"] for one in found]]
+    ]
 
 
 def _timed(runs: Sequence[dict[str, Any]], store: str, steps: int, variants: int) -> list[dict[str, Any]]:
@@ -201,4 +203,4 @@ def _beside(recipe: Recipe, count: int) -> Iterator[Any]:
                 sweep.step(batch)
                 yield
 
-        yield trained(), batches, lambda: {"form": sweep.form, "read_batches": batches.step, "plans": sweep.plans}
+        yield trained(), batches, lambda: {"form": sweep.form}

@@ -14,6 +14,7 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.current_step import Loop
 from skirl.nn.output import Pooled
+from skirl.sweep.dropout import Watched, drawn_from, dropouts
 from skirl.sweep.variants import Variant
 
 
@@ -86,9 +87,10 @@ class Contender:
         """Whether it was trained on the batch in the loop."""
         self.ends_step = True
         """Whether that is the last micro-batch of its step."""
-        self.draws = False
-        """Whether it has drawn random numbers in a turn."""
+        self.beside = True
+        """Whether it may train beside others: in its turns nothing but its Dropout modules has drawn random numbers."""
         self._generator = _seeded(seed)
+        self._own = torch.Generator()
 
     @property
     def diverged(self) -> bool:
@@ -125,6 +127,29 @@ class Contender:
             yield
 
     @contextmanager
+    def turn_beside(self) -> Iterator[None]:
+        """In this block it trains in a thread beside others: its Dropout modules draw from its own random generator."""
+        modules = dropouts(self.model)
+        with self.open():
+            if not modules:
+                yield
+                return
+            self._own.set_state(self._generator[0])
+            try:
+                with drawn_from(self._own, modules):
+                    yield
+            finally:
+                self._generator = [self._own.get_state(), *self._generator[1:]]
+
+    @contextmanager
+    def watched_turn(self) -> Iterator[None]:
+        """Its turn, which says whether it may train beside others in the next."""
+        watched = Watched(dropouts(self.model))
+        with self.turn(), watched.watching():
+            yield
+        self.beside = watched.alone
+
+    @contextmanager
     def open(self) -> Iterator[None]:
         """In this block it trains, and draws nothing."""
         self.embeddings.in_turn = True
@@ -141,10 +166,8 @@ class Contender:
         try:
             yield
         finally:
-            before, self._generator = self._generator, _state()
+            self._generator = _state()
             _put(others)
-            if self.embeddings.in_turn:
-                self.draws = self.draws or not all(map(torch.equal, before, self._generator))
 
     def expect(self, work: Work, micro: int, ends_step: bool) -> None:
         """A batch comes into the loop."""

@@ -203,12 +203,13 @@ class Sweep:
         """
         racing, began = self.racing, time.perf_counter()
         form = self._choice.next() if self._lanes is not None and self._known and len(racing) > 1 else LOOP
-        beside = [c for c in racing if not c.draws] if form == LANES and _alike_in_threads() else []
+        beside = [c for c in racing if c.beside] if form == LANES and _alike_in_threads() else []
         if beside:
             self._in_lanes(beside, batch)
         for contender in racing:
             if contender not in beside:
-                with contender.turn():
+                watched = self._lanes is not None and contender.beside
+                with contender.watched_turn() if watched else contender.turn():
                     self._train(contender, batch)
         if self._known:
             self._choice.took(form, time.perf_counter() - began)
@@ -218,10 +219,10 @@ class Sweep:
         return {contender.name: cast(float, contender.loss) for contender in racing}
 
     def _in_lanes(self, contenders: Sequence[Contender], batch: Any) -> None:
-        """Train these beside each other: variants that draw no random numbers, for all threads draw from one generator."""
+        """Train these beside each other. All threads of a process draw from one generator, so none of them may."""
 
         def train(contender: Contender) -> None:
-            with contender.open():
+            with contender.turn_beside():
                 self._train(contender, batch)
 
         assert self._lanes is not None
@@ -229,8 +230,8 @@ class Sweep:
         self._lanes.run({c.name: partial(train, c) for c in contenders})
         if not torch.equal(before, torch.get_rng_state()):
             self.fleet.lose(
-                "a model drew random numbers that had drawn none in its first step, and in lanes nobody can tell whose they "
-                "are: set form='loop'"
+                "a model drew random numbers by other than nn.Dropout, which it had not in its first step, and in lanes "
+                "nobody can tell whose they are: set form='loop'"
             )
             self.fleet.check()
 

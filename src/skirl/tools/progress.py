@@ -26,7 +26,7 @@ ELSEWHERE = 3.0
 
 class Progress:
     """Shows one loop: use it in a with-block and call it once per step. steps: how many there are; None if not known. below:
-    what a terminal shows in the place of the facts.
+    what a terminal shows in the place of the facts. written: how a number of steps is, such as `size` where they are bytes.
 
     >>> with Progress("train", steps=2, to=sys.stdout) as progress:
     ...     for done in (1, 2):
@@ -43,8 +43,9 @@ class Progress:
         to: TextIO | None = None,
         quiet: bool = False,
         below: Callable[[], RenderableType] | None = None,
+        written: Callable[[float], str] | None = None,
     ) -> None:
-        self._quiet, self._below = quiet, below
+        self._quiet, self._below, self._written = quiet, below, written
         self._title = title
         self._steps = steps
         self._to = to or sys.stdout
@@ -92,10 +93,11 @@ class Progress:
             self._due = now + ON_TERMINAL
             return
         text = " · ".join(f"{name} {value}" for name, value in facts().items())
-        of = "" if self._steps is None else f"/{self._steps}"
+        written = self._written or str
+        of = "" if self._steps is None else f"/{written(self._steps)}"
         self._due = now + ELSEWHERE
         try:
-            print(f"{self._title} {done}{of} · {text}", file=self._to, flush=True)
+            print(f"{self._title} {written(done)}{of} · {text}", file=self._to, flush=True)
         except BrokenPipeError:
             raise
         except OSError as error:  # a log on a full disk: what is done goes on without it
@@ -105,8 +107,10 @@ class Progress:
     def _panel(self, done: int, facts: Callable[[], Facts], now: float) -> Group:
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._steps, completed=done, width=30)
-        of = "" if self._steps is None else f" of {self._steps:,}"
-        head.add_row(Text(self._title, "bold"), f"step {done:,}{of}", bar, self._times(done, now))
+        written = self._written or "{:,}".format
+        of = "" if self._steps is None else f" of {written(self._steps)}"
+        step = "" if self._written else "step "
+        head.add_row(Text(self._title, "bold"), f"{step}{written(done)}{of}", bar, self._times(done, now))
         if self._below is not None:
             return Group(head, self._below())
         body = Table.grid(padding=(0, 2))

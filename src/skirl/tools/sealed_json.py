@@ -8,7 +8,9 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,14 +57,24 @@ def write_sealed(path: Path, body: Mapping[str, Any], mark: str, check: Callable
 
     check: called when the draft is on disk; where it raises, the header is not put in place.
     """
+    put_whole(path, seal(body), mark, check)
+
+
+def put_whole(path: Path, content: bytes, mark: str, check: Callable[[], None] = lambda: None) -> None:
+    """Put a file in place: whatever fails, the old one is there or the new one, whole. As `write_sealed`."""
     draft = path.with_name(f"{path.name}-{mark}.tmp")
-    with draft.open("wb") as file:
-        file.write(seal(body))
-        to_disk(file)
-    sync_folder(path.parent)
-    check()
-    os.replace(draft, path)
-    sync_folder(path.parent)
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            to_disk(file)
+        sync_folder(path.parent)
+        check()
+        os.replace(draft, path)
+        sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def read_sealed(
@@ -154,7 +166,7 @@ class Readable:
         return json.dumps(body | {"digest": _digest(body)}, indent=1) + "\n"
 
     def write(self, path: Path, body: Mapping[str, Any]) -> None:
-        """Write a file.
+        """Write a file; one that is there is replaced whole, or stays.
 
         **Arguments**
 
@@ -163,7 +175,7 @@ class Readable:
         """
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.text(body), encoding="utf-8")
+            put_whole(path, self.text(body).encode(), secrets.token_hex(8))
 
     def load(self, path: Path, parsed: Callable[[str], T]) -> T:
         """What a file says; a ValueError that names it where it is wrong.

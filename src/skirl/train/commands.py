@@ -108,7 +108,8 @@ class Train(Composed):
                 f"training stood still {kept['pause_share']:.1%} of the time"
             )
             if kept["stopped_by"]:
-                lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in"
+                again = "; launchers of several machines start the run again" if result["begins_again"] else ""
+                lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in{again}"
         lines |= outcome(result)
         if result["bad_rows_skipped"]:
             lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])

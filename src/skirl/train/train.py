@@ -13,6 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from skirl.checkpoint.keeper import Keeper
 from skirl.core.batch import Batch, moved
+from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
@@ -105,7 +106,7 @@ def train(
         recipe.lookahead(model, stream, trace=log.trace) as batches,
         Keeper(saving.save, **keep, **saved, data=batches) as keeper,
         _progress("train", recipe, show) as progress,
-        run.begin(batches, meter),
+        run.begin(batches, meter, keeper.check),
     ):
         for line in told([change for change in run.changed if change["flag"] in LEARNING]):
             logger.warning("%s", line)
@@ -160,6 +161,7 @@ def train(
             "first_bad_row": stream.first_bad_row,
             "run": run.path,
             "checkpoints": (kept := keeper.facts()),
+            "begins_again": kept["stopped_by"] is not None and launchers_elsewhere(),
             "best": best_of(kept, judge),
             "from": begun_from,
             "changes": run.changed,

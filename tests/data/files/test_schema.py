@@ -37,9 +37,11 @@ def schemas(draw: Any) -> FileSchema:
               fill=draw(st.floats(-1e30, 1e30)), indicator=draw(st.booleans()))
         for name in names[n_ids:]
     )  # fmt: skip
+    time = draw(st.none() | st.just("hour"))
+    unit = draw(st.sampled_from(["", "milliseconds", "YYMMDDHH"])) if time else ""
     label = Label(draw(st.text(min_size=1, max_size=4)), draw(st.sampled_from(["binary", "number"])))
     return FileSchema(
-        (label,), dense, tuple(ids), session=draw(st.none() | st.just("visit")), time=draw(st.none() | st.just("hour")),
+        (label,), dense, tuple(ids), session=draw(st.none() | st.just("visit")), time=time, time_unit=unit,
         missing=tuple(draw(st.lists(st.text(max_size=3), max_size=3))), nan_is_missing=draw(st.booleans()),
         text=Text(draw(st.sampled_from([",", "tab", ";"])), header=draw(st.sampled_from(["auto", "yes", "no"]))),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from skirl.data.convert import convert
 from skirl.data.files.errors import BadRow, BadSchema
 from skirl.data.files.hashing import BAD, GOOD, NONE
-from skirl.data.files.times import hours_of, seconds_of
+from skirl.data.files.times import hours_of, seconds_of, since_1970
 from skirl.data.flags import DataFlags
 
 SCHEMA = """
@@ -86,6 +86,21 @@ def test_columns_of_dates_are_those_dates(kind):
 def test_the_hour_of_a_date_is_that_of_the_day_and_of_a_number_its_last_digits():
     assert hours_of(pa.array(["2026-03-01 23:59:59", "1969-12-31T01:00:00"]), False)[0].tolist() == [23, 1]
     assert hours_of(pa.array(["14102123"]), False)[0].tolist() == [14102123]
+
+
+@given(st.lists(st.integers(-5, 100_000_005) | st.datetimes(datetime(2000, 1, 1), datetime(2099, 12, 31))))
+def test_digits_are_the_hours_that_python_reads(drawn):
+    digits, expected = [], []
+    for at in drawn:
+        digits.append(at if isinstance(at, int) else int(at.strftime("%y%m%d%H")))
+        try:
+            text = f"20{digits[-1]:08}" if digits[-1] >= 0 else ""
+            expected.append(datetime.strptime(text, "%Y%m%d%H").replace(tzinfo=UTC).timestamp())
+        except ValueError:
+            expected.append(np.nan)
+    found = since_1970(np.array(digits, np.float64), "YYMMDDHH")
+    np.testing.assert_array_equal(found, np.array(expected, np.float64))
+    assert np.isnan(since_1970(np.array([14102100.5]), "YYMMDDHH")).all()
 
 
 def written(folder, form: str) -> DataFlags:

@@ -24,7 +24,7 @@ def check(result, runs: int) -> None:
 @pytest.mark.timeout(900)  # it waits for patience to end, again and again, and needs little of the processor
 def test_five_faults_change_no_bit(warm_python: Python, tmp_path):
     flags = [*FLAGS, "--runs", "5", "--steps", "16", "--every", "4", "--batch", "32", "--at-once", "5"]
-    flags += ["--folder", str(tmp_path)]
+    flags += ["--silence", "12", "--folder", str(tmp_path)]
     done = warm_python.run(COMMAND, *flags, timeout=890)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])

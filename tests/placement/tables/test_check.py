@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from skirl.cli import main
+from skirl.placement.tables.allowed import forbidden
 from skirl.placement.tables.baselines import row_wise
-from skirl.placement.tables.check import Bench, candidates, cells, checked, corrected, drawn, exchange_of, learned
+from skirl.placement.tables.check import Bench, candidates, cells, checked, corrected, exchange_of, learned
 from skirl.placement.tables.costs import shipped
 from skirl.placement.tables.measure import Arena
+from skirl.placement.tables.pieces import Piece, halves, whole
 from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.pool import drawn
 from skirl.placement.tables.problem import Problem, Ranks, canonical
 from skirl.placement.tables.search import Found, search
 from skirl.placement.tables.spec import TableSpec, reuse_of, specs_text
@@ -159,6 +162,51 @@ def test_candidates_keep_to_what_tables_may(found):
     assert "row-wise" not in candidates(whole, found)
     tight = problem_with(ranks=Ranks((130_000, 1 << 30, 1 << 30), (1.0,) * 3, (1.0,) * 3))
     assert row_wise(tight).score[0] > 0 and "row-wise" not in candidates(tight, found)
+
+
+FORBIDDEN = [
+    ({"rank": 1}, [(0, 0, 460, 0, 16)], "is at rank 0, and has to be at rank 1"),
+    ({"rank": 0}, [(0, 0, 9, 0, 16), (0, 9, 460, 0, 16)], "is cut by rows"),
+    ({"group": "g"}, [(0, 0, 460, 0, 16)], "table 'twin' is at rank 1, and table 't1' of its group 'g' at rank 0"),
+    ({"split": "rows"}, [(0, 0, 460, 0, 8), (1, 0, 460, 8, 16)], "is cut by columns"),
+    ({"split": "columns"}, [(0, 0, 9, 0, 16), (1, 9, 460, 0, 16)], "is cut by rows"),
+    ({"optimizer": "rowwise-adagrad"}, [(0, 0, 460, 0, 8), (1, 0, 460, 8, 16)], "is cut by columns"),
+    ({}, [(0, 0, 460, 0, 8), (1, 0, 9, 8, 16), (2, 9, 460, 8, 16)], None),
+    ({"group": "g", "rank": 1}, [(1, 0, 460, 0, 16)], None),
+]
+
+
+def test_what_tables_forbid_is_told():
+    for how, pieces, says in FORBIDDEN:
+        twin = replace(SPECS[2], name="twin", **({"group": "g"} if "group" in how else {}))
+        problem = Problem([replace(SPECS[1], **how), twin], problem_of().ranks, ADDITIVE)
+        items = (*((Piece(0, *of),) for _, *of in pieces), (whole(1, twin),))
+        found = forbidden(problem, problem.at(items, np.array([*(rank for rank, *_ in pieces), 1])))
+        assert found is None if says is None else says in str(found), (how, found)
+    kept = Problem([SPECS[1]], problem_of().ranks, ADDITIVE, rows=False)
+    halved = kept.at(tuple((half,) for half in halves(whole(0, SPECS[1]), "rows") or ()), np.array([0, 1]))
+    assert forbidden(kept, halved) == "table 't1' is cut by rows, which it may not be"
+
+
+def test_what_takes_less_and_is_forbidden_is_not_given_out(tmp_path, capsys, monkeypatch):
+    """Neither a round robin that breaks pins, nor a plan with columns that would train another model."""
+    monkeypatch.setattr("skirl.placement.tables.check.Arena", lambda: Arena(1 << 16))
+    listed, out, old = (tmp_path / name for name in ("t.json", "p.json", "old.json"))
+    specs = [replace(spec, optimizer="rowwise-adagrad", rank=0) for spec in SPECS[3:]]
+    halved = tuple(tuple(zip(halves(whole(n, spec), "columns") or (), (0, 1))) for n, spec in enumerate(specs))
+    TablePlan(2, tuple((s.name, s.rows, s.dim, s.optimizer) for s in specs), halved).save(old)
+    flags = ["place", "tables", str(listed), "--check", "0.05s", "--seconds", "0.2", "--quiet", "--out", str(out)]
+    for of, more, says in (
+        (specs, [], "but table 't4' is at rank 1, and has to be at rank 0"),
+        ([replace(spec, rank=None) for spec in specs], ["--from", str(old)], "is cut by columns, which it may not be"),
+    ):
+        listed.write_text(specs_text(of))
+        assert main([*flags, *more]) == 0
+        said = capsys.readouterr().out
+        assert says in " ".join(said.split())
+        assert all(
+            p.dim == 16 and (of[0].rank is None or rank == 0) for at in TablePlan.load(out).pieces for p, rank in at
+        )
 
 
 def test_a_machine_keeps_the_least_of_all_times():

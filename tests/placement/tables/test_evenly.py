@@ -1,20 +1,23 @@
 """Tables cut by rows only evenly over all ranks: every row once, no cap passed, and no worse than any such placement."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skirl.placement.tables.costs import shipped
-from skirl.placement.tables.evenly import blocks, search_evenly
-from skirl.placement.tables.pieces import check_cover
+from skirl.placement.tables import balance
+from skirl.placement.tables.costs import Costs, shipped
+from skirl.placement.tables.evenly import _Blocks, blocks, search_evenly
+from skirl.placement.tables.pieces import Piece, check_cover
 from skirl.placement.tables.place import over_caps, planned
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.pool import pool, task
 from skirl.placement.tables.problem import Problem, Ranks, canonical
 from skirl.placement.tables.spec import TableSpec
+from tests.placement.tables.test_nets import costs as by_net
 
 
 def spec_of(n: int, rows: int, dim: int, ids: int, optimizer: str, split: str) -> TableSpec:
@@ -120,15 +123,46 @@ def test_it_is_about_the_best_of_all():
     assert max(ratios) < 1.02 and min(ratios) > 1 - 1e-9
 
 
-def test_it_ends_in_time_and_does_not_depend_on_order():
-    of = task(pool(60, batch=512, max_dim=64, seed=1), 40, 4, np.random.default_rng(1), full=0.9)
-    clock = itertools.count()
-    problem = Problem([of.specs[n] for n in canonical(of.specs)], of.ranks, shipped(1e9, 4))
-    short = search_evenly(problem, seconds=3.0, now=lambda: next(clock) / 100)
+def test_it_ends_in_time_whatever_takes_it(monkeypatch):
+    """A clock that costs of parts and moves set forward: of many tables on many ranks not every block is asked for."""
+    at, improve = [0.0], balance.improve
+
+    class Slow(Costs):
+        def part(self, spec, rows, dim):
+            at[0] += 2e-3
+            return super().part(spec, rows, dim)
+
+    def moves(*args):
+        at[0] += 5e-3
+        return improve(*args)
+
+    monkeypatch.setattr(balance, "improve", moves)
+    of = task(pool(60, batch=512, max_dim=64, seed=1), 150, 64, np.random.default_rng(1), full=0.9)
+    problem = Problem([of.specs[n] for n in canonical(of.specs)], of.ranks, Slow(shipped(1e9, 64).ms, 1e9, 64))
+    short = search_evenly(problem, seconds=1.5, now=lambda: at[0])
+    assert at[0] == pytest.approx(short.seconds + 0.3) and 1.2 <= short.seconds <= 1.5  # 0.3: of whole tables, before
     assert not short.in_time and short.placed.score[0] == 0
-    few = of.specs[:5]
+
+
+def test_blocks_together_take_what_each_takes():
+    of = task(pool(9, batch=64, max_dim=64, seed=2, optimizer="sgd"), 9, 5, np.random.default_rng(2))
+    specs = [*(replace(spec, rows=spec.rows // 50000 + n, distinct=1.0) for n, spec in enumerate(of.specs))]
+    problem = Problem([specs[n] for n in canonical(specs)], of.ranks, by_net(5, seed=1))
+    some = [0, 2, 3, 8]
+    wanted = np.zeros((5, 7))
+    for n in some:
+        for rank, (a, b) in enumerate(blocks(problem.specs[n].rows, 5)):
+            if a < b:
+                piece = Piece(n, a, b, 0, problem.specs[n].dim)
+                wanted[rank] += (*problem.cost(piece), *problem.adds(piece))
+    assert np.allclose(_Blocks(problem, range(9)).of(some), wanted) and wanted.any(axis=0).all()
+
+
+def test_it_does_not_depend_on_order():
+    of = task(pool(60, batch=512, max_dim=64, seed=1), 5, 4, np.random.default_rng(1), full=0.9)
     one, other = (
-        planned(specs, Ranks.like(2), shipped(1e9, 2), seconds=20.0, even_rows=True)[0] for specs in (few, few[::-1])
+        planned(specs, Ranks.like(2), shipped(1e9, 2), seconds=20.0, even_rows=True)[0]
+        for specs in (of.specs, of.specs[::-1])
     )
     assert by_name(one) == by_name(other)
 

@@ -8,14 +8,15 @@ import pytest
 
 from skirl.cli import main
 from skirl.core.optim import row_optimizer
-from skirl.placement.tables import bench_plans, calibrate
+from skirl.placement.tables import bench_plans, bench_tables, calibrate, measure
 from skirl.placement.tables import training as training_of_nets
 from skirl.placement.tables.bench_search import problem_of
 from skirl.placement.tables.calibrate import training
 from skirl.placement.tables.costs import load_costs, shipped
-from skirl.placement.tables.measure import Arena, Lookups, Part, Rounds, noise_of, rounds_of
+from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, noise_of, rounds_of, run_ms
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import pool, task
+from skirl.placement.tables.spec import TableSpec, specs_text
 from skirl.placement.tables.terms import TERMS
 
 
@@ -30,7 +31,7 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer, plain):
     [made] = pool(1, batch=32, max_dim=4, seed=3, optimizer=optimizer)
     made = replace(made, spec=replace(made.spec, rows=3000, dim=8))
     lookups = Lookups(made, 0)
-    part = Part(arena, lookups, Piece(0, 1000, 2500, 0, 8))
+    part = Ready(arena, lookups, Piece(0, 1000, 2500, 0, 8))
     ids, bags = lookups.of(Piece(0, 1000, 2500, 0, 8))
     assert len(ids) and ids.min() >= 0 and ids.max() < 1500
     part.cache[:] = np.random.default_rng(0).random(part.cache.shape)
@@ -45,6 +46,14 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer, plain):
     assert set(changed) <= set(ids) and len(changed) > 0.9 * len(set(ids))
     width = row_optimizer(optimizer)().width(8)
     assert part.cache.shape[1] == width
+
+
+def test_batches_that_are_larger_than_the_arena_get_room(monkeypatch):
+    monkeypatch.setattr(measure, "OUTPUTS", 1 << 9)
+    arena, [made] = Arena(1 << 12, plain=True), pool(1, batch=100, max_dim=4, seed=3)
+    small, large = (Ready(arena, Lookups(made, 0), Piece(0, 0, made.spec.rows, 0, dim)) for dim in (4, 20))
+    assert small.out.shape == (100, 4) and large.out.shape == large.grads.shape == (100, 20)
+    assert not np.shares_memory(large.out, large.grads) and run_ms(arena, [small, large]) > 0
 
 
 def test_parts_of_a_table_have_its_ids_between_them():
@@ -67,9 +76,38 @@ def test_a_killed_measurement_goes_on(arena, tmp_path):
     assert len(rounds_of(arena, ready, 9, 0, late=lambda: True)) == 2
     with pytest.raises(ValueError, match="has measurements of something else"):
         Rounds(path, {"seed": 1})
+    text = path.read_text()
+    for line in ("[0.1, 0.", "{}", '["a"]', "[NaN]"):
+        path.write_text(f"{text}{line}\n")
+        with pytest.raises(ValueError, match=r"r, line 7: it is no round of measurements: remove the line"):
+            Rounds(path, what)
+        assert path.read_text() == f"{text}{line}\n"
 
 
-def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch):
+OWN = [TableSpec(f"own {n}", 900 + n, 12, 64, 64.0 * n, 9.0 * n) for n in range(1, 10)]
+
+
+def test_ones_own_tables_are_dealt_and_looked_up_by_smaller_batches():
+    own = calibrate.Own.of(OWN, 3)
+    assert len(own.judges) == 2 and {*own.learned} | {*own.judges} == {*OWN} and len(own.learned) == 7
+    assert (own.batches, own.other_batches) == ((16, 32, 64), (24, 48))
+    for batch, some in ((16, own.learned), (48, own.judges)):
+        for combination in calibrate.training("adam", 3, 0, (batch,), own=some):
+            for spec, rows, _ in combination.pieces:
+                [of] = [of for of in some if of.name == spec.name]
+                assert (spec.batch, spec.ids, spec.optimizer) == (
+                    batch,
+                    of.ids * batch / 64,
+                    "adam",
+                ) and rows <= of.rows
+                assert 0 < spec.distinct <= min(of.distinct, spec.ids) and sum(spec.reuse) == pytest.approx(1)
+    assert calibrate.Own.of([replace(spec, batch=4096) for spec in OWN], 3).batches == calibrate.BATCHES
+    with pytest.raises(ValueError, match="there are 3 tables: list at least 4, of which one judges the costs"):
+        calibrate.Own.of(OWN[:3], 0)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch, own):
     monkeypatch.setattr(calibrate, "DIMS", (4, 8))
     monkeypatch.setattr(calibrate, "BATCHES", (16,))
     monkeypatch.setattr(calibrate, "OTHER_BATCHES", (24,))
@@ -79,12 +117,15 @@ def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(calibrate, "Arena", lambda: Arena(1 << 20))
     out = tmp_path / "c.json"
     flags = ["--minutes", "0", "--combinations", "10", "--optimizers", "sgd", "--out", str(out)]
+    if own:
+        (tmp_path / "t.json").write_text(specs_text(OWN))
+        flags += ["--tables", str(tmp_path / "t.json")]
     assert main(["place", "costs", *flags]) == 0
     said = capsys.readouterr().out
     for text in ("14 combinations of tables, 2 rounds", f"use --costs {out}", "on tables that neither has seen"):
         assert text in said
     costs = load_costs(out, link=1e9, ranks=2)
-    assert set(costs.ms) == {"sgd"} and sum(costs.ms["sgd"]) > 0 and list(tmp_path.iterdir()) == [out]
+    assert set(costs.ms) == {"sgd"} and sum(costs.ms["sgd"]) > 0 and len(list(tmp_path.iterdir())) == 1 + own
     assert costs.net is not None and costs.report["held_out"] == 4 and costs.report["learned"] == 10
 
 
@@ -111,6 +152,7 @@ def test_few_measurements_go_on_from_costs_of_another_machine(monkeypatch):
         (["--combinations", "3"], "--combinations is 3: set it to 10 or more"),
         (["--exchange", "1"], "--exchange is 1: set it to 2 to 64, or to 0"),
         (["--start", "none.json"], "none.json is no file: name costs that `skirl place costs` wrote"),
+        (["--tables", "none.json"], "none.json is no file: name one that lists tables"),
         (["--out", "c.txt"], "--out is 'c.txt': name a file that ends in .json"),
     ],
 )
@@ -139,6 +181,14 @@ def test_figures_of_plans_are_ratios_by_hand():
     assert found["vs_row_wise"] == pytest.approx((4.5 + 5.4) / 16)
     assert found["by_split"]["whole"] == pytest.approx(7 / 9) and len(TERMS) == 10
     json.dumps(found)
+
+
+@pytest.mark.parametrize(("there", "why"), [(False, "no GPU"), (True, "costs are measured on CPUs alone")])
+def test_what_is_not_run_on_a_gpu_says_so(monkeypatch, there, why):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    monkeypatch.setattr(bench_tables.bench_model, "model", lambda seed: {})
+    monkeypatch.setattr(bench_tables.bench_plans, "plans", lambda count, seed: {})
+    assert [bench_tables.measured(part, 1, 0) for part in ("model", "plans")] == [{"gpu": f"not run: {why}"}] * 2
 
 
 def test_plans_are_measured_until_it_has_settled(monkeypatch):

@@ -49,3 +49,6 @@ def test_stack_distances_are_those_of_a_list():
     for row, found in zip(rows.tolist(), stack_distances(rows, 30).tolist(), strict=True):
         assert found == (stack[::-1].index(row) + 1 if row in stack else 0)
         stack = [*(of for of in stack if of != row), row]
+    for wrong in ([0, 30], [-1, 0]):
+        with pytest.raises(ValueError, match="name rows from 0 on, below their count"):
+            stack_distances(np.array(wrong), 30)

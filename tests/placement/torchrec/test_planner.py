@@ -1,6 +1,7 @@
 """Plans for TorchRec: every number of every table once, what it would run otherwise refused, plans of its own read."""
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,26 @@ def test_memory_constraints_pins_and_groups_are_kept(tmp_path):
     assert str(again) == str(planner.plan(model))
 
 
+def test_sharding_types_are_those_that_constraints_allow():
+    """One table beside small ones, which everything would have cut by columns."""
+    model = model_of((4000, 64, 1), (50, 4, 1))
+    for types, kinds in (
+        (["table_wise", "column_wise"], {"column_wise"}),
+        (["table_wise", "table_column_wise"], {"table_wise"}),
+        (["table_wise", "row_wise", "table_row_wise"], {"row_wise"}),
+        (["row_wise", "data_parallel"], {"row_wise"}),
+    ):
+        said = constraint(sharding_types=types, pooling_factors=[100.0])
+        plan = SkirlPlanner(topology(2), 64, constraints=said, optimizer="sgd", seconds=0.2).plan(model)
+        assert plan.plan["inner.ebc"]["t0"].sharding_type in kinds, types
+    one = SkirlPlanner(topology(1), constraints=constraint(sharding_types=["row_wise"]), seconds=0.05).plan(model)
+    assert one.plan["inner.ebc"]["t0"].sharding_type == "row_wise"
+    halves = tuple((Piece(0, 0, 50, at, at + 4), at // 4) for at in (0, 4))
+    columns = TablePlan(2, (("t0", 50, 8, "sgd"),), (halves,))
+    with pytest.raises(ValueError, match="table 't0' is column_wise in the plan, and its constraints allow table_wise"):
+        sharding_plan(columns, model_of((50, 8, 1)), constraints=constraint(sharding_types=["table_wise"]))
+
+
 def batch(seed: int) -> Any:
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 4, (3 * 8,), generator=draw)
@@ -130,6 +151,15 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"constraints": {"min_partition": 8}}, "set min_partition, which skirl does not plan: leave it out"),
     ({"constraints": {"compute_kernels": ["dense"]}}, "allow dense: skirl plans fused, allow it"),
     ({"constraints": {"sharding_types": ["data_parallel"]}}, "allow data_parallel: skirl plans table_wise"),
+    *(
+        (
+            {"constraints": {"sharding_types": types}},
+            f"allow {', '.join(types)}, and skirl may find a table best whole: allow",
+        )
+        for types in (["column_wise"], ["row_wise", "column_wise"])
+    ),
+    ({"constraints": {"sharding_types": ["table_column_wise"]}}, "allow table_column_wise: skirl plans table_wise"),
+    ({"constraints": {"sharding_types": ["row_wise"]}, "rows": False}, "table 't0' has to be cut by rows, and rows is"),
     ({"constraints": {"pooling_factors": [1.0, 2.0, 3.0]}}, "have 3 pooling_factors for 1 features: give one each"),
     ({"constraints": {"pooling_factors": [float("nan")]}}, "set them to 0 or more"),
     ({"constraints": {"pooling_factors": [0.0]}}, "table 't0' has 0 ids a batch"),
@@ -167,6 +197,34 @@ def test_models_that_cannot_be_planned_are_refused():
         SkirlPlanner(topology(2, device="cuda"), seconds=0.05).plan(model_of((50, 8, 1)))
     with pytest.raises(ValueError, match="there is no process group"):
         SkirlPlanner(topology(2)).collective_plan(model_of((50, 8, 1)))
+
+
+@pytest.mark.parametrize("fails", ["no room", "a fault"])
+def test_whatever_the_first_rank_meets_every_rank_is_told(monkeypatch, fails):
+    from torchrec.distributed.planner.types import PlannerError
+
+    class Reservation:
+        def reserve(self, **_: Any) -> None:
+            raise (
+                PlannerError("The reserved topology has negative memory. \n \n Note: ...")
+                if fails == "no room"
+                else KeyError(3)
+            )
+
+    planner, said, ranks = SkirlPlanner(topology(2), storage_reservation=Reservation()), list[Any](), iter(range(2))
+
+    def heard(mine: Any, pg: Any) -> Any:
+        said.append(mine)
+        return said[0]
+
+    monkeypatch.setattr("skirl.placement.torchrec.planner.told", heard)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda pg=None: next(ranks))
+    no_room = "^the storage reservation leaves no memory for tables: The reserved topology has negative memory.$"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=no_room if fails == "no room" else "^KeyError: 3$"):
+            planner.collective_plan(model_of((50, 8, 1)))
+    assert len(said) == 2 and said[1] is None
 
 
 def test_without_torchrec_it_is_one_sentence(monkeypatch):
@@ -241,6 +299,23 @@ def test_cache_statistics_are_those_of_an_lru_cache():
         assert 0 < stats.cacheability < 1 and stats.expected_lookups > 0
 
 
+@pytest.mark.parametrize("wrong", [50, -1])
+def test_ids_that_are_no_rows_are_refused(wrong):
+    """Of TorchRec's ids nothing is known before: a compiled loop would write beside its array."""
+    batches, model = [batch(n) for n in range(2)], model_of((50, 8, 2), (60, 4, 1))
+    first = int(batches[1]["f0"].values().numel())
+    batches[1].values()[first] = wrong  # of f1
+    said = f"feature 'f1' has an id {wrong}, and table 't0' has rows 0 to 49: give ids of its rows"
+    for use in (
+        lambda: cache_statistics(model, batches, 2),
+        lambda: SkirlPlanner(topology(2), batches=batches, seconds=0.05).plan(model),
+    ):
+        with pytest.raises(ValueError, match=said):
+            use()
+    with pytest.raises(ValueError, match="there are 1 batches for 2 ranks"):
+        cache_statistics(model, batches[:1], 2)
+
+
 def test_the_kernel_that_is_timed_is_a_step_and_its_costs_are_used(tmp_path):
     from skirl.placement.tables.costs import save_costs
     from skirl.placement.tables.terms import TERMS
@@ -261,5 +336,8 @@ def test_the_kernel_that_is_timed_is_a_step_and_its_costs_are_used(tmp_path):
     model = model_of((50, 8, 1), (60, 4, 1))
     plans = [SkirlPlanner(topology(2), costs=of, seconds=0.2).plan(model) for of in (costs, tmp_path / "c.json")]
     assert str(plans[0]) == str(plans[1])
+    save_costs(replace(costs, backend="cuda"), tmp_path / "c.json")
+    with pytest.raises(ValueError, match="of backend 'cuda', and 'fbgemm-cpu' or 'skirl-cpu' is to be placed"):
+        SkirlPlanner(topology(2), costs=tmp_path / "c.json").plan(model)
     with pytest.raises(ValueError, match="optimizer is 'ftrl': set it to one of sgd, "):
         measure_costs("ftrl")

@@ -1,5 +1,8 @@
 """Rows over several stores: a store like any other, whatever the sites and the cuts."""
 
+import errno
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,9 @@ import pytest
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record, Store, open_store
+from skirl.store.base import at_once
+from skirl.store.disk.errors import DiskFull
+from skirl.store.disk.os_files import Files
 from skirl.store.placed import taking
 from skirl.store.placed.store import PlacedStore
 from skirl.tools.progress import size
@@ -126,6 +132,134 @@ def test_sites_on_disk_take_all_or_nothing_and_know_their_placement(tmp_path):
         assert contents(store) == held
     with on_disks(tmp_path / "a", plan) as store, pytest.raises(ValueError, match="another placement"):
         store.write(table_keys(1, [0]), random_rows(1, 1, 0))
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_a_site_that_lost_its_rows_is_refused_and_gets_them_from_a_checkpoint(tmp_path, gone):
+    """As where a disk is not mounted, or a folder of the plan has another name."""
+    lost_site(tmp_path, gone)
+
+
+def lost_site(folder: Path, gone: int = 0) -> None:
+    plan = plan_for(LAYOUT, [Cut.even([0, 1, 2])])
+    about = {f"t{n}": "zeros()" for n in range(7)}
+    with on_disks(folder / "a", plan) as store:
+        store.remember(about)
+        store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
+        held = contents(store)
+        frozen.save(store, folder / "saved")
+    shutil.rmtree(folder / "a" / f"s{gone}")
+    with on_disks(folder / "a", plan) as store:
+        assert store.about == about, "as the sites say that have rows"
+        with pytest.raises(ValueError, match=rf"site 's{gone}' .* is empty and was never told of the rows at site"):
+            store.read(table_keys(1, [0]), random_rows(1, 1, 0).copy())
+        with pytest.raises(ValueError, match="is empty and was never told"):
+            store.freeze(folder / "torn", None)
+        frozen.load(store, folder / "saved")
+        assert contents(store) == held
+    with on_disks(folder / "a", plan) as store:
+        assert contents(store) == held and store.about == about
+
+
+def test_a_site_that_never_had_rows_is_not_missed(tmp_path):
+    plan = plan_for(LAYOUT, [Cut((0,), (1,))])
+    with on_disks(tmp_path, plan) as store:
+        store.remember({f"t{n}": "zeros()" for n in range(7)})
+        store.write(table_keys(1, range(9)), random_rows(1, 9, 1))
+        held = contents(store)
+    with on_disks(tmp_path, plan) as store:
+        assert contents(store) == held and not len(store.stores[0])
+
+
+class Takes(DiskStore):
+    """Says when it has its rows."""
+
+    taken = threading.Semaphore(0)
+
+    def thaw_parts(self, *args, **kwargs) -> None:
+        super().thaw_parts(*args, **kwargs)
+        self.taken.release()
+
+
+class Fails(DiskStore):
+    """Has read its rows when all are ready, and loses its disk when the two others have theirs."""
+
+    def thaw_parts(self, folder, parts, identity, generation, ready=at_once) -> None:
+        ready()
+        assert all(Takes.taken.acquire(timeout=60) for _ in range(2))
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("now", [CUTS, CUTS[::-1]])
+def test_rows_of_a_load_that_failed_halfway_are_refused(tmp_path, now):
+    """By the plan that was loaded under, and by the one that rows had before: that no site has the old rows now."""
+    half_loaded(tmp_path, now)
+
+
+def half_loaded(folder: Path, now: list[Cut] = CUTS) -> None:
+    plan, other = plan_for(LAYOUT), plan_for(LAYOUT, now)
+    with on_disks(folder / "a", plan) as store:
+        store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
+        held = contents(store)
+        frozen.save(store, folder / "saved")
+    with on_disks(folder / "b", plan) as store:
+        store.remember({f"t{n}": "zeros()" for n in range(7)})
+        store.write(table_keys(1, range(60)), random_rows(1, 60, 2))
+    kinds = (Takes, Fails, Takes)
+    stores = [kind(folder / "b" / site.name, LAYOUT) for kind, site in zip(kinds, other.sites, strict=True)]
+    with PlacedStore(other, stores, LAYOUT) as store:
+        with pytest.raises(OSError, match="the disk is gone"):
+            frozen.load(store, folder / "saved")
+        with pytest.raises(ValueError, match="a load ended before all sites had their rows"):
+            store.read(table_keys(1, [0]), random_rows(1, 1, 0).copy())
+    for again in (plan, other):
+        with (
+            on_disks(folder / "b", again) as store,
+            pytest.raises(ValueError, match=r"site 's0' .*: a load ended before"),
+        ):
+            store.write(table_keys(1, [0]), random_rows(1, 1, 0))
+    with on_disks(folder / "b", other) as store:
+        frozen.load(store, folder / "saved")
+        assert contents(store) == held
+    with on_disks(folder / "b", other) as store:
+        assert contents(store) == held
+
+
+class NoRoom(Files):
+    """Takes no byte of rows more, once it is full."""
+
+    def __init__(self) -> None:
+        self.full, self.later = False, set[int]()
+
+    def create(self, path: Path) -> int:
+        file = super().create(path)
+        if self.full and path.suffix == ".rows":
+            self.later.add(file)
+        return file
+
+    def sync(self, file: int) -> None:
+        if file in self.later:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().sync(file)
+
+
+def test_rows_are_on_disk_before_any_site_changes(tmp_path):
+    """So that a full disk is seen while all sites have what they had, and know it."""
+    plan, files = plan_for(LAYOUT), NoRoom()
+    with on_disks(tmp_path / "a", plan) as store:
+        store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
+        frozen.save(store, tmp_path / "saved")
+    stores = [DiskStore(tmp_path / "b" / s.name, LAYOUT, files=files if n else None) for n, s in enumerate(plan.sites)]
+    with PlacedStore(plan, stores, LAYOUT) as store:
+        store.remember({f"t{n}": "zeros()" for n in range(7)})
+        store.write(table_keys(1, range(60)), random_rows(1, 60, 2))
+        held = contents(store)
+        files.full = True
+        with pytest.raises(DiskFull):
+            frozen.load(store, tmp_path / "saved", [(table_keys(1, range(200)), random_rows(1, 200, 3))])
+        assert contents(store) == held
+    with on_disks(tmp_path / "b", plan) as store:
+        assert contents(store) == held
 
 
 KINDS = (("memory", "disk", "link"), ("disk", "memory", "disk"))

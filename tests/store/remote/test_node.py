@@ -17,6 +17,7 @@ from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store
 from skirl.store.base import Facts
 from skirl.store.frozen import Part
 from skirl.store.remote import group, metrics, service
+from skirl.store.remote import node as serving
 from skirl.store.remote import store as remote
 from skirl.store.remote.calls import Numbered, Taken
 from skirl.store.remote.errors import NodeError
@@ -238,6 +239,33 @@ def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: No
 def test_an_owner_that_was_killed_is_followed_by_the_next(nodes: Nodes):
     for _ in range(2):
         assert in_process(nodes, "killed", "/rank-2") == "killed"
+
+
+def test_an_owner_that_was_killed_before_it_told_what_it_asks_for_holds_up_nobody(nodes: Nodes, monkeypatch):
+    monkeypatch.setattr(serving, "PROBE", 0.1)
+    meeting = Meeting(nodes.address)
+    late = meeting.count("node/0/asks", 1)
+    open_store(nodes.spec, LAYOUT).close()
+    asked: list[dict[str, int]] = []
+    monkeypatch.setattr(nodes.nodes[0], "_asked", asked.append)
+    meeting.tell(f"node/0/ask/{late}", {"run": 0, "owner": 7})  # it was busy: it is heard all the same
+    until = time.monotonic() + 20
+    while not asked:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert asked == [{"run": 0, "owner": 7}]
+
+
+def test_nothing_stays_at_the_meeting_point_of_what_is_over(nodes: Nodes, monkeypatch):
+    """A node may serve for months."""
+    monkeypatch.setattr(serving, "HELD", 0.1)
+    open_store(nodes.spec, LAYOUT).close()
+    leave()
+    store, until = Meeting(nodes.address).store, time.monotonic() + 30
+    while left := [key for key in store.list_keys() if key.startswith(("run-", "skirl/answer/")) or "/ask/" in key]:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+    assert store.list_keys()
 
 
 def test_a_node_has_no_more_memory_than_it_may_take():

@@ -19,10 +19,9 @@ _WHOLE = r"^-?[0-9]{1,18}$"
 
 def plain(column: Any, missing: Sequence[str]) -> pa.Array:
     """One array of a plain type: dictionaries decoded, texts with 32-bit offsets, nulls where a text is one of `missing`."""
+    column = one(column)
     if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        if isinstance(column, pa.ChunkedArray):
-            raise OverflowError("more than 2 GiB of text in one column of one row group")
+        raise OverflowError("more than 2 GiB of text in one column of one row group")
     if pt.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_text(column.type):
@@ -35,6 +34,13 @@ def plain(column: Any, missing: Sequence[str]) -> pa.Array:
             if pc.any(equal).as_py():
                 column = pc.if_else(equal, None, column)
     return column
+
+
+def one(column: Any) -> Any:
+    """A column as one array: as it is, or its only piece, or its pieces one after the other."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def is_text(kind: pa.DataType) -> bool:

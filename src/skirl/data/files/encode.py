@@ -17,6 +17,7 @@ from skirl.data.files.columns import (
     is_list,
     is_text,
     kinds_of,
+    one,
     pc,
     plain,
     texts_of,
@@ -28,7 +29,17 @@ from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_num
 from skirl.data.files.repeats import is_shared, is_views, shared_lists
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.files.session_order import sessions_of
-from skirl.data.files.times import DATE, NUMBER, Span, begins_with_dates, hours_of, is_date, seconds_of
+from skirl.data.files.times import (
+    DATE,
+    EXPECTED,
+    NUMBER,
+    Span,
+    begins_with_dates,
+    hours_of,
+    is_date,
+    seconds_of,
+    since_1970,
+)
 from skirl.tools.jit import kernel, read_only
 
 FITS = "a number that fits a float32"
@@ -163,7 +174,7 @@ class Encoder:
     kept: tuple[str, ...] = ()
     """Columns to keep as they are; a time that is text becomes a number."""
     all_there: bool = False
-    """Whether a row is malformed that has nothing in a kept column, or NaN."""
+    """Whether a row is malformed that has nothing in a kept column, NaN, or a time that is none in its unit."""
     session: str | None = None
     """The column that says which rows belong together, where the order needs it."""
 
@@ -289,8 +300,7 @@ class Encoder:
                     f"{raw.file}: column {spec.name!r} holds no lists: set its separator in the schema, or list to false"
                 )
             column = pc.split_pattern(column, spec.separator)
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
+        column = one(column)
         starts = None
         if is_views(column.type):
             starts, sizes = (of.to_numpy().astype(np.int64) for of in (column.offsets, column.sizes))
@@ -358,7 +368,7 @@ class Encoder:
         return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
 
     def _kept(self, raw: Raw, column: Any, name: str, marks: Marks) -> pa.Array:
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        column = one(column)
         if name != self.schema.time or not is_text(column.type):
             return column
         dated = begins_with_dates(column)
@@ -372,9 +382,12 @@ class Encoder:
     def _check_there(self, raw: Raw, column: Any, name: str, marks: Marks) -> None:
         column = plain(column, ())
         plain_numbers = not is_text(column.type) and not is_date(column.type)
-        kinds = floats_of(column, False)[1] if plain_numbers else kinds_of(column)
+        values, kinds = floats_of(column, False) if plain_numbers else (np.empty(0), kinds_of(column))
         what, expected = ("time", NUMBER) if name == self.schema.time else ("session", EACH)
         marks.add(raw, kinds != GOOD, lambda i: (f"{what} column {name} is {shown(value_at(column, i))}", expected))
+        if what == "time" and plain_numbers and (unit := self.schema.time_unit):
+            none = np.isnan(since_1970(values.astype(np.float64), unit)) & (kinds == GOOD)
+            marks.add(raw, none, lambda i: (f"time column {name} is {shown(value_at(column, i))}", EXPECTED[unit]))
 
     def _in_time(self, raw: Raw, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
         inside, kinds, expected = keep.has(raw.file, column)

@@ -103,7 +103,7 @@ def used(
     """Only the lists that some row has, which each has of them, and where they begin, unless one after the other. copy:
     where there are others between them, put them one after the other."""
     which, kept, begins = (np.empty(len(inverse), np.int64) for _ in range(3))
-    count, first, end = _number(inverse, sizes, which, kept, begins)
+    count, first, end = _number_lists(inverse, sizes, which, kept, begins)
     kept, begins = kept[:count], begins[:count]
     sizes = sizes[kept]
     if starts is not None:
@@ -123,7 +123,7 @@ def used(
 
 
 @kernel
-def _number(inverse, sizes, which, kept, begins):
+def _number_lists(inverse, sizes, which, kept, begins):
     """Number the lists that some row has, ascending.
 
     Out: which, the new number of each row's; kept, which lists these are; begins, where each begins, if they lie one after

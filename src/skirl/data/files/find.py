@@ -1,6 +1,8 @@
 """Which files a path means, in which order, and what each one is by its first bytes."""
 
+import fnmatch
 import glob
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -55,6 +57,32 @@ def find(paths: str) -> list[str]:
             raise BadFile(path, "there is no such file or folder", "set data to one that exists")
         files += sorted(matches, key=natural)
     return files
+
+
+def would_find(pattern: str, file: Path) -> bool:
+    """Whether a pattern matches a file, which may not be there yet.
+
+    **Arguments**
+
+    - `pattern`: as `find` takes it.
+    - `file`: absolute, without links.
+
+    >>> would_find("/in/**/*.parquet", Path("/in/x/1.parquet")), would_find("/in/*.parquet", Path("/in/x/1.parquet"))
+    (True, False)
+    """
+    if not glob.has_magic(pattern) or Path(pattern).exists():
+        return False
+    parts = Path(os.path.abspath(pattern)).parts
+    begin = next(k for k, part in enumerate(parts) if glob.has_magic(part))
+    return _matches((*Path(*parts[:begin]).resolve().parts, *parts[begin:]), file.parts)
+
+
+def _matches(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    if pattern and pattern[0] == "**":
+        return _matches(pattern[1:], path) or (bool(path) and _matches(pattern, path[1:]))
+    if not pattern or not path:
+        return not pattern and not path
+    return fnmatch.fnmatchcase(path[0], pattern[0]) and _matches(pattern[1:], path[1:])
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -36,13 +36,13 @@ def identity_of(
     if encoder.keep is not None:
         span = encoder.keep
         reads += f" where {span.low} <= {span.column} < {span.high}"
-    # Rows as they are, from a flag, the schema or a vocabulary; session is not read.
+    # Rows as they are, from a flag, the schema or a vocabulary; session and what times count are not read.
     ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
     return {
         "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
         "reads": reads,
         "rows_of": encoder.rows_of.described,
-        "schema": replace(encoder.schema, ids=ids, session=None).toml(),
+        "schema": replace(encoder.schema, ids=ids, session=None, time_unit="").toml(),
         "batch_size": batch_size,
         "shuffle": shuffle,
         "seed": seed if shuffle else 0,

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from skirl.data.files.columns import is_list, kinds_of, pc
+from skirl.data.files.columns import is_list, kinds_of, one, pc
 from skirl.data.files.hashing import GOOD
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
@@ -22,7 +22,7 @@ def share(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None
         if not spec.run:
             continue
         name = spec.column or spec.name
-        lists, runs = (_one(columns[of]) for of in (name, spec.run))
+        lists, runs = (one(columns[of]) for of in (name, spec.run))
         if not (pt.is_list(lists.type) or pt.is_large_list(lists.type)) or not pt.is_integer(runs.type):
             return 0, f"has no list in column {name!r}, or no whole number in {spec.run!r}"
         if not len(lists):
@@ -38,7 +38,7 @@ def share(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None
             return row, f"has {said[row]} in column {spec.run!r}, and the list of column {name!r} {is_there}"
         there = _there(lists, written)
         if spec.start:
-            starts, lengths = (_one(columns[of]) for of in (spec.start, spec.length))
+            starts, lengths = (one(columns[of]) for of in (spec.start, spec.length))
             found = _windows(there, inverse, starts, lengths)
             if isinstance(found, tuple):
                 row, said = found
@@ -56,7 +56,7 @@ def _windows(there: Any, inverse: np.ndarray, starts: Any, lengths: Any) -> Any:
     begin, size = (pc.fill_null(of, -1).to_numpy().astype(np.int64) for of in (starts, lengths))
     offsets = there.offsets.to_numpy().astype(np.int64)
     which, first = np.empty(len(inverse), np.int32), np.empty(len(inverse), np.int64)
-    count = _number(inverse, begin, size, np.diff(offsets), which, first)
+    count = _number_windows(inverse, begin, size, np.diff(offsets), which, first)
     if count < 0:
         row = -1 - count
         ids = int(np.diff(offsets)[inverse[row]])
@@ -70,7 +70,7 @@ def _windows(there: Any, inverse: np.ndarray, starts: Any, lengths: Any) -> Any:
 
 
 @kernel
-def _number(inverse, begin, size, ids, which, first):
+def _number_windows(inverse, begin, size, ids, which, first):
     """Number windows that differ from the one above, and their first rows: how many; -1 - row where one is outside."""
     count = 0
     for row in range(len(inverse)):
@@ -135,9 +135,3 @@ def shared_lists(column: Any) -> tuple[Any, np.ndarray | None]:
     else:
         some = lists.take(pa.array(kept))
     return some, (np.cumsum(there) - 1)[inverse]
-
-
-def _one(column: Any) -> Any:
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

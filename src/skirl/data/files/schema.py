@@ -122,6 +122,8 @@ class FileSchema:
     session: str | None = None
     """Which samples belong together; training does not read it, and a converted file keeps it."""
     time: str | None = None
+    time_unit: Literal["", "seconds", "milliseconds", "microseconds", "YYMMDDHH"] = ""
+    """What the numbers of time count, since 1970; where nothing says, what needs lengths of time takes them for seconds."""
     missing: tuple[str, ...] = ("",)
     """Texts that stand for no value."""
     nan_is_missing: bool = False
@@ -135,6 +137,8 @@ class FileSchema:
     def __post_init__(self) -> None:
         if not self.ids:
             raise BadSchema("the schema names no id column: add [[id]] with its name")
+        if self.time_unit and self.time is None:
+            raise BadSchema(f'time_unit is {self.time_unit!r}, and there is no time: write time = "COLUMN" above it')
         _refuse_twice("label", [label.name for label in self.labels])
         _refuse_twice("dense column", [dense.name for dense in self.dense])
         _refuse_twice("id column", [column.name for column in self.ids])
@@ -271,7 +275,7 @@ class FileSchema:
 
     def toml(self) -> str:
         """The schema as TOML text that `parse` reads."""
-        lines = [f"{name} = {_toml(getattr(self, name))}" for name in ("session", "time") if getattr(self, name)]
+        lines = [f"{name} = {_toml(getattr(self, name))}" for name in _TOP[:3] if getattr(self, name)]
         lines += [f"missing = {_toml(self.missing)}", f"nan_is_missing = {_toml(self.nan_is_missing)}"]
         given = [
             f.name for f in fields(Text) if f.name != "samples" or self.text.samples != "lines"
@@ -297,11 +301,9 @@ def _parsed(text: str) -> FileSchema:
         raise BadSchema(f"is no TOML ({error}): mend it, docs/data.md has an example") from None
     layout = read.pop("file", {})
     columns = {kind: _columns(kind, read.pop(kind, [])) for kind in FileSchema.KINDS}
-    top = {name: read.pop(name) for name in ("session", "time", "missing", "nan_is_missing") if name in read}
+    top = {name: read.pop(name) for name in _TOP if name in read}
     if read:
-        raise BadSchema(
-            _unknown(next(iter(read)), [*FileSchema.KINDS, "file", "session", "time", "missing", "nan_is_missing"])
-        )
+        raise BadSchema(_unknown(next(iter(read)), [*FileSchema.KINDS, "file", *_TOP]))
     if not columns["label"]:
         raise BadSchema("the schema names no label: add [[label]] with the name of its column")
     return _make(
@@ -317,6 +319,7 @@ def _parsed(text: str) -> FileSchema:
     )
 
 
+_TOP = ("session", "time", "time_unit", "missing", "nan_is_missing")
 _LAID = ("run", "start", "length")
 
 
@@ -428,6 +431,7 @@ BUILT_IN = {
         dense=(Dense("hour", transform="hour"),),
         ids=tuple(Id(name, type="int" if name in _AVAZU_INTS else "hex") for name in _AVAZU[3:]),
         time="hour",
+        time_unit="YYMMDDHH",
         text=Text(",", _AVAZU),
     ),
 }

@@ -64,6 +64,8 @@ class Files:
 
     bad_rows: int = field(default=0, init=False)
     """Malformed rows left out so far, in this process; those of the first epoch, for they are the same in each."""
+    reached: Part | None = field(default=None, init=False)
+    """The part that `pieces` came to last."""
     left_out: int = field(default=0, init=False)
     """Samples at the end of an epoch that are no whole batch, where batches have shards; of the last epoch that ended."""
     _first_bad: tuple[Part, int] | None = field(default=None, init=False, repr=False)
@@ -178,6 +180,7 @@ class Files:
         try:
             for found in iter(lambda: next(source), None):
                 self._count_bad(*found)
+                self.reached = found[1]
                 yield found[0].expanded()
         finally:
             source.close()

@@ -12,6 +12,16 @@ from skirl.data.files.hashing import BAD, GOOD
 
 NUMBER = "a finite number"
 DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"
+_PER_SECOND = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
+_LATEST = 1e11
+"""Seconds from 1970 to the year 5138: a larger number counts something else."""
+EXPECTED = {
+    "seconds": 'seconds since 1970, 1e11 at most (if it counts others, write time_unit = "milliseconds" in the schema)',
+    "milliseconds": "milliseconds since 1970, 1e14 at most, as time_unit in the schema says",
+    "microseconds": "microseconds since 1970, 1e17 at most, as time_unit in the schema says",
+    "YYMMDDHH": "a day and an hour as YYMMDDHH, as time_unit in the schema says",
+}
+"""Of a number that is a time, by unit."""
 _NAIVE, _ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 
 
@@ -75,6 +85,38 @@ def seconds_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     elif column.type.unit != "us":
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) / 1e6, kinds
+
+
+def since_1970(numbers: np.ndarray, unit: str) -> np.ndarray:
+    """float64 [n]: seconds from 1970 to each time; NaN for what is none in its unit.
+
+    **Arguments**
+
+    - `numbers`: float64 [n], finite.
+    - `unit`: what they count, as a schema says it; "": nothing says, and they are as they are.
+
+    >>> since_1970(np.array([14102100.0, 14102123, 14132100]), "YYMMDDHH").tolist()
+    [1413849600.0, 1413932400.0, nan]
+    >>> since_1970(np.array([1500.0, 1e15]), "milliseconds").tolist()
+    [1.5, nan]
+    """
+    if not unit:
+        return numbers
+    if unit == "YYMMDDHH":
+        return _of_digits(numbers)
+    seconds = numbers / _PER_SECOND[unit]
+    return np.where(np.abs(seconds) <= _LATEST, seconds, np.nan)
+
+
+def _of_digits(numbers: np.ndarray) -> np.ndarray:
+    whole = (numbers >= 0) & (numbers < 1e8) & (np.floor(numbers) == numbers)
+    rest, hours = np.divmod(np.where(whole, numbers, 0).astype(np.int64), 100)
+    rest, days = np.divmod(rest, 100)
+    years, months = np.divmod(rest, 100)
+    begins = ((years + 30) * 12 + months - 1).astype("datetime64[M]")
+    dates = begins.astype("datetime64[D]") + (days - 1)
+    right = whole & (months >= 1) & (months <= 12) & (dates.astype("datetime64[M]") == begins) & (hours < 24)
+    return np.where(right, dates.astype(np.int64) * 86400.0 + hours * 3600.0, np.nan)
 
 
 def hours_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:

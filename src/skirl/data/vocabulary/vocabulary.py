@@ -112,14 +112,15 @@ def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndar
     for table, (keys, counts) in tables.items():
         arrays[f"{table}.keys"] = np.ascontiguousarray(keys, np.uint64)
         arrays[f"{table}.counts"] = np.ascontiguousarray(counts, np.uint64)
-    unfinished = f"{path}.{os.getpid()}.part"
+    place = Path(path)  # without a slash at its end
+    unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     try:
         with writing(path):
             save_file(arrays, unfinished, metadata={"skirl": json.dumps(asdict(facts))})
-            os.replace(unfinished, path)
+            os.replace(unfinished, place)
     finally:
         with suppress(OSError):
-            Path(unfinished).unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
 
 
 def load(path: str) -> Vocabulary:

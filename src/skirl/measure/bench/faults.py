@@ -70,6 +70,8 @@ class Faults:
     """Steps between two checkpoints: as many may be lost."""
     patience: float = 5.0
     """Seconds that trainers wait for each other."""
+    silence: int = 30
+    """Seconds without a word after which launchers take a node for lost; fewer, and a busy machine loses nodes that live."""
     limit: float = 180.0
     """Seconds after which a run is said to hang."""
     gigabytes: float = 0.0
@@ -84,7 +86,7 @@ class Faults:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "runs", "steps", "batch", "every", "at_once")
+        at_least_one(self, "runs", "steps", "batch", "every", "silence", "at_once")
 
     def run(self) -> dict[str, Any]:
         """Every run, one after the other."""
@@ -106,6 +108,7 @@ class Faults:
             "recovery_s": _spread(recovered),
             "recovery_after_patience_s": _spread(waited),
             "lost_steps": max((run["lost_steps"] for run in done), default=0),
+            "missing_lines": sum(run["missing_lines"] for run in done),
             "of_each": done,
             "machine": machine(),
             "failed": f"{len(wrong)} of {len(done)} runs: {wrong[0]['wrong']}; see {top}" if wrong else None,
@@ -143,7 +146,7 @@ class Faults:
         more = fill(self._flags(folder), self.gigabytes, folder)
         return more | {"from_": str(more["from_"])}
 
-    def _undisturbed(self, folder: Path, more: dict[str, Any]) -> dict[str, str]:
+    def _undisturbed(self, folder: Path, more: dict[str, Any]) -> dict[str, Any]:
         """One process, which nothing befalls."""
         from skirl.train.commands import Train
 
@@ -151,7 +154,7 @@ class Faults:
             raise RuntimeError("the undisturbed run failed")
         return digests(folder)
 
-    def _all(self, top: Path, undisturbed: dict[str, str], more: dict[str, Any]) -> list[dict[str, Any]]:
+    def _all(self, top: Path, undisturbed: dict[str, Any], more: dict[str, Any]) -> list[dict[str, Any]]:
         """Every run, each watched by a process of its own."""
         left, at_work, done = list(range(self.first, self.first + self.runs)), list[InAFork](), []
         while left or at_work:
@@ -167,7 +170,7 @@ class Faults:
             time.sleep(0.02)
         return sorted(done, key=lambda run: run["number"])
 
-    def _one(self, number: int, folder: Path, undisturbed: dict[str, str], more: dict[str, Any]) -> dict[str, Any]:
+    def _one(self, number: int, folder: Path, undisturbed: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
         """One run, and what came of it."""
         fault = FAULTS[number % len(FAULTS)]
         folder.mkdir()
@@ -186,13 +189,15 @@ class Faults:
         return {
             "number": number, "fault": list(fault), "nodes": run.began_with, "store": run.store, "hit": run.hit,
             "at_step": run.at_step, "recovery_s": run.recovery, "lost_steps": run.lost_steps,
-            "seconds": round(time.monotonic() - began, 2), "wrong": wrong and f"run {number} ({' '.join(fault)}): {wrong}",
+            "missing_lines": run.missing_lines, "seconds": round(time.monotonic() - began, 2),
+            "wrong": wrong and f"run {number} ({' '.join(fault)}): {wrong}",
         }  # fmt: skip
 
-    def _judged(self, run: "Run", folder: Path, undisturbed: dict[str, str]) -> str | None:
+    def _judged(self, run: "Run", folder: Path, undisturbed: dict[str, Any]) -> str | None:
         """What is wrong with a run that has ended."""
         found = InAFork(lambda: digests(folder), folder / "digests.json").answer()
-        if differ := [name for name in undisturbed if found[name] != undisturbed[name]]:
+        run.missing_lines = found.pop("missing lines")
+        if differ := [name for name in found if found[name] != undisturbed[name]]:
             return f"{', '.join(differ)} differ from those of the undisturbed run"
         if run.lost_steps > self.every:
             return f"{run.lost_steps} steps were lost, and a checkpoint is saved every {self.every}"
@@ -207,6 +212,7 @@ class Faults:
             "recovery": f"{kills['median']} s from a kill to the first new step, {kills['worst']} s at worst; "
             f"{others['median']} and {others['worst']} s with patience of {self.patience:g} s or a join in it",
             "lost steps": f"{result['lost_steps']} at most; saved every {self.every}",
+            "metrics": f"{result['missing_lines']} lines are missing",
         }
 
 
@@ -245,7 +251,7 @@ class Run:
 
     def __init__(self, bench: Faults, fault: Fault, rng: random.Random, folder: Path, flags: dict[str, Any]) -> None:
         self.nodes: list[Node] = []
-        self.hit, self.lost_steps, self.at_step = 0, 0, 0
+        self.hit, self.lost_steps, self.at_step, self.missing_lines = 0, 0, 0, 0
         self.recovery: float | None = None
         self.store = rng.choice(["memory", "disk"])
         self.began_with = 3 if fault.what == "lose" and rng.random() < 0.3 else 1 if fault.what == "gain" else 2
@@ -312,7 +318,7 @@ class Run:
         more = {"store": store, "resume": True, "peer_patience": self._bench.patience}
         more |= {"prefetch": 0, "link": f"10Gbit,{DELAY.get(self._fault.what, 50)}ms"}
         log = self._folder / f"node-{number}.log"
-        self.nodes.append(Node(self._flags | more, self._port, log, not self._bench.cold))
+        self.nodes.append(Node(self._flags | more, self._port, log, not self._bench.cold, self._bench.silence))
 
     @property
     def step(self) -> int:
@@ -363,16 +369,21 @@ class Run:
         time.sleep(0.02)
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """What a run has come to: its losses, and its newest checkpoint's rows and dense weights."""
+def digests(folder: Path) -> dict[str, Any]:
+    """What a run has come to by its newest checkpoint: losses, rows, dense weights; and how many lines its metrics lack."""
     import numpy as np
 
+    from skirl.checkpoint import dense as dense_part
+    from skirl.checkpoint import folder as folders
+    from skirl.checkpoint.codec import decode
     from skirl.checkpoint.without_model import opened
     from skirl.nn.collection import collections_of
+    from skirl.train.report.run_folder import lines_of
 
-    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    losses = [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
     with opened(folder / "saves") as found:
+        body = folders.read(found.header)
+        run = decode(body["run"], dense_part.read(found.header.parent, body["dense"]))
+        (watched,) = (of["state"]["so_far"] for of in run["optimizers"] if "so_far" in of["state"])
         (collection,) = collections_of(found.rows).values()
         engine = collection.engine
         keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
@@ -384,9 +395,10 @@ def digests(folder: Path) -> dict[str, str]:
             rows.update(records.data)
         dense = b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(found.dense.items()))
     return {
-        "losses": hashlib.sha256(repr(losses).encode()).hexdigest(),
+        "losses": watched["digest"],
         "rows": rows.hexdigest(),
         "dense weights": hashlib.sha256(dense).hexdigest(),
+        "missing lines": watched["steps"] - len({line["step"] for line in lines_of(folder / "run")}),
     }
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MEETING = {"join_timeout": 60, "last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 12}
+MEETING = {"join_timeout": 60, "last_call_timeout": 1, "keep_alive_interval": 1}
 """How launchers meet: torchrun's own settings wait half a minute for more nodes."""
 ENVIRONMENT = {
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or a group that is started again reads the addresses of the one before
@@ -32,20 +32,21 @@ class Node:
     - `flags`: of `skirl train`.
     - `port`: where launchers meet on loopback; the first of them serves it.
     - `log`: the file that all its processes write to.
+    - `silence`: seconds without a word, on a busy machine also of one that lives, after which launchers take one for lost.
     - `warm`: fork launchers and trainers from this process, which has imported all, and no thread besides. Otherwise they
       are torchrun's, started by a shell.
     """
 
-    def __init__(self, flags: Mapping[str, Any], port: int, log: Path, warm: bool) -> None:
+    def __init__(self, flags: Mapping[str, Any], port: int, log: Path, warm: bool, silence: int = 30) -> None:
         self.log, self.port, self.lost = log, port, False
         """lost: for good."""
         self._ended: int | None = None
         if warm:
             self._shell = None
-            self.supervisor = forked(lambda: _supervise(lambda: _launch(flags, port, log.parent)), log)
+            self.supervisor = forked(lambda: _supervise(lambda: _launch(flags, port, log.parent, silence)), log)
         else:
             with log.open("ab") as out:
-                command = shlex.join([sys.executable, *_words(flags, port)])
+                command = shlex.join([sys.executable, *_words(flags, port, silence)])
                 self._shell = subprocess.Popen(
                     ["sh", "-c", LOOP.format(command=command)], stdout=out, stderr=out, env=os.environ | ENVIRONMENT
                 )
@@ -161,7 +162,11 @@ def _supervise(launch: Callable[[], int]) -> int:
     return 0
 
 
-def _launch(flags: Mapping[str, Any], port: int, folder: Path) -> int:
+def _meeting(silence: int) -> dict[str, int]:
+    return MEETING | {"keep_alive_max_attempt": silence // MEETING["keep_alive_interval"]}
+
+
+def _launch(flags: Mapping[str, Any], port: int, folder: Path, silence: int) -> int:
     """What torchrun does, its trainers forked."""
     from tempfile import mkdtemp
 
@@ -175,7 +180,7 @@ def _launch(flags: Mapping[str, Any], port: int, folder: Path) -> int:
     logs = mkdtemp(prefix="launcher-", dir=folder)
     config = LaunchConfig(
         min_nodes=1, max_nodes=4, nproc_per_node=1, run_id="faults", rdzv_backend="c10d",
-        rdzv_endpoint=f"127.0.0.1:{port}", rdzv_configs=dict(MEETING), max_restarts=100, monitor_interval=0.1,
+        rdzv_endpoint=f"127.0.0.1:{port}", rdzv_configs=_meeting(silence), max_restarts=100, monitor_interval=0.1,
         start_method="fork", local_addr="127.0.0.1", logs_specs=DefaultLogsSpecs(log_dir=logs),
     )  # fmt: skip
     try:
@@ -190,7 +195,7 @@ def _train(flags: dict[str, Any]) -> None:
     from multiprocessing.synchronize import Event
 
     from skirl.peers.job import fail, leave
-    from skirl.peers.start import die_with_launcher
+    from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
     from skirl.train.commands import Train
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it has inherited what the launcher does
@@ -200,18 +205,18 @@ def _train(flags: dict[str, Any]) -> None:
     die_with_launcher()
     try:
         found = Train.of(**flags).run()
-        leave()
+        leave(whole=not (found["failed"] or found["begins_again"]))
     except Exception as error:
         print(f"rank {os.environ.get('RANK')}: {error}", file=sys.stderr, flush=True)
         fail(error)
         os._exit(1)
-    if found["failed"]:
-        os._exit(1)
+    if found["failed"] or found["begins_again"]:
+        os._exit(1 if found["failed"] else BEGINS_AGAIN)
 
 
-def _words(flags: Mapping[str, Any], port: int) -> list[str]:
+def _words(flags: Mapping[str, Any], port: int, silence: int) -> list[str]:
     """The command line of torchrun behind `python`."""
-    meeting = ",".join(f"{name}={value}" for name, value in MEETING.items())
+    meeting = ",".join(f"{name}={value}" for name, value in _meeting(silence).items())
     words = ["-m", "torch.distributed.run", "--nnodes=1:4", "--nproc-per-node=1", "--rdzv-backend=c10d",
              f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={meeting}", "--rdzv-id=faults", "--max-restarts=100",
              "--monitor-interval=0.2", "--local-addr=127.0.0.1", "-m", "--", "skirl", "train"]  # fmt: skip

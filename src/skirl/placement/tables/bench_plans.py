@@ -10,7 +10,7 @@ from skirl.placement.tables import baselines
 from skirl.placement.tables.bench_model import fit
 from skirl.placement.tables.bench_search import LINK, problem_of
 from skirl.placement.tables.check import Bench, candidates, checked
-from skirl.placement.tables.measure import Arena, Lookups, Part, noise_of, rounds_of
+from skirl.placement.tables.measure import Arena, Lookups, Ready, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Task, pool, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
@@ -100,11 +100,11 @@ def measure(arena: Arena, of: Task, problem: Problem, placed: Mapping[str, Place
     """
     order = canonical(of.specs)
     lookups = [Lookups(of.tables[n], seed * 1000 + n) for n in order]
-    ready: dict[Piece, Part] = {}
+    ready: dict[Piece, Ready] = {}
 
-    def part(piece: Piece) -> Part:
+    def part(piece: Piece) -> Ready:
         if piece not in ready:
-            ready[piece] = Part(arena, lookups[piece.table], piece)
+            ready[piece] = Ready(arena, lookups[piece.table], piece)
         return ready[piece]
 
     ranks = range(len(of.ranks.caps))

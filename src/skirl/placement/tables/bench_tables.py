@@ -26,14 +26,21 @@ def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
     if part == "tight":
         return bench_search.tight(count, seed, _SECONDS)
     if part == "model":
-        return bench_model.model(seed)
+        return bench_model.model(seed) | {"gpu": gpu()}
     if part == "plans":
-        return bench_plans.plans(count, seed)
+        return bench_plans.plans(count, seed) | {"gpu": gpu()}
     if part == "torchrec":
         return bench_torchrec.measured(count, seed)
     if part == "transfer":
         return bench_transfer.transfer(count, seed)
     return bench_search.times(seed)
+
+
+def gpu() -> str:
+    """Why nothing was measured on a GPU."""
+    import torch
+
+    return "not run: costs are measured on CPUs alone" if torch.cuda.is_available() else "not run: no GPU"
 
 
 def told(result: dict[str, Any]) -> dict[str, str]:
@@ -66,7 +73,8 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             again = f"tau {result[f'{name}tau_ceiling']:.3f}, noise {result[f'{name}median_noise']:.1%}"
             lines[where] += f"; measured again {again}"
         said = f"{result['exchange_error']:.0%} error, repeats vary by {result['exchange_noise']:.0%}"
-        return lines | {"exchange": f"{result['exchange']}: {said}", "chosen": f"{result['chosen']}: {result['why']}"}
+        lines |= {"exchange": f"{result['exchange']}: {said}", "chosen": f"{result['chosen']}: {result['why']}"}
+        return lines | {"gpu": result["gpu"]}
     if result["part"] == "transfer":
         return {
             name: f"{of['vs_full']:.3f} of the time of plans from full training; error {of['error']:.1%} ({of['chosen']}), "
@@ -91,6 +99,7 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             if result["vs_torchrec_by"]
             else "not installed",
             "exchange": f"{result['exchange_share']:.0%} of the busiest rank's time at most; counted, not measured",
+            "gpu": result["gpu"],
         }
     return {
         f"{of['tables']} on {of['ranks']}": f"{of['seconds']:.1f} s ({of['cpu_seconds']:.1f} of CPU; by a net "

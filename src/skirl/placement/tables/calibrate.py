@@ -3,17 +3,18 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from skirl.placement.tables.costs import Costs, Kind, Part, save_costs
-from skirl.placement.tables.measure import Arena, Lookups, Rounds, noise_of, rounds_of
-from skirl.placement.tables.measure import Part as Ready
+from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, noise_of, rounds_of
 from skirl.placement.tables.nets import features_of
 from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.pool import Made, pool
+from skirl.placement.tables.pool import Made, pool, rescaled
+from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import fitted, terms_of
 from skirl.tools.progress import Progress
 
@@ -30,6 +31,8 @@ _CHANCE = 2.0
 _FAR = 0.5
 """An error beyond this counts like this."""
 MOST_TABLES = 15
+JUDGING = 4
+"""Of one's own tables, one in so many judges costs and is not learned from."""
 ROUNDS = 12
 _TABLES = 120
 
@@ -91,7 +94,9 @@ def combinations_of(
     return found
 
 
-def training(optimizer: str, count: int, seed: int, batches: Sequence[int] = BATCHES) -> list[Combination]:
+def training(
+    optimizer: str, count: int, seed: int, batches: Sequence[int] = BATCHES, *, own: Sequence[TableSpec] = ()
+) -> list[Combination]:
     """What costs are fitted to: tables of several batch sizes.
 
     **Arguments**
@@ -100,22 +105,61 @@ def training(optimizer: str, count: int, seed: int, batches: Sequence[int] = BAT
     - `count`: combinations.
     - `seed`: of chance.
     - `batches`: samples of a step.
+    - `own`: tables that are drawn from; (): made-up ones.
     """
     rng, found = np.random.default_rng([seed, 1]), list[Combination]()
     for n, batch in enumerate(batches):
-        tables = pool(_TABLES, batch=batch, max_dim=128, seed=seed + 100 + n, optimizer=optimizer)
-        found += combinations_of(tables, -(-count // len(batches)), rng)
+        if own:
+            tables = [rescaled(replace(spec, optimizer=optimizer), min(batch, spec.batch), rng) for spec in own]
+        else:
+            tables = pool(_TABLES, batch=batch, max_dim=128, seed=seed + 100 + n, optimizer=optimizer)
+        dims = (*DIMS, *(spec.dim for spec in own))
+        found += combinations_of(tables, -(-count // len(batches)), rng, dims)
     return found[:count]
 
 
-def held_out(optimizer: str, count: int, seed: int, batches: Sequence[int] = OTHER_BATCHES) -> list[Combination]:
+def held_out(
+    optimizer: str, count: int, seed: int, batches: Sequence[int] = OTHER_BATCHES, *, own: Sequence[TableSpec] = ()
+) -> list[Combination]:
     """What says how good costs are: other tables, of other batch sizes.
 
     **Arguments**
 
-    - `optimizer`, `count`, `seed`, `batches`: as `training` has them.
+    - `optimizer`, `count`, `seed`, `batches`, `own`: as `training` has them.
     """
-    return training(optimizer, count, seed + 5000, batches)
+    return training(optimizer, count, seed + 5000, batches, own=own)
+
+
+@dataclass(frozen=True)
+class Own:
+    """Tables of one's own: what is fitted to, what judges it, and batches of both, no larger than the tables'.
+
+    **Arguments**
+
+    - `learned`, `judges`: tables; those that judge are every fourth.
+    - `batches`, `other_batches`: samples of a step.
+    """
+
+    learned: Sequence[TableSpec] = ()
+    judges: Sequence[TableSpec] = ()
+    batches: Sequence[int] = BATCHES
+    other_batches: Sequence[int] = OTHER_BATCHES
+
+    @classmethod
+    def of(cls, specs: Sequence[TableSpec], seed: int) -> "Own":
+        """Some tables, dealt by chance.
+
+        **Arguments**
+
+        - `specs`: at least four.
+        - `seed`: of chance.
+        """
+        if len(specs) < JUDGING:
+            raise ValueError(f"there are {len(specs)} tables: list at least {JUDGING}, of which one judges the costs")
+        order = [specs[n] for n in np.random.default_rng([seed, 2]).permutation(len(specs)).tolist()]
+        most, top = max(BATCHES), max(spec.batch for spec in specs)
+        own = [tuple(max(1, batch * min(top, most) // most) for batch in of) for of in (BATCHES, OTHER_BATCHES)]
+        return cls([spec for n, spec in enumerate(order) if (n + 1) % JUDGING], order[JUDGING - 1 :: JUDGING], *own)
 
 
 @dataclass(frozen=True)
@@ -233,7 +277,7 @@ def tau(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.round((a * b)[upper].mean(), 3))
 
 
-def calibrated(
+def machine_costs(
     optimizers: Sequence[str],
     minutes: float,
     count: int,
@@ -242,6 +286,7 @@ def calibrated(
     *,
     start: Costs | None = None,
     exchange: int = 0,
+    tables: Sequence[TableSpec] = (),
     quiet: bool,
     to: TextIO | None = None,
 ) -> dict[str, Any]:
@@ -256,13 +301,18 @@ def calibrated(
     - `out`: the file; rounds are kept beside it until it is written.
     - `start`: costs that are adapted.
     - `exchange`: processes whose exchange is measured; 0 leaves it.
+    - `tables`: that are measured; (): made-up ones.
     - `quiet`: whether no progress is shown.
     - `to`: where it is shown.
     """
+    own = Own.of(tables, seed) if tables else Own(batches=BATCHES, other_batches=OTHER_BATCHES)
+    learned = [c for name in optimizers for c in training(name, count, seed, own.batches, own=own.learned)]
+    some = max(4, count // 4)
+    judges = [c for name in optimizers for c in held_out(name, some, seed, own.other_batches, own=own.judges)]
+    what: dict[str, Any] = {"optimizers": list(optimizers), "count": count, "seed": seed}
+    if tables:
+        what["tables"] = blake2b(repr(tables).encode(), digest_size=16).hexdigest()
     arena = Arena()
-    learned = [c for name in optimizers for c in training(name, count, seed)]
-    judges = [c for name in optimizers for c in held_out(name, max(4, count // 4), seed)]
-    what = {"optimizers": list(optimizers), "count": count, "seed": seed}
     known = Rounds(out.with_name(out.name + ".rounds"), what)
     with Progress("prepare", steps=len(learned) + len(judges), to=to, quiet=quiet) as progress:
         ready = []

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from skirl.placement.tables import baselines
-from skirl.placement.tables.measure import Arena, Lookups, Part, noise_of, rounds_of
+from skirl.placement.tables.allowed import forbidden
+from skirl.placement.tables.measure import Arena, Lookups, Ready, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Made
 from skirl.placement.tables.problem import Placed, Problem
@@ -25,43 +26,6 @@ SEARCH = 0.25
 """Of the time that is left, what a search may take that knows what was measured."""
 
 
-def drawn(spec: TableSpec, rng: np.random.Generator) -> np.ndarray:
-    """Rows that a batch looks up, by chance: as many, as many distinct ones, and as often as is known of the table.
-
-    **Arguments**
-
-    - `spec`: the table.
-    - `rng`: chance.
-
-    >>> ids = drawn(TableSpec("a", rows=1000, dim=8, batch=4, ids=64.0, distinct=9.0), np.random.default_rng(0))
-    >>> len(ids), len(np.unique(ids))
-    (64, 9)
-    """
-    count = max(1, round(spec.distinct))
-    begins = np.arange(count + 1) * spec.rows // count
-    rows = begins[:-1] + (rng.random(count) * np.diff(begins)).astype(np.int64)  # one in each stretch
-    if spec.reuse:
-        often = 2.0 ** np.repeat(np.arange(len(spec.reuse)), rng.multinomial(count, np.array(spec.reuse))) - 1
-    else:
-        often = 1 / np.arange(1.0, count + 1)
-    rng.shuffle(often)
-    more = max(0, round(spec.ids) - count)
-    often = often if often.sum() > 0 else np.ones(count)
-    ids = np.repeat(rows, 1 + rng.multinomial(more, often / often.sum()))
-    rng.shuffle(ids)
-    return ids
-
-
-@dataclass
-class Drawn(Lookups):
-    """A batch of a table of which no more is known than its spec says."""
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng(self.seed)
-        self.ids = drawn(self.made.spec, rng)
-        self.bags = np.sort(rng.integers(0, self.made.spec.batch, len(self.ids)))
-
-
 class Bench:
     """Where the plans of a problem are measured.
 
@@ -74,27 +38,25 @@ class Bench:
     """
 
     def __init__(
-        self, problem: Problem, seed: int, heads: Sequence[float] | None = None, arena: Arena | None = None
+        self, problem: Problem, seed: int, heads: Sequence[float | None] | None = None, arena: Arena | None = None
     ) -> None:
         self.problem, self.seed, self.arena = problem, seed, arena or Arena()
         self._heads = heads
         self._lookups: dict[int, Lookups] = {}
-        self._parts: dict[Piece, Part] = {}
+        self._parts: dict[Piece, Ready] = {}
         self.noise: list[float] = []
         """Of each comparison."""
         self.least: dict[tuple[Piece, ...], float] = {}
         """Of each list of pieces, the least so far: what a neighbour does only adds."""
 
-    def _part(self, piece: Piece) -> Part:
+    def _part(self, piece: Piece) -> Ready:
         if piece not in self._parts:
             if piece.table not in self._lookups:
                 spec = self.problem.specs[piece.table]
                 number = self.seed * 1000 + piece.table
-                if self._heads is None:
-                    self._lookups[piece.table] = Drawn(Made(spec, 0.0), number)
-                else:
-                    self._lookups[piece.table] = Lookups(Made(spec, self._heads[piece.table]), number)
-            self._parts[piece] = Part(self.arena, self._lookups[piece.table], piece)
+                head = None if self._heads is None else self._heads[piece.table]
+                self._lookups[piece.table] = Lookups(Made(spec, head), number)
+            self._parts[piece] = Ready(self.arena, self._lookups[piece.table], piece)
         return self._parts[piece]
 
     def ms(self, pieces: Sequence[Sequence[Piece]], late: Callable[[], bool]) -> np.ndarray:
@@ -340,7 +302,7 @@ def cells(placed: Placed) -> frozenset[tuple[Piece, int]]:
 
 
 def candidates(problem: Problem, found: Found) -> dict[str, Placed]:
-    """The best few plans of a search; and simple ones, where nothing forbids them.
+    """The best few plans of a search, and simple ones, of which none is over a rank's memory or does what tables forbid.
 
     **Arguments**
 
@@ -349,13 +311,10 @@ def candidates(problem: Problem, found: Found) -> dict[str, Placed]:
     """
     plans = {"predicted 1": found.placed}
     plans |= {f"predicted {n}": placed for n, placed in enumerate(found.others, start=2)}
-    if all(spec.rank is None and spec.group is None for spec in problem.specs):
-        plans["longest first"] = baselines.by_costs(problem)
-        if problem.rows and all(spec.split in ("any", "rows") for spec in problem.specs):
-            plans["row-wise"] = baselines.row_wise(problem)
+    plans |= {"longest first": baselines.by_costs(problem), "row-wise": baselines.row_wise(problem)}
     seen, kept = set(), {}
     for name, placed in plans.items():
-        if placed.score[0] == 0 and cells(placed) not in seen:
+        if placed.score[0] == 0 and forbidden(problem, placed) is None and cells(placed) not in seen:
             seen.add(cells(placed))
             kept[name] = placed
     return kept

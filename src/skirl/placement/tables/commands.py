@@ -250,21 +250,25 @@ def _before(result: dict[str, Any]) -> str:
     else:
         ratio = result["busiest_ms"] / before["busiest_ms"]
     moves = "" if before["name"] == "round robin" else f"; from there {size(before['moves'])} of rows move"
-    return f"{text}{over}; this plan takes {ratio:.3f} of that{moves}"
+    but = f", but {before['forbidden']}" if before["forbidden"] else ""
+    return f"{text}{over}{but}; this plan takes {ratio:.3f} of that{moves}"
 
 
 @dataclass(frozen=True)
 class MeasureCosts:
     """What parts of tables cost on this machine: for `skirl place tables --costs`."""
 
-    common: ClassVar[tuple[str, ...]] = ("minutes", "optimizers", "start", "exchange", "out")
+    common: ClassVar[tuple[str, ...]] = ("minutes", "optimizers", "tables", "start", "exchange", "out")
 
     minutes: float = 1.0
     """To measure, after everything is prepared; two rounds are always measured."""
     optimizers: tuple[str, ...] = ("rowwise-adagrad",)
     """Of rows; each is measured by itself."""
+    tables: Path | None = None
+    """Measure tables of this list, as `skirl place list` writes it: at least four, of which every fourth judges. Tables made
+    by chance if not given."""
     combinations: int = 150
-    """Of tables made by chance, for each optimizer."""
+    """Of tables, for each optimizer."""
     start: Path | None = None
     """Costs of another machine, whose net is adapted; those that come with skirl if not given."""
     exchange: int = 0
@@ -301,14 +305,15 @@ class MeasureCosts:
         """Measure, fit, write."""
         import sys
 
-        from skirl.placement.tables.calibrate import calibrated
+        from skirl.placement.tables.calibrate import machine_costs
         from skirl.placement.tables.costs import SHIPPED, load_costs
+        from skirl.placement.tables.spec import read_specs
 
         to = sys.stderr if self.json else sys.stdout
         start = load_costs(self.start or SHIPPED, link=1.0, ranks=1)
-        return calibrated(
+        return machine_costs(
             self.optimizers, self.minutes, self.combinations, self.seed, self.out, start=start, exchange=self.exchange,
-            quiet=self.quiet, to=to,
+            tables=() if self.tables is None else read_specs(self.tables), quiet=self.quiet, to=to,
         )  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:

@@ -20,6 +20,8 @@ from skirl.tools.sealed_json import Readable
 from skirl.tools.shape_of import AMOUNT, ANY, TEXT
 
 FORMAT, VERSION = "skirl-costs", 2
+BACKEND = "skirl-cpu"
+"""Skirl's own kernels."""
 SHIPPED = Path(__file__).with_name("costs_cpu.json")
 """Measured on one machine; `skirl place costs` adapts it to another."""
 _MOST = 1 << 20
@@ -58,7 +60,7 @@ class Costs:
     ms: Mapping[str, tuple[float, ...]]
     link: float
     ranks: int
-    backend: str = "skirl-cpu"
+    backend: str = BACKEND
     noise: float | None = None
     net: ComputeNet | None = None
     kind: Kind = "additive"
@@ -163,16 +165,16 @@ def save_costs(costs: Costs, path: Path) -> None:
     })  # fmt: skip
 
 
-def load_costs(path: Path, *, link: float, ranks: int, backend: str = "skirl-cpu") -> Costs:
+def load_costs(path: Path, *, link: float, ranks: int, backends: Sequence[str] = (BACKEND,)) -> Costs:
     """Read what was fitted; a ValueError that names the file where it is wrong.
 
     **Arguments**
 
     - `path`: the file.
     - `link`, `ranks`: as `Costs` has them.
-    - `backend`: that it has to be of.
+    - `backends`: it has to be of one of them.
     """
-    return FILES.load(path, lambda text: _parsed(text, link, ranks, backend))
+    return FILES.load(path, lambda text: _parsed(text, link, ranks, backends))
 
 
 def shipped(link: float, ranks: int) -> Costs:
@@ -185,12 +187,11 @@ def shipped(link: float, ranks: int) -> Costs:
     return load_costs(SHIPPED, link=link, ranks=ranks)
 
 
-def _parsed(text: str, link: float, ranks: int, backend: str) -> Costs:
+def _parsed(text: str, link: float, ranks: int, backends: Sequence[str]) -> Costs:
     body = FILES.body(text)
-    if body["backend"] != backend:
-        raise ValueError(
-            f"it is of backend {_brief(body['backend'])}, and {backend!r} is to be placed: measure that one"
-        )
+    if body["backend"] not in backends:
+        wanted = " or ".join(map(repr, backends))
+        raise ValueError(f"it is of backend {_brief(body['backend'])}, and {wanted} is to be placed: measure that one")
     if tuple(body["terms"]) != TERMS:
         raise ValueError(f"its terms are {', '.join(body['terms'])[:300]}, skirl has {', '.join(TERMS)}: measure again")
     noise = body["noise"]
@@ -202,7 +203,7 @@ def _parsed(text: str, link: float, ranks: int, backend: str) -> Costs:
     except ValueError as error:
         raise ValueError(f"{error}: measure again") from None
     numbers = {name: tuple(of) for name, of in body["ms"].items()}
-    return Costs(numbers, link, ranks, backend, noise, net, body["chosen"], body["report"], wire)
+    return Costs(numbers, link, ranks, body["backend"], noise, net, body["chosen"], body["report"], wire)
 
 
 def _brief(value: Any, most: int = 40) -> str:

@@ -4,12 +4,13 @@ whole or by columns.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from skirl.placement.tables.nets import SUMS
 from skirl.placement.tables.pieces import Piece, whole
-from skirl.placement.tables.problem import Item, Placed, Problem, canonical
+from skirl.placement.tables.problem import Item, Placed, Problem
 from skirl.placement.tables.search import Found, search
 from skirl.placement.tables.spec import TableSpec
 
@@ -19,8 +20,8 @@ FEW = 7
 """Tables of which every choice is tried."""
 TRIED = 40
 """Tables, the longest first, that are put in and out of the best choice."""
-QUICK = 0.5
-"""Of the time: what the choices may take."""
+QUICK, SPARED = 0.5, 0.05
+"""Of the time: what the choices may take, and what is left for putting the plan together."""
 
 
 def blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
@@ -75,6 +76,7 @@ class _Evenly:
             for n, spec in enumerate(self.problem.specs)
             if n not in self.forced and spec.rows >= ranks and "rows" in self.problem.ways((whole(n, spec),))
         ]
+        self.blocks = _Blocks(self.problem, [*self.forced, *self.may])
 
     def late(self, share: float) -> bool:
         return self.now() - self.began >= self.seconds * share
@@ -82,35 +84,36 @@ class _Evenly:
     def run(self) -> Found:
         self.choose()
         sets = sorted(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))[:BEST]
-        best: Found | None = None
+        best: tuple[_Rest, Placed] | None = None
         states, in_time, curve = len(self.tried), not self.late(QUICK), []
         for number, cut in enumerate(sets):
-            left = max(0.0, self.seconds - (self.now() - self.began)) / (len(sets) - number)
+            left = max(0.0, (1 - SPARED) * self.seconds - (self.now() - self.began)) / (len(sets) - number)
             if best is not None and left == 0.0:
                 in_time = False
                 break
-            began, part = self.now() - self.began, _Part(self.problem, cut)
-            found = search(part.problem, seconds=left, seed=self.seed, now=self.now)
+            began, rest = self.now() - self.began, _Rest(self.problem, cut, self.blocks)
+            found = search(rest, seconds=left, seed=self.seed, now=self.now)
             states, in_time = states + found.states, in_time and found.in_time
             curve += [(began + at, over, ms) for at, over, ms in found.curve]
-            placed = part.whole_of(found.placed)
-            if best is None or placed.score < best.placed.score:
-                best = Found(placed)
+            placed = rest.side_by_side(found.placed)
+            if best is None or placed.score < best[1].score:
+                best = rest, placed
         assert best is not None
-        best.seconds, best.states, best.in_time = self.now() - self.began, states, in_time
-        best.curve = [at for n, at in enumerate(curve) if n == 0 or at[1:] < min(of[1:] for of in curve[:n])]
-        return best
+        found = Found(best[0].whole_of(best[1]), self.now() - self.began, states, in_time)
+        found.curve = [at for n, at in enumerate(curve) if n == 0 or at[1:] < min(of[1:] for of in curve[:n])]
+        return found
 
     def rate(self, cut: frozenset[int]) -> tuple[int, float]:
         """The score of whole tables beside those that are cut, by moves and swaps alone."""
         if cut not in self.tried:
-            problem = _Part(self.problem, cut).problem
-            root = problem.root()
-            compute, exchange, nbytes, *_ = problem.arrays(root)
+            rest = _Rest(self.problem, cut, self.blocks)
+            root = rest.root()
+            compute, exchange, nbytes, *_ = rest.arrays(root)
             ms = compute + exchange
             best = None
             for sizes in (ms, nbytes / nbytes.sum() * ms.sum() + ms / 2):
-                placed = problem.improved(problem.greedy(root, np.argsort(-sizes, kind="stable")))
+                greedy = rest.greedy(root, np.argsort(-sizes, kind="stable"))
+                placed = rest.improved(greedy, clock=lambda: self.late(QUICK))
                 best = placed.score if best is None else min(best, placed.score)
                 if best[0] == 0:
                     break
@@ -155,59 +158,97 @@ def _counts(tables: int) -> Sequence[int]:
     return counts
 
 
-class _Part:
-    """The problem that is left when some tables are cut: their blocks are pinned tables."""
+class _Blocks:
+    """What blocks of tables take at each rank, without a look at each: all of a table but its last have the same rows.
 
-    def __init__(self, problem: Problem, cut: frozenset[int]) -> None:
-        self.of = problem
-        specs, parts = list[TableSpec](), list[Piece]()
-        for n, spec in enumerate(problem.specs):
-            if n not in cut:
-                specs.append(spec)
-                parts.append(whole(n, spec))
-                continue
-            for rank, (begin, end) in enumerate(blocks(spec.rows, len(problem.ranks.caps))):
-                if begin < end:
-                    specs.append(block(spec, rank, begin, end))
-                    parts.append(Piece(n, begin, end, 0, spec.dim))
-        order = canonical(specs)
-        self.parts = [parts[n] for n in order]
-        self.problem = Problem([specs[n] for n in order], problem.ranks, problem.costs, problem.columns, rows=False)
+    **Arguments**
 
-    def whole_of(self, placed: Placed) -> Placed:
-        """The placement of the problem itself that one of this part is, with the columns that a rank has of a table side by
-        side: TorchRec runs no parts of unlike widths of a table at one rank."""
+    - `problem`: tables, ranks and costs.
+    - `tables`: that may be cut.
+    """
+
+    def __init__(self, problem: Problem, tables: Iterable[int]) -> None:
+        self.ranks, count = len(problem.ranks.caps), len(problem.specs)
+        self.full, self.last = np.zeros((count, 3 + SUMS)), np.zeros((count, 3 + SUMS))
+        self.of_full = np.zeros(count, np.int64)
+        """Blocks of a table that have all rows that a block may have."""
+        for n in tables:
+            spec = problem.specs[n]
+            size = -(-spec.rows // self.ranks)
+            self.of_full[n] = spec.rows // size
+            for into, rows in ((self.full, size), (self.last, spec.rows % size)):
+                if rows:
+                    piece = Piece(n, 0, rows, 0, spec.dim)
+                    into[n] = (*problem.cost(piece), *problem.adds(piece))
+
+    def of(self, tables: Sequence[int]) -> np.ndarray:
+        """Milliseconds of compute and exchange, bytes, and sums for a net, of all blocks at each rank: [ranks, 3 + SUMS].
+
+        **Arguments**
+
+        - `tables`: that are cut.
+        """
+        full, last = (np.zeros((self.ranks + 1, 3 + SUMS)) for _ in range(2))
+        np.add.at(full, self.of_full[tables], self.full[tables])
+        np.add.at(last, self.of_full[tables], self.last[tables])
+        return (
+            np.cumsum(full[::-1], axis=0)[::-1][1:] + last[:-1]
+        )  # at a rank are full blocks of tables that end after it
+
+
+class _Rest(Problem):
+    """The problem that is left when some tables are cut: what a rank has of them is one item, which stays there.
+
+    **Arguments**
+
+    - `of`: the problem.
+    - `cut`: its tables that are.
+    - `blocks`: what parts of them take.
+    """
+
+    def __init__(self, of: Problem, cut: frozenset[int], blocks: _Blocks) -> None:
+        self.of, self.cut, tables = of, cut, len(of.specs)
+        known, adds, stay = dict(of._known), dict(of._adds), list[TableSpec]()
+        for rank, (compute, exchange, nbytes, *sums) in enumerate(blocks.of(sorted(cut)).tolist()):
+            if nbytes:
+                key = (tables + len(stay), 1, 1)
+                known[key], adds[key] = (compute, exchange, int(nbytes)), np.array(sums)
+                stay.append(TableSpec(f"\0{rank}", 1, 1, 1, 1.0, 1.0, (), of.specs[0].optimizer, rank, None, "no"))
+        super().__init__([*of.specs, *stay], of.ranks, of.costs, of.columns, False, known, adds)
+
+    def root(self) -> tuple[Item, ...]:
+        """Tables that are not cut, and of each rank what stays there."""
+        return tuple(item for item in super().root() if item[0].table not in self.cut)
+
+    def side_by_side(self, placed: Placed) -> Placed:
+        """The same with the columns that a rank has of a table side by side: TorchRec runs no parts of unlike widths of a
+        table at one rank."""
         columns: dict[int, dict[int, int]] = {}
         items, at = list[Item](), list[int]()
         for item, rank in zip(placed.items, placed.at.tolist(), strict=True):
-            parts = [self.parts[piece.table] for piece in item]
-            if len(item) == 1 and item[0].dim < parts[0].dim:
+            if len(item) == 1 and item[0].dim < self.specs[item[0].table].dim:
                 of = columns.setdefault(item[0].table, {})
                 of[rank] = of.get(rank, 0) + item[0].dim
                 continue
-            items.append(tuple(parts))
+            items.append(item)
             at.append(rank)
         for table, by_rank in columns.items():
             end = 0
             for rank, width in sorted(by_rank.items()):
-                items.append((self.parts[table]._replace(col=end, col_end=end + width),))
+                items.append((whole(table, self.specs[table])._replace(col=end, col_end=end + width),))
                 at.append(rank)
                 end += width
-        return self.of.at(tuple(items), np.array(at, np.int64))
+        return self.at(tuple(items), np.array(at, np.int64))
 
-
-def block(spec: TableSpec, rank: int, begin: int, end: int) -> TableSpec:
-    """Some rows of a table as a table that has to be at a rank.
-
-    **Arguments**
-
-    - `spec`: the table.
-    - `rank`: where.
-    - `begin`, `end`: of its rows.
-    """
-    part = (end - begin) / spec.rows
-    ids = spec.ids * part
-    return replace(
-        spec, name=f"{spec.name}\0{rank}", rows=end - begin, ids=ids, distinct=min(spec.distinct * part, ids, end - begin),
-        rank=rank, group=None, split="no",
-    )  # fmt: skip
+    def whole_of(self, placed: Placed) -> Placed:
+        """The placement of the problem itself that one of this rest is: with the blocks of the tables that are cut."""
+        tables = len(self.of.specs)
+        kept = [n for n, item in enumerate(placed.items) if item[0].table < tables]
+        items, at = [placed.items[n] for n in kept], [int(placed.at[n]) for n in kept]
+        for table in sorted(self.cut):
+            spec = self.of.specs[table]
+            for rank, (begin, end) in enumerate(blocks(spec.rows, len(self.ranks.caps))):
+                if begin < end:
+                    items.append((Piece(table, begin, end, 0, spec.dim),))
+                    at.append(rank)
+        return Placed(tuple(items), np.array(at, np.int64), placed.load, placed.used, placed.caps, placed.slow)

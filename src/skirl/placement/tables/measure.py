@@ -5,6 +5,7 @@ takes turns, so that what a neighbour does falls on all alike.
 """
 
 import json
+import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from skirl.engine.kernels.buffers import empty
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Made, ids_of
 from skirl.tools.machine import machine
+from skirl.tools.sealed_json import put_whole
+from skirl.tools.shape_of import AMOUNT, misfit
 
 ARENA, OUTPUTS, EVICTED = 1 << 26, 1 << 24, 1 << 23
 """Floats of rows, of pooled vectors and their gradients, and of what is read to evict the cache."""
@@ -50,8 +53,11 @@ class Arena:
         return self.rows[: len(self.rows) // width * width].reshape(-1, width)
 
     def output(self, bags: int, dim: int) -> np.ndarray:
-        """A place for pooled vectors: the next one, from the beginning again when there is none."""
+        """A place for pooled vectors: the next one, from the beginning again when there is none; it gets room if need be."""
         floats = bags * dim
+        if floats > len(self.outputs):  # what was given out keeps its place
+            self.outputs, self._next = empty(2 * -(-floats // _LINE) * _LINE, np.float32), 0
+            self.outputs[:] = 1.0
         if self._next + floats > len(self.outputs):
             self._next = 0
         begin, self._next = self._next, self._next + -(-floats // _LINE) * _LINE
@@ -86,7 +92,7 @@ class Lookups:
         return self.ids[mine] - piece.row, self.bags[mine]
 
 
-class Part:
+class Ready:
     """A part of a table, ready to be run.
 
     **Arguments**
@@ -133,7 +139,7 @@ class Part:
         )  # fmt: skip
 
 
-def run_ms(arena: Arena, parts: Sequence[Part]) -> float:
+def run_ms(arena: Arena, parts: Sequence[Ready]) -> float:
     """Milliseconds of CPU that a rank with these parts takes for a step; of its threads, the one that takes most.
 
     **Arguments**
@@ -159,7 +165,7 @@ def run_ms(arena: Arena, parts: Sequence[Part]) -> float:
 
 def rounds_of(
     arena: Arena,
-    combinations: Sequence[Sequence[Part]],
+    combinations: Sequence[Sequence[Ready]],
     rounds: int,
     seed: int,
     *,
@@ -222,16 +228,28 @@ class Rounds:
         self.path = path
         facts = {name: value for name, value in machine().items() if name != "threads"}
         head = json.dumps({"measured": what, "machine": facts}, sort_keys=True)
-        self.rounds: list[list[float]] = []
-        lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
-        if lines and lines[0] != head:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        *lines, cut = text.split("\n")  # the last line was cut off, or is empty
+        if text and text.split("\n", 1)[0] != head:
             raise ValueError(
                 f"{path} has measurements of something else, or of another machine: remove it, or name another"
             )
-        whole = lines[1:-1]  # the last one was cut off, or is empty
-        self.rounds = [json.loads(line) for line in whole]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join([head, *whole, ""]), encoding="utf-8")
+        self.rounds = [self._read(line, number) for number, line in enumerate(lines[1:], start=2)]
+        if cut or not lines:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put_whole(path, "\n".join([head, *lines[1:], ""]).encode(), secrets.token_hex(8))
+
+    def _read(self, line: str, number: int) -> list[float]:
+        """What a line says."""
+        try:
+            ms = json.loads(line)
+        except (ValueError, RecursionError):
+            ms = None
+        if not isinstance(ms, list) or misfit(ms, [AMOUNT]) is not None:
+            raise ValueError(
+                f"{self.path}, line {number}: it is no round of measurements: remove the line, or the file"
+            )
+        return ms
 
     def add(self, ms: list[float]) -> None:
         """Keep one more."""

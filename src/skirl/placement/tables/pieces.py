@@ -110,6 +110,10 @@ def check_cover(specs: Sequence[TableSpec], pieces: Iterable[Piece]) -> None:
                 raise ValueError(
                     f"{who} has a piece of columns {p.col} to {p.col_end}: cut columns at multiples of {MULTIPLE}"
                 )
+        if all(p.dim == spec.dim for p in mine) and [p.row for p in mine] + [spec.rows] == [0] + [
+            p.row_end for p in mine
+        ]:
+            continue  # cut by rows alone, one after the other
         # Where rows begin or end, the columns of those that have the rows between have to follow one another.
         ends = sorted({end for p in mine for end in (p.row, p.row_end)} | {0, spec.rows})
         for begin, end in pairwise(ends):

@@ -1,13 +1,14 @@
 """What `skirl place tables` does: reads tables and costs, searches, measures, checks the plan once more."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
+from skirl.placement.tables.allowed import forbidden
 from skirl.placement.tables.check import Checked, candidates, checked
 from skirl.placement.tables.costs import SHIPPED, Costs, load_costs
 from skirl.placement.tables.evenly import search_evenly
@@ -86,6 +87,7 @@ def placed_tables(question: Question) -> dict[str, Any]:
     if question.check is not None:
         measured = _checked(question, problem, found, name, before)
         placed = measured.best.placed
+        sound(problem, placed)
     plan = TablePlan.of(specs, order, placed)
     if question.out is not None:
         plan.save(question.out)
@@ -106,7 +108,7 @@ def placed_tables(question: Question) -> dict[str, Any]:
 def _checked(question: Question, problem: Problem, found: Found, name: str, before: Placed) -> Checked:
     assert question.check is not None
     plans = candidates(problem, found)
-    if before.score[0] == 0:  # it may be the best
+    if before.score[0] == 0 and forbidden(problem, before) is None:  # it may be the best
         plans[name] = before
     with Progress("measure", steps=None, to=question.to, quiet=question.quiet) as progress:
 
@@ -126,7 +128,7 @@ def _round_robin(problem: Problem, order: Sequence[int]) -> Placed:
 
 def planned(
     specs: Sequence[TableSpec], ranks: Ranks, costs: Costs, *, columns: Columns = "exact", rows: bool = True,
-    seconds: float = 30.0, seed: int = 0, even_rows: bool = False, forced: Iterable[str] = (), others: int = 0,
+    seconds: float = 30.0, seed: int = 0, even_rows: bool = False, forced: Sequence[str] = (), others: int = 0,
     told: Callable[[int, float], None] = lambda states, busiest: None,
 ) -> tuple[TablePlan, Found, Problem]:  # fmt: skip
     """A plan within all memory, what the search found, and what it searched; a ValueError where none fits.
@@ -148,15 +150,30 @@ def planned(
     held = [spec.nbytes(spec.rows, spec.dim) for spec in specs]
     if sum(held) > sum(ranks.caps):
         raise ValueError(_no_room(specs, held, ranks.caps))
+    if (bound := next(iter(forced), None)) is not None and not rows:
+        raise ValueError(f"table {bound!r} has to be cut by rows, and rows is False: leave one of the two out")
     if even_rows:
         numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
         found = search_evenly(problem, forced=numbers, seconds=seconds, seed=seed)
     else:
         found = search(problem, seconds=seconds, seed=seed, others=others, told=told)
-    over = over_caps(problem, found.placed)
-    if max(over) > 0:
-        raise ValueError(_not_found(problem, found.placed, over))
+    sound(problem, found.placed)
     return TablePlan.of(specs, order, found.placed), found, problem
+
+
+def sound(problem: Problem, placed: Placed) -> None:
+    """Refuse a placement over a rank's memory, or one that its tables forbid: told from its pieces, once more.
+
+    **Arguments**
+
+    - `problem`: tables and ranks.
+    - `placed`: before it is given out.
+    """
+    over = over_caps(problem, placed)
+    if max(over) > 0:
+        raise ValueError(_not_found(problem, placed, over))
+    if (wrong := forbidden(problem, placed)) is not None:
+        raise RuntimeError(f"the search came to a plan that may not be: {wrong}")
 
 
 def over_caps(problem: Problem, placed: Placed) -> list[int]:

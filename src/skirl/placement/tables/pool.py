@@ -1,4 +1,4 @@
-"""Tables with the moments of published production tables, made by chance; their ids; and tasks drawn from them."""
+"""Tables with the moments of published production tables, made by chance, or one's own; their ids; tasks drawn from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,19 +21,19 @@ law: at batch 65,536 a row that is looked up is so 7 times in the mean and 47% o
 
 @dataclass(frozen=True)
 class Made:
-    """A table made by chance.
+    """A table made by chance, or one of which no more is known than its spec says.
 
     **Arguments**
 
     - `spec`: what is known of it.
-    - `head`: so many of its rows are looked up alike, before Zipf's law begins.
+    - `head`: so many of its rows are looked up alike, before Zipf's law begins; None: nothing is known of it.
     """
 
     spec: TableSpec
-    head: float
+    head: float | None
 
 
-def ids_of(spec: TableSpec, head: float, rng: np.random.Generator) -> np.ndarray:
+def ids_of(spec: TableSpec, head: float | None, rng: np.random.Generator) -> np.ndarray:
     """Rows that a batch looks up; frequent ones lie anywhere in the table.
 
     **Arguments**
@@ -41,9 +41,58 @@ def ids_of(spec: TableSpec, head: float, rng: np.random.Generator) -> np.ndarray
     - `spec`, `head`: of the table.
     - `rng`: chance.
     """
+    if head is None:
+        return drawn(spec, rng)
     active = max(head, spec.rows * _ACTIVE)
     rank = (((active / head + 1) ** rng.random(round(spec.ids)) - 1) * head).astype(np.int64)
     return rank * _ODD % spec.rows
+
+
+def drawn(spec: TableSpec, rng: np.random.Generator) -> np.ndarray:
+    """Rows that a batch looks up, by chance: as many, as many distinct ones, and as often as is known of the table.
+
+    **Arguments**
+
+    - `spec`: the table.
+    - `rng`: chance.
+
+    >>> ids = drawn(TableSpec("a", rows=1000, dim=8, batch=4, ids=64.0, distinct=9.0), np.random.default_rng(0))
+    >>> len(ids), len(np.unique(ids))
+    (64, 9)
+    """
+    count = max(1, round(spec.distinct))
+    begins = np.arange(count + 1) * spec.rows // count
+    rows = begins[:-1] + (rng.random(count) * np.diff(begins)).astype(np.int64)  # one in each stretch
+    if spec.reuse:
+        often = 2.0 ** np.repeat(np.arange(len(spec.reuse)), rng.multinomial(count, np.array(spec.reuse))) - 1
+    else:
+        often = 1 / np.arange(1.0, count + 1)
+    rng.shuffle(often)
+    more = max(0, round(spec.ids) - count)
+    often = often if often.sum() > 0 else np.ones(count)
+    ids = np.repeat(rows, 1 + rng.multinomial(more, often / often.sum()))
+    rng.shuffle(ids)
+    return ids
+
+
+def rescaled(spec: TableSpec, batch: int, rng: np.random.Generator) -> Made:
+    """A table as a smaller batch looks it up: some of the ids of a whole one, by chance.
+
+    **Arguments**
+
+    - `spec`: the table.
+    - `batch`: samples, no more than it has.
+    - `rng`: chance.
+
+    >>> of = TableSpec("a", rows=1000, dim=8, batch=64, ids=640.0, distinct=90.0)
+    >>> rescaled(of, 16, np.random.default_rng(0)).spec.ids
+    160.0
+    """
+    ids = drawn(spec, rng)
+    kept = rng.choice(ids, max(1, round(len(ids) * min(1.0, batch / spec.batch))), replace=False)
+    counts = np.unique(kept, return_counts=True)[1]
+    facts = {"batch": batch, "ids": float(len(kept)), "distinct": float(len(counts)), "reuse": reuse_of(counts)}
+    return Made(replace(spec, **facts), None)
 
 
 def pool(tables: int, *, batch: int, max_dim: int, seed: int, optimizer: str = "rowwise-adagrad") -> list[Made]:

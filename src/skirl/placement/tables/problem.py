@@ -138,8 +138,8 @@ class Problem:
         for number, spec in enumerate(self.specs):
             if spec.group in groups:
                 self.pinned[number] = groups[spec.group]
-        for spec in self.specs:  # what cannot be told is told before the search
-            self.costs.compute(spec, spec.rows, spec.dim)
+        for number, spec in enumerate(self.specs):  # what cannot be told is told before the search
+            self.cost(whole(number, spec))
 
     def cost(self, piece: Piece) -> tuple[float, float, int]:
         """Compute and exchange in milliseconds, and bytes."""
@@ -150,6 +150,11 @@ class Problem:
             compute, self._adds[key] = self.costs.part(spec, rows, dim)
             found = self._known[key] = (compute, self.costs.exchange(spec, dim), spec.nbytes(rows, dim))
         return found
+
+    def adds(self, piece: Piece) -> np.ndarray:
+        """What a piece adds to the sums of its rank, of which a net makes a factor."""
+        self.cost(piece)
+        return self._adds[_key(piece)]
 
     def ways(self, item: Item) -> tuple[str, ...]:
         """How an item may be cut: "rows", "columns"."""

@@ -125,7 +125,7 @@ class _Search:
         first = self.placed_anew(root)
         self.take(first)
         if first.score[0] and self.uneven:
-            self.take(fill(problem, first))
+            self.take(fill(problem, first, self.late))
         if any(problem.ways(item) for item in root):
             self.beam([first, *self.coarse(root)])
         assert self.found is not None

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -88,13 +89,18 @@ class TableSpec:
 
         - `rows`, `dim`: of a part.
         """
-        return rows * row_optimizer(self.optimizer)().width(dim) * _FLOAT
+        return rows * _width(self.optimizer, dim) * _FLOAT
 
     @property
     def one_state(self) -> bool:
         """Whether the row optimizer keeps one number a row, so that a table cut by columns trains another model."""
-        width = row_optimizer(self.optimizer)().width
-        return 2 * width(MULTIPLE) != width(2 * MULTIPLE)
+        return 2 * _width(self.optimizer, MULTIPLE) != _width(self.optimizer, 2 * MULTIPLE)
+
+
+@lru_cache(4096)
+def _width(optimizer: str, dim: int) -> int:
+    """Floats of a row with its state: asked for each piece of a plan, of which there may be tens of thousands."""
+    return row_optimizer(optimizer)().width(dim)
 
 
 def reuse_of(counts: np.ndarray) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from skirl.placement.tables.allowed import forbidden
 from skirl.placement.tables.check import Checked, exchange_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.plan_file import TablePlan
@@ -113,7 +114,7 @@ def _before(answer: Answer) -> dict[str, Any]:
         "name": answer.name, "ranks": parts_of(problem, before, measured, answer.wire), "busiest_ms": before.score[1],
         "balance": float(before.load.max() / before.load.mean()), "bytes_over": before.score[0],
         "measured_ms": tried[0].busiest if tried else None,
-        "moves": moved_bytes(problem.specs, before, answer.placed),
+        "forbidden": forbidden(problem, before), "moves": moved_bytes(problem.specs, before, answer.placed),
     }  # fmt: skip
 
 

@@ -17,13 +17,14 @@ TAKERS = 4
 GIVEN = 8
 
 
-def fill(problem: Problem, placed: Placed) -> Placed:
+def fill(problem: Problem, placed: Placed, late: Callable[[], bool]) -> Placed:
     """The same with rows cut off ranks that are over their memory, and given to those that have room.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
     - `placed`: over some caps.
+    - `late`: whether time for moves is up; what does not fit is made to fit all the same.
     """
     items, at, used = list(placed.items), placed.at.tolist(), placed.used.copy()
     for _ in range(4 * len(placed.caps) + len(items)):
@@ -57,7 +58,7 @@ def fill(problem: Problem, placed: Placed) -> Placed:
             at.append(taker)
         used[giver] -= moved * one
         used[taker] += moved * one
-    return problem.improved(problem.at(tuple(items), np.array(at)))
+    return problem.improved(problem.at(tuple(items), np.array(at)), clock=late)
 
 
 def tidied(problem: Problem, placed: Placed) -> Placed:

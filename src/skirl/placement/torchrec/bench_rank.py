@@ -219,7 +219,7 @@ def main(text: str) -> None:
         if not said["rank"]:
             save_costs(measure_costs(combinations=said["combinations"]), folder / "costs.json")
         dist.barrier()
-        costs = load_costs(folder / "costs.json", link=1.0, ranks=said["world"], backend=BACKEND)
+        costs = load_costs(folder / "costs.json", link=1.0, ranks=said["world"], backends=(BACKEND,))
         found["iterations"] = [iteration(task, said, costs) for task in range(said["tasks"])]
     if said["rank"] == 0:
         (folder / "found.json").write_text(json.dumps(found))

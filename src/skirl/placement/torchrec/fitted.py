@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from skirl.placement.tables.costs import Costs, shipped
+from skirl.placement.tables.costs import Costs, Part, shipped
 from skirl.placement.tables.pool import pool
-from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import fitted
-from skirl.placement.torchrec.models import Asked, needed, tables_of
+from skirl.placement.torchrec.models import Asked, ids_of, needed, steps_of, tables_of
 from skirl.placement.torchrec.sharding import sharders_of
 from skirl.tools.jit import kernel
 
@@ -17,8 +16,6 @@ _INT, _FLOAT = 8, 4
 _TABLES, _BATCHES = 120, (256, 512, 1024, 4096)
 BINS = 1000
 """Of a miss ratio curve."""
-Part = tuple[TableSpec, int, int]
-"""A table, and rows and columns of a part of it."""
 
 
 def sizes_of(parts: Iterable[Part]) -> np.ndarray:
@@ -108,9 +105,10 @@ def cache_statistics(
     import torch
     from torchrec.distributed.planner.shard_estimators import EmbeddingOffloadStats
 
+    every_step = steps_of(batches, world)
     tables = tables_of(module, sharders, Asked(world, batches=batches))
-    features = {
-        (path, config.name): config.feature_names
+    configs = {
+        (path, config.name): config
         for path, child in module.named_modules()
         if hasattr(child, "embedding_bag_configs")
         for config in child.embedding_bag_configs()
@@ -118,14 +116,11 @@ def cache_statistics(
     found = {}
     for table in tables:
         steps = []
-        for n in range(0, len(batches) - world + 1, world):
-            ids = [
-                b[f].values().cpu().numpy() for b in batches[n : n + world] for f in features[table.path, table.table]
-            ]
-            every, first = np.unique(np.concatenate(ids), return_index=True)
+        for step in every_step:
+            every, first = np.unique(ids_of(configs[table.path, table.table], step), return_index=True)
             steps.append(every[np.argsort(first)])
         rows = table.spec.rows
-        distances = stack_distances(np.concatenate(steps).astype(np.int64), rows)
+        distances = stack_distances(np.concatenate(steps), rows)
         bins = min(BINS, rows)
         hist = np.histogram(distances[distances > 0] - 1, np.linspace(0, rows, bins + 1))[0]
         misses = 1 - np.cumsum(hist) / max(1, hist.sum())
@@ -140,12 +135,16 @@ def stack_distances(rows: np.ndarray, count: int) -> np.ndarray:
 
     **Arguments**
 
-    - `rows`: int64, in order of use.
+    - `rows`: int64, in order of use, each below `count`.
     - `count`: of all rows.
 
     >>> stack_distances(np.array([5, 7, 7, 5, 9, 7]), 10).tolist()
     [0, 0, 1, 2, 0, 3]
     """
+    if len(rows) and not 0 <= rows.min() <= rows.max() < count:  # compiled loops look at no bounds
+        raise ValueError(
+            f"there are rows {rows.min()} to {rows.max()} of {count}: name rows from 0 on, below their count"
+        )
     out = np.zeros(len(rows), np.int64)
     _distances(rows, np.full(count, -1, np.int64), np.zeros(len(rows) + 1, np.int64), out)
     return out

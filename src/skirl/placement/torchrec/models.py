@@ -19,8 +19,9 @@ OPTIMIZERS = {
     "Adam": "adam", "ADAM": "adam",
 }  # fmt: skip
 """Names of classes, and of FBGEMM's kinds, as skirl calls them."""
-_WHOLE, _COLUMNS, _ROWS = "table_wise", ("column_wise", "table_column_wise"), "row_wise"
-_PLANNED = (_WHOLE, *_COLUMNS, _ROWS)
+WHOLE, COLUMNS, ROWS = "table_wise", "column_wise", "row_wise"
+"""Ways to shard a table that skirl plans, as TorchRec calls them."""
+_PLANNED = (WHOLE, COLUMNS, ROWS)
 _REFUSED = ("min_partition", "cache_params", "key_value_params", "device_group")
 
 
@@ -179,13 +180,15 @@ def _ways(who: str, constraint: Any) -> tuple[Any, bool]:
     types = constraint.sharding_types
     if not types:
         return "any", False
-    if not set(types) & set(_PLANNED):
-        raise ValueError(
-            f"the constraints of table {who!r} allow {', '.join(types)}: skirl plans {', '.join(_PLANNED)}, allow one"
-        )
-    rows, columns = _ROWS in types, bool(set(types) & set(_COLUMNS))
-    split = "any" if rows and columns else "rows" if rows else "columns" if columns else "no"
-    return split, rows and not columns and _WHOLE not in types
+    mine, said = set(types) & set(_PLANNED), f"the constraints of table {who!r} allow {', '.join(types)}"
+    if not mine:
+        raise ValueError(f"{said}: skirl plans {', '.join(_PLANNED)}, allow one")
+    if mine == {ROWS}:
+        return "rows", True
+    if WHOLE not in mine:
+        raise ValueError(f"{said}, and skirl may find a table best whole: allow {WHOLE} as well, or only {ROWS}")
+    rows, columns = ROWS in mine, COLUMNS in mine
+    return "any" if rows and columns else "rows" if rows else "columns" if columns else "no", False
 
 
 def _expected(who: str, config: Any, constraint: Any, asked: Asked) -> tuple[int, float, float, tuple[float, ...]]:
@@ -212,28 +215,53 @@ def _expected(who: str, config: Any, constraint: Any, asked: Asked) -> tuple[int
 
 def _looked_up(configs: Sequence[Any], asked: Asked) -> list[tuple[int, float, float, tuple[float, ...]]]:
     """The same, counted: batches of single ranks are taken together, as many as there are ranks."""
-    if len(asked.batches) < asked.world:
-        raise ValueError(
-            f"there are {len(asked.batches)} batches for {asked.world} ranks: give one of each rank at least"
-        )
-    steps = [asked.batches[n : n + asked.world] for n in range(0, len(asked.batches) - asked.world + 1, asked.world)]
-    found = []
+    steps, found = steps_of(asked.batches, asked.world), []
     for config in configs:
-        bags, counts = 0, list[np.ndarray]()
-        for step in steps:
-            ids = []
-            for batch in step:
-                names = list(batch.keys())
-                if missing := [name for name in config.feature_names if name not in names]:
-                    raise ValueError(
-                        f"a batch has no feature {missing[0]!r}, which table {config.name!r} looks up; it has "
-                        f"{', '.join(names[:5])}: give batches of this model"
-                    )
-                bags += batch.stride() * len(config.feature_names)
-                ids += [batch[name].values().cpu().numpy() for name in config.feature_names]
-            counts.append(np.unique(np.concatenate(ids), return_counts=True)[1])
+        counts = [np.unique(ids_of(config, step), return_counts=True)[1] for step in steps]
+        bags = sum(batch.stride() * len(config.feature_names) for step in steps for batch in step)
         total, rows = (float(sum(map(of, counts))) / len(steps) for of in (np.sum, len))
         if not total:
             raise ValueError(f"table {config.name!r} has no ids in {len(asked.batches)} batches: give more of them")
         found.append((max(1, round(bags / len(steps))), total, rows, reuse_of(np.concatenate(counts))))
     return found
+
+
+def steps_of(batches: Sequence[Any], world: int) -> list[Sequence[Any]]:
+    """Batches of single ranks, as many of them together as there are ranks.
+
+    **Arguments**
+
+    - `batches`: KeyedJaggedTensors, in order.
+    - `world`: ranks.
+    """
+    if len(batches) < world:
+        raise ValueError(f"there are {len(batches)} batches for {world} ranks: give one of each rank at least")
+    return [batches[n : n + world] for n in range(0, len(batches) - world + 1, world)]
+
+
+def ids_of(config: Any, step: Sequence[Any]) -> np.ndarray:
+    """What batches look up in a table: int64, each checked to be one of its rows.
+
+    **Arguments**
+
+    - `config`: of the table.
+    - `step`: KeyedJaggedTensors.
+    """
+    found = []
+    for batch in step:
+        names = list(batch.keys())
+        for name in config.feature_names:
+            if name not in names:
+                raise ValueError(
+                    f"a batch has no feature {name!r}, which table {config.name!r} looks up; it has "
+                    f"{', '.join(names[:5])}: give batches of this model"
+                )
+            ids = batch[name].values().cpu().numpy()
+            wrong = ids[(ids < 0) | (ids >= config.num_embeddings)]
+            if len(wrong):
+                raise ValueError(
+                    f"feature {name!r} has an id {wrong[0]}, and table {config.name!r} has rows 0 to "
+                    f"{config.num_embeddings - 1:,}: give ids of its rows"
+                )
+            found.append(ids)
+    return np.concatenate(found).astype(np.int64)

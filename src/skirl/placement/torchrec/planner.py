@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from skirl.placement.tables.costs import BACKEND as OURS
 from skirl.placement.tables.costs import Costs, load_costs, shipped
 from skirl.placement.tables.place import planned
 from skirl.placement.tables.plan_file import PLANS, TablePlan
@@ -32,7 +33,8 @@ class SkirlPlanner:
     - `topology`: TorchRec's; its memory (of the device that computes) and its bandwidth between ranks are kept to.
     - `batch_size`: samples of one rank in a step; TorchRec's 512 if not given. Not used where there are batches.
     - `storage_reservation`: TorchRec's; if not given, 15% of a GPU's memory are left free, and nothing on a CPU.
-    - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be kept to is refused.
+    - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be kept to is
+      refused, as types without table_wise, but for row_wise alone.
     - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted, not expected.
     - `optimizer`: of rows, as skirl calls it; if not given, the one applied in backward or of the sharder's `fused_params`,
       or SGD, which is what TorchRec's kernel falls back to.
@@ -108,17 +110,18 @@ class SkirlPlanner:
 
         if pg is None and not dist.is_initialized():
             raise ValueError("there is no process group: call torch.distributed.init_process_group first, or use plan")
-        found, said = None, None
+        found, said, why = None, None, None
         if dist.get_rank(pg) == 0:
             try:
                 found = self.plan(module, sharders)
                 assert self.table_plan is not None
                 said = {"plan": PLANS.text(self.table_plan.body())}
-            except ValueError as error:
-                said = {"wrong": str(error)}
+            except Exception as error:  # whatever it is: the others wait to be told
+                named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+                said, why = {"wrong": f"{named}{error}"}, error
         said = told(said, pg)
         if "wrong" in said:
-            raise ValueError(said["wrong"])
+            raise ValueError(said["wrong"]) from why
         if found is None:
             self._found = None
             self.table_plan = TablePlan.parsed(said["plan"])
@@ -155,10 +158,16 @@ class SkirlPlanner:
         """Bytes that tables may take at each rank."""
         gpu, topology = self.topology.compute_device != "cpu", self.topology
         if self.reservation is not None:
-            topology = self.reservation.reserve(
-                topology=topology, batch_size=self.asked.batch_size, module=module, sharders=sharders,
-                constraints=self.constraints,
-            )  # fmt: skip
+            from torchrec.distributed.planner.types import PlannerError
+
+            try:
+                topology = self.reservation.reserve(
+                    topology=topology, batch_size=self.asked.batch_size, module=module, sharders=sharders,
+                    constraints=self.constraints,
+                )  # fmt: skip
+            except PlannerError as error:  # its text goes on for paragraphs
+                first = str(error).partition("\n")[0].strip()
+                raise ValueError(f"the storage reservation leaves no memory for tables: {first}") from error
         elif gpu:
             return [int(device.storage.hbm * (1 - HBM_RESERVED)) for device in topology.devices]
         return [int(device.storage.hbm if gpu else device.storage.ddr) for device in topology.devices]
@@ -170,7 +179,7 @@ class SkirlPlanner:
         if isinstance(self.costs, Costs):
             return replace(self.costs, link=link, ranks=topology.world_size)
         if self.costs is not None:
-            return _read(Path(self.costs), link, topology.world_size)
+            return load_costs(Path(self.costs), link=link, ranks=topology.world_size, backends=(BACKEND, OURS))
         if topology.compute_device != "cpu":
             warnings.warn(
                 f"tables are planned for {topology.compute_device} with costs of skirl's CPU kernels: set costs to some of "
@@ -178,13 +187,3 @@ class SkirlPlanner:
                 stacklevel=3,
             )
         return shipped(link, topology.world_size)
-
-
-def _read(path: Path, link: float, ranks: int) -> Costs:
-    """Costs of skirl's kernels, or of the one that TorchRec runs."""
-    try:
-        return load_costs(path, link=link, ranks=ranks, backend=BACKEND)
-    except ValueError as error:
-        if "is to be placed" not in str(error):
-            raise
-    return load_costs(path, link=link, ranks=ranks)

@@ -7,7 +7,7 @@ from typing import Any
 from skirl.placement.tables.evenly import blocks
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.plan_file import TablePlan
-from skirl.placement.torchrec.models import Asked, TheirTable, needed, tables_of
+from skirl.placement.torchrec.models import COLUMNS, ROWS, WHOLE, Asked, TheirTable, needed, tables_of
 
 _PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
 """Of constraints, what a ShardingPlan hands on to the kernel."""
@@ -45,7 +45,8 @@ def sharding_plan(
     - `sharders`: TorchRec's; that of EmbeddingBagCollections if not given.
     - `device`: "cpu", "cuda" or "mtia".
     - `local_world_size`: ranks of one machine; all of them if not given.
-    - `constraints`: TorchRec's by table; what they say of rounding, bounds and the output's type is handed on.
+    - `constraints`: TorchRec's by table; sharding types that they do not allow are refused, and what they say of rounding,
+      bounds and the output's type is handed on.
     """
     tables = tables_of(module, sharders_of(sharders), Asked(plan.ranks))
     return exported(plan, tables, device, local_world_size or plan.ranks, constraints or {})
@@ -77,6 +78,14 @@ def exported(plan: TablePlan, tables: Sequence[TheirTable], device: str, local: 
     for table in tables:
         kind, shards = laid_out(table.spec.name, table.spec.rows, table.spec.dim, pieces[table.spec.name], plan.ranks)
         constraint = constraints.get(table.table)
+        allowed = getattr(constraint, "sharding_types", None) or (WHOLE, COLUMNS, ROWS)
+        if plan.ranks == 1 and kind not in allowed and ROWS in allowed:
+            kind = ROWS  # all rows evenly over one rank
+        if kind not in allowed:
+            raise ValueError(
+                f"table {table.spec.name!r} is {kind} in the plan, and its constraints allow {', '.join(allowed)}: plan "
+                "with these constraints, or allow it"
+            )
         passed = {name: getattr(constraint, name) for name in _PASSED if constraint is not None}
         modules.setdefault(table.path, EmbeddingModuleShardingPlan())[table.table] = ParameterSharding(
             sharding_type=kind,
@@ -106,7 +115,7 @@ def laid_out(
     """
     ordered = sorted(pieces)
     if len(ordered) == 1:
-        return "table_wise", ordered
+        return WHOLE, ordered
     if all(p.rows == rows for p, _ in ordered):
         for rank in {rank for _, rank in ordered}:
             widths = [p.dim for p, at in ordered if at == rank]
@@ -115,10 +124,10 @@ def laid_out(
                 raise ValueError(
                     f"table {name!r} has parts of {said} columns at rank {rank}: TorchRec runs none of unlike widths"
                 )
-        return "column_wise", sorted(ordered, key=lambda of: of[0].col)
+        return COLUMNS, sorted(ordered, key=lambda of: of[0].col)
     even = [(Piece(ordered[0][0].table, a, b, 0, dim), r) for r, (a, b) in enumerate(blocks(rows, ranks))]
     if ordered == sorted(of for of in even if of[0].rows):
-        return "row_wise", even  # a shard for each rank, also where it has no rows
+        return ROWS, even  # a shard for each rank, also where it has no rows
     how = "both ways" if any(p.dim < dim for p, _ in ordered) else "unevenly, or not over all ranks"
     raise ValueError(
         f"table {name!r} is cut by rows {how}; TorchRec looks rows up as if they were cut evenly over all ranks: plan with "

@@ -25,14 +25,14 @@ class Bags:
 
     - `name`, `rows`, `dim`: of the table.
     - `pooling`: ids of a sample in the mean.
-    - `head`: so many of its rows are looked up alike, before Zipf's law begins.
+    - `head`: so many of its rows are looked up alike, before Zipf's law begins; None: nothing is known of it.
     """
 
     name: str
     rows: int
     dim: int
     pooling: float
-    head: float
+    head: float | None
 
     def ids(self, batch: int, seed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of a batch, and how many each sample has.

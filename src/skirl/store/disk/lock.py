@@ -37,7 +37,8 @@ class Lock:
         except ImportError:
             raise DiskError("disk stores need POSIX file locks: set store='memory' on this system") from None
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._file = Handle(Files(), lambda: os.open(folder / NAME, flags, 0o666))
+        self._path = folder / NAME
+        self._file = Handle(Files(), lambda: os.open(self._path, flags, 0o666))
         _held.add(self)
         try:
             fcntl.flock(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,6 +51,15 @@ class Lock:
         except BaseException:
             self.release()
             raise
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder still has the file that is locked: whoever had it before may have removed both."""
+        try:
+            there, mine = os.stat(self._path), os.fstat(self._file.number)
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
         """Let the next one have it."""

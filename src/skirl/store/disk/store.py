@@ -312,18 +312,23 @@ class DiskStore(Store):
         with self._writing, self._explained(), frozen.named(folder, self.path):
             for part in parts:
                 frozen.point_of(folder, part.facts, self.layout)
-            with self._replaced_by(identity, generation) as (logs, added):
+            with self._replaced_by(identity, generation, ready) as (logs, added):
                 frozen.take(self._files, parts, self.layout, folder, logs, added)
-                ready()
 
     @contextlib.contextmanager
-    def _replaced_by(self, identity: str, generation: int) -> Iterator[tuple[list[Log], list[Path]]]:
-        """Empty logs, to be filled in the block, and a list for the paths of their files; then they are the store's."""
+    def _replaced_by(
+        self, identity: str, generation: int, ready: Callable[[], Any]
+    ) -> Iterator[tuple[list[Log], list[Path]]]:
+        """Empty logs, to be filled in the block, and a list for the paths of their files; then they are the store's.
+
+        All but the manifest is on disk when `ready` is called.
+        """
         logs, added, header = self._empty(), list[Path](), self.path / NAME
         before = header.read_bytes()
         try:
             yield logs, added
             all_logs.sync(logs, self._files, anew=True)
+            ready()
             self._write_manifest(identity, generation, logs)
         except BaseException:
             for log in logs:

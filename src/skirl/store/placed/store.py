@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ log = logging.getLogger("skirl")
 MARK = "~placement"
 """What a site is told beside what its rows begin from: which placement its rows are of, and which site it is."""
 _MOVING = "rows are being moved"
+_HALF = "a load ended before all sites had their rows: load a checkpoint"
 _CALLS = 3
 """Calls of the store that are served at once: rows are read, written back and looked up by different threads."""
 
@@ -114,25 +116,43 @@ class PlacedStore(Store):
         return f"{self.placement.digest} site {site}"
 
     def _read_about(self) -> None:
-        keeps = next((store for store in self.stores if store.frozen_kind == DISK_ROWS), self.stores[0])
+        """What rows begin from: as sites on disk say, those that have rows before those that are empty."""
+        on_disk = [store for store in self.stores if store.frozen_kind == DISK_ROWS] or self.stores[:1]
+        keeps = min(on_disk, key=lambda store: not len(store))
         self.about = {name: of for name, of in keeps.about.items() if name != MARK}
 
     def _found_misplaced(self) -> str | None:
-        """Why rows would not be found, where a site has rows of another placement."""
-        for number, (site, store) in enumerate(zip(self.plan.sites, self.stores)):
-            if len(store) and store.about.get(MARK) != self._mark(number):
+        """Why rows would not be found: a site has rows of another placement, or not those that it once had."""
+        sites = list(zip(self.plan.sites, self.stores))
+        kept = next((site.name for site, store in sites if len(store)), None)
+        if kept is None:
+            return None
+        for number, (site, store) in enumerate(sites):
+            if store.about.get(MARK) == self._mark(number):
+                continue  # if it has no rows, none are to be there
+            if store.about.get(MARK) == _MOVING:
+                return f"site {site.name!r} ({store!r}): {_HALF}"
+            if len(store):
                 return (
                     f"site {site.name!r} ({store!r}) has rows that another placement put there: load a checkpoint, which "
                     "moves them, or use the plan that they were placed by"
                 )
-        kept = next((site.name for site, store in zip(self.plan.sites, self.stores) if len(store)), None)
-        if self.mixed and kept is not None:
+            if store.frozen_kind == DISK_ROWS:
+                return (
+                    f"site {site.name!r} ({store!r}) is empty and was never told of the rows at site {kept!r}: see whether "
+                    "its disk is mounted and its folder the one that it had, or load a checkpoint"
+                )
+        if self.mixed:
             gone = next(s.name for s, of in zip(self.plan.sites, self.stores) if of.frozen_kind == MEMORY_ROWS)
             return (
                 f"site {kept!r} on disk has the rows of a run whose site {gone!r} was in memory and is gone: load a "
                 "checkpoint, or begin with empty folders"
             )
         return None
+
+    def _check_placed(self) -> None:
+        if self._misplaced is not None:
+            raise ValueError(self._misplaced)
 
     def remember(self, about: Mapping[str, Any]) -> None:
         """As `Store.remember` says; and the tables have to be those of the plan.
@@ -152,8 +172,7 @@ class PlacedStore(Store):
 
     def _by_site(self, keys: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
         """Each site that has some of these rows, and which."""
-        if self._misplaced is not None:
-            raise ValueError(self._misplaced)
+        self._check_placed()
         starts, order = np.zeros(len(self.stores) + 1, np.int64), np.empty(keys.size, np.int64)
         cut.by_site(self.placement.site_of(keys), starts, order)
         ends = starts.tolist()
@@ -219,6 +238,7 @@ class PlacedStore(Store):
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         """As `Store.freeze` says. The facts name the placement; a store of any kind of rows takes them whole."""
         self._check_open()
+        self._check_placed()
         parts = None if since is None else cut.own_parts(since, self.placement.digest)
         frozen: list[Frozen] = []
         try:
@@ -245,7 +265,10 @@ class PlacedStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """As `Store.thaw_parts` says. Rows that were placed alike each site takes alone, all others it looks through."""
+        """As `Store.thaw_parts` says. Rows that were placed alike each site takes alone, all others it looks through.
+
+        Where a site fails, or the process ends, after the first has changed, rows are refused until a load succeeds.
+        """
         self._check_open()
         for part in parts:
             point_of(folder, part.facts, self.layout)
@@ -260,8 +283,14 @@ class PlacedStore(Store):
             leave = size(sum(taking.leaving(self.placement, facts, folder, self.layout) for facts in moved))
             many = f"{leave} go to another site; the {len(self.stores)} sites look through {size(moved_bytes)} of rows"
             log.warning("rows were placed otherwise: %s for those that are now theirs", many)
-        # Each reads all that it is to have and waits for the others: where one fails, none has changed.
-        meeting, before = threading.Barrier(len(self.stores), action=ready), [dict(s.about) for s in self.stores]
+        # Each reads all that it is to have and waits for the others: where one fails before that, none has changed.
+        changing, before = threading.Event(), [dict(store.about) for store in self.stores]
+
+        def all_ready() -> None:
+            ready()
+            changing.set()
+
+        meeting = threading.Barrier(len(self.stores), action=all_ready)
         done: list[int] = []
 
         def take(number: int) -> None:
@@ -274,24 +303,29 @@ class PlacedStore(Store):
                 done.append(number)
                 log.warning("site %s has its rows, %d of %d", self.plan.sites[number].name, len(done), len(self.stores))
 
-        self._remark(before, lambda site: _MOVING)
         try:
+            for store in self.stores:
+                self._tell(store, store.about | {MARK: _MOVING})
             taking.all_or_none(self._pool, [partial(take, number) for number in range(len(self.stores))])
+            for number, store in enumerate(self.stores):
+                self._tell(store, self.about | store.about | {MARK: self._mark(number)})
         except BaseException:
-            self._remark(before, lambda site: before[site].get(MARK))
+            if changing.is_set():
+                self._misplaced = _HALF
+            else:
+                for store, about in zip(self.stores, before):
+                    with suppress(Exception):  # what comes out is why it failed
+                        self._tell(store, about)
             raise
-        self._remark(before, self._mark)
         self._misplaced = None
         self._take_point()
         self._read_about()
 
-    def _remark(self, before: Sequence[Mapping[str, Any]], mark: Callable[[int], str | None]) -> None:
-        """Tell stores that outlive this process which placement their rows are of."""
-        for number, store in enumerate(self.stores):
-            if before[number].get(MARK) != self._mark(number):
-                store.flush()
-                about = {name: of for name, of in store.about.items() if name != MARK}
-                store.remember(about if mark(number) is None else {**about, MARK: mark(number)})
+    def _tell(self, store: Store, about: Mapping[str, Any]) -> None:
+        """Have a store remember which placement its rows are of, or that they are on their way."""
+        if store.about.get(MARK) != about.get(MARK):
+            store.flush()
+            store.remember(about)
 
     def flush(self) -> None:
         """As `Store.flush` says, at all sites."""

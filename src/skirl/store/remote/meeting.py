@@ -102,11 +102,25 @@ class Meeting:
             return None
         return json.loads(self._do(self._notes.get, key))
 
+    def notes(self) -> list[str]:
+        """The keys of all notes and counters."""
+        return [key.removeprefix("skirl/") for key in self._do(self.store.list_keys) if key.startswith("skirl/")]
+
+    def forget(self, key: str) -> None:
+        """A note is not needed any more."""
+        self._do(self._notes.delete_key, key)
+
     def group(self, run: int) -> Any:
         """Where the group of a run is formed: a store of its own for each."""
         from torch.distributed import PrefixStore
 
         return PrefixStore(f"run-{run}", self.store)
+
+    def forget_group(self, run: int) -> None:
+        """All members of a run's group have left."""
+        for key in self._do(self.store.list_keys):
+            if key.startswith(f"run-{run}/"):
+                self._do(self.store.delete_key, key)
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,9 +3,11 @@
 import logging
 import multiprocessing
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from skirl.store.remote import part as parts
@@ -18,9 +20,12 @@ log = logging.getLogger("skirl")
 TICK = 0.05
 """Seconds between two looks for asks."""
 PROBE = 2.0
-"""Seconds that an owner has to say that it lives, once another run asks for its part."""
+"""Seconds that an owner has to say that it lives, once another run asks for its part, and to tell what it asks for."""
 GRACE = 30.0
 """Seconds that a part has to close its stores."""
+
+HELD = 3600.0
+"""Seconds that what is over stays at the meeting point: longer than anyone looks for it."""
 
 
 class Replaced(NodeError):
@@ -82,6 +87,13 @@ class Node:
             self._check(meeting, about)
         self._starts = meeting.count(f"node/{number}/starts", 1)
         self._asks = meeting.count(f"node/{number}/heard")
+        self._untold: dict[int, float] = {}
+        """Asks that were counted and have no note yet: since when."""
+        self._over: deque[tuple[float, Callable[[], None]]] = deque()
+        """What is removed from the meeting point, and when it was over."""
+        for key in meeting.notes():  # of the process that was this node before
+            if key.startswith(f"node/{number}/ask/") or (key.startswith("answer/") and key.endswith(f"/{number}")):
+                self._forget_later(partial(meeting.forget, key))
         meeting.tell(f"node/{number}", {"rows": rows.partition(":")[0], "start": self._starts})
 
     def _check(self, meeting: Meeting, about: dict[str, int]) -> None:
@@ -104,13 +116,33 @@ class Node:
         meeting, number = self._meeting, self.number
         if meeting.count(f"node/{number}/starts") != self._starts:
             raise Replaced(f"another process serves as node {number} at {meeting.address}: this one ends")
-        while self._asks < meeting.count(f"node/{number}/asks"):
-            if (ask := meeting.note(f"node/{number}/ask/{self._asks + 1}")) is None:
-                break  # its owner has counted, and not told yet
-            self._asks = meeting.count(f"node/{number}/heard", 1)
-            self._asked(ask)
+        self._hear()
+        while self._over and time.monotonic() - self._over[0][0] > HELD:
+            self._over.popleft()[1]()
         for served in list(self.served.values()):
             self._look(served)
+
+    def _hear(self) -> None:
+        """New asks. An owner that has counted and told nothing was killed in between, or is late: the others do not wait."""
+        meeting, now = self._meeting, time.monotonic()
+        for ask, since in list(self._untold.items()):
+            if ask <= self._asks and (self._told(ask) or now - since > self._patience):
+                del self._untold[ask]
+        while self._asks < meeting.count(f"node/{self.number}/asks"):
+            ask = self._asks + 1
+            if self._told(ask):
+                self._untold.pop(ask, None)
+            elif now - self._untold.setdefault(ask, now) < PROBE:
+                break
+            self._asks = meeting.count(f"node/{self.number}/heard", 1)
+
+    def _told(self, number: int) -> bool:
+        key = f"node/{self.number}/ask/{number}"
+        if (ask := self._meeting.note(key)) is None:
+            return False
+        self._meeting.forget(key)
+        self._asked(ask)
+        return True
 
     def _asked(self, ask: dict[str, Any]) -> None:
         if (there := self.served.get(ask["owner"])) is None:
@@ -196,6 +228,7 @@ class Node:
             served.process.kill()
             served.process.join()
         del self.served[served.task.owner]
+        self._left(served.task.run)
         log.info("node %d has ended the part of owner %d in run %d", self.number, served.task.owner, served.task.run)
         if served.waiting:
             *older, newest = sorted(served.waiting, key=lambda ask: ask["run"])
@@ -204,7 +237,19 @@ class Node:
             self._start(newest)
 
     def _answer(self, run: int, answer: dict[str, Any]) -> None:
-        self._meeting.tell(f"answer/{run}/{self.number}", answer)
+        key = f"answer/{run}/{self.number}"
+        self._meeting.tell(key, answer)
+        self._forget_later(partial(self._meeting.forget, key))
+        if "joined" not in answer:
+            self._left(run)
+
+    def _left(self, run: int) -> None:
+        """A run has no part here, or none any more; where its group was formed is for the first node to remove."""
+        if self.number == 0:
+            self._forget_later(partial(self._meeting.forget_group, run))
+
+    def _forget_later(self, forget: Callable[[], None]) -> None:
+        self._over.append((time.monotonic(), forget))
 
     def drain(self) -> None:
         """Have all parts finish what they do and close their stores."""

@@ -40,6 +40,17 @@ class Missing:
             if step is not None:
                 steps[:] = [steps[0] if steps else step, step, (steps[2] if steps else 0) + 1]
 
+    def add(self, what: str, why: str) -> None:
+        """This is missing, as was found and not tried.
+
+        **Arguments**
+
+        - `what`: a part.
+        - `why`: of it, in words.
+        """
+        log.warning("%s is missing: %s", what, why)
+        self._parts[what] = ([], why)
+
     def told(self) -> list[str]:
         """A sentence for each part that something is missing of."""
         lines = []

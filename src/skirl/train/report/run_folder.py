@@ -4,7 +4,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -13,6 +13,7 @@ from platform import python_version
 from types import TracebackType
 from typing import Any
 
+from skirl.checkpoint.starts import Superseded
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine
 from skirl.tools.shape_of import COUNT, TEXT, misfit
@@ -68,7 +69,11 @@ class RunFolder:
         self._wandb, self._trainers, self._table = wandb, trainers, table
         self._missing = Missing()
         self._sinks: list[Any] = []
+        self._lines: Lines | None = None
+        self._check: Callable[[], None] = lambda: None
         self._since = Since()
+        self._saved_in: str | None = None
+        """The folder of the run that was saved."""
         if self.folder is None:
             return
         if self.folder.exists() and not self.folder.is_dir():
@@ -79,9 +84,12 @@ class RunFolder:
                 "that one: add --resume and its --save"
             )
 
-    def begin(self, batches: Lookahead, meter: Meter) -> "RunFolder":
-        """Note the step that the run starts at; then enter this."""
-        self.begun_at = batches.step
+    def begin(self, batches: Lookahead, meter: Meter, check: Callable[[], None] = lambda: None) -> "RunFolder":
+        """Note the step that the run starts at; then enter this.
+
+        check: raises Superseded where a newer start of the run has taken its place, which then has the folder.
+        """
+        self.begun_at, self._check = batches.step, check
         self._since.begin(batches, meter)
         self.changed = [change | {"step": self.begun_at} for change in self.changed]
         self._changes += self.changed
@@ -97,6 +105,7 @@ class RunFolder:
         if self.folder is None:
             return self
         folder = self.folder
+        self._check()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -108,8 +117,8 @@ class RunFolder:
             _write(folder / CONFIG, self._config())
         with self._missing.tried(METRICS, folder, of=OSError):
             (folder / RESULT).unlink(missing_ok=True)
-            _cut(folder / METRICS, self.begun_at)
-            self._sinks.append(Lines(folder / METRICS))
+            self._lines = self._cut(folder)
+            self._sinks.append(self._lines)
         with self._missing.tried(TensorBoard.name, folder):
             self._sinks.append(TensorBoard(folder, self.begun_at, self._table, self._name))
         return self
@@ -117,10 +126,17 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        overtaken = kind is not None and issubclass(kind, Superseded)
+        try:
+            if not overtaken:
+                self._hold()
+        except Superseded:
+            overtaken = True
         for sink in self._sinks:
             with self._missing.tried(sink.name, self.folder):
                 sink.close()
-        if kind is None or not issubclass(kind, Exception) or self.folder is None:
+        self._lines = None
+        if kind is None or not issubclass(kind, Exception) or self.folder is None or overtaken:
             return
         metrics = self.folder / METRICS
         if metrics.is_file() and not metrics.stat().st_size:  # nothing came of it: the next try may have the folder
@@ -155,6 +171,7 @@ class RunFolder:
 
     def write(self, line: dict[str, Any]) -> None:
         """One line, everywhere."""
+        self._hold()
         for sink in self._sinks:
             with self._missing.tried(sink.name, self.folder, line["step"]):
                 sink.write(line)
@@ -172,14 +189,67 @@ class RunFolder:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: with the flags, the model can be made again."""
-        return {"folder": self.path, "flags": self._flags, "changes": self._changes}
+        if self._lines is not None:  # lines are to be as durable as the checkpoint
+            self._hold()
+            with self._missing.tried(f"the sync of {METRICS}", self.folder, of=OSError):
+                self._lines.sync()
+        since = self._since.state_dict()
+        return {"folder": self.path, "flags": self._flags, "changes": self._changes, "since": since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on in the folder of the run that was saved, unless another one is named or that one is gone."""
         if self._auto and state["folder"] is not None and Path(state["folder"]).is_dir():
             self.folder = Path(state["folder"])
+        self._saved_in = state["folder"]
+        self._since.load_state_dict(state.get("since", {}))
         self._changes = list(state.get("changes", []))
         self.changed = changes_between(state.get("flags", {}), self._flags)
+
+    def _cut(self, folder: Path) -> Lines:
+        """Drop the lines after the step that the run goes on from, and what a kill left of the last one.
+
+        The file is another one then: an older start of the run that lives somewhere writes no more lines into this one. A
+        full disk does not stand in the way.
+        """
+        path, there = folder / METRICS, lines_of(folder)
+        kept = sum(1 for line in there if self.begun_at and line["step"] <= self.begun_at)
+        whole = b"".join(line + b"\n" for line in path.read_bytes().split(b"\n")[:kept]) if kept else b""
+        last = max((line["step"] for line in there[:kept] if line["kind"] == "train"), default=0)
+        if last < self._since.step <= self.begun_at and self._saved_in == self.path:
+            lacks = f"{METRICS} after step {last:,}, up to {self._since.step:,},"
+            self._missing.add(lacks, "the file ends before the checkpoint")
+        self._check()
+        for draft in folder.glob(f"{METRICS}-*.new"):  # of a start that was killed, or that has nothing to put in place
+            draft.unlink(missing_ok=True)
+        try:
+            lines = Lines(path, whole)
+        except OSError:
+            self._check()
+            with suppress(FileNotFoundError):
+                os.truncate(path, len(whole))
+            lines = Lines(path)
+        try:
+            self._check()
+        except Superseded:
+            lines.close()
+            raise
+        return lines
+
+    def _hold(self) -> None:
+        """See to it that lines go where they can be read.
+
+        Where the file is gone, a newer start of the run has put its own there, and this one ends; or an older one has, the
+        moment before it found that it is none, and then all lines come back.
+        """
+        if self._lines is None or not self._lines.gone:
+            return
+        self._check()
+        with suppress(OSError):  # it is told where a line cannot be written
+            if not self._lines.again():
+                self._missing.add(
+                    f"a part of {METRICS}", "an older start of the run on another machine has replaced it"
+                )
+        self._check()
 
     def _config(self) -> dict[str, Any]:
         packages = ("torch", "numpy", "numba")
@@ -236,21 +306,6 @@ def new_folder(runs: Path, name: str) -> Path:
             continue
         return path
     raise FileExistsError(f"{runs / stem} and 998 more are there: set run to another folder")
-
-
-def _cut(path: Path, step: int) -> None:
-    """Drop the lines after a step, and what a kill left of the last one; a full disk does not stand in the way.
-
-    The file is another one then: an older start of the run that lives somewhere still writes no more lines into this one.
-    """
-    if not path.exists():
-        return
-    kept = sum(1 for line in lines_of(path.parent) if step and line["step"] <= step)
-    whole = b"".join(line + b"\n" for line in path.read_bytes().split(b"\n")[:kept])
-    try:
-        _replace(path, whole)
-    except OSError:
-        os.truncate(path, len(whole))
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """A line of metrics: what happened in a run since the line before."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -8,9 +9,14 @@ from skirl.train.meter import Meter
 
 
 class Since:
-    """Makes lines of what happened since the line before."""
+    """Makes lines of what happened since the line before; part of a checkpoint, as that may lie amid a line's steps."""
 
     def __init__(self) -> None:
+        self.step = 0
+        """Of the line before; 0: there is none."""
+        self._of: tuple[Lookahead, Meter] | None = None
+        self._held: dict[str, Any] = {}
+        """What a checkpoint has of the line that is to come."""
         self._seconds: dict[tuple[str, str], float] = {}
         self._steps = self._samples = 0
         self._losses = 0.0
@@ -18,11 +24,43 @@ class Since:
         self._at = 0.0
 
     def begin(self, batches: Lookahead, meter: Meter) -> None:
-        """The next line counts from here."""
+        """The next line counts from here, or from where the run that was loaded began to."""
+        self._of = batches, meter
         self._seconds = _seconds_of(batches)
         self._steps, self._samples, self._losses = meter.steps, meter.samples, meter.losses
         self._repeats = meter.repeats.counted
         self._at = meter.seconds
+        if held := self._held:
+            self.step, self._steps, self._samples = held["step"], held["steps"], held["samples"]
+            self._losses, self._repeats = held["losses"], held["repeats"]
+            self._at -= held["seconds"]
+            for name, spent in held["spent"].items():
+                self._seconds[name] = self._seconds.get(name, 0.0) - spent
+            self._held = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: where the line to come begins, and the seconds that are in it so far."""
+        if self._of is None:
+            return {}
+        batches, meter = self._of
+        spent = [[*name, now - self._seconds.get(name, 0.0)] for name, now in _seconds_of(batches).items()]
+        return {
+            "step": self.step, "steps": self._steps, "samples": self._samples, "losses": self._losses,
+            "repeats": list(self._repeats), "seconds": meter.seconds - self._at, "spent": spent,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the line that a checkpoint was saved in; an empty state: with a new one."""
+        if not state:
+            self._held = {}
+            return
+        ids, distinct = state["repeats"]
+        self._held = {name: int(state[name]) for name in ("step", "steps", "samples")} | {
+            "losses": float(state["losses"]),
+            "repeats": (int(ids), int(distinct)),
+            "seconds": float(state["seconds"]),
+            "spent": {(str(kind), str(stage)): float(seconds) for kind, stage, seconds in state["spent"]},
+        }
 
     def line(self, batches: Lookahead, meter: Meter) -> dict[str, Any]:
         """What happened since."""
@@ -33,6 +71,7 @@ class Since:
         loss = (meter.losses - self._losses) / max(1, steps)
         factor = meter.repeats.factor(self._repeats)
         self.begin(batches, meter)
+        self.step = batches.step
         busy, blame = ({stage: spent[kind, stage] for stage in times} for kind, times in _stages(batches).items())
         total = sum(busy.values())
         scores = asdict(meter.metrics.scores())

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Mapping
@@ -27,11 +28,40 @@ class Appended:
     **Arguments**
 
     - `path`: of the file, which may be there.
+    - `whole`: what it begins with: it is another file then, and takes the place of that which is there, whoever writes to
+      that. None: pieces go behind what is there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, whole: bytes | None = None) -> None:
         self.path = path
-        self._file = path.open("ab", buffering=0)
+        self._file: io.FileIO = path.open("a+b", buffering=0) if whole is None else _begun(path, whole)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the file was removed, or another one took its place: what is written goes where nobody can read it."""
+        try:
+            return not os.fstat(self._file.fileno()).st_nlink
+        except OSError as error:  # another machine did it
+            return error.errno == errno.ESTALE
+
+    def again(self) -> bool:
+        """Put the file back in its place; whether with all that it held. An OSError if that cannot be done.
+
+        What another machine has removed cannot be read any more: pieces then go behind what is there.
+        """
+        held: bytes | None = None
+        with suppress(OSError):
+            self._file.seek(0)
+            held = self._file.readall()
+        new = self.path.open("a+b", buffering=0) if held is None else _begun(self.path, held)
+        with suppress(OSError):
+            self._file.close()
+        self._file = new
+        return held is not None
+
+    def sync(self) -> None:
+        """Return once all pieces would survive a crash of the machine."""
+        os.fsync(self._file.fileno())
 
     def write(self, piece: bytes) -> None:
         """Append a piece; an OSError if it could not be written, or if the file was removed."""
@@ -52,12 +82,35 @@ class Appended:
         self._file.close()
 
 
-class Lines:
-    """A file with a line of JSON for each."""
+def _begun(path: Path, whole: bytes) -> io.FileIO:
+    """A new file in the place of a path, open; all of it or nothing, whenever the run is killed."""
+    draft = path.with_name(f"{path.name}-{secrets.token_hex(8)}.new")
+    file = draft.open("a+b", buffering=0)
+    try:
+        rest = memoryview(whole)
+        while rest:
+            rest = rest[file.write(rest) :]
+        draft.replace(path)
+    except BaseException:
+        file.close()
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    return file
 
-    def __init__(self, path: Path) -> None:
+
+class Lines:
+    """A file with a line of JSON for each: arguments and calls are those of `Appended`."""
+
+    def __init__(self, path: Path, whole: bytes | None = None) -> None:
         self.name = path.name
-        self._file = Appended(path)
+        self._file = Appended(path, whole)
+        self.again, self.sync = self._file.again, self._file.sync
+
+    @property
+    def gone(self) -> bool:
+        """Whether lines go where nobody can read them."""
+        return self._file.gone
 
     def write(self, line: Mapping[str, Any]) -> None:
         """One more line."""

@@ -1,0 +1,52 @@
+"""What the commands of this room ask of their flags alike."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from skirl.tools.durations import parse_seconds
+
+PART = 1 << 18
+"""Bytes of text that are read at a time: rows of it may be many times as large."""
+MEMORY = "1GiB"
+"""Of `skirl convert --by session`."""
+LENGTH = "a length of time such as 30m or 1d"
+
+T = TypeVar("T")
+
+
+def parsed(name: str, text: str, parse: Callable[[str], T], form: str) -> T:
+    """What a flag's text means; a sentence where it means nothing.
+
+    **Arguments**
+
+    - `name`: of the flag.
+    - `text`: what it is.
+    - `parse`: reads it, or raises a ValueError.
+    - `form`: what to set it to.
+
+    >>> parsed("gap", "soon", parse_seconds, LENGTH)
+    Traceback (most recent call last):
+    ValueError: gap is 'soon': set it to a length of time such as 30m or 1d
+    """
+    try:
+        return parse(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}: set it to {form}") from None
+
+
+def check_sessions(session: str | None, user: str | None, gap: str | None) -> None:
+    """Refuse flags that do not say together what a session is.
+
+    **Arguments**
+
+    - `session`, `user`: columns.
+    - `gap`: how long nothing comes between two sessions of a user.
+    """
+    if user is not None and session is not None:
+        raise ValueError("session and user are both set: leave one of them out")
+    if user is None and gap is not None:
+        raise ValueError(f"gap is {gap!r}, and no user is named: set user to a column, or leave gap out")
+    if user is not None and gap is None:
+        raise ValueError(f"user is {user!r}, and no gap: set gap to a length of time such as 30m")
+    if gap is not None:
+        parsed("gap", gap, parse_seconds, LENGTH)
