@@ -9,7 +9,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: train test tests campaign slice test-gpu lint style types format docs golden clean
+.PHONY: train test tests seconds campaign slice test-gpu lint style types format docs golden clean
 
 # Without compiled sources each process would compile them again, and pytest its rewritten asserts: 10 s of CPU a process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -55,10 +55,14 @@ campaign: $(OTHERS)
 	$(PY) -m pytest --forks $(JOBS) --warm -m "not gpu" --timeout 0 \
 	  --hypothesis-profile campaign --hypothesis-seed $(seed) --report campaign-report.json
 
+# How long tests take, for the order in which they begin: after tests have been added, on a machine with nothing else to do.
+seconds: $(OTHERS)
+	TMPDIR=$${TMPDIR:-$(or $(IN_MEMORY),/tmp)} $(PY) -m pytest --forks $(JOBS) --warm --record-seconds
+
 # Ten minutes in which tests begin; the rest is for collecting them and for the last ones to end.
 slice: hash := $(shell git rev-parse HEAD)
 slice: $(OTHERS)
-	$(PY) -m pytest --forks $(JOBS) --warm -m "not gpu" --slice $(SLICE) --slice-seed $(hash) --fuzz-seconds 60 \
+	$(PY) -m pytest --forks $(JOBS) --warm -m "not gpu" --timeout 900 --slice $(SLICE) --slice-seed $(hash) --fuzz-seconds 60 \
 	  --hypothesis-profile campaign --hypothesis-seed $$((16#$(shell git rev-parse --short=8 HEAD)))
 
 test-gpu: $(if $(filter $(VENV)/%,$(PY)),$(DEV))

@@ -3,6 +3,8 @@
 from hypothesis import settings
 
 CAMPAIGN_FACTOR = 20
+GROWTH = 3 * CAMPAIGN_FACTOR
+"""How many times the cases of `make test` a campaign has."""
 FEWEST = 4
 """Properties of fewer cases have all of them in `make test`."""
 

@@ -30,7 +30,7 @@ from tests.interpreter import quicken
 
 torch.set_num_threads(1)
 
-pytest_plugins = ["tests.zygote", "tests.forks", "tests.slice"]
+pytest_plugins = ["tests.zygote", "tests.seconds", "tests.forks", "tests.slice"]
 RUNNER = os.getpid()
 """What knows all tests; a fork of tests/forks.py knows only its share."""
 

@@ -1,7 +1,8 @@
 """A pytest plugin: `--forks N` runs the tests in N processes, forked from this one when it has collected them.
 
 Each has what this one has imported, and processes of tests/zygote.py that are ready: an interpreter of its own would take
-half a minute to get there. A process gets a share of the tests that are left, smaller and smaller ones, and tells of them.
+half a minute to get there. Tests that share a fixture of their module go together, so that it is made once. What takes long
+begins first, by tests/seconds.txt; of the rest a process gets a share, smaller and smaller ones, and tells of them.
 """
 
 import gc
@@ -10,14 +11,17 @@ import signal
 import sys
 import threading
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests import zygote
+from tests.seconds import BRIEF, recorded
 from tests.zygote import Nest
 
 SHARE = 8
@@ -25,6 +29,9 @@ SHARE = 8
 
 LONG = 300.0
 """Seconds that any test may take."""
+
+FIRST = 4.0
+"""Tests, or groups of them, of so many seconds begin before all others."""
 
 GARBAGE = (5000, 20, 20)
 """How many new objects Python looks for garbage after: at its own 700 that takes 4% of the tests' time."""
@@ -62,9 +69,10 @@ class Forks:
         self._processes = processes
         self._nest: Nest | None = None
         self._workers: list[Worker] = []
-        self._todo: deque[int] = deque()
-        self._long: set[int] = set()
-        """Tests that begin first, one at a time: at the end the others would wait for them."""
+        self._todo: deque[list[int]] = deque()
+        """Places of tests that go together."""
+        self._costs: list[float] = []
+        """Seconds of each test, as far as they are known."""
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if self._nest is None and "python" in getattr(item, "fixturenames", ()):
@@ -76,8 +84,8 @@ class Forks:
             return None  # pytest's own loop says so
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         terminal.showfspath = False  # files take turns
-        self._long = {at for at, item in enumerate(session.items) if takes_long(item)}
-        self._todo.extend(sorted(range(len(session.items)), key=lambda at: (at not in self._long, at)))
+        self._costs = costs(session.items, recorded())
+        self._todo.extend(in_order(groups(session.items), self._costs))
         if session.config.getoption("--warm"):
             from tests.compile import compile_kernels
 
@@ -138,15 +146,21 @@ class Forks:
             hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def _share(self, items: list[pytest.Item]) -> list[int]:
-        """The next tests for a process; those of one file stay together where they are not many."""
-        if self._todo and self._todo[0] in self._long:
-            return [self._todo.popleft()]
-        share, tests = max(1, len(self._todo) // (SHARE * self._processes)), []
-        while self._todo and len(tests) < 2 * share:
-            if len(tests) >= share and items[tests[-1]].path != items[self._todo[0]].path:
+        """The next tests for a process; those of one file stay together where they do not take long."""
+        left = [self._cost(group) for group in self._todo]
+        if left and left[0] >= FIRST:
+            return self._todo.popleft()
+        share = sum(left) / (SHARE * self._processes)
+        tests, taken = [], 0.0
+        while self._todo and (not tests or taken < 2 * share):
+            if taken >= share and items[tests[-1]].path != items[self._todo[0][0]].path:
                 break
-            tests.append(self._todo.popleft())
+            taken += self._cost(self._todo[0])
+            tests += self._todo.popleft()
         return tests
+
+    def _cost(self, group: Sequence[int]) -> float:
+        return sum(self._costs[at] for at in group)
 
     def _end(self, session: pytest.Session, worker: Worker) -> None:
         """A process has ended: its last test has failed if it ran one, and another process takes what it leaves."""
@@ -161,7 +175,8 @@ class Forks:
             session.config.hook.pytest_runtest_logreport(report=report)
         elif code:
             raise RuntimeError(f"a process of tests ended with {code} between two tests")
-        self._todo.extendleft(reversed(worker.left))
+        if worker.left:
+            self._todo.appendleft([*worker.left])
         if self._todo:
             self._workers.append(self._fork(session, worker.number))
 
@@ -191,6 +206,37 @@ class Forks:
             sys.stderr.flush()
             os._exit(code)  # what runs at the end of an interpreter is for the one that forked
         raise AssertionError
+
+
+def costs(items: Sequence[pytest.Item], known: Mapping[str, float]) -> list[float]:
+    """Seconds of each test: those recorded, or a guess, by which one that asks for more time than others takes long."""
+    return [known.get(item.nodeid, LONG if takes_long(item) else BRIEF) for item in items]
+
+
+def groups(items: Sequence[pytest.Item]) -> list[list[int]]:
+    """Places of tests: in one list those that share a fixture of their module, any other test in one of its own."""
+    found: dict[int, list[int]] = {}
+    first: dict[tuple[Path, str], int] = {}
+    """The group of each fixture, by its first test."""
+    for at, item in enumerate(items):
+        names = [(item.path, name) for name in shared_fixtures(item)]
+        joined = {first[name] for name in names if name in first}
+        to = min(joined, default=at)
+        found[to] = sorted([at, *(each for group in joined for each in found.pop(group))])
+        first |= dict.fromkeys([*names, *(name for name, group in first.items() if group in joined)], to)
+    return [found[to] for to in sorted(found)]
+
+
+def shared_fixtures(item: pytest.Item) -> list[str]:
+    """The fixtures of a test that are made once for its module."""
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return [name for name, [*_, made] in definitions.items() if made.scope == "module"]
+
+
+def in_order(groups: Sequence[list[int]], costs: Sequence[float]) -> list[list[int]]:
+    """Groups as they begin: those that take long by their seconds, then the others as they were collected."""
+    of = [sum(costs[at] for at in group) for group in groups]
+    return [groups[n] for n in sorted(range(len(of)), key=lambda n: (-of[n] if of[n] >= FIRST else 0.0, n))]
 
 
 def takes_long(item: pytest.Item) -> bool:

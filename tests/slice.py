@@ -1,21 +1,33 @@
 """A pytest plugin for `make slice`: `--slice SECONDS --slice-seed HASH` runs a share of the tests that the hash chooses.
 
 The same hash chooses the same tests on every machine, and other commits choose others. SECONDS are those of two cores. A
-test that is chosen and whose turn comes later than SECONDS after the choice is skipped.
+test that is chosen and whose turn comes later than SECONDS after the choice is skipped. One that draws random cases stops
+drawing after `CEILING` seconds, or where the slice's time ends, and is skipped then: no case of it has failed.
 """
 
+import inspect
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis.errors import StopTest, UnsatisfiedAssumption
+
+from tests import seconds
+from tests.cases import GROWTH
 
 CORES = 2
-COST, SLOW_COST = 4.0, 60.0
-"""Seconds of a test that no campaign's report names, and of one marked slow."""
+SLOW = 60.0
+"""Seconds of a test marked slow that nothing is known of."""
+CEILING = 200.0
+"""Seconds of one test of random cases, well below those after which it is ended as one that hangs."""
+LEAST = 20.0
+"""Seconds that the last of them has, whatever is left of the slice."""
 RECORD = Path("campaign-report.json")
 """Seconds of tests are taken from it where `make campaign` has left one."""
 
@@ -45,6 +57,51 @@ def recorded(path: Path) -> dict[str, float]:
     return {test["test"]: test["seconds"] for test in json.loads(path.read_text())["tests"]}
 
 
+def estimated(item: pytest.Item, known: Mapping[str, float], campaign: Mapping[str, float]) -> float:
+    """Seconds of a test in a campaign: as one recorded them, or by those of `make test`, in which it draws fewer cases."""
+    if item.nodeid in campaign:
+        return campaign[item.nodeid]
+    if item.nodeid not in known and item.get_closest_marker("slow"):
+        return SLOW
+    here = known.get(item.nodeid, seconds.BRIEF)
+    if draws(item):
+        return min(CEILING, here * GROWTH)
+    function = getattr(item, "function", None)
+    return here * GROWTH if function is not None and "cases(" in inspect.getsource(function) else here
+
+
+def draws(item: pytest.Item) -> bool:
+    """Whether Hypothesis draws cases of a test, and can be told to stop; it cannot where a test calls it inside."""
+    return hasattr(getattr(item, "obj", None), "hypothesis")
+
+
+@contextmanager
+def ending(item: pytest.Item, until: float) -> Iterator[None]:
+    """A test of random cases is skipped where a case would begin later than this; not after one has failed."""
+    handle = item.obj.hypothesis  # pyright: ignore[reportAttributeAccessIssue]
+    inner, cases, failed = handle.inner_test, 0, False
+
+    @wraps(inner)
+    def case(*args: Any, **named: Any) -> Any:
+        nonlocal cases, failed
+        if cases and not failed and time.monotonic() > until:
+            pytest.skip(f"its time has passed: {cases:,} cases, and none of them failed")
+        cases += 1
+        try:
+            return inner(*args, **named)
+        except (StopTest, UnsatisfiedAssumption):
+            raise
+        except BaseException:
+            failed = True
+            raise
+
+    handle.inner_test = case
+    try:
+        yield
+    finally:
+        handle.inner_test = inner
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("skirl")
     group.addoption(
@@ -69,8 +126,8 @@ class _Slice:
 
     @pytest.hookimpl(trylast=True)  # behind -m and -k
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        known = recorded(config.rootpath / RECORD)
-        costs = {i.nodeid: known.get(i.nodeid, SLOW_COST if i.get_closest_marker("slow") else COST) for i in items}
+        known, campaign = seconds.recorded(), recorded(config.rootpath / RECORD)
+        costs = {item.nodeid: estimated(item, known, campaign) for item in items}
         names = chosen(costs, self._seconds * CORES, self._seed)
         self._begin = time.monotonic()
         self._counts = (sum(item.nodeid in names for item in items), len(items))
@@ -80,6 +137,14 @@ class _Slice:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if time.monotonic() - self._begin > self._seconds:
             pytest.skip("the slice's time has passed")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        if not draws(item):
+            return (yield)
+        now = time.monotonic()
+        with ending(item, now + min(CEILING, max(LEAST, self._begin + self._seconds - now))):
+            return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         of = "{:,} of {:,} tests".format(*self._counts)

@@ -1,4 +1,4 @@
-"""The documentation: it builds without a warning, and its snippets run.
+"""The documentation: it builds without a warning, its links lead somewhere, and its snippets run.
 
 Blocks of Python on a page run one after the other, in one namespace; lines of shell run where the page's other lines did.
 What cannot run here says why in a comment before the block, `<!-- not run: ... -->`; its flags are checked all the same.
@@ -48,6 +48,7 @@ def test_every_fence_is_known():
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.runs for b in blocks_of(p))], ids=lambda p: p.stem)
+@pytest.mark.usefixtures("forked_trainers")
 def test_snippets_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(policies, "POLICIES", dict(policies.POLICIES))  # a page may add its own
@@ -112,6 +113,29 @@ def test_flags_exist(page, line):
         assert flag in known, f"{page}: skirl {name} has no flag --{flag}"
 
 
+def anchors_of(page: Path) -> set[str]:
+    """What a link may lead to on a page: its headings, as the site names them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    plain = [
+        re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    ]
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: p.stem)
+def test_links_lead_somewhere(page: Path):
+    """Those that the site has; `make docs` builds it, and takes 20 s."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text)):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file() and target.is_relative_to(DOCS), f"{link}: there is no such file in docs"
+        assert not anchor or anchor in anchors_of(target), f"{link}: there is no such heading"
+
+
+@pytest.mark.slow  # continuous integration runs `make docs`
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="the site is not built without mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]

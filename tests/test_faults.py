@@ -7,7 +7,6 @@ made of the same helpers (tests/runs.py, tests/plans.py). A fault that it misses
 import ast
 import json
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +56,16 @@ def test_planted_faults_are_caught(python: Python, area: str, pytestconfig: pyte
 FAULTS = [fault for area in AREAS.values() for fault in area]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_fault_can_be_planted(fault: Fault):
+@pytest.mark.parametrize("module", sorted({fault.module for fault in FAULTS}))
+def test_every_fault_can_be_planted(module: str):
     """What it replaces stands once in the source, and what it puts there is Python and something else."""
-    source, parsed = source_of(fault.module)
-    planted = fault.plant(source)
-    assert not alike(planted, parsed)
-    compile(planted, fault.module, "exec")
+    path = Path(skirl.__file__).parent / f"{module.replace('.', '/')}.py"
+    source = (path if path.is_file() else path.with_suffix("") / "__init__.py").read_text()
+    parsed = ast.parse(source)
+    for fault in (fault for fault in FAULTS if fault.module == module):
+        planted = fault.plant(source)
+        assert not alike(planted, parsed), f"{fault.name}: it changes nothing"
+        compile(planted, f"{module} with {fault.name!r}", "exec")
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -89,16 +91,12 @@ def test_trees_that_differ_anywhere_are_not_alike():
         assert not alike(same[0], ast.parse(text))
 
 
-@cache
-def source_of(module: str) -> tuple[str, ast.Module]:
-    """A module's source, and what it is parsed to."""
-    path = Path(skirl.__file__).parent / f"{module.replace('.', '/')}.py"
-    source = (path if path.is_file() else path.with_suffix("") / "__init__.py").read_text()
-    return source, ast.parse(source)
+MANY = 360
+"""As many as there are today: one that is taken out is missed."""
 
 
 def test_there_are_many_faults_and_none_twice():
-    assert len(FAULTS) >= 80
+    assert len(FAULTS) >= MANY
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert len({(fault.where, fault.old, fault.new) for fault in FAULTS}) == len(FAULTS)
 

@@ -1,7 +1,10 @@
 """Tests in processes that are forked from the one that collected them."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from tests.forks import groups, in_order
 from tests.zygote import ROOT, Python
 
 TESTS = """
@@ -15,16 +18,20 @@ def once(tmp_path_factory):
     os.rmdir(path)
 
 @pytest.mark.parametrize("n", range(40))
-def test_equal(n, once, record_property, tmp_path):
+def test_equal(n, record_property, tmp_path):
     (tmp_path / "file").write_text("")
     time.sleep(0.01)
     record_property("pid", os.getpid())
     assert n != 7, "seven is not equal"
 
+@pytest.mark.parametrize("n", range(5))
+def test_share(n, once, record_property):
+    record_property("shares", os.getpid())
+
 def test_that_crashes():
     os._exit(3)
 
-def test_that_is_killed(once):
+def test_that_is_killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def test_prints():
@@ -51,16 +58,17 @@ def test_whose_fixture_fails_when_it_ends(broken):
 SEEN = """
 import pytest
 
-PIDS, BEGAN = set(), []
+PIDS, SHARE, BEGAN = set(), set(), []
 
 def pytest_runtest_logstart(nodeid):
     BEGAN.append(nodeid)
 
 def pytest_runtest_logreport(report):
     PIDS.update(value for name, value in report.user_properties if name == "pid")
+    SHARE.update(value for name, value in report.user_properties if name == "shares")
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"in {len(PIDS)} processes, first {BEGAN[0]}")
+    terminalreporter.write_line(f"in {len(PIDS)} processes, {len(SHARE)} shares, first {BEGAN[0]}")
 """
 
 CODE = """
@@ -79,9 +87,9 @@ def test_every_test_has_an_end(python: Python, tmp_path: Path) -> None:
     (tmp_path / "none.ini").write_text("[pytest]")
     done = python.run(CODE.format(root=str(ROOT)), "2", cwd=tmp_path)
     out = done.stdout
-    assert "5 failed, 41 passed, 1 error" in out, out + done.stderr
+    assert "5 failed, 46 passed, 1 error" in out, out + done.stderr
     assert done.returncode == 1
-    assert "in 2 processes, first test_them.py::test_that_may_take_long" in out, out
+    assert "in 2 processes, 1 shares, first test_them.py::test_that_may_take_long" in out, out
     for said in (
         "AssertionError: seven is not equal",
         "test_that_crashes: the process that ran it ended with 3",
@@ -99,3 +107,18 @@ def test_it_stops_where_it_is_told_to(python: Python, tmp_path: Path) -> None:
     done = python.run(CODE.format(root=str(ROOT)), "2", "-x", cwd=tmp_path)
     assert "stopping after 1 failures" in done.stdout
     assert done.returncode == 1 and "test_that_is_killed" not in done.stdout
+
+
+def test_the_longest_begin_first_and_others_as_they_were_collected() -> None:
+    assert in_order([[0], [1], [2], [3], [4]], [0.3, 5.0, 2.0, 300.0, 0.3]) == [[3], [1], [0], [2], [4]]
+    assert in_order([[0], [1, 3], [2]], [0.3, 2.0, 3.0, 2.5]) == [[1, 3], [0], [2]]
+
+
+def test_those_that_share_a_fixture_of_their_module_go_together() -> None:
+    def item(path: str, *names: str) -> Any:
+        made = {name: [SimpleNamespace(scope=name.partition("-")[0])] for name in names}
+        return SimpleNamespace(path=Path(path), _fixtureinfo=SimpleNamespace(name2fixturedefs=made))
+
+    items = [item("a", "module-x"), item("a"), item("a", "function-y"), item("a", "session-z", "module-x")]
+    items += [item("b", "module-x"), item("b", "module-w"), item("b"), item("b", "module-w", "module-x")]
+    assert groups(items) == [[0, 3], [1], [2], [4, 5, 7], [6]]

@@ -5,6 +5,7 @@ Imports inside functions and imports for types count like any other.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import quantiles
 
@@ -39,8 +40,13 @@ def floor_of(path: Path) -> int:
     return next(n for n, rooms in enumerate(FLOORS) if room in rooms)
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, Path]]:
+@cache
+def imports_of(path: Path) -> list[tuple[int, Path]]:
     """The line and the file of everything of skirl's that a file imports."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[int, Path]]:
     for node in ast.walk(ast.parse((HOUSE / path).read_text())):
         if isinstance(node, ast.Import):
             named = [alias.name for alias in node.names if alias.name.split(".")[0] == "skirl"]

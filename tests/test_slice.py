@@ -1,13 +1,17 @@
 """The share of a campaign that a commit's hash chooses."""
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.cases import cases
-from tests.slice import chosen, part_of, recorded
+from tests.cases import GROWTH, cases
+from tests.slice import CEILING, SLOW, chosen, ending, estimated, part_of, recorded
 
 COSTS = {f"tests/test_{n % 7}.py::test_{n}": 0.5 + n % 5 for n in range(400)}
 SEEDS = [f"{n:040x}" for n in range(60)]
@@ -43,3 +47,43 @@ def test_seconds_come_from_a_campaign_s_report(tmp_path: Path) -> None:
     assert recorded(tmp_path / "none.json") == {}
     (tmp_path / "r.json").write_text(json.dumps({"tests": [{"test": "a", "seconds": 2.5, "outcome": "passed"}]}))
     assert recorded(tmp_path / "r.json") == {"a": 2.5}
+
+
+def as_item(obj: object = None, name: str = "t", marks: tuple[str, ...] = ()) -> Any:
+    """As much of a collected test as a slice looks at."""
+    closest = lambda mark: mark if mark in marks else None  # noqa: E731
+    return SimpleNamespace(nodeid=name, obj=obj, function=obj, get_closest_marker=closest)
+
+
+def test_seconds_of_a_campaign_are_guessed_by_those_of_make_test() -> None:
+    @given(st.integers())
+    def drawn(n: int) -> None: ...
+
+    def inside() -> None:
+        cases(300)(drawn)
+
+    known = {"t": 2.0}
+    assert estimated(as_item(), known, {}) == 2 and estimated(as_item(), known, {"t": 9.0}) == 9
+    assert estimated(as_item(drawn), known, {}) == min(CEILING, 2 * GROWTH)
+    assert estimated(as_item(inside), {"t": 25.0}, {}) == 25 * GROWTH > CEILING
+    assert estimated(as_item(marks=("slow",)), {}, {}) == SLOW and estimated(as_item(marks=("slow",)), known, {}) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_random_cases_end_in_time_and_a_failure_is_told_all_the_same(fails: bool) -> None:
+    ran: list[int] = []
+
+    @settings(max_examples=1000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers())
+    def drawn(n: int) -> None:
+        ran.append(n)
+        time.sleep(0.002)
+        assert not fails or n < 10, "ten"
+
+    inner = drawn.hypothesis.inner_test  # pyright: ignore[reportFunctionMemberAccess]
+    until = time.monotonic() + (10 if fails else 0.05)
+    error, says = (AssertionError, "ten") if fails else (pytest.skip.Exception, "time has passed")
+    with pytest.raises(error, match=says), ending(as_item(drawn), until):
+        drawn()
+    assert ran and len(ran) < 1000
+    assert drawn.hypothesis.inner_test is inner  # pyright: ignore[reportFunctionMemberAccess]

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import IO, Any
 
 import pytest
@@ -186,6 +186,19 @@ def warm_python(python: Python) -> Iterator[Python]:
     with theirs, python.start(WARM, stdin=theirs.fileno()), ours:
         theirs.close()
         yield Python(ours)
+
+
+@pytest.fixture
+def forked_trainers(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Trainers of `skirl verify` are forked here: interpreters take seconds to begin, those of the campaign's cases."""
+    from skirl.train import verify_trainers
+
+    def start(command: list[str], *, env: Mapping[str, str], stderr: int, text: bool) -> Process:
+        interpreter, how, name, *args = command
+        assert (interpreter, how, text) == (sys.executable, "-m", True)
+        return request.getfixturevalue("warm_python").start_module(name, *args, env=env, stderr=stderr)
+
+    monkeypatch.setattr(verify_trainers, "subprocess", SimpleNamespace(PIPE=PIPE, Popen=start))
 
 
 GIVEN: list[socket.socket] = []

@@ -209,15 +209,27 @@ def test_a_schema_that_does_not_say_so_is_refused(tmp_path: Path) -> None:
         replace(SCHEMA, ids=(replace(SCHEMA.ids[0], start="a", length="b"),))
 
 
-def test_other_programs_expand_it_in_a_line(tmp_path: Path) -> None:
+@pytest.fixture
+def windows_and_lists(tmp_path: Path) -> tuple[Path, list[Any]]:
+    """A file of windows, and the lists that they stand for."""
     some, whole = both(tmp_path, shifting(200, 10))
-    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     path, plain_rows = (Path(data.partition(":")[2]) / "part-00000.parquet" for data in (some, whole))
-    lists = pq.read_table(plain_rows).column("seen").to_pylist()
+    return path, pq.read_table(plain_rows).column("seen").to_pylist()
+
+
+def test_duckdb_expands_it_in_a_line(windows_and_lists: tuple[Path, list[Any]]) -> None:
+    import duckdb
+
+    path, lists = windows_and_lists
     found = duckdb.sql(
         "SELECT list_slice(last_value(seen IGNORE NULLS) OVER (ORDER BY file_row_number), run_start + 1, run_start + "
         f"run_length) AS seen FROM read_parquet('{path}', file_row_number = true) ORDER BY file_row_number"
     )
     assert [row[0] for row in found.fetchall()] == lists
+
+
+def test_polars_expands_it_in_a_line(windows_and_lists: tuple[Path, list[Any]]) -> None:
+    path, lists = windows_and_lists
+    polars = pytest.importorskip("polars", reason="not installed: pip install polars")
     column = polars.col("seen").forward_fill().list.slice(polars.col("run_start"), polars.col("run_length"))
     assert polars.read_parquet(path).select(column).to_series().to_list() == lists

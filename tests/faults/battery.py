@@ -16,6 +16,7 @@ from skirl.core.placement import Placement
 from skirl.engine.too_small import DoesNotFit
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.seen import Seen
+from skirl.oracle.together import FailedElsewhere
 from tests import runs
 from tests.checkpoint.checks import CHECKS
 from tests.engine.device.hazards import hazards
@@ -214,25 +215,42 @@ def tree(shift: int) -> None:
 
 def trainers(shift: int) -> dict[str, Callable[[], object]]:
     """Several trainers in threads, some with shards that are no whole subtree, and the bits of the plain reference."""
+    from skirl.data import Synthetic
+    from skirl.measure.bench.train import TrainSpeed
+    from tests.data.test_share import check_shards
+    from tests.measure.bench.test_train import SMALL, test_what_counts_as_agreement
     from tests.oracle.test_share import check_plans
     from tests.pipeline.test_shards import test_random_numbers_do_not_depend_on_the_trainer as random_numbers
-    from tests.test_trainers import RETURNING, Case, check
+    from tests.test_trainers import RETURNING, Case, check, together
     from tests.test_trainers import test_a_step_that_overflows_on_one_trainer_is_skipped_by_all as overflows
 
     def run(case: Case) -> None:
         with pytest.MonkeyPatch.context() as patch:
             check(replace(case, seed=case.seed + shift, patience=runs.PATIENCE), patch)
 
+    def too_small() -> None:
+        with pytest.raises((DoesNotFit, FailedElsewhere), match=r"rank [01]"):
+            together(Case(shards=2, cache=4, depth=1, steps=2, patience=runs.PATIENCE))
+
+    def modes() -> None:
+        tiny = SMALL | {"batch": 16, "warm": 4, "slice": 2, "rounds": 2, "modes": "resident,on_demand"}
+        assert TrainSpeed(**tiny).run()["losses_agree"]
+
     cases = {
         "three trainers": Case(trainers=3, shards=8, optimizer=Adam(lr=0.05), cache=40, steps=4, lost=0.3),
         "rows that return": RETURNING[0],
         "mostly without gradient": Case(trainers=3, shards=4, optimizer=Adam(lr=0.05), cache=40, steps=6, lost=0.9),
+        "naps": Case(slow=0.003),
     }
     return {
         "random numbers": random_numbers,
         "numbers of an owner's rows": lambda: [check_plans(20 * shift + n, n % 4) for n in range(12)],
         **{name: lambda case=case: run(case) for name, case in cases.items()},
         "a step that overflows": lambda: overflows(3, None),
+        "a cache that is too small": too_small,
+        "shards of data": lambda: check_shards(Synthetic("tiny", 8, batches=3), 8, 4, 2),
+        "modes of a benchmark": modes,
+        "what agrees": test_what_counts_as_agreement,
     }
 
 

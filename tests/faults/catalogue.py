@@ -6,6 +6,7 @@ fault is written anew so that it plants the same mistake.
 
 # ruff: noqa: E501 - what is replaced stays on one line where it can
 
+from tests.faults.known import KNOWN
 from tests.faults.plant import Fault
 from tests.faults.race import RACE
 
@@ -881,7 +882,7 @@ AREAS = {
     "disk": DISK,
     "frozen": FROZEN,
     "checkpoints": CHECKPOINTS,
-    "trainers": TRAINERS,
+    "trainers": TRAINERS + KNOWN,
     "placement": PLACEMENT,
     "gpu": GPU,
     "sessions": SESSIONS,

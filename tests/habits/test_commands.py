@@ -412,6 +412,11 @@ def test_info_tells_the_damaged_in_a_sentence(folder, run, tmp_path, capsys):
 
 
 def test_info_needs_no_torch(folder, run):
-    code = "import sys; from skirl import cli; assert cli.main(sys.argv[1:]) == 0 and 'torch' not in sys.modules"
-    for path in (folder / "run", folder / "log.csv"):
-        subprocess.run([sys.executable, "-c", code, "info", str(path)], check=True, capture_output=True)
+    code = """if True:
+        import sys
+        from skirl import cli
+        for path in sys.argv[1:]:
+            assert cli.main(["info", path]) == 0 and "torch" not in sys.modules, path
+    """
+    paths = [str(folder / "run"), str(folder / "log.csv")]
+    subprocess.run([sys.executable, "-c", code, *paths], check=True, capture_output=True)

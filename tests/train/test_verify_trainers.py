@@ -1,8 +1,6 @@
 """`skirl verify` of several trainers and over memory nodes: real processes beside the plain reference."""
 
-import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from skirl.train import verify_trainers as module
 from skirl.train.commands import Verify
 from skirl.train.fingerprints import Trace
 from tests.store.remote.nodes import leave, served
-from tests.zygote import PIPE, Python
 
 TINY = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 6, "quiet": True, "threads": 1}
 
@@ -24,19 +21,8 @@ def one_case(monkeypatch):
     monkeypatch.setattr(module, "STORES", ("disk",))
 
 
-@pytest.fixture
-def forked(monkeypatch, warm_python: Python):
-    """Trainers are processes that are forked: interpreters take seconds to begin, those of the campaign's cases."""
-
-    def start(command: list[str], *, env, stderr, text):
-        interpreter, how, name, *args = command
-        assert (interpreter, how, text) == (sys.executable, "-m", True)
-        return warm_python.start_module(name, *args, env=env, stderr=stderr)
-
-    monkeypatch.setattr(module, "subprocess", SimpleNamespace(PIPE=PIPE, Popen=start))
-
-
-def test_two_processes_are_equal_to_the_reference_and_a_wrong_bit_is_named(one_case, forked, monkeypatch):
+@pytest.mark.usefixtures("one_case", "forked_trainers")
+def test_two_processes_are_equal_to_the_reference_and_a_wrong_bit_is_named(monkeypatch):
     joined = module._joined
 
     def spoilt(folder, number, size, keys) -> tuple[Trace, int]:
