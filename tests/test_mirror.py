@@ -25,6 +25,8 @@ ELSEWHERE = {
     # Nouns that every test uses; these are about them.
     "core/jagged.py core/shared.py": "core/test_find.py",
     "core/batch.py": "data/test_share.py",
+    "core/item.py": "pipeline/test_window.py",
+    "core/optimizer_names.py": "test_cli.py",
     "core/half.py": "engine/device/test_half.py",
     "core/tree.py": "engine/kernels/test_cpu.py",
     "core/given.py": "habits/test_rows.py",
@@ -92,7 +94,7 @@ ELSEWHERE = {
     "store/remote/started.py": "measure/bench/test_serve.py",
     "store/remote/bits.py store/remote/warm.py store/remote/warm_disk.py store/remote/wire.py": "store/remote/test_node.py",
     # Variants are held to their lone runs, and loops that are wrong to a sentence each.
-    "sweep/folder.py": "sweep/test_checkpoint.py",
+    "sweep/folder.py sweep/resumed.py": "sweep/test_checkpoint.py",
     "sweep/entrant.py sweep/planned.py sweep/report.py sweep/run.py sweep/shown.py sweep/table.py "
     "sweep/verify_command.py": "sweep/test_command.py",
     "sweep/models.py": "sweep/test_refused.py",
