@@ -30,7 +30,7 @@ class Convert(InOneFile):
     partition: str | None = None
     """By session: no file or session crosses a border of so much time, such as 1d, and files are in its order."""
     memory: str = "1GiB"
-    """By session: memory of the whole process; what does not fit is on disk, beside out."""
+    """By session: memory of this process, without those of workers; what does not fit is on disk, beside out."""
     layout: Literal["once", "window", "rows"] = "once"
     """By session: once leaves a list out that equals the row above's; window is for lists that shift; rows writes all."""
     engine: Literal["local", "spark"] = "local"
@@ -112,13 +112,14 @@ class Convert(InOneFile):
         }
         counted = [f"{result['sessions']:,}", *(f"{result[k]:,} {what}" for k, what in cut.items() if result[k])]
         groups = [f"{', '.join(names)} ({run})" for run, names in result["groups"].items()]
+        others = "those of Spark" if self.engine == "spark" else "its workers" if self.workers else ""
         return {
             "written": f"{told['written']} in {result['files']:,} files",
             "sessions": ", ".join(counted),
             **({"left out": f"lists that repeat: {'; '.join(groups)}"} if groups else {}),
-            "disk": f"{size(result['spilled_bytes'])} for buckets while it ran",
+            "disk": f"{size(result['spilled_bytes'])} for rows in order while it ran",
             "memory": f"{size(result['peak_bytes'])} at its peak, "
-            + ("the whole process" if self.engine == "local" else "this process, without those of Spark"),
+            + (f"this process, without {others}" if others else "the whole process"),
             "saved": told["saved"],
         }
 
